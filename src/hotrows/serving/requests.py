@@ -56,7 +56,7 @@ class RequestEncoder:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
         self._columns = dict.fromkeys(self.schema.column_of(f) for f in self.schema.features)
-        self._how = Reading(self.schema, encoder.threads, False, encoder.text_rule)
+        self._how = Reading(self.schema, encoder.threads, False)
 
     def encode(self, rows: Any, shared: Mapping[str, Any] | None = None) -> list[Request]:
         """Raw rows as requests of at most MOST_ROWS rows, in order.

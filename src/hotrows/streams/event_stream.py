@@ -250,7 +250,7 @@ class _Decoder:
         self, encoder: Encoder, config: StreamConfig, state: StreamState, letters: DeadLetters | None
     ) -> None:
         self._encoder, self._config, self.state, self._letters = encoder, config, state, letters
-        self._how = Reading(encoder.schema, encoder.threads, True, encoder.text_rule)
+        self._how = Reading(encoder.schema, encoder.threads)
         self.schema = encoder.schema
 
     def decode(self, events: RawEvents) -> list[Rows]:

@@ -234,7 +234,7 @@ def _ids_of(data: EncodedData, table: Table, values: Any, file: str) -> np.ndarr
     reader, name = readers[0], vocabulary_of(readers[0])
     feature = Sparse("value", vocabulary=name)  # with one unknown id
     plain = Schema((feature,), missing=data.schema.missing, strip=data.schema.strip)
-    encoder = Encoder(plain, {name: stored_values(data)[name]}, {}, text_rule=data.text_rule)
+    encoder = Encoder(plain, {name: stored_values(data)[name]}, {})
     batches = encoder.encode(pyarrow().table({"value": values}))
     ids = np.concatenate([np.zeros(0, np.int64), *(batch.ids.numpy() for batch in batches)])
     known = np.where(ids > FIRST_UNKNOWN, ids - 1 + reader.num_unknown, -1)

@@ -39,9 +39,8 @@ class Encoder:
     """Encodes raw rows by the vocabularies and statistics of a schema.
 
     values: by vocabulary, in the order of `readers_of`; memory: bytes that may be used to look values
-    up faster than in their files (default: 1 GiB); text_rule: how raw values become text, see
-    `data.raw.canonical`; parts: of the prepared data, whose rates of unknown and missing values are
-    usual (default: none is known).
+    up faster than in their files (default: 1 GiB); parts: of the prepared data, whose rates of unknown
+    and missing values are usual (default: none is known).
     """
 
     def __init__(
@@ -51,11 +50,9 @@ class Encoder:
         statistics: Mapping[str, Statistics],
         threads: int | None = None,
         memory: int | None = None,
-        text_rule: int = TEXT_RULE,
         parts: Iterable[Part] = (),
     ) -> None:
         self.threads = num_threads(threads)
-        self.text_rule = text_rule
         self._usual = usual_of(parts)
         self.statistics = dict(statistics)
         readers = readers_of(schema)
@@ -87,7 +84,7 @@ class Encoder:
         """
         data = EncodedData.open(path)
         values, parts = stored_values(data, checked), data.parts.values()
-        return Encoder(data.schema, values, data.statistics, threads, memory, data.text_rule, parts)
+        return Encoder(data.schema, values, data.statistics, threads, memory, parts)
 
     def encode(
         self, raw: Any, batch_size: int = 8192, columns: tuple[str, ...] | None = ()
@@ -100,7 +97,7 @@ class Encoder:
         warning, after the last batch, names features where they are far from those of the prepared data.
         columns: which of the input to keep beside the batches, as they are; None: all.
         """
-        how = Reading(self.schema, self.threads, False, self.text_rule, columns)
+        how = Reading(self.schema, self.threads, False, columns)
         counter, kept = RateCounter(self.schema, self._usual), deque[Any]()
         return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
 
@@ -192,14 +189,14 @@ def stored_values(data: EncodedData, checked: bool = True) -> dict[str, Values]:
 
 
 def stored_encoders(
-    vocabularies: Mapping[str, StoredVocabulary], statistics: Mapping[str, Statistics], text_rule: int
+    vocabularies: Mapping[str, StoredVocabulary], statistics: Mapping[str, Statistics]
 ) -> dict[str, Any]:
     """The fields of an encoder in a manifest."""
     return {
         "vocabularies": {name: asdict(stored) for name, stored in vocabularies.items()},
         "statistics": {name: asdict(entry) for name, entry in statistics.items()},
         "encodes_raw": True,
-        "text_rule": text_rule,
+        "text_rule": TEXT_RULE,
     }
 
 
@@ -209,7 +206,7 @@ def opened_encoder(
     """The encoder whose files are in a folder. stored: its fields, as `stored_encoders` gives them."""
     values = {name: open_values(folder / v["file"]) for name, v in stored["vocabularies"].items()}
     statistics = {name: Statistics(**fields) for name, fields in stored["statistics"].items()}
-    return Encoder(schema, values, statistics, threads, memory, stored["text_rule"])
+    return Encoder(schema, values, statistics, threads, memory)
 
 
 def batch_of(

@@ -114,7 +114,7 @@ def learn_encoders(
     if job.stored is not None and not job.extends:
         for vocabulary in job.stored.vocabularies.values():
             link_or_copy(job.stored.path / vocabulary.file, folder / vocabulary.file)
-        return stored_encoders(job.stored.vocabularies, job.stored.statistics, job.text_rule), None
+        return stored_encoders(job.stored.vocabularies, job.stored.statistics), None
     of_stage = stage_progress(progress, "count")
     counted, vocabulary_counts = counting.values(job, folder, sharing, state, of_stage)
     if counted.training_rows == 0:
@@ -129,7 +129,7 @@ def learn_encoders(
         columns = (feature.name for feature in job.schema.dense if feature.transform == "standard")
         known, statistics = {}, dict(zip(columns, counted.moments.statistics(), strict=True))
     written = _merge(job, folder, vocabulary_counts, known, stage_progress(progress, "merge"))
-    return stored_encoders(written, statistics, job.text_rule), counted.rows
+    return stored_encoders(written, statistics), counted.rows
 
 
 class CountingHere:

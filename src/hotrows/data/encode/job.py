@@ -14,7 +14,6 @@ import numpy as np
 
 from hotrows.data.encode.encoding import readers_of, stored_values
 from hotrows.data.encode.split import Sharing, Split, parse_split, parts_of
-from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.inputs import Input, InputPosition, Reading, inputs_of
 from hotrows.data.raw.ray_dataset import RayInput
@@ -64,12 +63,7 @@ class Job:
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.schema, self.threads, text_rule=self.text_rule)
-
-    @property
-    def text_rule(self) -> int:
-        """That of stored encoders, if there are any."""
-        return TEXT_RULE if self.stored is None else self.stored.text_rule
+        return Reading(self.schema, self.threads)
 
     @property
     def shared(self) -> tuple[Input, ...]:

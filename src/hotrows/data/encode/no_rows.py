@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hotrows.data.encode.encoding import owners_of, readers_of, stored_encoders
 from hotrows.data.encode.vocabulary import begin_counts
-from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shard_writer import ShardWriter
@@ -42,5 +41,5 @@ def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
         of_readers = {name: schema.rows_of(first.name) for name, (first, *_) in readers.items()}
         rows = schema.with_rows(of_readers)
         written = {name: ShardWriter(folder, name, rows).close() for name in NAMES}
-        write_manifest(folder, rows, written, stored_encoders(stored, {}, TEXT_RULE))
+        write_manifest(folder, rows, written, stored_encoders(stored, {}))
     return EncodedData.open(out)

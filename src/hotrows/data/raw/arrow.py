@@ -77,8 +77,7 @@ class ArrowCells:
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
         if not is_list(array.type):
-            words = () if self.how.keeps_lone_missing else self.how.schema.missing
-            cells = self._blanked(self._text(array, column), words)
+            cells = self._blanked(self._text(array, column), ())
             cut = values.cut_lists(cells, separator, self.how.threads)
             return self.how.text(self._trimmed(cut))
         if is_list(array.type.value_type):
@@ -105,7 +104,7 @@ class ArrowCells:
             return moments, None
         if format in values.UNIX:
             numbers, bad = self._numbers(column)
-            self.how.blank_numbers(numbers)
+            values.blank_numbers(numbers, self.how.schema.missing)
             seconds, bad = values.seconds_of(numbers, bad, format)
         else:
             seconds, bad = values.parse_times(self._single(column), format, self.how.threads)
@@ -183,7 +182,7 @@ class ArrowCells:
             return self._dictionary(array, column)
         if types.is_floating(kind):
             array = self._whole(array, column)
-        elif types.is_decimal(kind) or types.is_nested(kind) or self._is_duration(kind):
+        elif types.is_decimal(kind) or types.is_nested(kind) or types.is_duration(kind):
             raise self._unfit(column, "ids (text or whole numbers)", "convert the column")
         if not _is_text(array.type):
             array = self._as_text(array, column)
@@ -220,14 +219,10 @@ class ArrowCells:
                 column, "ids (text or whole numbers)", "use it as Dense, or with transform='bucket'"
             ) from None
         far = pa.compute.greater(pa.compute.abs_checked(array), float(LAST_EXACT))
-        if self.how.text_rule > 1 and pa.compute.any(far).as_py():
+        if pa.compute.any(far).as_py():
             what = "floats beyond 2^53 skip whole numbers: store the column as integers, or as text"
             raise self._unfit(column, "ids (text or whole numbers)", what)
         return integers
-
-    def _is_duration(self, kind: Any) -> bool:
-        """Whether values are durations, whose text would depend on their unit."""
-        return self.how.text_rule > 1 and pyarrow().types.is_duration(kind)
 
     def _trimmed(self, ids: RawIds, offsets: np.ndarray | None = None) -> RawIds:
         ids = self._blanked(ids, self.how.schema.missing)

@@ -10,9 +10,7 @@
 These exact forms alone are changed. `007`, `1e5`, `05db9164`, `42.50`, `+42` and ` 42` are text that
 stands for itself; so are floats beyond 2^53, which skip whole numbers.
 
-The rule belongs to prepared data, which names it as its `text_rule`: TEXT_RULE; 2 for data that was
-prepared when a cell of a list with nothing but a word for missing values was an empty list, not a list
-of one missing value; 1 when values of text stood for themselves.
+Prepared data names the version of this rule as its `text_rule`, and is read where that is TEXT_RULE.
 """
 
 from __future__ import annotations

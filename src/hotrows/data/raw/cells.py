@@ -7,14 +7,14 @@ row labels come first, then numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.canonical import TEXT_RULE, canonical, canonical_words
+from hotrows.data.raw.canonical import canonical, canonical_words
 from hotrows.data.raw.columns import Columns, RawIds, no_labels
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
@@ -25,21 +25,16 @@ class Reading:
     """Settings for reading rows.
 
     for_training: whether every column of the schema is required; otherwise absent ones are left out.
-    text_rule: version of the rule by which values become text, see `canonical`; that of prepared data
-    holds for all rows that it is to be used with.
     kept: columns to keep as they are, beside those of the schema; None: all.
     """
 
     schema: Schema
     threads: int
     for_training: bool = True
-    text_rule: int = TEXT_RULE
     kept: tuple[str, ...] | None = ()
 
     def text(self, raw: RawIds) -> RawIds:
         """Values as they are counted and looked up, empty where they are missing."""
-        if self.text_rule == 1:
-            return raw
         raw = canonical(raw, self.threads)
         values.blank(raw, False, self.missing, self.threads)
         return raw
@@ -48,21 +43,7 @@ class Reading:
     def missing(self) -> tuple[str, ...]:
         """The words that mean missing, as the schema has them and as values are compared with them."""
         missing = self.schema.missing
-        return tuple(dict.fromkeys((*missing, *self.words(missing))))
-
-    @property
-    def keeps_lone_missing(self) -> bool:
-        """Whether a list in text of one word that means missing has one value, as other lists do."""
-        return self.text_rule > 2
-
-    def words(self, words: Iterable[str]) -> tuple[str, ...]:
-        """Words of the schema, to compare with such values."""
-        return tuple(words) if self.text_rule == 1 else canonical_words(words)
-
-    def blank_numbers(self, numbers: np.ndarray) -> None:
-        """Sets the numbers that mean missing to NaN."""
-        if self.text_rule > 1:
-            values.blank_numbers(numbers, self.schema.missing)
+        return tuple(dict.fromkeys((*missing, *canonical_words(missing))))
 
 
 @dataclass(frozen=True)
@@ -151,7 +132,7 @@ def _numbers(
     names += [schema.weight] if schema.weight else []
     columns = [column for column in dict.fromkeys(names) if cells.has(column)]
     numbers, bad = cells.numbers(columns)
-    how.blank_numbers(numbers)
+    values.blank_numbers(numbers, schema.missing)
     if bad is not None:
         plain = [label for label in labels if column_of(label) == bad.column and label.at_least is None]
         bad = _bad_label(plain[0], bad.row) if plain else bad
@@ -176,7 +157,7 @@ def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple
             continue
         if label.positive:
             raw = cells.raw(column)
-            into[:] = values.is_one_of(raw, how.words(label.positive))
+            into[:] = values.is_one_of(raw, canonical_words(label.positive))
             absent, wrong = raw.lengths == 0, np.zeros(0, bool)
         else:
             column_values = numbers[column]

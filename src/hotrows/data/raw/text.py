@@ -78,7 +78,7 @@ class TextCells:
         """Copies of the fields of columns of lists, without spaces around them, where words may mean
         missing: such a word alone is a list of one missing value, not an empty one."""
         schema = self.how.schema
-        if not schema.missing or not self.how.keeps_lone_missing:
+        if not schema.missing:
             return {}
         names = {schema.column_of(f) for f in schema.id_features if is_list(f)} & set(self.layout.places)
         copies = {}

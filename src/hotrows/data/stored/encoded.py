@@ -19,7 +19,7 @@ from hotrows.data.stored.shard_writer import Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
-VERSION = 3  # 2: no checksums, and values by text rule 1
+VERSION = 3  # 2: no checksums
 _MANIFEST = "data.json"
 _FILE = JsonFile(
     "prepare the data again",
@@ -69,7 +69,6 @@ class EncodedData:
     halves: of regrouped data, the all-hot and the cold rows of "train", in this order.
     fingerprint: of schema, vocabularies and statistics; data of one fingerprint share their ids.
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
-    text_rule: version of the rule by which raw values became text, see `data.raw.canonical`.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
     """
@@ -86,7 +85,6 @@ class EncodedData:
     halves: tuple[Part, Part] | None = None
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
-    text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
 
     _repr_html_ = notebook.data
@@ -249,12 +247,14 @@ class _Manifest:
     seed: int
     extends: tuple[str, ...] = ()
     halves: dict[str, _Part] | None = None
-    text_rule: int = 1
+    text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
     format: str = ""
 
 
 def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
+    if manifest.text_rule != TEXT_RULE:
+        raise ValueError(f"expected text_rule {TEXT_RULE}, found {manifest.text_rule}")
     schema = Schema.from_fields(manifest.schema)
 
     def part(name: str, stored: _Part) -> Part:
@@ -278,7 +278,6 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         statistics=manifest.statistics,
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
-        text_rule=manifest.text_rule,
         extremes=manifest.extremes,
         halves=None if halves is None else (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
@@ -286,8 +285,6 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
 
 def _problem(data: EncodedData) -> str | None:
     """Describes the first impossible statement of a manifest, or None."""
-    if data.text_rule not in range(1, TEXT_RULE + 1):
-        return f"expected a text_rule from 1 to {TEXT_RULE}"
     vocabularies = {vocabulary_of(feature) for feature in data.schema.id_features}
     if set(data.vocabularies) != vocabularies or any(f.rows is None for f in data.schema.id_features):
         return f"expected the vocabularies {sorted(vocabularies)}, and their rows in the schema"

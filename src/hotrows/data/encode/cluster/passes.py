@@ -179,7 +179,6 @@ class ClusterPasses:
             uuid.uuid4().hex,
             job.schema,
             folder.resolve(),
-            job.text_rule,
             job.counts_memory // tasks_of_machine,
             job.split,
             job.seed,

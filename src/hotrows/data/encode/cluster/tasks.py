@@ -59,7 +59,6 @@ class ClusterWork:
     token: str
     schema: Schema = field(compare=False)
     folder: Path = field(compare=False)
-    text_rule: int = field(compare=False)
     memory: int = field(compare=False)
     split: Split = field(compare=False)
     seed: int = field(compare=False)
@@ -69,7 +68,7 @@ class ClusterWork:
     known: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
     def reading(self, schema: Schema | None = None) -> Reading:
-        return Reading(schema or self.schema, 1, schema is None, self.text_rule)
+        return Reading(schema or self.schema, 1, schema is None)
 
     def sharing(self, state: Mapping[str, int]) -> Sharing:
         return Sharing(self.split, self.seed, self.total, self.before, dict(state))
