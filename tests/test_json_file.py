@@ -8,7 +8,7 @@ import pytest
 
 from hotrows.json_file import JsonFile, build
 
-FILE = JsonFile("bring it back", "use the other hotrows", newest=3, signed=3, oldest=2)
+FILE = JsonFile("bring it back", "use the other hotrows", number=3, editable=False)
 EDITED = JsonFile("bring it back")
 
 
@@ -57,19 +57,20 @@ def test_every_changed_digit_is_noticed(tmp_path):
                     read(tmp_path, changed.encode())
 
 
-def test_only_an_earlier_version_may_have_no_checksum(tmp_path):
+def test_only_what_people_edit_may_have_no_checksum(tmp_path):
     signed = FILE.sign(FIELDS)
-    assert read(tmp_path, {**FIELDS, "format": 2}) == FIELDS
     assert read(tmp_path, FIELDS, EDITED) == FIELDS
     with pytest.raises(ValueError, match="its checksum is missing"):
         read(tmp_path, {**FIELDS, "format": 3})
-    with pytest.raises(ValueError, match="its checksum is wrong"):
-        read(tmp_path, {**signed, "format": 2})
+    with pytest.raises(ValueError, match="its checksum is wrong; bring"):
+        read(tmp_path, {**signed, "step": 8})
     with pytest.raises(ValueError, match=r"wrong \(if you have edited it, delete its `format`"):
         read(tmp_path, {**EDITED.sign(FIELDS), "step": 8}, EDITED)
-    for version in (1, 4, "3", True, None):
-        with pytest.raises(ValueError, match=r"has format version .*, this hotrows reads 2 to 3; use"):
-            read(tmp_path, {**FIELDS, "format": version})
+    for version in (2, 4, "3", True, None):
+        with pytest.raises(ValueError, match=r"has format version .*, this hotrows reads 3; use"):
+            read(tmp_path, {**signed, "format": version})
+    with pytest.raises(ValueError, match="has format version None, this hotrows reads 3; use"):
+        read(tmp_path, FIELDS)
 
 
 @pytest.mark.parametrize(

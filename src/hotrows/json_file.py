@@ -30,25 +30,24 @@ _EDITED = "if you have edited it, delete its `{}` and `crc32`"
 
 @dataclass(frozen=True)
 class JsonFile:
-    """A kind of file: which versions of it are read, and what to do about one that cannot be.
+    """A kind of file: the version of it that is read, and what to do about one that cannot be.
 
     remedy: for a damaged file; other: for one of another version.
-    version: the field with the version; newest: the version that is written; signed: the first one that
-    has a checksum; oldest: the first one that is read, 0 being that of files without the field.
+    version: the field with the version; number: the version.
+    editable: whether a file without version and checksum is read, too, as those are that people write.
     problem: what is said of a file that makes no sense.
     """
 
     remedy: str
     other: str = "read it with the version of hotrows that wrote it"
     version: str = "format"
-    newest: int = 1
-    signed: int = 1
-    oldest: int = 0
+    number: int = 1
+    editable: bool = True
     problem: str = "is damaged"
 
     def sign(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields with the newest version and their checksum, for `write_json`."""
-        content = {self.version: self.newest, **fields}
+        """The fields with the version and their checksum, for `write_json`."""
+        content = {self.version: self.number, **fields}
         return {**content, _SUM: _checksum(content)}
 
     def read(self, path: Path) -> dict[str, Any]:
@@ -65,18 +64,19 @@ class JsonFile:
 
     def verified(self, path: Path, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of an object that was read from a file, without version and checksum."""
-        version = fields.get(self.version, 0)
-        if type(version) is not int or not self.oldest <= version <= self.newest:
-            versions = self.newest if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+        version = fields.get(self.version)
+        is_signed = self.version in fields or not self.editable
+        if is_signed and (type(version) is not int or version != self.number):
             raise ValueError(
-                f"{path} has format version {shown(version)}, this hotrows reads {versions}; {self.other}"
+                f"{path} has format version {shown(version)}, this hotrows reads {self.number}; "
+                f"{self.other}"
             )
         with self.naming(path):
             expected = fields.pop(_SUM, None)
-            if expected is None and version >= self.signed:
+            if expected is None and is_signed:
                 raise ValueError("its checksum is missing")
             if expected is not None and expected != _checksum(fields):
-                edited = "" if self.oldest else f" ({_EDITED.format(self.version)})"
+                edited = f" ({_EDITED.format(self.version)})" if self.editable else ""
                 raise ValueError(f"its checksum is wrong{edited}")
         fields.pop(self.version, None)
         return fields

@@ -179,7 +179,7 @@ def test_a_damaged_manifest_is_noticed(run, text):
     folder = saved(run)
     (folder / "manifest.json").write_text(text)
     with pytest.raises(
-        ValueError, match=r"manifest.json (is damaged: exp|is damaged: Exp|has format version 0)"
+        ValueError, match=r"manifest.json (is damaged: exp|is damaged: Exp|has format version None)"
     ):
         checkpoint.load(folder, embedding(), model())
 
@@ -271,12 +271,13 @@ def test_another_schema_is_refused(run):
         checkpoint.load(folder, embedding(), model(), "g")
 
 
-def test_a_later_format_is_refused(run):
+@pytest.mark.parametrize("number", [2, 4])
+def test_another_format_is_refused(run, number):
     folder = saved(run)
     content = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**content, "format": 4}))
+    (folder / "manifest.json").write_text(json.dumps({**content, "format": number}))
     with pytest.raises(
-        ValueError, match="has format version 4, this hotrows reads 2 to 3; load it with the version"
+        ValueError, match=f"has format version {number}, this hotrows reads 3; load it with the version"
     ):
         checkpoint.load(folder, embedding(), model())
 

@@ -116,7 +116,7 @@ def test_a_module_that_a_folder_names_is_not_imported(hotrows, foreign, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     config = tmp_path / "run" / "config.json"
     fields = {**json.loads(config.read_text()), "model": "foreign:Foreign"}
-    del fields["format"], fields["crc32"]  # as of earlier versions, or of somebody who means it
+    del fields["format"], fields["crc32"]  # as of somebody who means it
     config.write_text(json.dumps(fields))
     told = hotrows("eval", "run")
     assert told.code == 1 and "a model that is code, foreign:Foreign" in told.err

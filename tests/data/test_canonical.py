@@ -411,7 +411,7 @@ def test_a_text_rule_of_another_version_is_refused(tmp_path):
     )
     manifest = json.loads((tmp_path / "enc" / "data.json").read_text())
     del manifest["crc32"]
-    file = JsonFile("", version="version", newest=3)
+    file = JsonFile("", version="version", number=3)
     for rule in (2, 4, "3", None):
         (tmp_path / "enc" / "data.json").write_text(
             json.dumps(file.sign({**manifest, "text_rule": rule}))

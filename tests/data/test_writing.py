@@ -176,12 +176,12 @@ def test_an_id_of_a_list_out_of_range_is_named_with_its_row():
     refused(message, batch, schema)
 
 
-def test_data_of_the_first_format_is_to_be_prepared_again(tmp_path):
+def test_data_of_another_format_is_to_be_prepared_again(tmp_path):
     batch = batch_of(EVERYTHING, 5)
     write_encoded(tmp_path / "out", EVERYTHING, {"train": [batch]})
     manifest = json.loads((tmp_path / "out" / "data.json").read_text())
-    (tmp_path / "out" / "data.json").write_text(json.dumps({**manifest, "version": 1}))
-    with pytest.raises(ValueError, match="has format version 1, this hotrows reads 2 to 3; prepare"):
+    (tmp_path / "out" / "data.json").write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(ValueError, match="has format version 2, this hotrows reads 3; prepare"):
         EncodedData.open(tmp_path / "out")
 
 

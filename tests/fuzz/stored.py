@@ -66,7 +66,6 @@ def prepared_files() -> dict[str, bytes]:
 
 def make_stored(choose: random.Random) -> Case:
     files = {**prepared_files(), "raw.csv": raw_rows()}
-    files["enc/data.json"] = json.dumps(unsigned(json.loads(files["enc/data.json"]))).encode()
     name = choose.choice([name for name in files if name.endswith((".shard", ".values"))])
     kind = choose.randrange(4)
     if kind == 0:
@@ -79,6 +78,7 @@ def make_stored(choose: random.Random) -> Case:
         files[name] = _closed_text(as_json(header, choose), data)
     else:
         files[name] = _other_values(files[name], choose)
+    files["enc/data.json"] = _naming(json.loads(files["enc/data.json"]), name, files[name])
     return Case(files, name, {"threads": choose.randint(1, 2), **_some_uses(choose)})
 
 
@@ -91,12 +91,20 @@ def _some_uses(choose: random.Random) -> dict[str, Any]:
     return {"uses": uses, "plain": choose.random() < 0.3, "shuffle": choose.random() < 0.5}
 
 
-def unsigned(manifest: dict[str, Any]) -> dict[str, Any]:
-    """data.json as version 2 wrote it, without the checksums that would refuse most damage."""
-    places = [shard for part in manifest["parts"].values() for shard in part["shards"]]
-    for entry in (*places, *manifest["vocabularies"].values()):
-        del entry["header"]
-    return {name: value for name, value in manifest.items() if name != "crc32"} | {"version": 2}
+def _naming(manifest: dict[str, Any], name: str, content: bytes) -> bytes:
+    """data.json that names the header of this file, as its checksum would refuse most damage."""
+    shards = [shard for part in manifest["parts"].values() for shard in part["shards"]]
+    for entry in (*shards, *manifest["vocabularies"].values()):
+        if entry["file"] == Path(name).name:
+            entry["header"] = int.from_bytes(content[16:20], "little")
+    return json.dumps(signed(manifest)).encode()
+
+
+def signed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """data.json with its version and the checksum of its fields."""
+    fields = {name: value for name, value in manifest.items() if name != "crc32"} | {"version": 3}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return {**fields, "crc32": zlib.crc32(text.encode())}
 
 
 def opened(content: bytes) -> tuple[dict[str, Any], bytes]:
@@ -139,11 +147,9 @@ def _other_values(content: bytes, choose: random.Random) -> bytes:
 
 def make_manifest(choose: random.Random) -> Case:
     files = {**prepared_files(), "raw.csv": raw_rows()}
-    manifest = damaged_json(unsigned(json.loads(files["enc/data.json"])), choose)
-    if choose.random() < 0.2 and isinstance(manifest, dict):  # of the newest version, rightly signed
-        manifest |= {"version": 3}
-        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-        manifest["crc32"] = zlib.crc32(text.encode())
+    manifest = damaged_json(json.loads(files["enc/data.json"]), choose)
+    if choose.random() < 0.9 and isinstance(manifest, dict):
+        manifest = signed(manifest)
     files["enc/data.json"] = as_json(manifest, choose)
     return Case(files, "enc/data.json", {"threads": 1, **_some_uses(choose)})
 

@@ -1,6 +1,7 @@
 """The store on disk equals a dictionary with versions, whatever the order of what is done to it."""
 
 import errno
+import json
 import os
 import random
 import threading
@@ -17,6 +18,7 @@ from hotrows.runtime import native
 from hotrows.storage.disk_io import Disk, RecordFile
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.record_io import Fetcher, alignment
+from hotrows.storage.store_state import FILE
 from hotrows.storage.store_view import view_at
 from tests.support import forked
 from tests.support.choice import everything, examples
@@ -604,8 +606,8 @@ def test_damage_is_found_and_named(store):
     for other, message in [
         (text[:-5], "is damaged"),
         ("[]", "is damaged: expected a JSON object"),
-        ('{"format": 1, "kind": "x"}', "is not the description of a hotrows file store"),
-        (text.replace('"format": 3', '"format": 9'), "has format version 9, this hotrows reads 1 to 3"),
+        (json.dumps(FILE.sign({"kind": "x"})), "is not the description of a hotrows file store"),
+        (text.replace('"format": 3', '"format": 9'), "has format version 9, this hotrows reads 3"),
         (text.replace('"merged"', '"mangled"'), "is damaged"),
     ]:
         description.write_text(other)

@@ -1,13 +1,10 @@
-"""Files that are whole, but not those that store.json names; and stores of older formats."""
+"""Files that are whole, but not those that store.json names."""
 
-import dataclasses
-import json
 import shutil
 
 import pytest
 
 from hotrows.storage.file_store import FileStore
-from hotrows.storage.store_state import FILE
 from hotrows.storage.store_view import view_at
 from tests.support.file_stores import META, assert_rows, first_values, write
 
@@ -59,30 +56,5 @@ def test_a_journal_of_another_store_is_refused_before_it_changes_a_row(tmp_path)
     assert (path / "base").read_bytes() == base
     journal.write_bytes(own)
     with FileStore.open(path, *FORM) as store:
-        store.restore(1)
-        assert_rows(store, dict.fromkeys(range(50), 1))
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_store_of_an_older_format_is_read_and_goes_on(tmp_path, version):
-    path = two_checkpoints(tmp_path / "store", 0)
-    with FileStore.open(path, *FORM) as store:
-        store.restore(2)
-        write(store, range(10), 3)
-        store.checkpoint()
-        store.close(merge=False)
-    fields = FILE.read(path / "store.json")
-    fields["closed"] = [log[:2] for log in fields["closed"]]
-    fields["undo"] = [
-        number if version == 1 else [number, length] for number, length, _ in fields["undo"]
-    ]
-    content = dataclasses.replace(FILE, newest=version).sign(fields)
-    if version == 1:
-        del content["crc32"]
-    (path / "store.json").write_text(json.dumps(content))
-    with FileStore.open(path, *FORM) as store:
-        last = max(store.generations)
-        store.restore(last)
-        assert_rows(store, dict.fromkeys(range(50), 2) | dict.fromkeys(range(10), 3))
         store.restore(1)
         assert_rows(store, dict.fromkeys(range(50), 1))

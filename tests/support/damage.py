@@ -2,7 +2,7 @@
 
 The claim: what reads a folder with a damaged file refuses it with a ValueError of one line that names a
 file, or gives the bits of the whole folder. Where the damage is a forgery, other values under a right
-checksum or in a file of an earlier version that has none, the result may be another one.
+checksum or in an edited file that has none, the result may be another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 from tests.fuzz.case import Broken, limited, outcome
 from tests.fuzz.damage import damaged_json
 
-EARLIER = {"manifest.json": ("format", 2), "data.json": ("version", 2), "store.json": ("format", 1)}
 SECONDS = 20.0  # that a trial may take
 
 
@@ -69,27 +68,6 @@ def damage(folder: Path, name: str, others: Sequence[str], choose: random.Random
     how, content = kind(content, path.name, choose)
     path.write_bytes(content)
     return how
-
-
-def as_earlier(path: Path) -> bool:
-    """Makes a signed file one of the last version without checksums; whether it was signed."""
-    fields = json.loads(path.read_text())
-    if fields.pop("crc32", None) is None:
-        return False
-    key, number = EARLIER.get(path.name, ("format", 0))
-    number = number if key in fields else 0
-    if key == "version" and key not in fields:
-        key = "format"  # data.json of a run, not of data
-    del fields[key]
-    if key == "version":
-        entries = [s for part in fields["parts"].values() for s in part["shards"]]
-        for entry in (*entries, *fields["vocabularies"].values()):
-            del entry["header"]
-    if path.name == "store.json":
-        fields["undo"] = [journal for journal, *_ in fields["undo"]]
-        fields["closed"] = [log[:2] for log in fields["closed"]]
-    path.write_text(json.dumps({key: number, **fields} if number else fields))
-    return True
 
 
 def _digit(content: bytes, name: str, choose: random.Random) -> tuple[str, bytes]:
@@ -144,12 +122,10 @@ def _value(content: bytes, name: str, choose: random.Random) -> tuple[str, bytes
 
 
 def _forged(content: bytes, name: str, choose: random.Random) -> tuple[str, bytes]:
-    """Other values in an object, rightly signed, or as of an earlier version."""
+    """Other values in an object, rightly signed, or without version and checksum, as in edited files."""
     fields = json.loads(content)
     fields.pop("crc32", None)
-    key, number = EARLIER.get(name, ("format", 0))
-    if key not in fields:
-        key, number = "format", 0  # data.json of a run, not of data
+    key = "version" if "version" in fields else "format"
     version = fields.pop(key, 0)
     fields = damaged_json(fields, choose)
     if not isinstance(fields, dict):
@@ -158,8 +134,6 @@ def _forged(content: bytes, name: str, choose: random.Random) -> tuple[str, byte
         fields = {key: version, **fields}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         fields["crc32"] = zlib.crc32(text.encode())
-    elif number:
-        fields = {key: number, **fields}
     return f"forged: {_shown(fields)}", json.dumps(fields).encode()
 
 

@@ -28,7 +28,7 @@ from hotrows.table import TABLE_DTYPES
 NAME = "manifest.json"
 DENSE = ("model.safetensors", "trainer.safetensors")
 KEYS = "keys.safetensors"  # the key tables of dynamic features; of rank R > 0 keys-R.safetensors
-FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", newest=3, signed=3, oldest=2)
+FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", number=3, editable=False)
 
 
 def keys_file(rank: int) -> str:

@@ -77,7 +77,7 @@ def export_problems(path: Path) -> Iterator[str]:
     try:
         fields = EXPORT_FILE.read(path)
         with EXPORT_FILE.naming(path):
-            sums = value_of(dict[str, FileSum], fields.get("files", {}), "files of an export")
+            sums = value_of(dict[str, FileSum], fields.get("files"), "files of an export")
     except ValueError as error:
         yield str(error)
         return

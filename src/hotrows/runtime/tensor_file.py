@@ -12,7 +12,7 @@ from typing import Any
 from hotrows.json_file import JsonFile
 
 _SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-EXPORT_FILE = JsonFile("export again", newest=2, signed=2, oldest=1)
+EXPORT_FILE = JsonFile("export again", number=2, editable=False)
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 

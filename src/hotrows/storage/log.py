@@ -25,7 +25,6 @@ from hotrows.storage.record_io import ABSENT, new_index
 
 SEGMENT_BYTES = 8 << 20  # a longer write becomes several segments
 KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; the rows have no records
-UNKNOWN = -1  # a checksum, or the length of a journal, that older formats of store.json do not say
 UNTOUCHED = -2  # the place of a row that a journal has as one without a record
 
 _HEADER = struct.Struct("<8sqqIII28x")
@@ -120,7 +119,6 @@ class UndoJournal:
         """length, checksum: of the journal; records: whether to check them too, which reads all of it."""
         path = folder / f"undo-{number}"
         self.file = RecordFile(path, stride, flags=os.O_RDONLY)
-        length = path.stat().st_size if length == UNKNOWN else length
         self._parts: dict[bool, list[tuple[int, int, int]]] = {False: [], True: []}
         for segment in segments(path, number, stride, length, checksum, records):
             begin = segment.first - segment.rows.nbytes
@@ -153,7 +151,7 @@ def segments(
 ) -> Iterator[Segment]:
     """The segments in the first `length` bytes of a log, checked; records: whether to read these, too.
 
-    checksum: of all headers, which tells this log from others; compared at the end, unless UNKNOWN.
+    checksum: of all headers, which tells this log from others; compared at the end.
     """
     of_headers = 0
     with closing(RecordFile(path, stride, flags=os.O_RDONLY)) as file:
@@ -180,7 +178,7 @@ def segments(
                 stored = stored.reshape(-1, stride)
             yield Segment(rows, first, bool(flags & BARE), stored)
             begin = -(-(first + size) // BLOCK) * BLOCK
-    if checksum not in (UNKNOWN, of_headers):
+    if checksum != of_headers:
         raise ValueError(
             f"{path} is not the file that was written there; bring it back, or begin anew from another "
             f"checkpoint"

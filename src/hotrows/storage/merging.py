@@ -19,15 +19,7 @@ import numpy as np
 
 from hotrows.storage.base_file import BaseFile
 from hotrows.storage.disk_io import runs
-from hotrows.storage.log import (
-    UNKNOWN,
-    RecordLog,
-    Segment,
-    UndoJournal,
-    mapped_segments,
-    pieces,
-    segments,
-)
+from hotrows.storage.log import RecordLog, Segment, UndoJournal, mapped_segments, pieces, segments
 from hotrows.storage.merge_pace import MergePace
 from hotrows.storage.record_io import ABSENT, SWEEP_BYTES, new_fetcher
 from hotrows.storage.store_state import Named, StateFile
@@ -220,7 +212,6 @@ def go_back(base: BaseFile, folder: Path, journals: Sequence[Named]) -> None:
         UndoJournal(folder, number, stride, length, checksum).close()
     for number, length, checksum in sorted(journals, reverse=True):
         path = folder / f"undo-{number}"
-        length = path.stat().st_size if length == UNKNOWN else length
         for segment in segments(path, number, stride, length, checksum):
             if not segment.bare:
                 assert segment.records is not None

@@ -9,17 +9,15 @@ import threading
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from hotrows.json_file import JsonFile, build
 from hotrows.storage.base_file import KIND, Form
 from hotrows.storage.disk_io import Disk, RecordFile, explained, sync_folder
-from hotrows.storage.log import UNKNOWN
 
 NAME = "store.json"
 ASIDE = "store.json.part"
-FILE = JsonFile("bring back the file", newest=3, signed=2, oldest=1)
-Named = tuple[int, int, int]  # a log or journal: number, bytes, checksum; UNKNOWN in older formats
+FILE = JsonFile("bring back the file", number=3, editable=False)
+Named = tuple[int, int, int]  # a log or journal: number, bytes, checksum
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,6 @@ def read_state(folder: Path, form: Form) -> StoreState:
                 f"as it was created, or create another store"
             )
     with FILE.naming(file):
-        for name in ("closed", "undo"):
-            if isinstance(files := fields.get(name), list):
-                fields[name] = list(map(_completed, files))
         of_state = {name: one for name, one in fields.items() if name not in expected}
         state = build(StoreState, of_state)
         if absent := sorted(
@@ -113,10 +108,3 @@ def read_state(folder: Path, form: Form) -> StoreState:
         ):
             raise ValueError(f"it lacks the fields {absent}")
         return state
-
-
-def _completed(file: Any) -> Any:
-    """A log or journal in store.json, with what its format does not say: 1 numbers of journals alone,
-    2 no checksums."""
-    parts = file if isinstance(file, list) else [file]
-    return [*parts, *[UNKNOWN] * (3 - len(parts))]

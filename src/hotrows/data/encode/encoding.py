@@ -182,8 +182,8 @@ def stored_values(data: EncodedData, checked: bool = True) -> dict[str, Values]:
         values[name] = open_values(data.path / vocabulary.file, vocabulary.header, checked)
         if values[name].index is None:
             raise ValueError(
-                f"{data.path / vocabulary.file} has no index to look values up in: an older hotrows "
-                f"wrote it; prepare the data again"
+                f"{data.path / vocabulary.file} is damaged: it has no index to look values up in; "
+                f"prepare the data again"
             )
     return values
 

@@ -294,8 +294,8 @@ class _Stored:
 def _arrays_of(values: Values) -> _Arrays:
     if values.index is None:
         raise ValueError(
-            "expected a vocabulary with an index, found one without: its values are ids already, or "
-            "it was written by an older hotrows; prepare the data again"
+            "expected a vocabulary with an index, found one without: its values are ids already; "
+            "prepare the data again"
         )
     return values.index, values.ends, values.text
 

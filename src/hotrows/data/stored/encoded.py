@@ -19,15 +19,14 @@ from hotrows.data.stored.shard_writer import Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
-VERSION = 3  # 2: no checksums
+VERSION = 3
 _MANIFEST = "data.json"
 _FILE = JsonFile(
     "prepare the data again",
     "prepare the data again with this version",
     version="version",
-    newest=VERSION,
-    signed=3,
-    oldest=2,
+    number=VERSION,
+    editable=False,
 )
 
 
@@ -35,7 +34,8 @@ _FILE = JsonFile(
 class StoredVocabulary:
     """The file of a vocabulary, and the number of distinct values seen, those below min_count too.
 
-    header: the checksum of the file's header, which has those of its sections; None in older data.
+    header: the checksum of the file's header, which has those of its sections; None before
+    data.json is written.
     """
 
     file: str
@@ -216,7 +216,7 @@ def _write(folder: Path, manifest: dict[str, Any]) -> None:
 class _Shard:
     file: str
     rows: int
-    header: int | None = None  # the checksum of the file's header
+    header: int  # the checksum of the file's header
 
 
 @dataclass(frozen=True)
@@ -292,8 +292,8 @@ def _problem(data: EncodedData) -> str | None:
     if len(said) != len(vocabularies) or any((r or 0) < FIRST_UNKNOWN + n for _, r, _, n in said):
         return "expected features that share a vocabulary to say the same of it, and rows for all of it"
     for entry in data.vocabularies.values():
-        if not is_name(entry.file) or not is_count(entry.num_distinct):
-            return "expected file and num_distinct of every vocabulary"
+        if not (is_name(entry.file) and is_count(entry.num_distinct) and is_count(entry.header)):
+            return "expected file, num_distinct and header of every vocabulary"
     if len(data.extremes.times) not in (0, 2):
         return "expected no times among the extremes, or the first and the last"
     if any(entry.deviation <= 0 for entry in data.statistics.values()):

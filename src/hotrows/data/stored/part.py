@@ -47,7 +47,7 @@ class Part:
     unknown: dict[str, int] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
     empty: dict[str, int] = field(default_factory=dict)
-    headers: dict[str, int | None] = field(default_factory=dict)
+    headers: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Part({self.name} of {self.folder}, {self.rows:,} rows)"
