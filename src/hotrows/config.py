@@ -342,10 +342,6 @@ class TrainConfig:
         if not isinstance(fields, Mapping):
             raise ValueError(f"expected an object of settings, found {shown(fields)}")
         fields = dict(fields)
-        for name, before in (("streams", "lanes"), ("cache_transfer", "way")):  # runs of earlier versions
-            if before in fields:
-                value = fields.pop(before)
-                fields[name] = "zero_copy" if value == "direct" else value
         unknown = sorted(fields.keys() - SETTINGS)
         if unknown:
             hint = did_you_mean(unknown[0], SETTINGS) or f"; it has {', '.join(sorted(SETTINGS))}"

@@ -41,14 +41,6 @@ def test_a_config_is_read_as_it_was_written_and_keeps_the_order_of_its_fields():
     assert list(json.loads(config.to_json())) == list(SETTINGS)
 
 
-def test_a_config_of_an_earlier_version_is_read():
-    fields = json.loads(TrainConfig(streams=3).to_json())
-    del fields["cache_transfer"]
-    earlier = {"lanes": fields.pop("streams"), "way": "direct", **fields}
-    assert TrainConfig.from_json(json.dumps(earlier)) == TrainConfig(streams=3)
-    assert TrainConfig.from_json(json.dumps(earlier | {"way": "staged"})).cache_transfer == "staged"
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -46,9 +46,9 @@ def utilization(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns how busy the machine was in lines of training.
 
     The mean `cores_busy` and `machine_busy`, the largest `peak_memory_bytes`, and by stage the share of
-    the time in which it was at work. Lines of earlier releases have none of them.
+    the time in which it was at work. Empty where there are no lines.
     """
-    seconds = sum(line["seconds"] for line in steps if "cores_busy" in line)
+    seconds = sum(line["seconds"] for line in steps)
     if not seconds:
         return {}
     shares = ("cores_busy", "machine_busy")

@@ -82,11 +82,10 @@ class RunCheckpoints:
         with naming(folder):
             steps.state = self.saved = RunState.from_json(stored.fields)
         random_states = stored.tensors.pop("random_state")  # [P, n]
-        of_devices = stored.tensors.pop("device_random_state", None)
+        of_devices = stored.tensors.pop("device_random_state", None)  # [P, n]
         if len(random_states) == steps.ranks.num_ranks:  # else every rank begins anew
             self.random_state = random_states[steps.ranks.rank].clone()  # PyTorch misreads views
-            if of_devices is not None:  # [n] where an older version wrote that of its one rank
-                of_devices = of_devices.view(steps.ranks.num_ranks, -1)
+            if of_devices is not None:
                 self.device_random_state = of_devices[steps.ranks.rank].clone()
         names = [name for name in stored.tensors if name.startswith(_WINDOW)]
         self.window = {name.removeprefix(_WINDOW): stored.tensors.pop(name) for name in names}
