@@ -12,6 +12,7 @@ from hotrows.batch import Batch
 from hotrows.checkpoint import Pointer, State, files, manifest
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
+from hotrows.record import RecordLayout
 from hotrows.table import Constant, Table
 
 
@@ -103,7 +104,7 @@ def test_the_manifest_names_every_table_by_range_and_every_file_by_checksum(run)
     tables = {table["name"]: table for table in manifest["tables"]}
     pieces = {piece["table"]: piece for piece in manifest["pieces"]}
     assert set(tables) == set(pieces) == {"A", "B", "A.linear"}
-    stride = tables["B"]["layout"]["stride"]
+    stride = RecordLayout(**tables["B"]["layout"]).stride
     assert (pieces["B"]["first_id"], pieces["B"]["num_ids"]) == (0, 50)
     assert (pieces["B"]["file"], pieces["B"]["offset"]) == (pieces["A"]["file"], 50 * stride)
     assert all(file.keys() == {"bytes", "crc32"} for file in manifest["files"].values())

@@ -117,8 +117,6 @@ Chain = Sequence[tuple[Path, Manifest]]  # a full checkpoint, then the increment
 
 def to_json(manifest: Manifest) -> str:
     content = asdict(manifest)
-    for table in content["tables"]:
-        table["layout"] = RecordLayout(**table["layout"]).to_json()
     for piece in content["pieces"]:  # the ids are regular, or listed
         for unused in ("first_id", "id_step") if piece["listed"] else ("listed", "listed_at"):
             del piece[unused]
@@ -134,10 +132,6 @@ def read_manifest(folder: Path | str) -> Manifest:
     except FileNotFoundError:
         raise ValueError(f"{folder} is no checkpoint: it has no {NAME}") from None
     with naming(folder):
-        tables = content.get("tables")
-        for table in tables if isinstance(tables, list) else ():
-            if isinstance(table, dict) and isinstance(table.get("layout"), dict):
-                table["layout"].pop("stride", None)  # follows from the others
         manifest = build(Manifest, content)
         if problem := next(_problems(manifest), None):
             raise ValueError(problem)
