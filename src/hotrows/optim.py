@@ -21,11 +21,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from typing import Any, ClassVar
 
 
 class _Checked:
@@ -265,19 +261,6 @@ def _dense_numbers(optimizer: DenseRowOptimizer, t: int, lr: float) -> Numbers:
     if isinstance(optimizer, DenseAdamW):
         return adam_numbers(t, lr, beta1, beta2, eps, c=optimizer.l2, shrink=1 - lr * decay)
     return adam_numbers(t, lr, beta1, beta2, eps, c=decay + optimizer.l2)
-
-
-def hyper_tensor(
-    optimizer: RowOptimizer, step: int, lr_scale: float = 1.0, device: torch.device | str | None = None
-) -> Tensor:
-    """[1 + H] float64: the step, then `hyper_parameters`, for the update kernel to read.
-
-    In memory, not in the call: a captured CUDA graph then reads those of the step that it replays.
-    """
-    import torch
-
-    numbers = [step, *hyper_parameters(optimizer, step, lr_scale)]
-    return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
 def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:

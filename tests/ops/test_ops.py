@@ -8,11 +8,12 @@ from torch.testing import assert_close
 
 from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, ops
 from hotrows.ops.rows import reference
-from hotrows.optim import hyper_tensor, initial_state
+from hotrows.optim import initial_state
 from hotrows.plan import PackPlan
 from hotrows.record import RecordLayout, views
 from hotrows.runtime import native
 from tests.support.choice import examples
+from tests.support.row_rules import hyper_tensor
 
 OPTIMIZERS = [
     SGD(),

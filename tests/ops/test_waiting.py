@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hotrows import SGD
-from hotrows.optim import hyper_tensor
 from tests.support.op_arguments import arguments
+from tests.support.row_rules import hyper_tensor
 
 pytestmark = pytest.mark.gpu
 WAIT = ("unique", "initialize")

@@ -3,8 +3,8 @@
 import torch
 
 from hotrows import SGD
-from hotrows.optim import hyper_tensor
 from hotrows.record import RecordLayout
+from tests.support.row_rules import hyper_tensor
 
 LAYOUT = RecordLayout(4)
 

@@ -86,7 +86,7 @@ class PackedLookup:
 def pack(graph: Graph, lookups: list[LookupNode]) -> list[list[LookupNode]]:
     """Rewrites `graph`, and returns its packs. Writes into `lookups` which are not packed, and why."""
     order = {node: place for place, node in enumerate(graph.nodes)}
-    earliest = earliest_places(graph, order)
+    earliest = earliest_places(order)
     origins = _origins(graph, {x.node for x in lookups})
     lookups[:] = [
         alone(x, next((why for why in _DEPENDENT if why in origins[x.node]), "")) for x in lookups
@@ -120,7 +120,7 @@ def _origins(graph: Graph, lookups: set[Node]) -> dict[Node, set[str]]:
     return origins
 
 
-def earliest_places(graph: Graph, order: dict[Node, int]) -> dict[Node, int]:
+def earliest_places(order: dict[Node, int]) -> dict[Node, int]:
     """By node, the place in `order` before which it may not be moved."""
     places: dict[Node, int] = {}
     wall = 0  # no node behind it may be moved before it

@@ -162,7 +162,7 @@ class _Teacher:
     """The chance of a click, of samples drawn as those that it was scaled on."""
 
     def __init__(self, fields: tuple[ProductField, ...], seed: int) -> None:
-        self._seed, self._fields = seed, fields
+        self._seed = seed
         step = max(len(fields) // _TAUGHT, 1)
         self._taught = tuple(range(0, len(fields), step))[:_TAUGHT]
         self._scale, self._intercept = 1.0, 0.0

@@ -77,7 +77,8 @@ class Records:
 class RowRule:
     """A row optimizer's step.
 
-    kind: `RowOptimizer.kind`; hyper: `optim.hyper_tensor`.
+    kind: `RowOptimizer.kind`; hyper: [1 + H] float64, the step, then `optim.hyper_parameters`: in memory,
+        as a captured CUDA graph then reads those of the step that it replays.
     decay: what weight_decay is multiplied with; None: 1.
     mean_squares: of the gradient (decay included) over all columns of a row, where the records have
         only some of them; only row-wise optimizers read it.

@@ -43,7 +43,6 @@ class _Runner:
         self.stalled: defaultdict[str, float] = defaultdict(float)
         self.busy = dict.fromkeys((stage.name for stage in stages), 0.0)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS if trace else 0)
-        self._first = first
         self._done = [first] * len(stages)
         self._trained_since = 0.0
 

@@ -16,7 +16,7 @@ _PRODUCTS = {
 }
 
 
-def refusal_of_capture(config: TrainConfig, embedding: Embedding, ranks: Ranks) -> str | None:
+def refusal_of_capture(embedding: Embedding, ranks: Ranks) -> str | None:
     """Why a step cannot be captured as a CUDA graph, and what to do; None: it can."""
     if ranks.num_ranks > 1:
         return (
@@ -55,7 +55,7 @@ def why_not_captured(
         return "batches of lists differ in size"
     if embedding.planner.micro_batches > 1:
         return "batches are trained in parts"
-    return refusal_of_capture(config, embedding, ranks)
+    return refusal_of_capture(embedding, ranks)
 
 
 def described(config: TrainConfig, embedding: Embedding, schema: Schema, not_captured: str | None) -> str:

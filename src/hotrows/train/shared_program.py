@@ -84,7 +84,7 @@ class SharedModel(nn.Module):
         dense: Sequence[str],
     ) -> None:
         super().__init__()
-        self.model, self._plain, self._num_dense = plain.model, (plain,), len(dense)
+        self.model, self._plain = plain.model, (plain,)
         self._module = (program.module(),)  # not a part: its parameters are those of the model
         self._pieces = [_pieces(entry, shared, dense) for entry in plain.inputs]
         self.inputs = tuple(piece for pieces in self._pieces for piece, _ in pieces)

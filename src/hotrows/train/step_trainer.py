@@ -105,7 +105,7 @@ class StepTrainer:
         """Whether steps are launched as CUDA graphs; says on a GPU what the config has left open."""
         config, schema = self.config, self.data.schema
         if config.cuda_graph:
-            reason = on_gpu.refusal_of_capture(config, self.embedding, self.ranks)
+            reason = on_gpu.refusal_of_capture(self.embedding, self.ranks)
             if reason is not None:
                 raise ValueError(f"cuda_graph: {reason}")
         else:

@@ -42,7 +42,7 @@ class Point:
         if self.choice is None:
             return "does not fit"
         pairs = zip(self.choice.placements, loads, strict=True)
-        kinds = Counter(kind_of(place, load, self.num_ranks) for place, load in pairs)
+        kinds = Counter(kind_of(place, load) for place, load in pairs)
         hot = sum(place.hot > 0 for place in self.choice.placements) - kinds["replicated"]
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         return words + (f" ({hot} with hot rows)" if hot else "")
@@ -113,7 +113,7 @@ def _stages_of(point: Point) -> str:
     return f"{point.num_ranks:,} ranks: {better}, {one:.3g} and {two:.3g} ms a step"
 
 
-def kind_of(place: Placement, load: TableLoad, num_ranks: int) -> str:
+def kind_of(place: Placement, load: TableLoad) -> str:
     """The way in which a table is placed, in a word or two."""
     if place.columns:
         return "by columns"

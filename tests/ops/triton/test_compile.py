@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotrows.optim import hyper_tensor
 from tests.ops.triton import cases
 from tests.support.choice import everything
 from tests.support.deferred import CASES, target_of
+from tests.support.row_rules import hyper_tensor
 
 
 def compile_all() -> None:

@@ -8,7 +8,6 @@ from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
 from hotrows.ops.rows.cuda import MAX_DIM
-from hotrows.optim import hyper_tensor
 from hotrows.record import RecordLayout, views
 from hotrows.runtime import native
 from tests.ops.triton.cases import (
@@ -25,6 +24,7 @@ from tests.ops.triton.cases import (
     pieces,
     runs_of,
 )
+from tests.support.row_rules import hyper_tensor
 
 
 def updated(run, records, layout, optimizer, ids, grad, step=0, slots=None, decay=None, runs_of=runs_of):

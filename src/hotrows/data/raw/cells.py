@@ -101,7 +101,7 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
     numbers, bad_number = _numbers(cells, how, labels)
     times, bad_time = _times(cells, schema)
     label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
-    weights, bad_weight = _weights(cells, schema, numbers)
+    weights, bad_weight = _weights(schema, numbers)
     _raise_first(cells, [*bad_labels, bad_number, bad_weight, bad_time])
     group, request = (
         name if name and cells.has(name) else None for name in (schema.group, schema.request)
@@ -192,9 +192,7 @@ def _bad_label(label: Label, row: int) -> Bad:
     return Bad(row, column_of(label), label.values.words, remedy)
 
 
-def _weights(
-    cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]
-) -> tuple[np.ndarray | None, Bad | None]:
+def _weights(schema: Schema, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray | None, Bad | None]:
     if schema.weight is None or schema.weight not in numbers:
         return None, None
     weights = numbers[schema.weight]

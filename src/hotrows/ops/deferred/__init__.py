@@ -31,7 +31,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import CDLL, c_int, c_int64
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,7 +45,6 @@ from hotrows.runtime.native import pointer
 _KINDS = {"sgd": 0, "adagrad": 1, "rmsprop": 2, "adam": 3}
 _DTYPES = (torch.float32, torch.float64)
 _COLUMNS = 12  # of struct Target in csrc/deferred_rows.h
-_NUM_FIXED = 8  # of them do not change from step to step
 _NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
 __all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
@@ -58,40 +57,18 @@ class PackedTargets:
     targets: tuple[Target, ...]
     numbers: Tensor  # [T, 12] int64
     core: CDLL | None  # None: these tensors are the reference's, or those of a GPU
-    steps: Tensor | None = None  # where `at_steps` moved to
 
     @property
     def slow(self) -> Any:
         """What computes on these where the core does not."""
         return on_device if self.targets[0].weights.is_cuda else reference
 
-    def at_steps(
-        self, steps: Tensor, first: int, now: int, first_decay: int | Sequence[int]
-    ) -> PackedTargets:
-        """Returns these tables at other steps, which all of them share; takes a few microseconds."""
-        targets = self.targets
-        if self.core is None:
-            decays = [first_decay] * len(targets) if isinstance(first_decay, int) else first_decay
-            targets = tuple(
-                replace(target, steps=steps, first=first, now=now, first_decay=decay)
-                for target, decay in zip(targets, decays, strict=True)
-            )
-        numbers = self.numbers.clone()
-        if isinstance(first_decay, int):
-            moved = array("q", (steps.data_ptr(), first, now, first_decay))
-            numbers[:, _NUM_FIXED:] = torch.frombuffer(moved, dtype=torch.int64)
-        else:
-            moved = array("q", (steps.data_ptr(), first, now))
-            numbers[:, _NUM_FIXED:-1] = torch.frombuffer(moved, dtype=torch.int64)
-            numbers[:, -1] = torch.tensor(first_decay)
-        return PackedTargets(targets, numbers, self.core, steps)
-
 
 def pack_targets(targets: Sequence[Target] | PackedTargets) -> PackedTargets:
     """Packs targets as every function of this module does first: about 2 microseconds a table.
 
     A caller that stores the result saves that time in later calls; it is valid while the tensors
-    keep their memory. `PackedTargets.at_steps` advances it where the tables share their steps.
+    keep their memory.
     """
     if isinstance(targets, PackedTargets):
         return targets

@@ -101,7 +101,7 @@ def update(
         step = kind, hyper, first_rows, pieces
         reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)
         return
-    assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "optim.hyper_tensor"
+    assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "see RowRule"
     places = records, _layout(records, layout), slots, rows, rows.numel()
     rule = _KINDS.index(kind), hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
     call(core(), "update", *places, *runs, *rule, decay, mean_squares)

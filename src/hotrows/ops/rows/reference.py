@@ -195,7 +195,7 @@ def update(
 ) -> None:
     """Sums the gradients of equal rows, then applies the row optimizer to their records, in place.
 
-    kind, hyper: `RowOptimizer.kind` and `optim.hyper_tensor`; the formulas are in `optim`.
+    kind: `RowOptimizer.kind`; hyper: as in `RowRule`; the formulas are in `optim`.
     first_rows, pieces: of the store, as in `initialize`; with the step they key stochastic rounding.
     decay: what weight_decay is multiplied with; None: 1. mean_squares: of the gradient (decay
     included) over all columns of a row, where the records have only some of them; only row-wise
