@@ -22,7 +22,7 @@ _WORDS = {
     "mrr": "MRR",
     "calibration": "calibration",
 }
-_LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance")
+LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance", "calibration_error")
 _OF_PROBABILITIES = ("auc", "log_loss", "calibration")
 
 
@@ -68,7 +68,7 @@ class Metrics:
         if not self.decides:
             return math.fsum(task.score for task in self.tasks.values()) / len(self.tasks)
         value = self.value(self.decides)
-        if self.decides in _LOWER_IS_BETTER:
+        if self.decides in LOWER_IS_BETTER:
             return -value if math.isfinite(value) else -sys.float_info.max
         if not math.isnan(value):
             return value

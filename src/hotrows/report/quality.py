@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hotrows.metrics import Metrics, group_aucs, metrics_by, ranking_values
+from hotrows.metrics.result import LOWER_IS_BETTER
 from hotrows.report.row_sample import ScoredRows
 
 TIMES = 100  # resamples
@@ -32,7 +33,6 @@ _NUMBERS = (
 )
 _Z = 1.96
 _LEAST = 5  # units, and resamples, of which an interval is made
-_LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance", "calibration_error")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Quality:
 
     def gain(self, other: Quality, name: str) -> MetricInterval:
         """By how much a metric is better than that of other predictions for the same rows."""
-        sign = -1 if name in _LOWER_IS_BETTER else 1
+        sign = -1 if name in LOWER_IS_BETTER else 1
         change = self.metrics.value(name) - other.metrics.value(name)
         return _estimate(sign * change, sign * (self.resamples[name] - other.resamples[name]))
 
