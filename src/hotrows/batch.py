@@ -46,7 +46,7 @@ class RequestFeatures:
         return torch.arange(self.shared.size).repeat_interleave(self.starts.diff())
 
     def among(self, first: int, end: int) -> RequestFeatures:
-        """Those of samples `first` to `end` - 1; a request that is cut is in both batches."""
+        """Selects the features of samples `first` to `end` - 1; requests that are cut are in both."""
         low = int(torch.searchsorted(self.starts, first, right=True)) - 1
         high = max(int(torch.searchsorted(self.starts, end)), low) if first < end else low
         return RequestFeatures(

@@ -109,7 +109,7 @@ class TableSlice:
 
 
 def below(ids: range, end: int) -> range:
-    """Those of the ids, ascending, that are less than `end`."""
+    """Cuts ascending ids off before `end`."""
     return range(ids.start, min(ids.stop, end), ids.step)
 
 

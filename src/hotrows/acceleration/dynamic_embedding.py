@@ -126,7 +126,7 @@ class DynamicEmbedding(nn.Embedding):
         self.keys.load(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy or a pickle: it follows no optimizer yet."""
+        """The state for a copy or a pickle, which follows no optimizer yet."""
         state = {**self.__dict__, "_optimizers": []}
         return {**state, "keys": (self.keys.dynamic, self.keys.num_unknown, self.keys.state())}
 

@@ -25,7 +25,7 @@ Found = Callable[[int], Exception]
 
 
 class _Pending(threading.local):
-    """Of one thread: the device, the number on its way to the host, its mark, and the error."""
+    """Checks of one thread: device, number on its way to the host, its mark, and the error."""
 
     def __init__(self) -> None:
         self.checks: deque[tuple[Device, Tensor, Mark, Found]] = deque()

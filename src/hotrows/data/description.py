@@ -234,7 +234,7 @@ def quantile_name(share: float) -> str:
 
 
 def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
-    """Of as many zeros as values are missing, which became 0, none counts."""
+    """Yields how each dense feature is distributed, without the zeros that missing values became."""
     dense, part = data.schema.dense, data.parts["train"]
     transform = Transform(dense, [data.statistics.get(f.name, Statistics()) for f in dense])
     for d, feature in enumerate(dense):

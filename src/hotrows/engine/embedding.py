@@ -264,8 +264,8 @@ class Embedding:
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
 
-        Ids stay in host memory. padded: with rows that are
-        padding, so that the tensors of every full batch have equal sizes.
+        Ids stay in host memory. padded: with rows that are padding, so that the tensors of every full
+        batch have equal sizes.
         """
         if plan.on_device:
             assert self.device_planner is not None

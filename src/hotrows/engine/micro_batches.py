@@ -31,7 +31,7 @@ WIRE_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.flo
 
 
 class MicroBatches:
-    """Of one plan at a time; collective.
+    """Looks up and updates the micro-batches of one plan at a time; all ranks call it together.
 
     wire_dtype: of rows and gradients between ranks. note: called with what happened, when.
     """

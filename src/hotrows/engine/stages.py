@@ -132,9 +132,8 @@ def start(
     """A runner that hands out `StagedBatch`es, planned and their rows in place, ready to be trained.
 
     future, padded, arrived: see `training_stages`. plan_depth: batches planned beyond those that move
-    rows;
-    0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of all ranks come
-    with every plan.
+    rows; 0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of all ranks
+    come with every plan.
 
     Between ranks, each brings batches of its own, as many as it has: one that has no more continues
     with empty ones until none has any, so that all end together.

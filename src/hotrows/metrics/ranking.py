@@ -149,7 +149,7 @@ class _Ranked:
         return sums_by(chance / (start[group] + before + 1), group)
 
     def _first_relevant_runs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the first run of each group that has a label above 0: start, size, and how many it has."""
+        """The first run of each group that has a label above 0: start, size, number of such labels."""
         relevant = sums_by((self.labels > 0).long(), self.run)
         runs = (relevant > 0).nonzero()[:, 0]
         groups = self.group_of_run[runs]

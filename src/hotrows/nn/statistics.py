@@ -41,7 +41,7 @@ class OverRanks:
 
 @dataclass(frozen=True)
 class BatchMoments:
-    """Of each feature over the rows, their mean and biased variance: [H] both; zeros of no rows."""
+    """Mean and biased variance of each feature over the rows: [H] both; zeros where there are no rows."""
 
     num_rows: int
     mean: Tensor
@@ -63,7 +63,7 @@ def share_statistics(model: nn.Module, ranks: Ranks | None) -> None:
 
 
 def moments(x: Tensor, ranks: Ranks | None) -> BatchMoments:
-    """Those of x [M, H], M >= 0; with ranks, of the rows of all, the same bits on every rank."""
+    """Statistics of x [M, H], M >= 0; with ranks, over the rows of all, equal bits on every rank."""
     num_rows, width = x.shape
     mean, var = ops.moments(x) if num_rows else (x.new_zeros(width), x.new_zeros(width))
     if ranks is None:

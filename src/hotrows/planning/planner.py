@@ -265,7 +265,7 @@ def _check_numbers(packs: Sequence[Pack], ranks: Ranks) -> None:
 
 
 def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds], ranks: Ranks) -> NewRows:
-    """Those of this rank, as its store numbers them."""
+    """Selects the new ids whose rows this rank stores, as its store numbers them."""
     none = torch.empty(0, dtype=torch.int64)
     rows, keys = [none], [none]
     of_features = {feature: new for new in new_ids for feature in new.features}

@@ -334,7 +334,7 @@ def _with_bags(plan: PackPlan, num_shared: int, requests: Sequence[ReceivedIds])
 
 
 def _among_ones(values: Tensor, num_ones: Int64[Tensor, "P"], num_values: Int64[Tensor, "P"]) -> Tensor:
-    """Of each rank so many ones, then so many of the values.
+    """Joins, for each rank in turn, its number of ones and its number of the values.
 
     values = [7, 8, 9], num_ones = [2, 1], num_values = [1, 2]  ->  1 1 7 1 8 9
     """

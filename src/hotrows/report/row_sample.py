@@ -98,7 +98,7 @@ class ScoredRows:
         return self.loss.predictions(self.outputs).double()
 
     def among(self, rows: Tensor) -> ScoredRows:
-        """Those whose rows are among these numbers."""
+        """Selects the rows that have these numbers."""
         chosen = torch.isin(self.rows, rows, assume_unique=True)
         tensors: dict[str, Any] = {
             name: None if value is None else value[chosen]

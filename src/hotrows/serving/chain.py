@@ -182,7 +182,7 @@ def sweep(folder: Path) -> None:
 
 
 def describe(folder: Path) -> Iterator[dict[str, Any]]:
-    """Of each version in a folder: number, step, seconds since it was made, bytes, what it is."""
+    """Yields the versions in a folder: number, step, seconds since it was made, bytes, what it is."""
     chain = look(folder)
     for number in sorted({*chain.bases, *chain.deltas}):
         base, delta = base_path(folder, number), delta_path(folder, number)

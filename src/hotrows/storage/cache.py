@@ -311,7 +311,7 @@ class Cache:
             self._copy_in(slots, records, places)
 
     def _residents_among(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the rows that have slots, these and their places in `rows`; all on the device."""
+        """Returns the slots of rows that have one, and their places in `rows`; all on the device."""
         slots = self._slots_of(rows)
         places = (slots >= 0).nonzero().squeeze(1)
         return slots[places], places

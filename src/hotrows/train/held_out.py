@@ -64,7 +64,7 @@ def _first_batches(part: Part) -> Iterator[Batch]:
 
 
 def _by_label(bundle: Metrics, run: Metrics, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of each label the metric that decides, where it is a number."""
+    """Yields each label with its deciding metric, of the bundle and of the run, where it is a number."""
     for name, of_run in (run.tasks or {label: run}).items():
         value = (bundle.tasks or {label: bundle})[name].value(of_run.decides)
         if math.isfinite(value):

@@ -1,10 +1,12 @@
 """Predictor: a trained model, read back from its run, that turns rows into predictions.
 
-predictor = load_run("runs/a")
-predictor.predict(frame)                             # [N] float32
-for probabilities in predictor.predict(batches): ...  # of batches one after the other
-predictor.evaluate(data.parts["test"]).auc           # or of raw rows
-predictor.vectors("item")                            # a row for each item: its value and its vector
+    predictor = load_run("runs/a")
+    predictor.predict(frame)                             # [N] float32
+    for probabilities in predictor.predict(batches): ...  # of batches one after the other
+    predictor.evaluate(data.parts["test"]).auc           # or of raw rows
+    predictor.vectors("item")                            # a row for each item: its value and its vector
+
+Rows are raw, and encoded as the run's data was, or encoded batches.
 """
 
 from __future__ import annotations

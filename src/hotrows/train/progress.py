@@ -202,7 +202,7 @@ class Meter:
         }
 
     def _sent_since(self, steps: int, num_samples: int) -> dict[str, float]:
-        """Of several ranks: the samples of this one, and what it has sent per step."""
+        """Returns the samples of this rank, and what it has sent per step; empty where it is alone."""
         if self._ranks.num_ranks == 1:
             return {}
         sent = self._ranks.sent

@@ -400,7 +400,7 @@ def _train_all(trainer: Trainer, stack: ExitStack) -> None:
 
 
 def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Those of the class `Callback`: others have the methods of steps and evaluations alone."""
+    """Selects those callbacks that are of the class `Callback`: others lack some of its methods."""
     return [callback for callback in callbacks if isinstance(callback, Callback)]
 
 

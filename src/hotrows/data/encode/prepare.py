@@ -71,8 +71,7 @@ def prepare(
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
         a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
-        validation, test: further rows, all of which belong to
-        these parts.
+    validation, test: further rows, all of which belong to these parts.
     split: distribution of the rows of `raw` over the parts, see `parse_split`; by default
         fraction:0.8,0.1,0.1, or all training where `validation` or `test` is passed.
     seed: of a split that draws.

@@ -1,9 +1,8 @@
 """Inputs: files and tables of raw rows, as one stream of checked columns.
 
 An input is a file of text, JSON lines, Parquet, Arrow or ORC, recognized by its first bytes, or a table
-in memory. Rows are
-numbered through all inputs. Every pass cuts the stream at the same places, so an interrupted
-preparation resumes at a position (input, chunk).
+in memory. Rows are numbered through all inputs. Every pass cuts the stream at the same places, so an
+interrupted preparation resumes at a position (input, chunk).
 """
 
 from __future__ import annotations

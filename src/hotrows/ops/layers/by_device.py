@@ -68,7 +68,7 @@ def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callabl
 
 
 def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
-    """Of annotations such as `Tensor`, `Tensor | None` and `Sequence[int]`, results being tensors."""
+    """Makes the schema of an op from annotations such as `Tensor | None` and `Sequence[int]`."""
     signature = inspect.signature(reference)
     arguments = [f"{_type(p.annotation)} {p.name}" for p in signature.parameters.values()]
     for number, name in enumerate(changes):
