@@ -83,6 +83,33 @@ def test_one_table_gives_one_schema_from_every_format(tmp_path, kind):
     assert_prepares(tmp_path, source, draft.schema)
 
 
+@pytest.mark.parametrize("kind", ["pandas", "parquet"])
+def test_the_index_of_a_pandas_frame_is_left_out(tmp_path, caplog, kind):
+    """Row numbers of a frame sorted by its label gave an AUC of 0.97, without them it was 0.67."""
+    frame = clicks().drop(columns="row").sort_values("click").sample(frac=0.8, random_state=0)
+    frame.to_parquet(tmp_path / "clicks.parquet")
+    source = frame if kind == "pandas" else tmp_path / "clicks.parquet"
+    draft = draft_schema(source)
+    assert draft.schema.features == FEATURES
+    assert (
+        "'__index_level_0__' is left out: the index of a pandas frame; `reset_index()` makes it a column"
+        in draft.notes
+    )
+    data = prepare(source, draft.schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    caplog.clear()
+    list(Encoder.open(data.path).encode(frame.reset_index(drop=True)))
+    assert not caplog.records
+
+
+def test_no_level_of_an_index_is_the_label():
+    """Frames put together by `concat` with keys have a level of two values."""
+    frame = clicks().drop(columns=["click", "converted"])
+    table = pa.Table.from_pandas(pd.concat({"a": frame[:200], "b": frame[200:]}))
+    assert set(table["__index_level_0__"].to_pylist()) == {"a", "b"}
+    with pytest.raises(ValueError, match="no column of the table looks like a label"):
+        draft_schema(table)
+
+
 def test_what_pandas_writes_of_a_frame_is_read_as_the_frame(tmp_path):
     frame = clicks().assign(new=lambda rows: rows["user_id"] % 2 == 0)
     frame["user_id"] = frame["user_id"].where(frame["user_id"] % 7 != 0)  # floats, some missing

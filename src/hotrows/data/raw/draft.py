@@ -40,6 +40,7 @@ _ID_NAME = re.compile(
     r"category|cate|cat|brand|type|channel|os|city|region|page|query|shop|store|product|sku|customer)"
     r"(id|ID|Id)?($|_|\d)|[a-z]I[dD]$"
 )
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", re.IGNORECASE)
 _HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
 _FEW = 20  # different whole numbers that are ids rather than amounts
@@ -134,6 +135,8 @@ def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
 
 
 def _is_target(column: Column) -> bool:
+    if _PANDAS_INDEX.fullmatch(column.name):
+        return False
     zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1} and not column.missing
     return bool(column.counts) and (column.is_binary or zero_or_one)
 
@@ -231,6 +234,8 @@ class _Drafting:
         """Why a column is left out; "" if it is not."""
         if column.kind == "other":
             return "values of its type are not read"
+        if _PANDAS_INDEX.fullmatch(column.name):
+            return "the index of a pandas frame; `reset_index()` makes it a column"
         if column.is_constant:
             return f"it is empty in {self._where}" if not column.counts else f"one value in {self._where}"
         if not column.name:
