@@ -188,6 +188,40 @@ def test_times_in_text_and_by_magnitude(tmp_path, values, format):
     assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
 
 
+@pytest.mark.parametrize("kind", ["text", "frame"])
+@pytest.mark.parametrize("first_id", [1_500_000_000, 10**15, 1_700_000_000_000_000_000])
+def test_ids_of_the_magnitude_of_times_are_ids(tmp_path, kind, first_id):
+    """Snowflake ids were the time, and the column of times was thrown away."""
+    rows = np.arange(ROWS)
+    frame = pd.DataFrame({"user_id": first_id + rows % 90, "ts": 1_709_251_200 + rows, "click": rows % 2})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    schema = draft_schema(frame if kind == "frame" else tmp_path / "rows.csv").schema
+    assert schema.time == Time("ts", "unix") and schema.group == "user_id"
+    assert Sparse("user_id") in schema.features
+
+
+@pytest.mark.parametrize("times", [("2024-03-01", "2024-03-02"), (1_709_251_200, 1_709_337_600)])
+def test_a_date_or_a_name_says_more_of_the_time_than_a_magnitude(times):
+    rows = np.arange(ROWS)
+    when = [times[row % 2] for row in rows]
+    frame = pd.DataFrame({"x": 1_500_000_000 + rows % 90, "event_time": when, "click": rows % 2})
+    draft = draft_schema(frame)
+    assert draft.schema.time is not None and draft.schema.time.column == "event_time"
+    assert "'x' is left out: the time is 'event_time'" in draft.notes
+    assert draft_schema(frame.drop(columns="event_time")).schema.time == Time("x")
+
+
+@pytest.mark.parametrize("first", [2**53, 2**63, 10**25])
+def test_whole_numbers_that_floats_skip_are_ids(tmp_path, first):
+    """Read as floats, 200 ids were one value, and left out."""
+    lines = [f"{row % 2},{first + row % 200}" for row in range(ROWS)]
+    (tmp_path / "raw").write_text("\n".join(["click,visitor", *lines]) + "\n")
+    draft = draft_schema(tmp_path / "raw")
+    assert draft.schema.features == (Sparse("visitor"),)
+    data = prepare(tmp_path / "raw", draft.schema, tmp_path / "enc", split="fraction:1,0,0")
+    assert data.vocabularies["visitor"].num_distinct == 200
+
+
 def test_words_for_missing_numbers_and_spaces_around_values(tmp_path):
     """As in the census data: fields between `, `, and ? where nothing is known."""
     ages = [20 + n % 60 if n % 9 else "?" for n in range(200)]

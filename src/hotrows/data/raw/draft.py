@@ -5,7 +5,8 @@ Each column is looked at in this order, and the first that fits decides:
     label       two values, 0 and 1 above all, and a name such as `click` or `target`; of more numbers a
                 loss is proposed
     left out    one value in all rows; another value in every row, as row numbers have
-    time        the first column of dates, of times, or of seconds since 1970 by their magnitude
+    time        the first column of dates or times, or of seconds since 1970 that is called a time; else
+                numbers that are seconds since 1970 by their magnitude
     dense       numbers; whole ones where they look like amounts
     sparse      text; whole numbers that are few, or far from 0, or called an id; lists in cells
 
@@ -23,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.data.raw.first_rows import first_rows_of
-from hotrows.data.raw.kinds import Column, column_of_kind, quantiles
+from hotrows.data.raw.kinds import ID_NAME, TIME_NAME, Column, column_of_kind, quantiles
+from hotrows.data.raw.values import UNIX
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
 from hotrows.schema import Sequence as SequenceFeature
@@ -35,11 +37,6 @@ _LABELS = (
 )
 _RATINGS = ("rating", "ratings", "stars", "score")
 _POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">50k", ">50k.", "good")
-_ID_NAME = re.compile(
-    r"(^|_)(id|ids|uid|code|zip|zipcode|hash|user|item|movie|ad|advertiser|campaign|site|app|device|"
-    r"category|cate|cat|brand|type|channel|os|city|region|page|query|shop|store|product|sku|customer)"
-    r"(id|ID|Id)?($|_|\d)|[a-z]I[dD]$"
-)
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", re.IGNORECASE)
 _HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
@@ -73,7 +70,7 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     notes = [*rows.notes]
     target = _label(columns, label, rows.name, notes)
     where = "every row" if rows.is_all else f"each of the first {rows.num_rows:,} rows"
-    drafting = _Drafting(notes, {column.name for column in columns}, where, rows.is_all, label is None)
+    drafting = _Drafting(notes, columns, where, rows.is_all, label is None)
     features = [
         feature
         for column in columns
@@ -199,14 +196,16 @@ class _Drafting:
     """
 
     def __init__(
-        self, notes: list[str], names: set[str], where: str, is_all: bool, is_guess: bool
+        self, notes: list[str], columns: Sequence[Column], where: str, is_all: bool, is_guess: bool
     ) -> None:
         self.notes = notes
         self.time: Time | None = None
-        self._names = names
+        self._names = {column.name for column in columns}
         self._where = where
         self._is_all = is_all
         self._is_guess = is_guess
+        times = (column for column in columns if column.kind == "time" and not self._left_out(column))
+        self._likeliest_time = min(times, key=_is_time_by_magnitude, default=None)
 
     def features(self, column: Column) -> Iterator[Feature]:
         """The features that a column is read by; none where it is left out."""
@@ -250,14 +249,14 @@ class _Drafting:
 
     def _is_row_number(self, column: Column) -> bool:
         if column.kind == "text":
-            return self._is_all or not _ID_NAME.search(column.name)
+            return self._is_all or not ID_NAME.search(column.name)
         steps = {b - a for a, b in zip(column.values, column.values[1:], strict=False)}
-        is_named = bool(_ID_NAME.search(column.name)) and self._is_all
+        is_named = bool(ID_NAME.search(column.name)) and self._is_all
         return column.is_whole and (len(steps) == 1 or is_named)
 
     def _of_time(self, column: Column) -> Iterator[Feature]:
-        if self.time is not None:
-            self.notes.append(f"{column.name!r} is left out: the time is {self.time.column!r} already")
+        if self._likeliest_time is not None and column is not self._likeliest_time:
+            self.notes.append(f"{column.name!r} is left out: the time is {self._likeliest_time.name!r}")
             return
         self.time = Time(column.name, column.format)
         seconds = [x for x in column.values if x is not None]
@@ -283,7 +282,7 @@ class _Drafting:
         """Whether numbers are ids: whole, and named so, few, or far from 0 and repeated."""
         if not column.is_whole:
             return False
-        if _ID_NAME.search(column.name) or len(column.counts) <= _FEW:
+        if ID_NAME.search(column.name) or len(column.counts) <= _FEW:
             return True
         low, middle, high = quantiles(column.counts, 0.01, 0.5, 0.99)
         repeats = 2 * len(column.counts) < len(column.values) - column.missing
@@ -292,6 +291,11 @@ class _Drafting:
             what = "ids, but may be an amount" if is_far else "an amount, but may be ids"
             self.notes.append(f"{column.name!r} is read as {what}: whole numbers, far from 0")
         return is_far
+
+
+def _is_time_by_magnitude(column: Column) -> bool:
+    """Whether numbers alone, and no name, say that a column is a time."""
+    return column.format in UNIX and not TIME_NAME.search(column.name)
 
 
 def _has_commas(column: Column) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from hotrows.data.raw.canonical import LAST_EXACT
 from hotrows.data.raw.first_rows import RawColumn
 from hotrows.data.raw.values import UNIX, plain_number, plain_time
 
@@ -30,7 +31,12 @@ MISSING_WORDS = (
     "-",
 )
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
-_TIME_NAME = re.compile(r"time|date|(^|_)(ts|day|when|at|dt|hour)($|_)|[a-z]At$", re.IGNORECASE)
+ID_NAME = re.compile(
+    r"(^|_)(id|ids|uid|code|zip|zipcode|hash|user|item|movie|ad|advertiser|campaign|site|app|device|"
+    r"category|cate|cat|brand|type|channel|os|city|region|page|query|shop|store|product|sku|customer)"
+    r"(id|ID|Id)?($|_|\d)|[a-z]I[dD]$"
+)
+TIME_NAME = re.compile(r"time|date|created|(^|_)(ts|day|when|at|dt|hour)($|_)|[a-z]At$", re.IGNORECASE)
 _FORMATS = (
     *("%Y-%m-%d %H", "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S"),
     *("%d.%m.%Y %H:%M", "%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%d/%m/%Y"),
@@ -114,9 +120,17 @@ def _of_text(sample: RawColumn) -> Column:
     if known and None not in numbers.values() and not any(map(_has_leading_zero, known)):
         values = [None if x is None else numbers.get(stripped[x]) for x in sample.values]
         column = Column(sample.name, "number", values, _counted(values), tuple(words))
-        return _as_unix_time(column) or _as_time(column, sample, known) or column
+        time = _as_unix_time(column) or _as_time(column, sample, known)
+        if time or not _skipped_by_floats(known):
+            return time or column
     column = Column(sample.name, "text", sample.values, counts)
     return _as_time(column, sample, known) or _as_list(column) or column
+
+
+def _skipped_by_floats(numbers: Sequence[str]) -> bool:
+    """Whether numbers in text are whole ones, some of which float64 does not hold."""
+    digits = [number.lstrip("+-") for number in numbers]
+    return all(map(str.isdigit, digits)) and max(map(int, digits)) > LAST_EXACT
 
 
 def _has_leading_zero(word: str) -> bool:
@@ -124,8 +138,10 @@ def _has_leading_zero(word: str) -> bool:
 
 
 def _as_unix_time(column: Column) -> Column | None:
-    """Times as numbers since 1970: all from 1995 to 2040 in some unit."""
+    """Times as numbers since 1970: all from 1995 to 2040 in some unit, and by their name no ids."""
     counts = column.counts
+    if ID_NAME.search(column.name) and not TIME_NAME.search(column.name):
+        return None
     if column.kind != "number" or not counts:
         return None
     for format, unit in UNIX.items():
@@ -138,7 +154,7 @@ def _as_unix_time(column: Column) -> Column | None:
 def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column | None:
     """Times as text in a format that all values have; digits alone need a name that says so."""
     for format in ("iso", *_FORMATS):
-        if not known or (known[0].isdigit() and not _TIME_NAME.search(sample.name)):
+        if not known or (known[0].isdigit() and not TIME_NAME.search(sample.name)):
             return None
         seconds: dict[str, int] = {}
         for word in known:
