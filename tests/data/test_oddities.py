@@ -11,7 +11,9 @@ import pytest
 from hotrows.data import EncodedData, describe, prepare
 from hotrows.data.encode.oddities import row_hashes
 from hotrows.data.stored.rows import Rows
+from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+from tests.data.raw import sample
 
 SCHEMA = Schema(
     features=(
@@ -92,6 +94,55 @@ def test_values_below_0_under_log(warned):
     prices = np.arange(ROWS) - 2.5
     (line,) = warned(table(price=prices, age=prices))
     assert line.startswith("'price' has values below 0 (down to -2.5), which transform='log' makes 0")
+
+
+CLICKS = np.array(table()["click"])
+NUMBERS = np.random.default_rng(5).random(ROWS)
+
+
+def telling(said):
+    return [line for line in said if "tells the label" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("price", CLICKS * 9.5),
+        ("price", pa.array(NUMBERS, mask=CLICKS == 0)),  # known only of clicks
+        ("age", CLICKS + 0.5 * NUMBERS),
+        ("age", -3.0 * CLICKS - NUMBERS),
+        ("user", np.where(CLICKS, "yes", "no")),
+        ("user", pa.array([f"click-{n}" for n in range(ROWS)], mask=CLICKS == 0)),
+        ("user", 2 * (np.array(table()["user"]) % 20) + CLICKS),
+        ("seen", [["a", "b"][: 1 + n] for n in CLICKS]),
+    ],
+)
+def test_a_feature_that_tells_the_label(warned, name, values):
+    """Prices of what was bought, or ids of clicks, are known only afterwards; the AUC was near 1."""
+    said = f"feature {name!r} alone tells the label 'click': is it known before the label is?"
+    assert said in warned(table(**{name: values}))
+
+
+@pytest.mark.parametrize("rows", [30, ROWS])
+def test_a_feature_that_tells_much_of_the_label_but_not_all(warned, rows):
+    """One label in 20 is another; of few rows nothing is said."""
+    clicks = CLICKS if rows < ROWS else np.where(NUMBERS < 0.05, 1 - CLICKS, CLICKS)
+    rate = CLICKS * 9.5 + NUMBERS
+    odd = table(click=clicks, price=rate, user=CLICKS, age=rate).slice(0, rows)
+    assert telling(warned(odd, split="fraction:1,0,0")) == []
+
+
+def test_of_rare_clicks_and_many_users_no_feature_tells_the_label(warned):
+    """Most users have one label only, no click, and the clicks are no user's only label."""
+    odd = table(click=(np.arange(ROWS) % 25 == 0).astype(int), user=np.arange(ROWS) // 10)
+    assert telling(warned(odd)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("criteo_kaggle_10k.tsv", "criteo"), ("avazu_14k.csv", "avazu")]
+)
+def test_no_feature_of_real_clicks_tells_the_label(warned, name, schema):
+    assert telling(warned([sample(name)], schemas.BY_NAME[schema])) == []
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ _LEAST = 100  # rows from which on different values in all rows say something
 _COPIED = 0.01  # share of rows of a part in training, beyond what chance gives, that is said
 _EARLIEST, _LATEST = 1990, 2100  # years of the times of samples
 _NAMED = 10  # columns that one line names
+_TOLD = 0.99  # share of the rarer label that values tell, or AUC, from which on that is said
+_OF_EACH = 20  # rows of each label from which on that is looked for
+_SEEN = 5  # rows of a value from which on it counts by itself
 
 
 def with_extremes(extremes: Extremes, schema: Schema, columns: Columns) -> Extremes:
@@ -61,6 +64,7 @@ def oddities(data: EncodedData) -> Iterator[str]:
     if "train" in samples:
         yield from _constant_columns(data, samples["train"])
         yield from _row_numbers(data)
+        yield from _tell_the_label(data.schema, samples["train"])
     yield from _extremes(data)
     for name in ("validation", "test"):
         if name in samples and "train" in samples:
@@ -112,6 +116,40 @@ def _row_numbers(data: EncodedData) -> Iterator[str]:
                 f"{feature.name!r} has another value in each of the {train.rows:,} rows of training (a "
                 f"row number?): leave it out"
             )
+
+
+def _tell_the_label(schema: Schema, rows: Rows) -> Iterator[str]:
+    """Features that alone tell a label of 0 and 1: most are known only after it."""
+    columns = {feature.name: rows.dense[:, d] for d, feature in enumerate(schema.dense)}
+    for f, feature in enumerate(schema.id_features):
+        offsets = rows.offsets[f]  # of lists, whose lengths are looked at
+        columns[feature.name] = rows.ids[f] if offsets is None else np.diff(offsets.astype(np.int64))
+    all_labels = rows.labels.reshape(len(rows), -1).T
+    for label, labels in zip(schema.labels, all_labels, strict=True):
+        known = (labels == 0) | (labels == 1)
+        ones = int((labels == 1).sum())
+        if not label.values.binary or min(ones, int(known.sum()) - ones) < _OF_EACH:
+            continue
+        for name, values in columns.items():
+            if _tells(values[known], labels[known] == 1):
+                yield (
+                    f"feature {name!r} alone tells the label {label.name!r}: is it known before the "
+                    f"label is?"
+                )
+
+
+def _tells(values: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether the size of a value tells its label, or nearly all rows of a value have one label; values
+    of a few rows count as one, so that what is only set beside one label is found."""
+    _, which = np.unique(values, return_inverse=True)
+    counts, ones = np.bincount(which), np.bincount(which, labels)
+    zeros = counts - ones
+    num_ones, num_zeros = ones.sum(), zeros.sum()
+    auc = (ones * (zeros.cumsum() - zeros / 2)).sum() / (num_ones * num_zeros)
+    rare = counts < _SEEN
+    ones, zeros = (np.append(c[~rare], c[rare].sum()) for c in (ones, zeros))
+    mistaken = np.minimum(ones, zeros).sum()
+    return max(auc, 1 - auc) > _TOLD or mistaken < (1 - _TOLD) * min(num_ones, num_zeros)
 
 
 def _extremes(data: EncodedData) -> Iterator[str]:
