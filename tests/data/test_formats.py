@@ -18,6 +18,7 @@ import torch
 
 from hotrows.data import Encoder, draft_schema, prepare
 from hotrows.data.raw import reading
+from hotrows.data.raw.arrow import as_table
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 
 SCHEMA = Schema(
@@ -229,7 +230,9 @@ def test_a_data_set_of_hugging_face(tmp_path, expected):
         ({"user": "a"}, r"expected a dict of columns, found str for 'user'; .*\{'user': \[...\]\}"),
         ({"user": 3}, "expected a dict of columns, found int for 'user'"),
         ({"user": ["a"], "price": [1, 2]}, r"must have equal lengths, not \{'user': 1, 'price': 2\}"),
-        ({"user": ["a", 3]}, "'user' is no column of values: "),
+        ({"user": [[3], 3]}, "column 'user' is no column of values: "),
+        ({"user": ["a", 3]}, "column 'user' mixes text and numbers; convert it to text"),
+        ({"user": [2**70, 5]}, "column 'user' has whole numbers beyond int64; convert it to text"),
         ({"train": TABLE, "test": TABLE}, r"found one of data sets \(train, test\): .* and test="),
         (object(), "expected paths, an Arrow table, .*, not object"),
     ],
@@ -237,3 +240,17 @@ def test_a_data_set_of_hugging_face(tmp_path, expected):
 def test_a_dict_of_other_things_is_refused_in_a_line(columns, message):
     with pytest.raises(ValueError, match=message):
         draft_schema(columns)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [(["a", 5, None], "mixes text and numbers"), ([2**70, 5, 6], "has whole numbers beyond int64")],
+)
+def test_a_column_that_is_refused_is_read_as_text(values, why):
+    """Of the first the error said to make a frame, of one; the other was an OverflowError."""
+    frame = pd.DataFrame({"user": values, "click": [0, 1, 1]})
+    with pytest.raises(ValueError, match=f"^column 'user' {why}; convert it to text .*") as refused:
+        draft_schema(frame)
+    assert "frame['user'].astype('string')" in str(refused.value) and "\n" not in str(refused.value)
+    table = as_table(frame.assign(user=frame["user"].astype("string")))
+    assert table["user"].to_pylist() == [value if value is None else str(value) for value in values]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Number
 from types import ModuleType
 from typing import Any
 
@@ -275,7 +276,9 @@ def as_table(data: Any) -> Any:
     if hasattr(data, "__arrow_c_stream__"):
         try:
             return pa.table(data)
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            if hasattr(data, "columns") and hasattr(data, "items"):
+                _table_of_columns(dict(data.items()))  # its error names the column
             raise ValueError(
                 f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
                 f"one row, make a frame"
@@ -303,8 +306,8 @@ def _table_of_columns(columns: Mapping[str, Any]) -> Any:
             )
         try:
             arrays[str(name)] = _column_array(column)
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise ValueError(f"{name!r} is no column of values: {first_line(error)}") from error
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"column {name!r} {_why_unread(column, error, name)}") from error
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns of a dict must have equal lengths, not {lengths}")
@@ -317,6 +320,18 @@ def _column_array(column: Any) -> Any:
         return pa.chunked_array(column)
     is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
     return pa.array(np.asarray(column) if is_foreign else column)
+
+
+def _why_unread(column: Any, error: Exception, name: str) -> str:
+    is_of_arrow = isinstance(error, pyarrow().ArrowException)
+    kinds = set(map(type, np.asarray(column, object).flat)) if is_of_arrow else set()
+    if isinstance(error, OverflowError):
+        what = "has whole numbers beyond int64"
+    elif str in kinds and any(issubclass(kind, Number) for kind in kinds):
+        what = "mixes text and numbers"
+    else:
+        return f"is no column of values: {first_line(error)}"
+    return f"{what}; convert it to text (of a pandas frame: frame[{name!r}].astype('string'))"
 
 
 def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
