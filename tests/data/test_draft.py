@@ -284,6 +284,26 @@ def test_labels_by_name_by_value_and_by_word():
     assert rare.schema.label == "click" and "label: 'click' is 0 in all rows looked at" in rare.notes
 
 
+def test_a_label_that_some_rows_lack_is_one_and_how_to_leave_them_out_is_said(tmp_path):
+    frame = clicks().drop(columns="converted")
+    frame["click"] = frame["click"].where(frame["row"] % 9 > 0)
+    draft = draft_schema(frame)
+    assert draft.schema.label == "click" and draft.schema.features == FEATURES
+    advice = r"leave (them|rows without it) out \(of a frame: frame.dropna\(subset=\['click'\]\)\)"
+    (note,) = [note for note in draft.notes if note.startswith("label: ")]
+    assert note.startswith("label: 'click' is missing in 45 rows") and re.search(advice, note)
+    with pytest.raises(ValueError, match=f"expected a label 0 or 1, found nothing; {advice}$"):
+        prepare(frame, draft.schema, tmp_path / "enc")
+    assert_prepares(tmp_path, frame.dropna(subset=["click"]), draft.schema)
+
+
+def test_another_label_that_some_rows_lack_is_no_feature_either():
+    frame = clicks()
+    frame["converted"] = frame["converted"].where(frame["click"] == 1)
+    assert draft_schema(frame).schema.label == "click"
+    assert draft_schema(frame).schema.features == FEATURES
+
+
 @pytest.mark.parametrize(
     ("columns", "label", "message"),
     [

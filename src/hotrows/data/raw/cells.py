@@ -8,7 +8,7 @@ row labels come first, then numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,7 +174,11 @@ def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple
         if len(schema.labels) == 1:
             places = np.sort(np.concatenate([places, np.flatnonzero(absent)]))
         if len(places):
-            problems.append(_bad_label(label, int(places[0])))
+            bad = _bad_label(label, int(places[0]))
+            if absent[bad.row]:
+                rows = f"leave rows without it out (of a frame: frame.dropna(subset=[{column!r}]))"
+                bad = replace(bad, remedy=rows)
+            problems.append(bad)
     return labels, problems
 
 

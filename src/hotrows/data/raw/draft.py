@@ -106,7 +106,7 @@ def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: li
             )
         return _label_of(columns[names.index(wanted)], source, notes)
     by_name = {_plain(column.name): column for column in reversed(columns) if _is_target(column)}
-    called = [by_name[name] for name in _LABELS if name in by_name]
+    called = sorted(filter(None, map(by_name.get, _LABELS)), key=lambda column: column.missing > 0)
     pairs = sorted(filter(_is_target, columns), key=lambda column: _rank(column, columns))
     bits = [column for column in pairs if set(column.counts) == {0, 1}]
     ratings = [c for c in columns if _plain(c.name) in _RATINGS and c.kind == "number" and not c.missing]
@@ -132,10 +132,12 @@ def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
 
 
 def _is_target(column: Column) -> bool:
-    if _PANDAS_INDEX.fullmatch(column.name):
+    """Whether a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
+    if _PANDAS_INDEX.fullmatch(column.name) or (column.missing and _plain(column.name) not in _LABELS):
         return False
-    zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1} and not column.missing
-    return bool(column.counts) and (column.is_binary or zero_or_one)
+    is_pair = column.kind in ("text", "number") and len(column.counts) == 2
+    zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1}
+    return bool(column.counts) and (is_pair or zero_or_one)
 
 
 def _plain(name: str) -> str:
@@ -145,7 +147,10 @@ def _plain(name: str) -> str:
 def _label_of(column: Column, source: str, notes: list[str]) -> Label:
     name, words = column.name, sorted(column.counts)
     if column.missing:
-        notes.append(f"label: {name!r} is missing in {column.missing:,} rows, which `prepare` refuses")
+        notes.append(
+            f"label: {name!r} is missing in {column.missing:,} rows, which `prepare` refuses; leave them "
+            f"out (of a frame: frame.dropna(subset=[{name!r}]))"
+        )
     if column.kind == "number" and set(words) <= {0, 1}:
         if len(words) == 1:
             notes.append(f"label: {name!r} is {words[0]:g} in all rows looked at")
@@ -239,7 +244,7 @@ class _Drafting:
             return f"it is empty in {self._where}" if not column.counts else f"one value in {self._where}"
         if not column.name:
             return "it has no name"
-        if _plain(column.name) in _LABELS and column.is_binary:
+        if _plain(column.name) in _LABELS and _is_target(column):
             if self._is_guess:
                 return "by its name it is a label too, known only afterwards; add it if it is none"
             self.notes.append(f"{column.name!r}: is it known before the label? By its name it is one too")

@@ -84,10 +84,6 @@ class Column:
         return self.kind == "number" and all(x == math.floor(x) for x in self.counts)
 
     @property
-    def is_binary(self) -> bool:
-        return self.kind in ("text", "number") and not self.missing and len(self.counts) == 2
-
-    @property
     def is_padded(self) -> bool:
         """Whether most values of text have spaces around them."""
         padded = sum(
