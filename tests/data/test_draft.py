@@ -338,6 +338,33 @@ def test_layouts_that_are_often_met_are_refused_by_name(tmp_path, line, message)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("text", ["{}", "{}\nthanks, Ann", "{}\n\nthanks\nAnn"])
+def test_line_breaks_in_quotes_are_refused_as_prepare_refuses_them(tmp_path, is_first, text):
+    """Columns were said to be empty in every row, and the delimiter to be unsure."""
+    path, frame = tmp_path / "rows.csv", clicks()
+    texts = [text.format("poor\nvalue" if row % 50 == 9 else "great") for row in frame["row"]]
+    frame.insert(0 if is_first else len(frame.columns), "text", texts)
+    frame.to_csv(path, index=False)
+    said = r"rows.csv line \d+, column 'text': the quoted field does not end on its line; .*to_parquet"
+    with pytest.raises(ValueError, match=said) as drafted:
+        draft_schema(path)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    schema = draft_schema(tmp_path / "rows.parquet").schema
+    assert Sparse("text") in schema.features
+    with pytest.raises(ValueError, match=said) as prepared:
+        prepare(path, schema, tmp_path / "enc")
+    assert str(drafted.value) == str(prepared.value)
+
+
+def test_a_carriage_return_in_quotes_is_no_end_of_a_line(tmp_path):
+    lines = [f'{row % 2},"{row % 7}\r{row % 3}",{row % 5}' for row in range(ROWS)]
+    (tmp_path / "raw").write_bytes("\n".join(["click,text,days", *lines, ""]).encode())
+    draft = draft_schema(tmp_path / "raw")
+    assert draft.schema.features == (Sparse("text"), Sparse("days"))
+    assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
+
+
 @pytest.mark.parametrize(("text", "is_noted"), [("{},5", True), ("1.{:03},25", True), ("0{}", False)])
 def test_numbers_with_commas_are_ids_and_noted(text, is_noted):
     prices = [text.format(n // 2) for n in range(60)]

@@ -6,6 +6,7 @@ are of another kind than those below them.
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections import Counter
@@ -15,8 +16,9 @@ from typing import Any, cast
 
 from hotrows.data.raw.arrow import is_list, pyarrow
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
-from hotrows.data.raw.layout import cut_line
-from hotrows.data.raw.reading import first_chunk
+from hotrows.data.raw.layout import UNCLOSED, Layout, cut_line
+from hotrows.data.raw.reading import Chunk, first_chunk
+from hotrows.data.raw.text import error_of_line
 from hotrows.data.raw.values import plain_number, plain_time
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
@@ -75,12 +77,15 @@ def _num_rows(num_columns: int) -> int:
 
 def _of_text(file: TextInput) -> FirstRows:
     chunk = first_chunk(file, _CHUNK_BYTES)
-    lines = [] if chunk is None else [bytes(line) for line in chunk.text.splitlines()]
-    delimiter, notes = _delimiter(file.name, lines[:_SNIFFED])
+    if chunk is None:
+        raise ValueError(f"{file.name} has no lines to draft a schema from")
+    lines = [bytes(line).removesuffix(b"\r") for line in chunk.text.split(b"\n")[:-1]]
+    delimiter, notes = _delimiter(chunk, lines[:_SNIFFED])
     widths = Counter(len(cut_line(line, delimiter)[0]) for line in lines[:_SNIFFED])
     num_fields = widths.most_common(1)[0][0]
     limit = _num_rows(num_fields)
-    fields = [cut_line(line, delimiter)[0] for line in lines[: limit + 1]]
+    cut = [cut_line(line, delimiter) for line in lines[: limit + 1]]
+    fields = [line for line, _ in cut]
     table = [line for line in fields if len(line) == num_fields]
     if len(table) < len(fields):
         wrong = next(number for number, line in enumerate(fields, 1) if len(line) != num_fields)
@@ -90,6 +95,7 @@ def _of_text(file: TextInput) -> FirstRows:
     names = [f"column_{i + 1}" for i in range(num_fields)]
     if has_header:
         names = [_text(name).removeprefix("\ufeff").strip() for name in table.pop(0)]
+    _check_quotes(chunk, cut, Layout(tuple(names), {}, delimiter, has_header))
     columns = zip(*table, strict=True) if table else [()] * num_fields
     return FirstRows(
         name=file.name,
@@ -98,7 +104,7 @@ def _of_text(file: TextInput) -> FirstRows:
             for name, column in zip(names, columns, strict=True)
         ),
         num_rows=len(table),
-        is_all=len(lines) <= limit and chunk is not None and chunk.position >= file.size,
+        is_all=len(lines) <= limit and chunk.position >= file.size,
         delimiter=delimiter,
         has_header=has_header,
         notes=tuple(notes),
@@ -109,12 +115,20 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
 
 
-def _delimiter(name: str, lines: Sequence[bytes]) -> tuple[str, list[str]]:
+def _check_quotes(chunk: Chunk, cut: Sequence[tuple[list[bytes], int | None]], layout: Layout) -> None:
+    """Raises the error of `prepare` where a quoted field does not end on its line. cut: lines."""
+    for row, (fields, problem) in enumerate(cut):
+        if problem == UNCLOSED:
+            raise error_of_line(chunk, layout, problem, row, len(fields) - 1)
+
+
+def _delimiter(chunk: Chunk, lines: Sequence[bytes]) -> tuple[str, list[str]]:
     """The delimiter that cuts all lines into equally many fields, the most; else most lines."""
-    if not lines:
-        raise ValueError(f"{name} has no lines to draft a schema from")
-    fitting = []
+    name, fitting = chunk.name, []
     for delimiter in DELIMITERS:
+        if _have_line_breaks(lines, delimiter):
+            cut = [cut_line(line, delimiter) for line in lines]
+            _check_quotes(chunk, cut, Layout(tuple(map(_text, cut[0][0])), {}, delimiter, True))
         counts = Counter(len(cut_line(line, delimiter)[0]) for line in lines)
         fields, num_lines = counts.most_common(1)[0]
         if fields > 1 and 2 * num_lines > len(lines):
@@ -134,6 +148,16 @@ def _delimiter(name: str, lines: Sequence[bytes]) -> tuple[str, list[str]]:
         )
     num_lines, *_, best = max(fitting, key=lambda rank: rank[:3])
     return best, [] if num_lines == len(lines) else [f"the delimiter is perhaps {best!r}: lines differ"]
+
+
+def _have_line_breaks(lines: Sequence[bytes], delimiter: str) -> bool:
+    """Whether lines are rows of equally many fields if a quoted field may go on in the next line."""
+    text = (_text(line) + "\n" for line in lines)
+    try:
+        widths = [len(row) for row in csv.reader(text, delimiter=delimiter)]
+    except csv.Error:
+        return False
+    return len(widths) < len(lines) and widths[0] > 1 and len({*widths[:-1]}) == 1  # the last may be cut
 
 
 def _has_header(table: Sequence[Sequence[bytes]]) -> tuple[bool, list[str]]:

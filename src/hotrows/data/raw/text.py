@@ -116,7 +116,7 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
     values.blank(cells.fields, how.schema.strip, how.missing, how.threads)
     columns = columns_of(cells, how)
     if problem is not None:
-        raise _bad_line(chunk, layout, kind, row, column)
+        raise error_of_line(chunk, layout, kind, row, column)
     return columns
 
 
@@ -159,7 +159,8 @@ def _cut_in_python(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCell
     return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
 
 
-def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
+def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
+    """The error of a row of a chunk that cannot be cut. kind: see `layout`; column: index of the last."""
     where = f"{chunk.name} line {chunk.first_line + row}"
     if kind == WRONG_COLUMNS:
         expected = f"expected {len(layout.names)} columns between {layout.delimiter!r}"
@@ -167,7 +168,7 @@ def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) ->
         return ValueError(f"{where}, {expected}, found {column + 1}; {what}")
     name = layout.names[column] if column < len(layout.names) else f"number {column + 1}"
     assert kind in (UNCLOSED, AFTER_QUOTE)
-    what = "does not end on its line; fields with line breaks are not read"
+    what = "does not end on its line; of rows with line breaks write Parquet (frame.to_parquet does it)"
     if kind == AFTER_QUOTE:
         what = 'is followed by text; write a quote inside a quoted field twice, ""'
     return ValueError(f"{where}, column {name!r}: the quoted field {what}")
