@@ -1,5 +1,6 @@
 """Bad input: one sentence that names file, line, column and value, and nothing left behind."""
 
+import dataclasses
 import errno
 import gzip
 
@@ -48,6 +49,16 @@ def test_a_blank_line_between_rows(tmp_path):
 def test_a_letter_in_a_number(tmp_path):
     write(tmp_path / "raw", [GOOD, ("0", "12a", "user", "item")])
     assert refused(tmp_path).startswith("raw line 2, column 'price': expected a number, found '12a';")
+
+
+def test_a_word_for_a_missing_number_is_said_to_be_one(tmp_path):
+    """It said to correct the row, though a word in the schema is all that it takes."""
+    write(tmp_path / "raw", [GOOD, ("0", "NA", "user", "item")])
+    said = refused(tmp_path)
+    assert said.endswith("found 'NA'; if 'NA' means missing, say so in the schema: \"missing\": [\"NA\"]")
+    schema = dataclasses.replace(SCHEMA, missing=("NA",))
+    data = prepare([tmp_path / "raw"], schema, tmp_path / "out", split="fraction:1,0,0")
+    assert data.parts["train"].missing["price"] == 1
 
 
 @pytest.mark.parametrize("value", ["2", "", "yes", "0.5", "-1"])

@@ -7,6 +7,7 @@ row labels come first, then numbers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ import numpy as np
 from hotrows.data.raw import values
 from hotrows.data.raw.canonical import canonical, canonical_words
 from hotrows.data.raw.columns import Columns, RawIds, no_labels
-from hotrows.data.raw.values import MISSING_TIME
+from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS
 from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
 
 
@@ -261,10 +262,12 @@ def _raise_first(cells: Cells, problems: Sequence[Bad | None]) -> None:
     bad = min(filter(None, problems), key=lambda problem: problem.row, default=None)
     if bad is None:
         return
-    raise ValueError(
-        f"{cells.where(bad.row)}, column {bad.column!r}: expected a {bad.expected}, found "
-        f"{cells.shown(bad.row, bad.column)}; {bad.remedy}"
-    )
+    found, remedy = cells.shown(bad.row, bad.column), bad.remedy
+    words = [word for word in MISSING_WORDS if repr(word) == found]
+    if words and bad.expected.startswith(("number", "time")):
+        remedy = f'if {found} means missing, say so in the schema: "missing": {json.dumps(words)}'
+    where = f"{cells.where(bad.row)}, column {bad.column!r}"
+    raise ValueError(f"{where}: expected a {bad.expected}, found {found}; {remedy}")
 
 
 def show(value: bytes) -> str:

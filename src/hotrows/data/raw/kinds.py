@@ -13,23 +13,8 @@ from typing import Any
 
 from hotrows.data.raw.canonical import LAST_EXACT
 from hotrows.data.raw.first_rows import RawColumn
-from hotrows.data.raw.values import UNIX, plain_number, plain_time
+from hotrows.data.raw.values import MISSING_WORDS, UNIX, plain_number, plain_time
 
-MISSING_WORDS = (
-    "NULL",
-    "Null",
-    "null",
-    "\\N",
-    "NA",
-    "N/A",
-    "n/a",
-    "nan",
-    "NaN",
-    "None",
-    "none",
-    "?",
-    "-",
-)
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
 ID_NAME = re.compile(
     r"(^|_)(id|ids|uid|code|zip|zipcode|hash|user|item|movie|ad|advertiser|campaign|site|app|device|"

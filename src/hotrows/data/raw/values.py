@@ -18,6 +18,9 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 
 MISSING_TIME = np.iinfo(np.int64).min
+MISSING_WORDS = (
+    *("NULL", "Null", "null", "\\N", "NA", "N/A", "n/a", "nan", "NaN", "None", "none", "?", "-"),
+)
 _LAST_SECOND = 253_402_300_799  # of the year 9999; milliseconds read as seconds are beyond it since 1978
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
