@@ -99,6 +99,16 @@ def test_a_header_without_a_column(tmp_path):
     assert "'label', 'price', 'item'" in message
 
 
+def test_a_delimiter_that_the_schema_does_not_say(tmp_path):
+    """Without a word it is a tab; of a file with commas the question alone was no help."""
+    write(tmp_path / "raw", [("label", "price", "user", "item"), GOOD], ",")
+    schema = dataclasses.replace(SCHEMA, columns=None)
+    said = r"Is the delimiter '\t'? Write delimiter=',' in the schema"
+    assert refused(tmp_path, schema).endswith(said)
+    data = prepare([tmp_path / "raw"], HEADED, tmp_path / "out", split="fraction:1,0,0")
+    assert data.parts["train"].rows == 1
+
+
 def test_a_header_without_a_label(tmp_path):
     write(tmp_path / "raw", [("price", "user", "item"), ("1", "a", "b")], ",")
     assert "the header lacks the columns ['label']" in refused(tmp_path, HEADED)

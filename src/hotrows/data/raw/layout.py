@@ -106,10 +106,9 @@ def check_present(
             f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
         )
     if absent and (for_training or not features - set(absent)):
-        hint = (
-            f". Is the delimiter {schema.delimiter!r}? A file without a header needs `columns` in "
-            f"the schema"
-        )
+        others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
+        write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
+        hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
         advice = did_you_mean(absent[0], names) or (hint if "header" in where else "; correct the schema")
         raise ValueError(
             f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} asks for; "
