@@ -49,7 +49,8 @@ def main() -> None:
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {key} {seed}: {shown}", flush=True)
     if not args.dry:
-        print(table(_stored()), named_table(_stored(), "bfloat16"), sep="\n\n")
+        sets = _stored()
+        print(table(sets), strength_table(sets), named_table(sets, "bfloat16"), sep="\n\n")
 
 
 def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -57,8 +58,9 @@ def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict
     begin = time.perf_counter()
     if model in (REFERENCE, SCIKIT_LEARN):
         fit = one_hot.fitted if model == REFERENCE else one_hot.fitted_by_scikit_learn
-        metrics, strength = fit(data)
-        return {**_of(metrics), "strength": strength, "seconds": _since(begin)}
+        metrics, strength, aucs = fit(data)
+        chosen = {**_of(metrics), "strength": strength, "auc_by_strength": aucs}
+        return {**chosen, "seconds": _since(begin)}
     changes = {key: json.loads(value) for key, value in (text.split("=", 1) for text in args.config)}
     settings = {"model": model, "seed": seed, "plan_depth": 0, **changes}  # 0 changes no bit
     config = TrainConfig.from_fields(settings)
@@ -116,6 +118,23 @@ def table(sets: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     commits = ", ".join(f"{letter}: {commit}" for commit, letter in letters.items())
     return "\n".join([*lines, "", f"Commits: {commits}."])
+
+
+def strength_table(sets: dict[str, Any]) -> str:
+    """The reference by its L2 term: the strengths that were chosen, and how far AUC with each strength is
+    above that with the chosen one, mean over seeds."""
+    lines = [f"| | chosen | {' | '.join(f'{s:g}' for s in one_hot.STRENGTHS)} |"]
+    lines.append("|---" * (2 + len(one_hot.STRENGTHS)) + "|")
+    for name, of_set in sets.items():
+        fits = [fit for _, fit in sorted(of_set.get(REFERENCE, {}).items()) if "auc_by_strength" in fit]
+        if fits:
+            chosen = ", ".join(f"{fit['strength']:g}" for fit in fits)
+            above = [
+                f"{mean(fit['auc_by_strength'][str(s)] - fit['auc'] for fit in fits):+.4f}"
+                for s in one_hot.STRENGTHS
+            ]
+            lines.append(f"| {name} | {chosen} | {' | '.join(above)} |")
+    return "\n".join(lines)
 
 
 def named_table(sets: dict[str, Any], name: str) -> str:

@@ -123,7 +123,7 @@ def _flights(folder: Path, seed: int, raw: Path) -> EncodedData:
     return prepare(rows[[*ids, "distance", "arr_delay"]], schema, folder, split=SPLIT, seed=seed)
 
 
-HELD_OUT = ("adult", "movielens", "taobao", "flights", "caravan", "default")
+HELD_OUT = ("movielens", "taobao", "flights", "caravan", "default")
 GIVEN = ("adult", "movielens", "taobao")
 _IDS = (10, 100, 1_000, 10_000, 50_000)
 SETS: dict[str, Callable[[Path, int, Path], EncodedData]] = {

@@ -16,6 +16,14 @@ from hotrows.metrics import Metrics, compute_metrics
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3)  # of the L2 term, strong ones first; scikit-learn's is 1
 
 
+class Fitted(NamedTuple):
+    """Metrics on the test part with the strength that the validation part chooses by log loss."""
+
+    metrics: Metrics
+    strength: float
+    aucs: dict[float, float]  # on the test part, of every strength
+
+
 class Design(NamedTuple):
     """What a linear model sees: columns of one-hot ids, of lists their mean, and scaled numbers."""
 
@@ -33,24 +41,21 @@ class Design(NamedTuple):
         return logits + self.dense @ weights[num_columns:-1] + weights[-1]
 
 
-def fitted(data: EncodedData) -> tuple[Metrics, float]:
-    """Metrics on the test part, and the strength that the validation part chooses by log loss."""
+def fitted(data: EncodedData) -> Fitted:
+    """Fits by L-BFGS with every strength, each from the weights of the one before."""
     (train, validation, test), num_columns = _designs(data)
     weights = torch.zeros(num_columns + train.dense.shape[1] + 1, dtype=torch.float64)
     rate = float(train.labels.mean())
     weights[-1] = math.log(rate / (1 - rate))
-    best: tuple[float, float, Tensor] | None = None
+    logits = {}
     for strength in STRENGTHS:
         weights = _fit(train, weights, strength, num_columns)
-        loss = _loss(validation.logits(weights, num_columns), validation)
-        if best is None or loss < best[0]:
-            best = loss, strength, weights
-    assert best is not None
-    return _metrics(test.logits(best[2], num_columns), test), best[1]
+        logits[strength] = [design.logits(weights, num_columns) for design in (validation, test)]
+    return _chosen(logits, validation, test)
 
 
-def fitted_by_scikit_learn(data: EncodedData) -> tuple[Metrics, float]:
-    """What `fitted` says, of scikit-learn's LogisticRegression."""
+def fitted_by_scikit_learn(data: EncodedData) -> Fitted:
+    """Fits scikit-learn's LogisticRegression with every strength."""
     from scipy.sparse import csr_matrix, hstack
     from sklearn.linear_model import LogisticRegression
 
@@ -62,13 +67,18 @@ def fitted_by_scikit_learn(data: EncodedData) -> tuple[Metrics, float]:
         return hstack([csr_matrix((design.shares.numpy(), places), shape), design.dense.numpy()]).tocsr()
 
     train, validation, test = map(matrix, designs)
-    outcomes = []
+    logits = {}
     for strength in STRENGTHS:
         model = LogisticRegression(C=1 / strength, max_iter=2000).fit(train, designs[0].labels.numpy())
-        logits = [torch.from_numpy(model.decision_function(x)) for x in (validation, test)]
-        outcomes.append((_loss(logits[0], designs[1]), -strength, logits[1]))
-    _, strength, logits = min(outcomes, key=lambda outcome: outcome[:2])
-    return _metrics(logits, designs[2]), -strength
+        logits[strength] = [torch.from_numpy(model.decision_function(x)) for x in (validation, test)]
+    return _chosen(logits, *designs[1:])
+
+
+def _chosen(logits: dict[float, list[Tensor]], validation: Design, test: Design) -> Fitted:
+    """logits: of the validation and of the test part, by strength, of which the first wins a tie."""
+    strength = min(logits, key=lambda strength: _loss(logits[strength][0], validation))
+    metrics = {strength: _metrics(of_test, test) for strength, (_, of_test) in logits.items()}
+    return Fitted(metrics[strength], strength, {strength: m.auc for strength, m in metrics.items()})
 
 
 def _designs(data: EncodedData) -> tuple[list[Design], int]:
