@@ -193,6 +193,8 @@ def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, 
     decays = {"weight_decay": decay / 100, "decay_by_count": True}
     assert settled.row_optimizer == Adagrad(**steps, **decays)
     assert (settled.epochs, settled.dense_lr) == (epochs, 0.01)
+    of_ids = {**steps, **decays, "weight_decay": 3 / 100}  # the vectors of fm alone decay more
+    assert settled.linear_optimizer == Adagrad(**of_ids)
     uncounted = settle(TrainConfig(model=model, batch_size=100), of_size(rows, vocabularies={}))
     assert uncounted.row_optimizer == Adagrad(**steps)
     keys = of_size(rows, schema=Schema((Sparse("user", dynamic=Dynamic(9)), ITEM), "click"))
@@ -210,7 +212,7 @@ def test_many_features_take_shorter_steps_of_vectors_and_decay_more():
     of_fm = settle(TrainConfig("fm", batch_size=100), wide)
     vectors, weights = of_fm.row_optimizer, of_fm.linear_optimizer
     assert (vectors.lr, vectors.weight_decay) == pytest.approx((1 / 780, 10 * 20 * 20 / 100))
-    assert (weights.lr, weights.weight_decay) == pytest.approx((1 / 50, 10 * 20 / 100))
+    assert (weights.lr, weights.weight_decay) == pytest.approx((1 / 50, 3 * 20 / 100))
     few, many = (
         settle(TrainConfig(), replaced) for replaced in (wide, of_size(10**6, schema=wide.schema))
     )

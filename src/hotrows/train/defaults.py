@@ -10,8 +10,9 @@ from hotrows import models, optim
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
 
-# L2 term of models whose rows weigh single features; of FM the vectors too, which learn by heart sooner.
-_DECAYS = {"lr": 3.0, "fm": 10.0}
+# L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
+_SHALLOW = ("lr", "fm")
+_DECAY, _DECAY_OF_FM = 3.0, 10.0
 # Deep models that read few samples again, the L2 term of their vectors, and about the most that the
 # gradient of a logit is by an element of a vector.
 _DEEP, _FEW = ("deepfm", "dcnv2"), 250_000
@@ -34,18 +35,18 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     model = config.model or models.default_name(data.schema, config.label)
     batch_size = config.batch_size or _batch_size(num_samples)
     epochs, options = config.epochs or 1, config.model_options
-    rate = _LINEAR_LR if model in _DECAYS else _DENSE_LR
+    rate = _LINEAR_LR if model in _SHALLOW else _DENSE_LR
     dense_lr = _dense_lr(config, data, batch_size, rate)
     rows = linear = optim.Adagrad()
-    if model in _DECAYS:
+    if model in _SHALLOW:
         epochs = config.epochs or min(max(4_000_000 // num_samples, 1), 20)
-        rows = linear = _linear_rows(data, batch_size, _DECAYS[model])
+        rows = linear = _linear_rows(data, batch_size, _DECAY)
         if model == "fm":
-            decay = linear.weight_decay * _times_as_wide(data, _USUAL)
-            rows = dataclasses.replace(linear, lr=1 / len(data.schema.features), weight_decay=decay)
+            decayed = _linear_rows(data, batch_size, _DECAY_OF_FM * _times_as_wide(data, _USUAL))
+            rows = dataclasses.replace(decayed, lr=1 / len(data.schema.features))
     elif model in _DEEP and _are_read_again(config, data):
         epochs = config.epochs or min(500_000 // num_samples, 10)
-        rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAYS["lr"])
+        rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAY)
         if model == "dcnv2" and config.start_from is None and not is_made:
             options = {"linear": True, **options}
     elif model in _DEEP:
