@@ -1,16 +1,18 @@
 """What does planning cost, and what do threads save of it?
 
-    python -m benchmarks.planning [policies] [threads] [ranks]
+    python -m benchmarks.planning [policies] [memory] [threads] [ranks]
 
 A cache of a tenth of the rows that begins with the most popular ones; a look ahead resolves and feeds
 every batch once more. `policies`: every part of planning on one thread, for every policy; the stream
 of `benchmarks.tiers` (26 fields, 33.8 M rows, batches of 8,192); nanoseconds of the thread's own time
-per lookup. `threads`: batches of a GPU, 1.7 M lookups of 26 equal tables by Zipf 1.05, in as many packs
-as threads; medians of the caller's own time and that of the longest of its threads, which is what goes
-by where no core is missing; `elapsed` is what went by, more where the machine was busy. `ranks`: one
-rank among many, whose partners send it what it sends them, so that no other one need be there; 26 tables
-in two packs, ids dealt over all ranks, a batch of 65,536 of all ranks together: milliseconds of the
-thread's own time, and of them those for routing: requests, messages made and read, the rows to serve.
+per lookup. `memory`: look ahead on that stream at some sizes of records, each with its bound of the
+look ahead: what planning has allocated, and its nanoseconds. `threads`: batches of a GPU, 1.7 M lookups
+of 26 equal tables by Zipf 1.05, in as many packs as threads; medians of the caller's own time and that
+of the longest of its threads, which is what goes by where no core is missing; `elapsed` is what went
+by, more where the machine was busy. `ranks`: one rank among many, whose partners send it what it sends
+them, so that no other one need be there; 26 tables in two packs, ids dealt over all ranks, a batch of
+65,536 of all ranks together: milliseconds of the thread's own time, and of them those for routing:
+requests, messages made and read, the rows to serve.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from hotrows import Table, models
 from hotrows.batch import split
 from hotrows.data import Loader
 from hotrows.distributed.comm import Arrived, OneRank
+from hotrows.engine.caching import Caching
 from hotrows.optim import Adagrad
 from hotrows.planning import packing
 from hotrows.planning import planner as planner_module
@@ -40,6 +43,8 @@ from hotrows.planning.slots import slot_map
 from hotrows.planning.threads import Threads
 from hotrows.train.step_trainer import keep_freed_memory
 
+# of vectors, and bytes of a record: without state in bfloat16 and float32, with Adagrad's
+RECORDS = ((4, 8), (4, 32), (16, 64), (16, 128), (64, 256), (64, 512), (128, 512), (128, 1024))
 PARTS = ("load", "plan", "look", "feed", "take")
 FIELDS, GPU_BATCH, WINDOW = 26, 65_536, 32
 
@@ -57,6 +62,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if "policies" in args.which:
         _policies_side_by_side(args)
+    if "memory" in args.which:
+        _sizes_side_by_side(args)
     if "threads" in args.which:
         _threads_side_by_side(args)
     if "ranks" in args.which:
@@ -67,6 +74,7 @@ def _policies_side_by_side(args) -> None:
     part = stream(args.samples).parts["train"]
     popular = torch.from_numpy(np.load(popular_rows()).astype(np.int64))
     figures, memory = {}, {}
+    keep_freed_memory()  # as training does
     print(f"{'policy':10}" + "".join(f"{name:>8}" for name in (*PARTS, "all")) + "   ns a lookup")
     for name, policy in _policies(popular).items():
         figures[name], memory[name] = _measure(policy, part, popular, args.batches)
@@ -86,12 +94,39 @@ def _policies(popular):
     }
 
 
-def _measure(policy, part, popular, batches: int) -> tuple[dict[str, float], dict[str, float]]:
+def _sizes_side_by_side(args) -> None:
+    part = stream(args.samples).parts["train"]
+    popular = torch.from_numpy(np.load(popular_rows()).astype(np.int64))
+    keep_freed_memory()
+    columns = ("dim", "record", "window", "row B", "use B", "all MiB", "share", "ns")
+    print("".join(f"{name:>9}" for name in columns))
+    figures = []
+    for dim, record in RECORDS:
+        spent, held = _measure(Lookahead("auto"), part, popular, args.batches // 2, dim, record)
+        fast_memory = held["num_slots"] * record
+        each = {
+            "bytes_per_known_row": held["known_rows"] / (held["resident"] + held["known"]),
+            "bytes_per_use": held["uses_bytes"] / held["uses"],
+            "share_of_fast_memory": held["bytes"] / fast_memory,
+        }
+        figures.append({"dim": dim, "record_bytes": record, **each, "ns": spent["all"], **held})
+        row = dim, record, held["window"], *each.values()
+        print(f"{dim:9}{record:9}{held['window']:9}{row[3]:9.1f}{row[4]:9.2f}", end="")
+        print(f"{held['bytes'] / 2**20:9.0f}{row[5]:9.2f}{spent['all']:9.1f}", flush=True)
+    setting = {"batches": args.batches // 2, "samples": args.samples}
+    write("planning-memory", {**conditions(1), "setting": setting, "records": figures})
+
+
+def _measure(
+    policy, part, popular, batches: int, dim: int = 16, record: int = 128
+) -> tuple[dict[str, float], dict[str, float]]:
     """Nanoseconds a lookup of each part, and what the map of rows holds and takes in the end."""
-    tables = models.build("dlrm", SCHEMA, dim=16).tables
+    tables = models.build("dlrm", SCHEMA, dim=dim).tables
     packs = packing.pack_tables([replace(table, optimizer=Adagrad()) for table in tables])
     planner, num_slots = Planner(packs), packs[0].rows // 10
-    slots = slot_map(num_slots, policy, 4, lookahead_bytes=num_slots * 128 // 4)
+    rows = packs[0].rows
+    bound = Caching(num_slots * record).lookahead_bytes
+    slots = slot_map(num_slots, policy, 4, lookahead_bytes=bound, num_rows=rows)
     slots.warm(popular[:num_slots])
     near, far = (Loader(part, BATCH, shuffle=False).batches(0) for _ in range(2))
     spent = dict.fromkeys(PARTS, 0.0)
@@ -118,7 +153,10 @@ def _measure(policy, part, popular, batches: int) -> tuple[dict[str, float], dic
     lookups = batches * BATCH * len(SCHEMA.sparse)
     nanoseconds = {name: seconds / lookups * 1e9 for name, seconds in spent.items()}
     resident, uses, known = slots._sizes()
+    of_parts = slots.bytes_by_part()
+    of_parts["uses_bytes"] = of_parts.pop("uses")
     memory = {"resident": resident, "uses": uses, "known": known, "bytes": slots.num_bytes}
+    memory |= {"num_slots": num_slots, "window": slots.num_fed - slots.num_allocated, **of_parts}
     return nanoseconds | {"all": sum(nanoseconds.values())}, memory
 
 
@@ -165,7 +203,9 @@ class _Planning:
         tables = [Table(name, rows, 128, (name,), optimizer=Adagrad()) for name in names]
         packs = packing.pack_tables(tables, parts=num)
         self._planner = Planner(packs, threads=self._threads)
-        self._maps = [slot_map(pack.rows // 10, Lookahead(WINDOW), 4) for pack in packs]
+        self._maps = [
+            slot_map(pack.rows // 10, Lookahead(WINDOW), 4, num_rows=pack.rows) for pack in packs
+        ]
         hot = scattered(torch.arange(rows // 10), rows)
         for pack, slots in zip(packs, self._maps, strict=True):
             slots.warm(torch.cat([hot + first for first in pack.first_rows[:-1]]))

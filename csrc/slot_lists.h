@@ -9,46 +9,93 @@ namespace hotrows::slots {
 
 constexpr int32_t kUnknown = -1;
 
-// A row that has a slot or uses to come: first, last: numbers of uses; newest: the last one's batch.
-struct Known {
-  int32_t slot = -1;
-  uint32_t first = 0, last = 0;
-  int32_t newest = -1;
-};
-
-// A row of the batch that is taken, with what it leads to: its place in the table has left the cache by
-// the time that it is read again.
-struct Found {
-  Known* known;
-  uint32_t first;
-  int32_t slot;
-};
-
-// A ring of uses, each of which tells the number of the next one of its row: filled in when that one comes.
+// Uses of rows to come, numbered as they are fed; each tells the number of the next one of its row: filled
+// in when that one comes. In blocks, so that a use takes its 4 bytes and no more.
 class Uses {
  public:
-  uint32_t& operator[](uint32_t number) { return ring_[number & (ring_.size() - 1)]; }
-  uint32_t push() { return end_++; }
-  void pop(uint32_t count) { begin_ += count; }
+  static constexpr uint32_t kNone = 1u << 31;  // numbers go round before it
+
+  static uint32_t distance(uint32_t from, uint32_t to) { return (to - from) & kMask; }
+  static uint32_t after(uint32_t number, uint32_t count) { return (number + count) & kMask; }
+
+  uint32_t& operator[](uint32_t number) { return block(number >> kBits)[number & (kBlock - 1)]; }
   uint32_t begin() const { return begin_; }
   uint32_t end() const { return end_; }
-  size_t bytes() const { return ring_.capacity() * sizeof(uint32_t); }
+  uint32_t size() const { return distance(begin_, end_); }
+  size_t bytes() const { return (num_blocks_ + !spare_.empty()) * kBlock * sizeof(uint32_t); }
+
+  // The first `count`.
+  void prefetch(uint32_t count) {
+    for (uint32_t n = 0; n < count; n += 16) hotrows::prefetch(&(*this)[after(begin_, n)]);
+  }
+
+  // `reserve` has made room.
+  uint32_t push() {
+    const uint32_t number = end_;
+    end_ = after(end_, 1);
+    return number;
+  }
 
   void reserve(uint32_t more) {
-    if (end_ - begin_ + more <= ring_.size()) return;
-    Large<uint32_t> old(ring_.size() * 2);
-    old.swap(ring_);
-    for (uint32_t n = begin_; n != end_; ++n) (*this)[n] = old[n & (old.size() - 1)];
+    const uint32_t first = begin_ >> kBits, needed = ((begin_ & (kBlock - 1)) + size() + more + kBlock - 1) >> kBits;
+    if (needed > blocks_.size()) {
+      std::vector<Block> wider(blocks_.size() * 2);
+      for (uint32_t b = first; b < first + num_blocks_; ++b) wider[b & (wider.size() - 1)].swap(block(b));
+      blocks_.swap(wider);
+    }
+    for (; num_blocks_ < needed; ++num_blocks_) {
+      if (spare_.empty()) spare_.resize(kBlock);
+      block(first + num_blocks_).swap(spare_);
+    }
+  }
+
+  void pop(uint32_t count) {
+    const uint32_t end = after(begin_, count);
+    for (uint32_t left = (begin_ & (kBlock - 1)) + count; left >= kBlock; left -= kBlock) {
+      Block().swap(spare_);
+      block(begin_ >> kBits).swap(spare_);
+      begin_ = after(begin_, kBlock);
+      --num_blocks_;
+    }
+    begin_ = end;
   }
 
  private:
-  Large<uint32_t> ring_ = Large<uint32_t>(1024);
-  uint32_t begin_ = 0, end_ = 0;  // numbers go round at 2^32
+  static constexpr uint32_t kMask = kNone - 1;
+  static constexpr int kBits = 19;  // a block is a large page
+  static constexpr uint32_t kBlock = 1u << kBits;
+  using Block = Large<uint32_t>;
+
+  Block& block(uint32_t number) { return blocks_[number & (blocks_.size() - 1)]; }
+
+  std::vector<Block> blocks_ = std::vector<Block>(1);
+  Block spare_;
+  uint32_t num_blocks_ = 0;
+  uint32_t begin_ = kMask - 255, end_ = begin_;  // so that numbers go round in short runs, too
+};
+
+// A row that has a slot or uses to come. first, last: the numbers of these uses; last is kNone without one.
+struct Known {
+  int32_t slot = -1;
+  uint32_t first = 0, last = Uses::kNone;
+};
+
+// A row of the batch that is taken. next: its use after that one, or kNone.
+struct Found {
+  Known* known;
+  uint32_t next;
+  int32_t slot;
 };
 
 struct Slot {
-  int64_t row = -1;
-  int32_t last_use = 0, next_use = kUnknown;
+  int64_t row : 63;
+  uint64_t wanted : 1;  // whether the policy wants its row
+  int32_t last_use, next_use;
+};
+
+// A slot whose row a batch used, and that row's next use as far as it was known then.
+struct Used {
+  int32_t slot, next_use;
 };
 
 struct Item {

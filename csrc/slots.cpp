@@ -1,9 +1,10 @@
 // Which row sits in which slot of a cache that looks forward: the state behind planning/slots.py, in
 // which the rules stand; slots_reference.py is the specification.
 //
-//   table   row -> its slot and its coming uses; open addressing, 24 B an entry, up to 3/4 full
-//   uses    a ring of 4 B each: batch after batch, freed in the order in which they came; a use names
-//           the next one of its row, and where batches end tells which batch that is
+//   table   row -> its slot and its coming uses; open addressing, 3/5 to 3/4 full, 16 B an entry, or 24
+//           where a row's number may need more than 32 bits
+//   uses    4 B each: batch after batch, freed in the order in which they came; a use names the next one
+//           of its row, and where batches end tells which batch that is
 //   slots   row, last use, next use: 16 B each
 //   lists   the rows that no past batch holds, oldest first: those without a known use in a queue,
 //           the others in a bucket for each batch of next use; 8 B each
@@ -28,48 +29,66 @@ struct Nothing {};
 
 enum Case : int64_t { kMismatch = -1, kOverlapped = 0, kDrained = 1, kPassesThrough = 2 };
 
-class SlotMap {
+class AnySlotMap {
+ public:
+  virtual ~AnySlotMap() = default;
+  virtual void feed(const int64_t* rows, int64_t n) = 0;
+  virtual Case take(const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in, int64_t* slots_in,
+                    int64_t* rows_out, int64_t* slots_out, int64_t* num_in, int64_t* num_out) = 0;
+  virtual void warm(const int64_t* rows, const int32_t* ages, int64_t n) = 0;
+  virtual void want(const int64_t* rows, int64_t n) = 0;
+  virtual void count(const int64_t* rows, int64_t n) = 0;
+  virtual int64_t most_counted(int64_t n, int64_t* rows) const = 0;
+  virtual int64_t num_resident() const = 0;
+  virtual int64_t num_uses() const = 0;
+  virtual int64_t num_known() const = 0;
+  virtual void bytes(int64_t* bytes) const = 0;
+};
+
+// Row: of `RowTable`.
+template <class Row>
+class SlotMap : public AnySlotMap {
  public:
   // window: how far ahead a next use counts for the order; newest_first: the order of `Newest`.
   SlotMap(int64_t num_slots, int32_t past, int32_t future, int32_t window, bool newest_first, int64_t num_counted)
       : past_(past), future_(future), window_(window), newest_first_(newest_first), slots_(num_slots),
-        wanted_(num_slots), buckets_(8), used_(past + 1), counts_(num_counted) {}
+        buckets_(8), used_(past + 1), counts_(num_counted) {}
 
-  void feed(const int64_t* rows, int64_t n) {
+  void feed(const int64_t* rows, int64_t n) override {
     const int32_t batch = fed_;
+    const uint32_t begin = uses_.end();
     open_bucket();
     n = drop_repeats(rows, n);
-    rows = fresh_.data();
-    Known* known[kBlock];
-    bool is_first[kBlock];
-    for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(rows[i]);
+    for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(fresh_[i]);
     for (int64_t i0 = 0; i0 < n; i0 += kBlock) {
       table_.reserve(kBlock);
       uses_.reserve(kBlock);
-      int64_t count = 0;
+      const uint32_t use = uses_.end();
+      Known* known[kBlock];
+      uint32_t before[kBlock], count = 0;
       for (int64_t i = i0; i < std::min(i0 + kBlock, n); ++i) {
-        if (i + kFar < n) table_.prefetch(rows[i + kFar]);
-        Known& row = table_[table_.put(rows[i])];
-        if (row.newest == batch) continue;
-        is_first[count] = row.newest < taken_;
-        if (!is_first[count]) {
+        if (i + kFar < n) table_.prefetch(fresh_[i + kFar]);
+        Known& row = table_.put(fresh_[i]);
+        if (row.last != Uses::kNone) {
+          if (Uses::distance(begin, row.last) < Uses::distance(begin, uses_.end())) continue;
           prefetch_for_write(&uses_[row.last]);
         } else if (row.slot >= 0) {
           prefetch_for_write(&slots_[row.slot]);
         }
-        known[count++] = &row;
-        row.newest = batch;
+        known[count] = &row;
+        before[count++] = row.last;
+        row.last = uses_.push();
       }
-      for (int64_t c = 0; c < count; ++c) append(*known[c], batch, is_first[c]);
+      for (uint32_t c = 0; c < count; ++c) append(*known[c], before[c], Uses::after(use, c), batch);
     }
     bucket(batch).uses_end = uses_.end();
   }
 
   Case take(const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in, int64_t* slots_in, int64_t* rows_out,
-            int64_t* slots_out, int64_t* num_in, int64_t* num_out) {
+            int64_t* slots_out, int64_t* num_in, int64_t* num_out) override {
     const int32_t batch = taken_;
     release(batch - past_ - 1);
-    const int64_t num_misses = find_all(rows, n, batch);
+    const int64_t num_misses = take_uses(rows, n, batch);
     if (num_misses < 0) return kMismatch;
 
     const Case which = choose_victims(batch, n, num_misses);
@@ -78,38 +97,41 @@ class SlotMap {
     size_t v = 0;
     *num_in = 0;
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kNear < n) prefetch_ahead(found_[i + kNear]);
+      if (i + kNear < n) prefetch_ahead(found_[i + kNear], rows[i + kNear]);
       if (v + kNear < victims_.size()) prefetch_for_write(&slots_[victims_[v + kNear].slot]);
-      Known& row = *found_[i].known;
-      row.first = uses_[row.first];
-      if (row.slot < 0 && which != kPassesThrough) {
+      Found& row = found_[i];
+      if (row.slot >= 0) {
+        slots_[row.slot].last_use = batch;
+      } else if (which != kPassesThrough) {
         row.slot = num_resident_ < num_slots() ? static_cast<int32_t>(num_resident_++) : victims_[v++].slot;
+        row.known->slot = row.slot;
+        slots_[row.slot] = {rows[i], is_wanted(rows[i]), batch, kUnknown};
         rows_in[*num_in] = rows[i];
         slots_in[(*num_in)++] = row.slot;
-        wanted_[row.slot] = is_wanted(rows[i]);
       }
       slots[i] = row.slot;
       if (row.slot < 0) continue;
-      slots_[row.slot] = {rows[i], batch, row.newest > batch ? batch_of(row.first) : kUnknown};
-      used.push_back(row.slot);
+      const int32_t next_use = row.next == Uses::kNone ? kUnknown : batch_of(row.next);
+      slots_[row.slot].next_use = next_use;
+      used.push_back({row.slot, next_use});
     }
     ++taken_;
     close_bucket(batch, n);
     if (which == kPassesThrough) {
-      for (int64_t i = 0; i < n; ++i) forget_unless_used(table_.find(rows[i]));
+      for (int64_t i = 0; i < n; ++i) forget_unless_used(*find(rows[i]));
     }
     *num_out = leave(rows_out, slots_out);
     return which;
   }
 
   // Rows ascending and their ages, below 0: into the first slots.
-  void warm(const int64_t* rows, const int32_t* ages, int64_t n) {
+  void warm(const int64_t* rows, const int32_t* ages, int64_t n) override {
     std::vector<Item> items(n);
     table_.reserve(n);
     for (int64_t i = 0; i < n; ++i) {
-      Known& row = table_[table_.put(rows[i])];
+      Known& row = table_.put(static_cast<Row>(rows[i]));
       row.slot = static_cast<int32_t>(i);
-      slots_[i] = {rows[i], ages[i], row.newest < taken_ ? kUnknown : batch_of(row.first)};
+      slots_[i] = {rows[i], false, ages[i], row.last == Uses::kNone ? kUnknown : batch_of(row.first)};
       items[i] = {row.slot, ages[i]};
     }
     num_resident_ = n;
@@ -118,7 +140,7 @@ class SlotMap {
   }
 
   // Chooses the wanted rows anew; rows without a known use go over to the queue that is now theirs.
-  void want(const int64_t* rows, int64_t n) {
+  void want(const int64_t* rows, int64_t n) override {
     std::vector<Item> idle;
     drop_stale(0);
     drop_stale(1);
@@ -128,58 +150,65 @@ class SlotMap {
                });
     wanted_rows_.clear();
     wanted_rows_.reserve(n);
-    for (int64_t i = 0; i < n; ++i) wanted_rows_.put(rows[i]);
+    for (int64_t i = 0; i < n; ++i) wanted_rows_.put(static_cast<Row>(rows[i]));
     for (int64_t s = 0; s < num_resident_; ++s) {
-      if (s + kFar < num_resident_) wanted_rows_.prefetch(slots_[s + kFar].row);
-      wanted_[s] = is_wanted(slots_[s].row);
+      if (s + kFar < num_resident_) wanted_rows_.prefetch(static_cast<Row>(slots_[s + kFar].row));
+      slots_[s].wanted = is_wanted(slots_[s].row);
     }
     idle_[0] = idle_[1] = Queue();
-    for (const Item item : idle) list(item);
+    for (size_t i = 0; i < idle.size(); ++i) {
+      if (i + kFar < idle.size()) prefetch(&slots_[idle[i + kFar].slot]);
+      list(idle[i]);
+    }
   }
 
-  void count(const int64_t* rows, int64_t n) { counts_.count(rows, n); }
-  int64_t most_counted(int64_t n, int64_t* rows) const { return counts_.most(n, rows); }
+  void count(const int64_t* rows, int64_t n) override { counts_.count(rows, n); }
+  int64_t most_counted(int64_t n, int64_t* rows) const override { return counts_.most(n, rows); }
 
-  int64_t num_resident() const { return num_resident_; }
-  int64_t num_uses() const { return uses_.end() - uses_.begin(); }
-  int64_t num_known() const { return static_cast<int64_t>(table_.size()) - num_resident_; }
+  int64_t num_resident() const override { return num_resident_; }
+  int64_t num_uses() const override { return uses_.size(); }
+  int64_t num_known() const override { return static_cast<int64_t>(table_.size()) - num_resident_; }
 
-  int64_t num_bytes() const {
-    size_t bytes = table_.bytes() + wanted_rows_.bytes() + counts_.bytes() + uses_.bytes();
-    bytes += slots_.size() * sizeof(Slot) + wanted_.size() + buckets_.size() * sizeof(Bucket);
-    for (const Queue& queue : idle_) bytes += queue.items.capacity() * sizeof(Item);
-    for (const Bucket& of : buckets_) bytes += of.items.capacity() * sizeof(Item);
-    for (const auto& used : used_) bytes += used.capacity() * sizeof(int32_t);
-    return static_cast<int64_t>(bytes);
+  void bytes(int64_t* bytes) const override {
+    size_t of_slots = slots_.size() * sizeof(Slot) + buckets_.size() * sizeof(Bucket);
+    for (const Queue& queue : idle_) of_slots += queue.items.capacity() * sizeof(Item);
+    for (const Bucket& of : buckets_) of_slots += of.items.capacity() * sizeof(Item);
+    for (const auto& used : used_) of_slots += used.capacity() * sizeof(Used);
+    bytes[0] = static_cast<int64_t>(of_slots);
+    bytes[1] = static_cast<int64_t>(table_.bytes());
+    bytes[2] = static_cast<int64_t>(uses_.bytes());
+    bytes[3] = static_cast<int64_t>(wanted_rows_.bytes() + counts_.bytes());
   }
 
  private:
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
   Bucket& bucket(int32_t batch) { return buckets_[batch & (buckets_.size() - 1)]; }
 
-  bool is_wanted(int64_t row) const { return wanted_rows_.size() > 0 && wanted_rows_.find(row) != wanted_rows_.kNone; }
+  typename RowTable<Row, Known>::Entry* find(int64_t row) { return table_.find(static_cast<Row>(row)); }
+  bool is_wanted(int64_t row) const { return wanted_rows_.size() > 0 && wanted_rows_.find(static_cast<Row>(row)); }
 
   // A row without a known use is idle: in queue 1 where the policy wants it, else in queue 0.
   bool is_idle(Item item, int queue) const {
     const Slot& slot = slots_[item.slot];
-    return slot.last_use == item.last_use && slot.next_use < 0 && wanted_[item.slot] == queue;
+    return slot.last_use == item.last_use && slot.next_use < 0 && slot.wanted == static_cast<uint64_t>(queue);
   }
 
   bool is_listed(const Slot& slot) const { return slot.last_use < std::max(num_released_, 0); }
 
   void list(Item item) {
-    const int32_t next_use = slots_[item.slot].next_use;
-    if (next_use >= 0) {
-      bucket(next_use).items.push_back(item);
-      ++bucket(next_use).live;
-      ++num_bucketed_;
-      farthest_ = std::max(farthest_, next_use);
-      return;
-    }
-    Queue& queue = idle_[wanted_[item.slot]];
-    if (queue.items.size() > 2 * static_cast<size_t>(queue.live) + 1024) drop_stale(wanted_[item.slot]);
+    const Slot& slot = slots_[item.slot];
+    if (slot.next_use >= 0) return list(item, slot.next_use);
+    Queue& queue = idle_[slot.wanted];
+    if (queue.items.size() > 2 * static_cast<size_t>(queue.live) + 1024) drop_stale(slot.wanted);
     queue.items.push_back(item);
     ++queue.live;
+  }
+
+  void list(Item item, int32_t next_use) {
+    bucket(next_use).items.push_back(item);
+    ++bucket(next_use).live;
+    ++num_bucketed_;
+    farthest_ = std::max(farthest_, next_use);
   }
 
   void drop_stale(int number) {
@@ -193,14 +222,21 @@ class SlotMap {
     queue.head = 0;
   }
 
-  // Lists the rows last used by a batch that no longer pins them.
+  // Lists the rows last used by a batch that no longer pins them. Where a row's next use was known by then
+  // and nothing was drained since, it says all, and the row's slot is not read again.
   void release(int32_t batch) {
     num_released_ = batch + 1;
     if (batch < 0) return;
     const auto& used = used_[batch % (past_ + 1)];
+    const int32_t unknown = batch > last_drained_ ? kUnknown : INT32_MAX;
     for (size_t i = 0; i < used.size(); ++i) {
-      if (i + kNear < used.size()) prefetch(&slots_[used[i + kNear]]);
-      if (slots_[used[i]].last_use == batch) list({used[i], batch});
+      if (i + kNear < used.size() && used[i + kNear].next_use <= unknown) prefetch(&slots_[used[i + kNear].slot]);
+      const Item item = {used[i].slot, batch};
+      if (used[i].next_use > unknown) {
+        if (used[i].next_use >= taken_) list(item, used[i].next_use);
+      } else if (slots_[item.slot].last_use == batch) {
+        list(item);
+      }
     }
   }
 
@@ -222,70 +258,76 @@ class SlotMap {
   // Leaves in `fresh_` the rows that a small memory of the last ones met does not know: most repeats
   // are of few rows.
   int64_t drop_repeats(const int64_t* rows, int64_t n) {
-    std::fill(met_.begin(), met_.end(), -1);
+    std::fill(met_.begin(), met_.end(), std::numeric_limits<Row>::max());
     fresh_.resize(n);
     int64_t count = 0;
     for (int64_t i = 0; i < n; ++i) {
-      int64_t& met = met_[static_cast<uint64_t>(rows[i]) * kGolden >> (64 - kMetBits)];
-      fresh_[count] = rows[i];
-      count += met != rows[i];
-      met = rows[i];
+      const Row row = static_cast<Row>(rows[i]);
+      Row& met = met_[row * kGolden >> (64 - kMetBits)];
+      fresh_[count] = row;
+      count += met != row;
+      met = row;
     }
     return count;
   }
 
   // The batch of a use to come: batches have about equally many, so it is near where it would be then.
   int32_t batch_of(uint32_t use) {
-    const uint32_t begin = uses_.begin(), at = use - begin;
-    const double share = static_cast<double>(at) / (uses_.end() - begin);
+    const uint32_t begin = uses_.begin(), at = Uses::distance(begin, use);
+    const double share = static_cast<double>(at) / uses_.size();
     int32_t batch = taken_ + static_cast<int32_t>(share * (fed_ - taken_));
-    while (batch > taken_ && bucket(batch - 1).uses_end - begin > at) --batch;
-    while (bucket(batch).uses_end - begin <= at) ++batch;
+    while (batch > taken_ && Uses::distance(begin, bucket(batch - 1).uses_end) > at) --batch;
+    while (Uses::distance(begin, bucket(batch).uses_end) <= at) ++batch;
     return batch;
   }
 
-  void append(Known& row, int32_t batch, bool is_first) {
-    const uint32_t use = uses_.push();
-    if (is_first) {
-      row.first = use;
-      if (row.slot >= 0) learn_next_use(row.slot, batch);
-    } else {
-      uses_[row.last] = use;
+  // Links a use of a row with the last one before it, or kNone.
+  void append(Known& row, uint32_t before, uint32_t use, int32_t batch) {
+    if (before != Uses::kNone) {
+      uses_[before] = use;
+      return;
     }
-    row.last = use;
+    row.first = use;
+    if (row.slot >= 0) learn_next_use(row.slot, batch);
   }
 
   void learn_next_use(int32_t at, int32_t batch) {
     Slot& slot = slots_[at];
     const bool listed = is_listed(slot);
-    if (listed) --idle_[wanted_[at]].live;
+    if (listed) --idle_[slot.wanted].live;
     slot.next_use = batch;
     if (listed) list({at, slot.last_use});
   }
 
-  // Finds the rows of a batch; returns how many have no slot, or -1 where other rows were fed.
-  int64_t find_all(const int64_t* rows, int64_t n, int32_t batch) {
-    const uint32_t begin = uses_.begin();
-    if (bucket(batch).uses_end - begin != static_cast<uint32_t>(n)) return -1;
+  // Finds the rows of a batch and takes its uses of them; returns how many have no slot, or -1 where other
+  // rows were fed: then the map is of no further use.
+  int64_t take_uses(const int64_t* rows, int64_t n, int32_t batch) {
+    const uint32_t begin = uses_.begin(), num_uses = Uses::distance(begin, bucket(batch).uses_end);
+    if (num_uses != static_cast<uint32_t>(n)) return -1;
     found_.resize(n);
+    uses_.prefetch(n);
     int64_t num_misses = 0;
-    for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(rows[i]);
+    for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(static_cast<Row>(rows[i]));
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kFar < n) table_.prefetch(rows[i + kFar]);
-      const size_t at = table_.find(rows[i]);
-      if (at == table_.kNone) return -1;
-      Known& row = table_[at];
-      found_[i] = {&row, row.first, row.slot};
-      if (row.newest < batch || row.first - begin >= static_cast<uint32_t>(n)) return -1;
-      num_misses += row.slot < 0;
+      if (i + kFar < n) table_.prefetch(static_cast<Row>(rows[i + kFar]));
+      Known* const row = find(rows[i]);
+      if (!row || row->last == Uses::kNone || Uses::distance(begin, row->first) >= num_uses) return -1;
+      const bool is_last = row->first == row->last;
+      row->first = uses_[row->first];
+      if (is_last) row->last = Uses::kNone;
+      found_[i] = {row, is_last ? Uses::kNone : row->first, row->slot};
+      num_misses += row->slot < 0;
     }
     return num_misses;
   }
 
-  void prefetch_ahead(const Found& row) {
-    prefetch_for_write(row.known);
-    prefetch(&uses_[row.first]);
-    if (row.slot >= 0) prefetch_for_write(&slots_[row.slot]);
+  void prefetch_ahead(const Found& found, int64_t row) {
+    if (found.slot >= 0) {
+      prefetch_for_write(&slots_[found.slot]);
+    } else {
+      prefetch_for_write(found.known);
+      if (wanted_rows_.size() > 0) wanted_rows_.prefetch(static_cast<Row>(row));
+    }
   }
 
   Case choose_victims(int32_t batch, int64_t num_rows, int64_t num_misses) {
@@ -349,11 +391,12 @@ class SlotMap {
 
   // Where the pins leave too few rows: any may go that the batch itself does not use.
   void drain(int32_t batch, size_t needed) {
+    last_drained_ = batch;
     for (int64_t s = 0; s < num_resident_; ++s) {
       const Slot& slot = slots_[s];
       if (slot.next_use == batch) continue;
       const bool known = slot.next_use >= 0 && slot.next_use - batch <= window_;
-      const int32_t rank = wanted_[s] ? 1 : known ? -slot.next_use : INT32_MIN;
+      const int32_t rank = slot.wanted ? 1 : known ? -slot.next_use : INT32_MIN;
       victims_.push_back({rank, slot.last_use, slot.row, static_cast<int32_t>(s)});
     }
     const auto goes_first = [this](const Victim& a, const Victim& b) {
@@ -366,7 +409,7 @@ class SlotMap {
       const Slot& slot = slots_[victim.slot];
       if (!is_listed(slot)) continue;
       if (slot.next_use < 0) {
-        --idle_[wanted_[victim.slot]].live;
+        --idle_[slot.wanted].live;
       } else {
         --bucket(slot.next_use).live;
         --num_bucketed_;
@@ -378,50 +421,53 @@ class SlotMap {
   int64_t leave(int64_t* rows_out, int64_t* slots_out) {
     sort_runs(victims_, spare_, [](const Victim& a, const Victim& b) { return a.row < b.row; });
     for (size_t v = 0; v < victims_.size(); ++v) {
-      if (v + kNear < victims_.size()) table_.prefetch(victims_[v + kNear].row);
+      if (v + kNear < victims_.size()) table_.prefetch(static_cast<Row>(victims_[v + kNear].row));
       rows_out[v] = victims_[v].row;
       slots_out[v] = victims_[v].slot;
-      const size_t at = table_.find(rows_out[v]);
-      table_[at].slot = -1;
-      forget_unless_used(at);
+      auto& row = *find(rows_out[v]);
+      row.slot = -1;
+      forget_unless_used(row);
     }
     return static_cast<int64_t>(victims_.size());
   }
 
-  void forget_unless_used(size_t at) {
-    if (table_[at].slot < 0 && table_[at].newest < taken_) table_.erase(at);
+  void forget_unless_used(const typename RowTable<Row, Known>::Entry& row) {
+    if (row.slot < 0 && row.last == Uses::kNone) table_.erase(row);
   }
 
   const int32_t past_, future_, window_;
   const bool newest_first_;
 
-  RowTable<Known> table_;
+  RowTable<Row, Known> table_;
   Uses uses_;
   Large<Slot> slots_;
-  std::vector<uint8_t> wanted_;  // by slot: whether the policy wants its row
   int64_t num_resident_ = 0;     // slots are never given back: the free ones are the last ones
-  int32_t fed_ = 0, taken_ = 0, num_released_ = 0;
+  int32_t fed_ = 0, taken_ = 0, num_released_ = 0, last_drained_ = -1;
 
   Queue idle_[2];
   std::vector<Bucket> buckets_;
   int64_t num_bucketed_ = 0;  // live items in all buckets
   int32_t farthest_ = 0;      // no bucket behind it holds any
-  std::vector<std::vector<int32_t>> used_;  // slots of the batches that still pin theirs
+  std::vector<std::vector<Used>> used_;  // of the batches that still pin theirs
 
-  RowTable<Nothing> wanted_rows_;
-  RowCounts counts_;
-  std::vector<int64_t> met_ = std::vector<int64_t>(size_t{1} << kMetBits), fresh_;
+  RowTable<Row, Nothing> wanted_rows_;
+  RowCounts<Row> counts_;
+  std::vector<Row> met_ = std::vector<Row>(size_t{1} << kMetBits), fresh_;
   std::vector<Found> found_;
   std::vector<Victim> victims_, spare_;
 };
 
-SlotMap* map_of(void* handle) { return static_cast<SlotMap*>(handle); }
+AnySlotMap* map_of(void* handle) { return static_cast<AnySlotMap*>(handle); }
 
 }  // namespace
 
+// num_rows: all rows are below it.
 HOTROWS_API void* hotrows_slots_new(int64_t num_slots, int32_t past, int32_t future, int32_t window,
-                                    int32_t newest_first, int64_t num_counted) {
-  return new SlotMap(num_slots, past, future, window, newest_first != 0, num_counted);
+                                    int32_t newest_first, int64_t num_counted, int64_t num_rows) {
+  const auto make = [&](auto row) -> AnySlotMap* {
+    return new SlotMap<decltype(row)>(num_slots, past, future, window, newest_first != 0, num_counted);
+  };
+  return num_rows <= UINT32_MAX ? make(uint32_t{}) : make(uint64_t{});
 }
 
 HOTROWS_API void hotrows_slots_free(void* handle) { delete map_of(handle); }
@@ -451,10 +497,11 @@ HOTROWS_API int64_t hotrows_slots_most_counted(void* handle, int64_t n, int64_t*
 
 // sizes [3]: rows with a slot; uses to come; rows known for these alone.
 HOTROWS_API void hotrows_slots_sizes(void* handle, int64_t* sizes) {
-  const SlotMap& map = *map_of(handle);
+  const AnySlotMap& map = *map_of(handle);
   sizes[0] = map.num_resident();
   sizes[1] = map.num_uses();
   sizes[2] = map.num_known();
 }
 
-HOTROWS_API int64_t hotrows_slots_num_bytes(void* handle) { return map_of(handle)->num_bytes(); }
+// bytes [4]: of slots and their order; of known rows; of uses to come; of rows counted and wanted.
+HOTROWS_API void hotrows_slots_bytes(void* handle, int64_t* bytes) { map_of(handle)->bytes(bytes); }

@@ -281,8 +281,16 @@ def test_policies_are_read_from_text_and_json():
         policies.from_json({"kind": "mru"})
 
 
-rows = st.one_of(st.integers(0, 9), st.integers(0, 40), st.integers(0, 2**40))
-traces = st.lists(st.lists(rows, max_size=12).map(tuple), min_size=1, max_size=40)
+few_rows = st.integers(0, 9) | st.integers(0, 40)
+
+
+def traces_of(rows):
+    return st.lists(st.lists(rows, max_size=12).map(tuple), min_size=1, max_size=40)
+
+
+NARROW = 2**32 - 1  # up to so many rows, the native map numbers them by 32 bits
+traces = traces_of(few_rows | st.integers(0, 2**40))
+narrow_traces = traces_of(few_rows | st.integers(0, NARROW - 1))
 counting = st.builds(Frequency, st.integers(0, 5), st.integers(1, 6))
 hot = st.lists(st.integers(0, 40), max_size=20, unique=True).map(lambda rows: Hot(ids(*rows)))
 windows = st.one_of(st.integers(0, 12), st.sampled_from(["auto", None]))
@@ -298,7 +306,9 @@ def cases(draw):
             options[name] = draw(st.integers(*values))
     options["lookahead_bytes"] = draw(st.none() | st.integers(0, 2000))
     warm = draw(st.none() | st.lists(st.integers(0, 40), max_size=20))
-    return (draw(st.integers(1, 24)), draw(any_policy)), options, draw(traces), warm
+    options["num_rows"] = draw(st.sampled_from([None, NARROW]))
+    trace = draw(traces if options["num_rows"] is None else narrow_traces)
+    return (draw(st.integers(1, 24)), draw(any_policy)), options, trace, warm
 
 
 @pytest.mark.skipif(native.load() is None, reason="the native core was not built")
@@ -327,12 +337,40 @@ def test_the_native_map_equals_the_reference_on_any_trace(case, random):
 @pytest.mark.parametrize(
     "policy", [LRU, Lookahead(), BELADY, Frequency(3, 2), Hot(torch.arange(90)), Newest()]
 )
-def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(policy):
+@pytest.mark.parametrize("num_rows", [None, 9000])
+def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(policy, num_rows):
     draws = torch.rand(150, 300).pow(-1.2).long().clamp(max=8000) + torch.arange(150)[:, None] * 3
     trace = [tuple(batch) for batch in draws.tolist()]
-    reference, slots = ReferenceSlotMap(450, policy, 2), slot_map(450, policy, 2)
+    reference, slots = ReferenceSlotMap(450, policy, 2), slot_map(450, policy, 2, num_rows=num_rows)
     assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
-    assert slots.num_resident == 450 and slots.num_bytes > 450 * 17
+    assert slots.num_resident == 450 and slots.num_bytes > 450 * 32
+
+
+@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
+def test_the_native_map_ranks_rows_by_counts_of_any_size():
+    policy = Frequency(1200, 10)
+    often = [(*range(j % 3 + 1), 10 + j % 50) for j in range(1200)]  # 0 in all, 1 in 800, 2 in 400
+    trace = [*often, *((100 + j, 200 + j) for j in range(40))]
+    for num_slots in (3, 5, 12):
+        reference, slots = ReferenceSlotMap(num_slots, policy), slot_map(num_slots, policy)
+        assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
+
+
+@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
+@pytest.mark.parametrize(("num_rows", "row_bytes"), [(2_000_000, 16), (None, 24)])
+def test_the_native_map_takes_16_bytes_a_known_row_in_its_table_and_4_a_use(num_rows, row_bytes):
+    slots = NativeSlotMap(50_000, BELADY, num_rows=num_rows)
+    batches = [torch.arange(0, 1_500_000, step) for step in (3, 5, 2, 15)]  # 1.65 million uses
+    for batch in batches:
+        slots.feed(batch)
+    slots.end()
+    held, known = slots.bytes_by_part(), len(torch.cat(batches).unique())
+    assert row_bytes * known < held["known_rows"] <= row_bytes * known * 5 / 3
+    num_uses = sum(map(len, batches))
+    assert 4 * num_uses <= held["uses"] <= 4 * num_uses + (4 << 20)
+    for batch in batches:  # all uses are found again, in their order
+        slots.allocate(batch)
+    assert slots._sizes() == [0, 0, 0] and slots.bytes_by_part()["uses"] <= 4 << 20
 
 
 @settings(max_examples=examples(150), deadline=None)

@@ -69,7 +69,8 @@ class CachedGroup:
     def _slot_map(self, policy: Policy, in_flight: int) -> SlotMap | DeviceSlots:
         num_slots = self.cache.num_slots
         if self._device is None:
-            return slot_map(num_slots, policy, in_flight, lookahead_bytes=self._lookahead_bytes)
+            bounds = {"lookahead_bytes": self._lookahead_bytes, "num_rows": self.group.rows}
+            return slot_map(num_slots, policy, in_flight, **bounds)
         assert isinstance(policy, Lookahead)
         return DeviceSlots(self.group.rows, num_slots, policy, in_flight, self._device)
 

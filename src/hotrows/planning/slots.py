@@ -16,9 +16,11 @@ Free slots are allocated first, from the lowest; then those of the rows that the
 a function of the rows and the settings; how early a batch is fed beyond what `wants` says has no part
 in it. `slots_reference` is the specification; the native map holds, for the process alone,
 
-    17 B a slot, and 8 to 16 B for its place in the order
-    24 B a known row (one with a slot, or with uses to come), in a table 1/2 to 3/4 full
-     4 B a use to come, in a ring that doubles
+    16 B a slot, and 8 to 16 B for its place in the order
+    16 B a known row (one with a slot, or with uses to come), in a table 3/5 to 3/4 full; 24 B where
+         rows may be numbered past 2^32
+     4 B a use to come
+     8 B a row that Frequency counts, in a table like that; 16 B past 2^32
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ from hotrows.shapes import Int64
 __all__ = ["Allocation", "NativeSlotMap", "SlotMap", "slot_map"]
 
 _DRAINED, _BYPASSES_CACHE = 1, 2
-_FAR = 2**31 - 1
+_FAR, _ANY = 2**31 - 1, 2**63 - 1
 
 
 def slot_map(num_slots: int, policy: Policy, in_flight: int = 1, **options: int | None) -> SlotMap:
     """A `SlotMap`: the native one, or without the native core its reference.
 
-    options: lookahead_bytes, and for tests past_pins and future_pins.
+    options: lookahead_bytes, num_rows, and for tests past_pins and future_pins.
     """
     kind = ReferenceSlotMap if native.load() is None else NativeSlotMap
     return kind(num_slots, policy, in_flight, **options)
@@ -62,9 +64,12 @@ class NativeSlotMap(SlotMap):
         super().__init__(num_slots, policy, in_flight, **options)
         self._buffers = torch.empty(4, 0, dtype=torch.int64)
         self._core: Any = native.load()
-        counted = ctypes.c_int64(policies.num_counted(num_slots))
-        order = self._past, self._future, self._known_window(), isinstance(policy, Newest), counted
-        self._handle = self._call("new", ctypes.c_int64(num_slots), *order, returns=ctypes.c_void_p)
+        order = self._past, self._future, self._known_window(), isinstance(policy, Newest)
+        counted, rows = policies.num_counted(num_slots), _ANY if self.num_rows is None else self.num_rows
+        sizes = ctypes.c_int64(counted), ctypes.c_int64(rows)
+        self._handle = self._call(
+            "new", ctypes.c_int64(num_slots), *order, *sizes, returns=ctypes.c_void_p
+        )
 
     def __del__(self) -> None:
         if self._handle is not None:
@@ -77,7 +82,13 @@ class NativeSlotMap(SlotMap):
     @property
     def num_bytes(self) -> int:
         queued = sum(rows.numel() * rows.element_size() for rows in self._queue)
-        return self._call("num_bytes", self._handle, returns=ctypes.c_int64) + queued
+        return sum(self.bytes_by_part().values()) + queued
+
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes of memory that the native map has allocated, by what stands in them."""
+        parts = (ctypes.c_int64 * 4)()
+        self._call("bytes", self._handle, parts)
+        return dict(zip(("slots", "known_rows", "uses", "counted_rows"), parts, strict=True))
 
     def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
         assert self.num_allocated == 0 and self.num_resident == 0, "warm() comes once, before allocate()"

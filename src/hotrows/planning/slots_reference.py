@@ -40,6 +40,7 @@ class SlotMap(ABC):
 
     num_slots: C; in_flight: k, the number of batches that may be between their first move and their
     write-back. lookahead_bytes: a bound for the metadata of batches to come; None: no bound.
+    num_rows: rows are numbered below it; None: below 2^63, which takes more memory.
     past_pins, future_pins: the number of batches before and after whose rows are not evicted; k - 1 by
     default, and for tests alone below that, where slots would be reused too early.
     num_fed, num_allocated: batches so far; hits, misses: distinct rows of batches so far.
@@ -53,11 +54,13 @@ class SlotMap(ABC):
         in_flight: int = 1,
         *,
         lookahead_bytes: int | None = None,
+        num_rows: int | None = None,
         past_pins: int | None = None,
         future_pins: int | None = None,
     ) -> None:
         assert 0 < num_slots < 2**31 and in_flight > 0, (num_slots, in_flight)
         self.num_slots, self.policy, self.in_flight = num_slots, policy, in_flight
+        self.num_rows = num_rows
         self._past = in_flight - 1 if past_pins is None else past_pins
         self._future = in_flight - 1 if future_pins is None else future_pins
         self._window = Window(policy, num_slots, in_flight, self._future, lookahead_bytes)

@@ -359,7 +359,11 @@ def _replay(
         bound = Caching(fast_memory).lookahead_bytes // len(groups)
         bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
         allocator = slot_map(
-            slots[g], group_policy, in_flight, lookahead_bytes=bound if bounded else None
+            slots[g],
+            group_policy,
+            in_flight,
+            lookahead_bytes=bound if bounded else None,
+            num_rows=group.rows,
         )
         for j, read in enumerate(reads):
             if j == trace.skipped:
