@@ -1,10 +1,13 @@
 """How fast do rows come from a table on disk and go back to it, and what does a checkpoint cost?
 
     python -m benchmarks.store [--gib 4] [--strides 128 512] [--folder /tmp]
+    python -m benchmarks.store depths [--gib 2]    # how many reads should be in flight?
 
 A table is written whole, then read as a cache in front of it reads: some thousand random rows at a
 time, ascending. Beside it stand the two plain ways, through the system's page cache, which is
-emptied of the table before each.
+emptied of the table before each. `depths`: random records of a file, read directly, a call at a
+time, with 1 to 256 requests in flight, by io_uring and by as many threads; and what `Fetcher` does by
+default.
 """
 
 import argparse
@@ -19,16 +22,19 @@ import numpy as np
 import torch
 
 from benchmarks.harness import conditions, write
+from hotrows.storage.disk_io import RecordFile
 from hotrows.storage.file_store import FileStore
-from hotrows.storage.record_io import Fetcher
+from hotrows.storage.record_io import Fetcher, alignment
 
 ROWS_PER_CALL = 4000
 BULK_ROWS = 1 << 16
+DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 QUESTION = "How fast do rows come from a table on disk and go back to it?"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("which", nargs="?", choices=("store", "depths"), default="store")
     parser.add_argument("--gib", type=float, default=4, help="size of the table")
     parser.add_argument("--strides", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--calls", type=int, default=40)
@@ -38,6 +44,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.gib, args.calls, args.rounds = 0.25, 10, 1
+    if args.which == "depths":
+        _depths_side_by_side(args)
+        return
     figures, load = {}, os.getloadavg()[0]
     for stride in args.strides:
         folder = Path(tempfile.mkdtemp(dir=args.folder))
@@ -162,6 +171,46 @@ def cycle(store: FileStore, draw: Draw) -> dict:
         "merge_written_mb_per_s": moved["bytes_written"] / seconds / 1e6,
         "rows_read_per_s_meanwhile": calls * ROWS_PER_CALL / seconds,
     }
+
+
+# ---- depths
+
+
+def _depths_side_by_side(args: argparse.Namespace) -> None:
+    stride, load = args.strides[0], os.getloadavg()[0]
+    num_rows = int(args.gib * 2**30) // stride
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
+    figures: dict[str, dict] = {}
+    try:
+        path = folder / "records"
+        draw = Draw(num_rows, stride)
+        with path.open("wb") as file:
+            for _ in range(0, num_rows, BULK_ROWS):
+                file.write(draw.records.numpy().tobytes())
+        file = RecordFile(path, stride, alignment(path), os.O_RDONLY)
+        os.sync()
+        for ring in (True, False):
+            for depth in (*DEPTHS, None):
+                name = f"{'io_uring' if ring else 'threads'}, {depth or 'default'}"
+                figures[name] = _at_depth(file, draw, Fetcher(stride, ring, depth), args.rounds)
+                print(f"{name}: {show(figures[name])}", flush=True)
+    finally:
+        shutil.rmtree(folder)
+    if not args.quick:
+        facts = {"question": "How many reads should be in flight?", "gib": args.gib, "stride": stride}
+        facts |= {"rows_per_call": ROWS_PER_CALL, "direct": file.align > 1, "load_before": load}
+        write("store-depths", facts | conditions(1) | {"arms": figures})
+
+
+def _at_depth(file: RecordFile, draw: Draw, fetcher: Fetcher, rounds: int) -> dict:
+    targets, out = np.arange(ROWS_PER_CALL), draw.out.numpy()
+
+    def call():
+        fetcher.fetch(file, draw.rows().numpy() * file.stride, targets, out)
+
+    call()
+    measured = [timed(call, 2, 2 * ROWS_PER_CALL) for _ in range(rounds)]
+    return {key: median(one[key] for one in measured) for key in measured[0]}
 
 
 def timed(call, calls: int, num_rows: int) -> dict:

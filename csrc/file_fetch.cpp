@@ -2,7 +2,8 @@
 //
 //   records -> requests (neighbours in one) -> a ring of requests in flight -> out
 //
-// io_uring keeps kDepth requests in flight from one thread; where there is none, threads wait in pread.
+// io_uring keeps kDepth requests in flight from one thread; where there is none, kThreads wait in pread.
+// Both by measurement: `python -m benchmarks.store depths`.
 // Fetchers are handles that the caller creates and destroys.
 #include "ring.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int64_t kReadGap = 16 << 10;  // unwanted bytes that are cheaper read than left out
 constexpr int64_t kRequest = 64 << 10;  // longest request
-constexpr int64_t kReadThreads = 16;
+constexpr int64_t kDepth = 128, kThreads = 16;
 
 // Some records that stand close together in a file, read at once.
 struct Request {
@@ -69,11 +70,13 @@ struct Wanted {
 // Fetches records; one thread at a time uses it.
 class Fetcher {
  public:
-  Fetcher(int64_t stride, bool ring)
-      : slot_(std::max(kRequest, up(stride, kPage) + 2 * kPage)), staging_(buffer(kDepth * slot_)) {
-    if (!ring) return;
-    ring_ = std::make_unique<Ring>();
-    if (!ring_->open(staging_.get(), slot_)) ring_.reset();
+  // depth: requests in flight at most; 0: kDepth, or kThreads where threads wait.
+  Fetcher(int64_t stride, bool ring, int64_t depth)
+      : slot_(std::max(kRequest, up(stride, kPage) + 2 * kPage)), depth_(depth ? depth : kDepth),
+        staging_(buffer(depth_ * slot_)) {
+    if (ring) ring_ = std::make_unique<Ring>();
+    if (ring && !ring_->open(staging_.get(), slot_, depth_)) ring_.reset();
+    if (!ring_ && depth == 0) depth_ = kThreads;
   }
 
   bool has_ring() const { return ring_ != nullptr; }
@@ -94,9 +97,9 @@ class Fetcher {
   }
 
   int64_t fetch_by_ring(int file, Wanted& wanted, int64_t* failed_at) {
-    std::vector<int64_t> in_slot(kDepth);  // which request
-    std::vector<int64_t> free(kDepth);
-    for (int64_t i = 0; i < kDepth; ++i) free[i] = i;
+    std::vector<int64_t> in_slot(depth_);  // which request
+    std::vector<int64_t> free(depth_);
+    for (int64_t i = 0; i < depth_; ++i) free[i] = i;
     const auto ask = [&](int64_t slot) {
       const Request& r = wanted.requests[in_slot[slot]];
       ring_->ask(file, staging_.get() + slot * slot_ + r.done, length(r, wanted.align), r.begin + r.done, slot);
@@ -111,7 +114,7 @@ class Fetcher {
         ++in_flight;
       }
       // Answers are taken a few at a time: fewer system calls, and the ring never runs dry.
-      const int64_t least = next < count ? std::min<int64_t>(in_flight, kDepth / 4) : in_flight;
+      const int64_t least = next < count ? std::min(in_flight, std::max<int64_t>(depth_ / 4, 1)) : in_flight;
       if (const int64_t refused = ring_->enter(static_cast<unsigned>(least))) return refused;
       uint64_t slot;
       int64_t result;
@@ -146,7 +149,7 @@ class Fetcher {
     };
     std::vector<std::thread> threads;
     try {
-      for (int64_t i = 1; i < std::min(kReadThreads, count / 8); ++i) threads.emplace_back(work, i);
+      for (int64_t i = 1; i < std::min(depth_, count / 8); ++i) threads.emplace_back(work, i);
     } catch (const std::system_error&) {  // fewer threads, then
     }
     work(0);
@@ -155,7 +158,7 @@ class Fetcher {
     return failure;
   }
 
-  int64_t slot_;
+  int64_t slot_, depth_;
   Buffer staging_;
   std::unique_ptr<Ring> ring_;
   int64_t shorten_ = 0;
@@ -167,10 +170,10 @@ class Fetcher {
 
 using namespace hotrows;
 
-// ring: whether io_uring may be used. Null where memory is missing.
-HOTROWS_API void* hotrows_file_fetcher_new(int64_t stride, int ring) {
+// ring: whether io_uring may be used; depth: see `Fetcher`. Null where memory is missing.
+HOTROWS_API void* hotrows_file_fetcher_new(int64_t stride, int ring, int64_t depth) {
   try {
-    return new Fetcher(stride, ring != 0);
+    return new Fetcher(stride, ring != 0, depth);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

@@ -15,22 +15,21 @@
 
 namespace hotrows {
 
-constexpr int64_t kDepth = 128;  // requests in flight
-
 #if HOTROWS_RING
 class Ring {
  public:
-  // False where the system has no io_uring, or forbids it.
-  bool open(char* staging, int64_t slot) {
+  // depth: requests in flight at most. False where the system has no io_uring, or forbids it.
+  bool open(char* staging, int64_t slot, int64_t depth) {
     io_uring_params params;
     std::memset(&params, 0, sizeof(params));
-    fd_ = static_cast<int>(syscall(__NR_io_uring_setup, kDepth, &params));
+    fd_ = static_cast<int>(syscall(__NR_io_uring_setup, static_cast<unsigned>(depth), &params));
     if (fd_ < 0) return false;
     if (!(params.features & IORING_FEAT_SINGLE_MMAP) || !(params.features & IORING_FEAT_RW_CUR_POS)) return false;
     size_ = std::max(params.sq_off.array + params.sq_entries * sizeof(unsigned),
                      params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe));
     ring_ = map(size_, IORING_OFF_SQ_RING);
-    entries_ = reinterpret_cast<io_uring_sqe*>(map(kDepth * sizeof(io_uring_sqe), IORING_OFF_SQES));
+    num_entries_ = params.sq_entries;
+    entries_ = reinterpret_cast<io_uring_sqe*>(map(num_entries_ * sizeof(io_uring_sqe), IORING_OFF_SQES));
     if (!ring_ || !entries_) return false;
     tail_ = reinterpret_cast<unsigned*>(ring_ + params.sq_off.tail);
     mask_ = *reinterpret_cast<unsigned*>(ring_ + params.sq_off.ring_mask);
@@ -39,14 +38,14 @@ class Ring {
     done_tail_ = reinterpret_cast<unsigned*>(ring_ + params.cq_off.tail);
     done_mask_ = *reinterpret_cast<unsigned*>(ring_ + params.cq_off.ring_mask);
     done_ = reinterpret_cast<io_uring_cqe*>(ring_ + params.cq_off.cqes);
-    const iovec all = {staging, static_cast<size_t>(kDepth * slot)};
+    const iovec all = {staging, static_cast<size_t>(depth * slot)};
     registered_ = syscall(__NR_io_uring_register, fd_, IORING_REGISTER_BUFFERS, &all, 1) == 0;
     return true;
   }
 
   ~Ring() {
     if (ring_) munmap(ring_, size_);
-    if (entries_) munmap(entries_, kDepth * sizeof(io_uring_sqe));
+    if (entries_) munmap(entries_, num_entries_ * sizeof(io_uring_sqe));
     if (fd_ >= 0) ::close(fd_);
   }
 
@@ -99,7 +98,7 @@ class Ring {
 
   int fd_ = -1;
   bool registered_ = false;
-  size_t size_ = 0;
+  size_t size_ = 0, num_entries_ = 0;
   char* ring_ = nullptr;
   io_uring_sqe* entries_ = nullptr;
   io_uring_cqe* done_ = nullptr;
@@ -109,7 +108,7 @@ class Ring {
 #else
 class Ring {
  public:
-  bool open(char*, int64_t) { return false; }
+  bool open(char*, int64_t, int64_t) { return false; }
   void ask(int, char*, int64_t, int64_t, uint64_t) {}
   int64_t enter(unsigned) { return -ENOSYS; }
   bool answer(uint64_t*, int64_t*) { return false; }

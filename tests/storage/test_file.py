@@ -348,6 +348,20 @@ def test_records_are_whole_however_reads_fall_out(tmp_path, stride, direct, shor
 
 @pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("depth", [1, 3, 300])
+def test_any_number_of_reads_in_flight_brings_all_records(tmp_path, ring, depth):
+    path = tmp_path / "records"
+    records = np.random.default_rng(0).integers(0, 256, (600, 40_000), np.uint8)
+    path.write_bytes(records.tobytes())
+    file, fetcher, out = RecordFile(path, 40_000), Fetcher(40_000, ring, depth), np.zeros_like(records)
+    fetcher.fetch(file, np.arange(600) * 40_000, np.arange(600), out)
+    assert (out == records).all() and fetcher.num_requests > depth
+    assert fetcher.memory_bytes == depth * (64 << 10)
+    file.close()
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+@pytest.mark.parametrize("ring", [False, True])
 def test_failed_reads_name_the_file_and_the_place(tmp_path, ring):
     path = tmp_path / "records"
     path.write_bytes(bytes(8192))

@@ -67,12 +67,13 @@ class Fetcher:
     """Reads many records of a file at once; for one thread at a time.
 
     ring: with io_uring where the system has it and permits it, else with waiting threads.
+    depth: the number of requests in flight at most; None: 128, or 16 threads.
     """
 
-    def __init__(self, stride: int, ring: bool = True) -> None:
+    def __init__(self, stride: int, ring: bool = True, depth: int | None = None) -> None:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
-        self.memory_bytes = _DEPTH * max(REQUEST, stride + 3 * BLOCK)  # for requests in flight
-        self._handle = _handle("fetcher", ctypes.c_int64(stride), ring)
+        self.memory_bytes = (depth or _DEPTH) * max(REQUEST, stride + 3 * BLOCK)
+        self._handle = _handle("fetcher", ctypes.c_int64(stride), ring, ctypes.c_int64(depth or 0))
         weakref.finalize(self, native.core().hotrows_file_fetcher_free, self._handle)
 
     def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
