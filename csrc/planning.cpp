@@ -22,8 +22,8 @@ void radix_sort(Keys& keys, int64_t n, int low, int width) {
   const uint64_t mask = buckets - 1;
 
   std::vector<uint32_t> counts(passes * buckets);
-  for (int p = 0; p < passes; ++p)
-    for (int64_t i = 0; i < n; ++i) ++counts[p * buckets + ((keys[i] >> (low + p * digit)) & mask)];
+  for (int64_t i = 0; i < n; ++i)
+    for (int p = 0; p < passes; ++p) ++counts[p * buckets + ((keys[i] >> (low + p * digit)) & mask)];
 
   Keys sorted = uninitialized(n);
   for (int p = 0; p < passes; ++p) {
@@ -50,17 +50,17 @@ void sort_by_comparison(const int64_t* rows, int64_t n, int32_t* order) {
 template <class RowAt, class PlaceAt>
 int64_t find_runs(int64_t n, RowAt row_at, PlaceAt place_at, int64_t* distinct, int32_t* inverse, int32_t* order,
                   int32_t* starts) {
-  int64_t u = 0, before = -1;
-  starts[0] = 0;
-  for (int64_t i = 0; i < n; ++i) {  // without branches: whether a row is new is hard to predict
+  int64_t u = 0;
+  for (int64_t i = 0; i < n; ++i) {
     const int64_t row = row_at(i);
-    u += row != before;
-    before = row;
-    distinct[u - 1] = row;
-    starts[u] = static_cast<int32_t>(i + 1);
+    if (i == 0 || row != distinct[u - 1]) {
+      distinct[u] = row;
+      starts[u++] = static_cast<int32_t>(i);
+    }
     order[i] = place_at(i);
     inverse[order[i]] = static_cast<int32_t>(u - 1);
   }
+  starts[u] = static_cast<int32_t>(n);
   return u;
 }
 

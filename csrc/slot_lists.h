@@ -93,11 +93,6 @@ struct Slot {
   int32_t last_use, next_use;
 };
 
-// A slot whose row a batch used, and that row's next use as far as it was known then.
-struct Used {
-  int32_t slot, next_use;
-};
-
 struct Item {
   int32_t slot, last_use;
 };

@@ -111,9 +111,8 @@ class SlotMap : public AnySlotMap {
       }
       slots[i] = row.slot;
       if (row.slot < 0) continue;
-      const int32_t next_use = row.next == Uses::kNone ? kUnknown : batch_of(row.next);
-      slots_[row.slot].next_use = next_use;
-      used.push_back({row.slot, next_use});
+      slots_[row.slot].next_use = row.next == Uses::kNone ? kUnknown : batch_of(row.next);
+      used.push_back(row.slot);
     }
     ++taken_;
     close_bucket(batch, n);
@@ -173,7 +172,7 @@ class SlotMap : public AnySlotMap {
     size_t of_slots = slots_.size() * sizeof(Slot) + buckets_.size() * sizeof(Bucket);
     for (const Queue& queue : idle_) of_slots += queue.items.capacity() * sizeof(Item);
     for (const Bucket& of : buckets_) of_slots += of.items.capacity() * sizeof(Item);
-    for (const auto& used : used_) of_slots += used.capacity() * sizeof(Used);
+    for (const auto& used : used_) of_slots += used.capacity() * sizeof(int32_t);
     bytes[0] = static_cast<int64_t>(of_slots);
     bytes[1] = static_cast<int64_t>(table_.bytes());
     bytes[2] = static_cast<int64_t>(uses_.bytes());
@@ -197,18 +196,17 @@ class SlotMap : public AnySlotMap {
 
   void list(Item item) {
     const Slot& slot = slots_[item.slot];
-    if (slot.next_use >= 0) return list(item, slot.next_use);
+    if (slot.next_use >= 0) {
+      bucket(slot.next_use).items.push_back(item);
+      ++bucket(slot.next_use).live;
+      ++num_bucketed_;
+      farthest_ = std::max(farthest_, slot.next_use);
+      return;
+    }
     Queue& queue = idle_[slot.wanted];
     if (queue.items.size() > 2 * static_cast<size_t>(queue.live) + 1024) drop_stale(slot.wanted);
     queue.items.push_back(item);
     ++queue.live;
-  }
-
-  void list(Item item, int32_t next_use) {
-    bucket(next_use).items.push_back(item);
-    ++bucket(next_use).live;
-    ++num_bucketed_;
-    farthest_ = std::max(farthest_, next_use);
   }
 
   void drop_stale(int number) {
@@ -222,21 +220,14 @@ class SlotMap : public AnySlotMap {
     queue.head = 0;
   }
 
-  // Lists the rows last used by a batch that no longer pins them. Where a row's next use was known by then
-  // and nothing was drained since, it says all, and the row's slot is not read again.
+  // Lists the rows last used by a batch that no longer pins them.
   void release(int32_t batch) {
     num_released_ = batch + 1;
     if (batch < 0) return;
     const auto& used = used_[batch % (past_ + 1)];
-    const int32_t unknown = batch > last_drained_ ? kUnknown : INT32_MAX;
     for (size_t i = 0; i < used.size(); ++i) {
-      if (i + kNear < used.size() && used[i + kNear].next_use <= unknown) prefetch(&slots_[used[i + kNear].slot]);
-      const Item item = {used[i].slot, batch};
-      if (used[i].next_use > unknown) {
-        if (used[i].next_use >= taken_) list(item, used[i].next_use);
-      } else if (slots_[item.slot].last_use == batch) {
-        list(item);
-      }
+      if (i + kNear < used.size()) prefetch(&slots_[used[i + kNear]]);
+      if (slots_[used[i]].last_use == batch) list({used[i], batch});
     }
   }
 
@@ -391,7 +382,6 @@ class SlotMap : public AnySlotMap {
 
   // Where the pins leave too few rows: any may go that the batch itself does not use.
   void drain(int32_t batch, size_t needed) {
-    last_drained_ = batch;
     for (int64_t s = 0; s < num_resident_; ++s) {
       const Slot& slot = slots_[s];
       if (slot.next_use == batch) continue;
@@ -442,13 +432,13 @@ class SlotMap : public AnySlotMap {
   Uses uses_;
   Large<Slot> slots_;
   int64_t num_resident_ = 0;     // slots are never given back: the free ones are the last ones
-  int32_t fed_ = 0, taken_ = 0, num_released_ = 0, last_drained_ = -1;
+  int32_t fed_ = 0, taken_ = 0, num_released_ = 0;
 
   Queue idle_[2];
   std::vector<Bucket> buckets_;
   int64_t num_bucketed_ = 0;  // live items in all buckets
   int32_t farthest_ = 0;      // no bucket behind it holds any
-  std::vector<std::vector<Used>> used_;  // of the batches that still pin theirs
+  std::vector<std::vector<int32_t>> used_;  // slots of the batches that still pin theirs
 
   RowTable<Row, Nothing> wanted_rows_;
   RowCounts<Row> counts_;
