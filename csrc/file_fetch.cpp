@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kReadGap = 16 << 10;  // unwanted bytes that are cheaper read than left out
 constexpr int64_t kRequest = 64 << 10;  // longest request
-constexpr int64_t kDepth = 128, kThreads = 16;
+constexpr int64_t kDepth = 128, kThreads = 32;
 
 // Some records that stand close together in a file, read at once.
 struct Request {

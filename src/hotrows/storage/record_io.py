@@ -67,7 +67,7 @@ class Fetcher:
     """Reads many records of a file at once; for one thread at a time.
 
     ring: with io_uring where the system has it and permits it, else with waiting threads.
-    depth: the number of requests in flight at most; None: 128, or 16 threads.
+    depth: the number of requests in flight at most; None: 128, or 32 threads.
     """
 
     def __init__(self, stride: int, ring: bool = True, depth: int | None = None) -> None:
