@@ -104,8 +104,8 @@ def test_native_numbers_are_those_of_plain_python(text):
 
 
 ODD = Schema(
-    label=(Label("rating", at_least=4), Label("kind", positive=("buy", "cart")), "seen"),
-    columns=("rating", "kind", "seen", "when", "price", "words", "weight"),
+    label=(Label("rating", at_least=4), Label("action", positive=("buy", "cart")), "seen"),
+    columns=("rating", "action", "kind", "seen", "when", "price", "words", "weight"),
     delimiter=";",
     weight="weight",
     time=Time("when", format="%Y-%m-%d %H:%M:%S", utc_offset=1.5),
@@ -128,9 +128,9 @@ ODD = Schema(
 
 def test_every_kind_of_column_of_a_small_file():
     labels, dense, ids, offsets, times, weights = both(
-        b"5;buy;1;2024-02-29 22:59:59; 12;a| b|NULL|c;1\n"
-        b"3; cart ;;1970-01-01 00:00:00;?;;0.5\n"
-        b"?;pv;0;;-3;x;2\n",
+        b"5;buy;buy;1;2024-02-29 22:59:59; 12;a| b|NULL|c;1\n"
+        b"3; cart ; cart ;;1970-01-01 00:00:00;?;;0.5\n"
+        b"?;pv;pv;0;;-3;x;2\n",
         ODD,
     )
     assert labels == [[1, 0, 255], [1, 1, 0], [1, 255, 0]]
@@ -153,19 +153,19 @@ def test_every_kind_of_column_of_a_small_file():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"x;buy;1;;1;;1", "column 'rating': expected a number, found 'x'"),
-        (b"5;buy;2;;1;;1", "column 'seen': expected a label 0 or 1, found '2'"),
-        (b"5;buy;1;2024-02-30 00:00:00;1;;1", "column 'when': expected a time %Y-%m-%d"),
-        (b"5;buy;1;24-02-01;1;;1", "column 'when': expected a time"),
-        (b"5;buy;1;;1;;-1", "column 'weight': expected a weight of at least 0, found '-1'"),
-        (b"5;buy;1;;1;;", "column 'weight': expected a weight of at least 0, found nothing"),
+        (b"x;buy;buy;1;;1;;1", "column 'rating': expected a number, found 'x'"),
+        (b"5;buy;buy;2;;1;;1", "column 'seen': expected a label 0 or 1, found '2'"),
+        (b"5;buy;buy;1;2024-02-30 00:00:00;1;;1", "column 'when': expected a time %Y-%m-%d"),
+        (b"5;buy;buy;1;24-02-01;1;;1", "column 'when': expected a time"),
+        (b"5;buy;buy;1;;1;;-1", "column 'weight': expected a weight of at least 0, found '-1'"),
+        (b"5;buy;buy;1;;1;;", "column 'weight': expected a weight of at least 0, found nothing"),
     ],
 )
 def test_what_is_wrong_in_a_line_is_said(line, message):
-    assert f"raw line 2, {message}" in both(b"5;buy;1;;1;;1\n" + line + b"\n", ODD)
+    assert f"raw line 2, {message}" in both(b"5;buy;buy;1;;1;;1\n" + line + b"\n", ODD)
 
 
-FIELDS = st.lists(st.text("a|? NUL0129:-.", max_size=6), min_size=7, max_size=7)
+FIELDS = st.lists(st.text("a|? NUL0129:-.", max_size=6), min_size=8, max_size=8)
 
 
 @settings(max_examples=examples(200), deadline=None)
