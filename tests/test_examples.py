@@ -1,4 +1,4 @@
-"""The examples run, on few rows without --all, and the pages that quote them say what they say."""
+"""The examples run as they stand, and the pages that quote them say what they say."""
 
 import os
 import re
@@ -16,29 +16,20 @@ import hotrows
 from hotrows import Dense, Schema, Sequence, Sparse
 from hotrows.data import Encoder, prepare
 from hotrows.models import Model, tables
-from tests.support.choice import everything
 from tests.support.clicks import table
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def told_by(tmp_path, tmp_path_factory, monkeypatch, capsys, no_pictures):
-    """Runs an example in this process, in the folder `tmp_path`, and returns what it prints.
+def told_by(tmp_path, monkeypatch, capsys, no_pictures):
+    """Runs an example in this process, in the folder `tmp_path`, and returns what it prints."""
 
-    smaller: pairs of numbers, one of the example and a smaller one for it without --all.
-    """
-
-    def run(example, *smaller):
-        text = (ROOT / "examples" / example).read_text()
-        for number, less in smaller:
-            assert text.count(number) == 1, number
-            text = text if everything() else text.replace(number, less)
-        script = tmp_path_factory.mktemp("example") / example
-        script.write_text(text)
+    def run(example):
+        script = str(ROOT / "examples" / example)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(script)])
-        runpy.run_path(str(script), run_name="__main__")
+        monkeypatch.setattr(sys, "argv", [script])
+        runpy.run_path(script, run_name="__main__")
         return capsys.readouterr().out
 
     return run
@@ -50,7 +41,7 @@ def auc_of(told):
 
 
 def test_the_loop_of_ones_own_learns(told_by):
-    told = told_by("own_loop.py", ("25_000", "10_000"))
+    told = told_by("own_loop.py")
     assert "pack-0: 26 tables" in told
     assert auc_of(told) > 0.7
 
@@ -61,7 +52,7 @@ def test_the_model_of_ones_own_learns_and_leaves_nothing_behind(told_by, tmp_pat
 
 
 def test_any_model_ends_with_the_weights_of_plain_pytorch(told_by):
-    told = told_by("any_model.py", ("200_000, 100_000, 50_000", "20_000, 10_000, 5_000"))
+    told = told_by("any_model.py")
     assert "6 lookups of 6 tables in 1 pack" in told
     assert float(re.search(r"weights differ by (\S+)", told).group(1)) < 1e-4
 
