@@ -262,12 +262,12 @@ def _raise_first(cells: Cells, problems: Sequence[Bad | None]) -> None:
     bad = min(filter(None, problems), key=lambda problem: problem.row, default=None)
     if bad is None:
         return
-    found, remedy = cells.shown(bad.row, bad.column), bad.remedy
-    words = [word for word in MISSING_WORDS if repr(word) == found]
+    shown, remedy = cells.shown(bad.row, bad.column), bad.remedy
+    words = [word for word in MISSING_WORDS if repr(word) == shown]
     if words and bad.expected.startswith(("number", "time")):
-        remedy = f'if {found} means missing, say so in the schema: "missing": {json.dumps(words)}'
+        remedy = f'if {shown} means missing, say so in the schema: "missing": {json.dumps(words)}'
     where = f"{cells.where(bad.row)}, column {bad.column!r}"
-    raise ValueError(f"{where}: expected a {bad.expected}, found {found}; {remedy}")
+    raise ValueError(f"{where}: expected a {bad.expected}, found {shown}; {remedy}")
 
 
 def show(value: bytes) -> str:
