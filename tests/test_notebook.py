@@ -12,7 +12,7 @@ SCHEMA = Schema(
         Sparse("<b>", column="item"),
         Sequence("past", vocabulary="<b>"),
     ),
-    label=Label("click", column="item", at_least=15),
+    label=Label("click", column="rating", at_least=15),
 )
 
 

@@ -47,7 +47,7 @@ def test_an_unknown_kind_is_named():
         (lambda: Schema((Dense("a"), Sparse("a"))), r"must be unique, twice: \['a'\]"),
         (
             lambda: Schema((Sparse("x", column="click"), Dense("a")), label="click"),
-            "feature 'x' reads the column of a label, and would tell it; leave the feature out",
+            r"features \['x'\] read a label's column, and would tell it",
         ),
         (lambda: Schema((Dense("a"),), columns=("a",)), r"columns \['label'\] are used"),
         (lambda: Dense("a", transform="cube"), "'a': transform must be .* not 'cube'"),
@@ -97,7 +97,7 @@ def test_every_kind_of_declaration_survives_json():
         (lambda: Sparse("a", transform="bucket", boundaries=(2, 1)), "needs boundaries that rise"),
         (lambda: Sparse("a", boundaries=(1,)), "needs boundaries that rise"),
         (lambda: Sparse("a", many=True, transform="hour"), "takes transform 'none' alone"),
-        (lambda: Sequence("a", separator="::"), "the separator must be one character"),
+        (lambda: Sequence("a", separator="::"), "the separator must be one byte"),
         (lambda: Sequence("a", max_length=0), "max_length must be at least 1"),
         (lambda: Label("y", positive=("a",), at_least=1), "either positive= or at_least="),
         (lambda: Schema((Dense("x"),), columns=("label",)), "do not stand in `columns`"),

@@ -107,6 +107,13 @@ class TableSlice:
     def ids(self) -> range:
         return range(self.first_id, self.first_id + self.num_rows * self.id_step, self.id_step)
 
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """The rows of those of the ids, [n] int64, that are in the slice."""
+        distance = ids - self.first_id
+        row = distance // self.id_step
+        is_in = (distance >= 0) & (distance % self.id_step == 0) & (row < self.num_rows)
+        return row[is_in] + self.first_row
+
 
 def below(ids: range, end: int) -> range:
     """Cuts ascending ids off before `end`."""

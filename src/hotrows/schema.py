@@ -100,8 +100,7 @@ class Sparse:
         _check_one_of(self, "transform", SPARSE_TRANSFORMS)
         if self.many and self.transform != "none":
             raise ValueError(
-                f"feature {self.name!r}: a list (many=True) takes transform 'none' alone, "
-                f"not {self.transform!r}"
+                f"feature {self.name!r}: a list takes transform 'none' alone, not {self.transform!r}"
             )
         rising = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
         if (self.transform == "bucket") != bool(self.boundaries) or not rising:
@@ -238,20 +237,16 @@ class Schema:
         if self.time is None:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
-        labels = {column_of(label) for label in self.labels}
-        for feature in self.features:
-            if self.column_of(feature) in labels:
-                raise ValueError(
-                    f"schema {self.name!r}: feature {feature.name!r} reads the column of a label, and "
-                    f"would tell it; leave the feature out"
-                )
+        if telling := [f.name for f in self.features if self.column_of(f) in map(column_of, self.labels)]:
+            raise ValueError(
+                f"schema {self.name!r}: features {telling} read a label's column, and would tell it"
+            )
         if self.columns is not None:
             named = set(self.columns)
             absent = [column for column in self.raw_columns if column not in named]
             if absent:
                 raise ValueError(
-                    f"schema {self.name!r}: columns {absent} are used by features or as the label "
-                    f"but do not stand in `columns`"
+                    f"schema {self.name!r}: columns {absent} are used, and do not stand in `columns`"
                 )
 
     def __repr__(self) -> str:
@@ -443,8 +438,7 @@ def _check_ids(feature: Sparse | Sequence) -> None:
         )
     if feature.num_unknown == 0 and feature.min_count > 1:
         raise ValueError(
-            f"feature {feature.name!r}: with num_unknown=0 every value needs an id of its own; "
-            f"min_count must be 1, not {feature.min_count}"
+            f"feature {feature.name!r}: num_unknown=0 needs min_count=1, not {feature.min_count}"
         )
     if feature.max_length is not None and feature.max_length < 1:
         raise ValueError(
@@ -452,6 +446,5 @@ def _check_ids(feature: Sparse | Sequence) -> None:
         )
     if len(feature.separator.encode()) != 1:
         raise ValueError(
-            f"feature {feature.name!r}: the separator must be one character of one byte, "
-            f"not {feature.separator!r}"
+            f"feature {feature.name!r}: the separator must be one byte, not {feature.separator!r}"
         )

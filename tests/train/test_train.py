@@ -223,7 +223,7 @@ def test_a_run_predicts_raw_rows_without_its_data(tmp_path):
     (chances,) = load_run(tmp_path / "run").predict(batches)
     assert chances.shape == (3,)
     assert chances[0] == chances[2] != chances[1]
-    with pytest.raises(ValueError, match="holds no prepared data"):
+    with pytest.raises(ValueError, match=r"which is gone: say where it is now \(--data FOLDER\)"):
         run_folder.open_data(tmp_path / "run")
     assert run_folder.open_data(tmp_path / "run", tmp_path / "moved").parts["test"].rows
 

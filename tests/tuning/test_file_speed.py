@@ -9,7 +9,7 @@ from hotrows.tuning.advice import advise
 from hotrows.tuning.cache_simulation import PolicyResult
 from hotrows.tuning.file_replay import FileCounts
 from hotrows.tuning.file_speed import CacheCost, FileSpeed
-from tests.tuning.test_advice import curve
+from tests.support.simulations import curve
 
 FREE = DiskRates(1e12, 1e18, 1e18, 1e18, 0, 0, 0, 0, 0, 0)
 MS = 1e-3

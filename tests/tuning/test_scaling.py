@@ -130,10 +130,10 @@ def test_what_does_not_fit_is_said_and_left_out_of_the_curve():
 
 def test_ways_have_names():
     load = TableLoad("t", 10, 4, 20, 1.0, Frequencies.zipf(10, 1.0))
-    assert kind_of(BY_COLUMNS, load, 4) == "by columns"
-    assert kind_of(Placement(hot=10), load, 4) == "replicated"
-    assert kind_of(Placement(hot=2), load, 4) == "on one rank"
-    assert kind_of(Placement(num_ranks=4), load, 4) == "dealt"
+    assert kind_of(BY_COLUMNS, load) == "by columns"
+    assert kind_of(Placement(hot=10), load) == "replicated"
+    assert kind_of(Placement(hot=2), load) == "on one rank"
+    assert kind_of(Placement(num_ranks=4), load) == "dealt"
 
 
 def test_the_command_prints_a_line_for_each_number_of_ranks(hotrows, tmp_path):

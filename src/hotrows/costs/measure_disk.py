@@ -120,12 +120,12 @@ def measure_disk(
             store.note_times(note)
             short = _timed_reads(store, seconds, far)
             long = _timed_reads(store, seconds / 2, of_blocks)
-            whole = _timed_reads(store, seconds / 4, near)
+            nearby = _timed_reads(store, seconds / 4, near)
             merged = _Spent()
             for n in range(_MERGES):  # of logs that are full: a row for each block
                 _write(store, torch.arange(n, num_rows, rows_of_block))
                 merged += _timed(lambda: _merge(store))
-    row_seconds = whole.processor / whole.rows
+    row_seconds = nearby.processor / nearby.rows
     reads_per_second = short.requests / short.seconds
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES

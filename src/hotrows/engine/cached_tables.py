@@ -321,7 +321,7 @@ class CachedTables:
         if self.caching.hot_ids is None:
             return None
         shard, hot_ids = self._shards[group.packs[0]], self.caching.hot_ids
-        rows = [_rows_of(hot_ids[shard.tables[piece.table].name], piece) for piece in shard.slices]
+        rows = [piece.rows_of(hot_ids[shard.tables[piece.table].name]) for piece in shard.slices]
         return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
 
     # ---- the stores; the pipeline is paused
@@ -433,14 +433,6 @@ def _sizes_in_fast_memory(groups: Sequence[Group], device: Device) -> Sequence[G
     if device.on_host:
         return groups
     return [dataclasses.replace(group, strides=tuple(map(aligned, group.strides))) for group in groups]
-
-
-def _rows_of(ids: Int64[Tensor, "_"], piece: TableSlice) -> Int64[Tensor, "_"]:
-    """The rows of those ids that are in a slice of a table."""
-    distance = ids - piece.first_id
-    row = distance // piece.id_step
-    is_in = (distance >= 0) & (distance % piece.id_step == 0) & (row < piece.num_rows)
-    return row[is_in] + piece.first_row
 
 
 def _described(piece: TableSlice, shard: RankShard) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class PairedBenchmark:
 
 
 @dataclass(frozen=True)
-class Window:
+class TimedSteps:
     """Steps that were timed: samples of all ranks and seconds of the slowest one; seconds of this rank's
     processors, and its rows that came into fast memory."""
 
@@ -215,9 +215,9 @@ class Window:
     processor_seconds: float = 0.0
     rows_in: int = 0
 
-    def __add__(self, other: Window) -> Window:
+    def __add__(self, other: TimedSteps) -> TimedSteps:
         names = [f.name for f in dataclasses.fields(self)]
-        return Window(*(getattr(self, name) + getattr(other, name) for name in names))
+        return TimedSteps(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 class TimedTraining:
@@ -248,7 +248,7 @@ class TimedTraining:
             self._remove_store()
             raise
         self._step_seconds, self._rows_in = 0.0, 0
-        self.last = Window()
+        self.last = TimedSteps()
         self.cores_busy = 0.0  # in the last window, as the mean of ranks
 
     @property
@@ -300,7 +300,7 @@ class TimedTraining:
             self._ranks.barrier()
         self._remove_store()
 
-    def _timed(self, num_steps: int, pause: bool = True) -> Window:
+    def _timed(self, num_steps: int, pause: bool = True) -> TimedSteps:
         self._paused.close()
         self._ranks.barrier()
         used, rows_in = Utilization(), self._rows_in
@@ -314,7 +314,7 @@ class TimedTraining:
                 store.merge_now()  # else it would take the disk from what is timed next
         by_rank = self._ranks.gather_objects((samples, seconds, cores_busy))
         self.cores_busy = sum(share for _, _, share in by_rank) / len(by_rank)
-        return Window(
+        return TimedSteps(
             steps=num_steps,
             samples=sum(samples for samples, _, _ in by_rank),
             seconds=max(seconds for _, seconds, _ in by_rank),

@@ -37,7 +37,7 @@ from hotrows.planning.packing import Group, group_packs, pack_tables
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
-from hotrows.planning.slots import Allocation, slot_map
+from hotrows.planning.slots import Allocation, SlotMap, slot_map
 from hotrows.train.defaults import settle
 from hotrows.tuning.file_replay import FileCounts, FileReplay
 
@@ -358,22 +358,13 @@ def _replay(
         group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
         bound = Caching(fast_memory).lookahead_bytes // len(groups)
         bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
-        allocator = slot_map(
-            slots[g],
-            group_policy,
-            in_flight,
-            lookahead_bytes=bound if bounded else None,
-            num_rows=group.rows,
-        )
+        bounds = {"lookahead_bytes": bound if bounded else None, "num_rows": group.rows}
+        allocator = slot_map(slots[g], group_policy, in_flight, **bounds)
         for j, read in enumerate(reads):
             if j == trace.skipped:
                 drained_before = allocator.num_drained
             begin = time.thread_time()
-            while allocator.num_fed < len(reads) and allocator.wants():
-                allocator.feed(reads[allocator.num_fed].rows)
-            if allocator.num_fed == len(reads):
-                allocator.end()
-            allocation = allocator.allocate(read.rows)
+            allocation = _allocate(allocator, reads, read)
             seconds += time.thread_time() - begin
             missing, leaving = _moved(read, allocation)
             if j >= trace.skipped:
@@ -402,6 +393,15 @@ def _replay(
         in_file=files if in_file else None,
         **mean,
     )
+
+
+def _allocate(allocator: SlotMap, reads: Sequence[_Read], read: _Read) -> Allocation:
+    """Plans a batch, those that come being fed as far as the map wants them."""
+    while allocator.num_fed < len(reads) and allocator.wants():
+        allocator.feed(reads[allocator.num_fed].rows)
+    if allocator.num_fed == len(reads):
+        allocator.end()
+    return allocator.allocate(read.rows)
 
 
 def _moved(read: _Read, allocation: Allocation) -> tuple[Tensor, Tensor]:

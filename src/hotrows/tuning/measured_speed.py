@@ -24,7 +24,7 @@ from hotrows.planning.packing import Group, group_packs, pack_tables
 from hotrows.runtime.machine import available_memory
 from hotrows.runtime.units import format_bytes
 from hotrows.train.defaults import settle
-from hotrows.tuning.benchmark import PairedBenchmark, TimedTraining, Window
+from hotrows.tuning.benchmark import PairedBenchmark, TimedSteps, TimedTraining
 from hotrows.tuning.file_speed import CacheCost, FileSpeed
 
 _WARM_UP, _WINDOW, _PAIRS = 2.0, 0.5, 8  # seconds of training; windows of each
@@ -66,19 +66,19 @@ def measured_speed(
         new_row_seconds = _new_row_seconds(benchmark.opened(cached))
     plain, behind = zip(*windows[1:], strict=True)
     speed = statistics.median(w.samples / w.seconds for w in plain)
-    in_all = sum(plain, Window())
+    in_all = sum(plain, TimedSteps())
     busy = in_all.processor_seconds / in_all.seconds * config.batch_size / speed
     cost = _cache_cost(plain, behind, config.batch_size / speed)
     disk = disk.mean(measure_disk(folder, stride))  # it is now faster, now slower, too
     return speed, FileSpeed(disk, cores, busy, cost, new_row_seconds, config.in_flight)
 
 
-def _window(training: TimedTraining) -> Window:
+def _window(training: TimedTraining) -> TimedSteps:
     training.window(_WINDOW)
     return training.last
 
 
-def _cache_cost(plain: Sequence[Window], behind: Sequence[Window], step: float) -> CacheCost:
+def _cache_cost(plain: Sequence[TimedSteps], behind: Sequence[TimedSteps], step: float) -> CacheCost:
     """By how much steps are longer behind a cache. step: seconds of one in memory."""
     pairs = zip(plain, behind, strict=True)
     ratio = statistics.median(p.samples / p.seconds / (b.samples / b.seconds) for p, b in pairs)

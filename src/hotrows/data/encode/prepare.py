@@ -108,17 +108,17 @@ def prepare(
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
     else:
-        if data.schema.time is not None and split is None and set(job.declared_parts) == {None}:
-            log.info(
-                "parts were drawn at random although the schema has a time: to be tested on what comes "
-                "later, as in use, take --split time:0.8,0.1,0.1"
-            )
-        _warn(data)
+        _warn(data, is_drawn=split is None and set(job.declared_parts) == {None})
     return data
 
 
-def _warn(data: EncodedData) -> None:
-    """Warns of what is odd about new data, a line each."""
+def _warn(data: EncodedData, is_drawn: bool) -> None:
+    """Warns of what is odd about new data, a line each. is_drawn: its parts are, as nothing was said."""
+    if is_drawn and data.schema.time is not None:
+        log.info(
+            "parts were drawn at random although the schema has a time: to be tested on what comes "
+            "later, as in use, take --split time:0.8,0.1,0.1"
+        )
     if not data.parts["validation"].rows:
         log.warning(
             "no rows validate, so that no checkpoint is chosen as the best: give --validation FILE, or "

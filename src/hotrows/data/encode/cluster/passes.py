@@ -195,7 +195,7 @@ class ClusterPasses:
         for number, (source, part) in enumerate(zip(job.inputs, job.declared_parts, strict=True)):
             if shared and part is not None:
                 continue
-            first, blocks = 0, self._blocks.of(number, cast(RayInput, source), job.schema, keep)
+            first, blocks = 0, self._blocks.blocks(number, cast(RayInput, source), job.schema, keep)
             for block, summary in self._surveys(job, work, blocks) if surveyed else _as_they_are(blocks):
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
@@ -265,7 +265,7 @@ class Blocks:
         self._room = room
         self._kept: dict[int, list[RayBlock]] = {}
 
-    def of(self, number: int, source: RayInput, schema: Schema, keep: bool) -> Iterator[RayBlock]:
+    def blocks(self, number: int, source: RayInput, schema: Schema, keep: bool) -> Iterator[RayBlock]:
         """Yields the blocks of a dataset: those that were kept, or of a new execution. number: of the
         dataset; keep: them for another pass, if there is room."""
         if number in self._kept:
