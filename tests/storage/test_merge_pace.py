@@ -57,14 +57,19 @@ def test_writes_wait_a_little_more_with_every_row_beyond_a_full_log():
         def wait(self, timeout=None):
             waits.append(timeout)
 
-    for fullness in (0.9, 1.0, 1.02, 1.05, 3.0):
+    for fullness in (0.9, 1.0, 1.02, 1.05, merge_pace.MOST_FULL, 3.0):
         MergePace(lambda: fullness).hold_back(Ended())  # noqa: B023
-    assert waits == [pytest.approx(0.04), pytest.approx(0.1), merge_pace.HELD_BACK]
+    assert waits == [pytest.approx(w) for w in (0.8, 2.0, merge_pace.HELD_BACK, merge_pace.HELD_BACK)]
+
+
+def test_the_index_of_a_log_has_room_for_what_is_written_until_all_writes_wait(tmp_path):
+    """It grew by half at the first row beyond a full log: a billion rows broke a limit of 2 GiB there."""
+    with FileStore.create(tmp_path / "store", 20_000, 32, first_values, META, log_rows=8000) as store:
+        assert store._expected == 8000 * merge_pace.MOST_FULL
 
 
 def test_a_write_waits_no_longer_than_merging(monkeypatch):
     monkeypatch.setattr(merge_pace, "HELD_BACK", 600.0)
-    monkeypatch.setattr(merge_pace, "_STEEPNESS", 600.0)
     pace, ended = MergePace(lambda: 2.0), threading.Event()
     timer = threading.Timer(0.05, ended.set)
     timer.start()
@@ -90,7 +95,6 @@ def slow_merging(monkeypatch):
     monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
     # A write that finds the open log full waits for the merge, as long as it takes on a busy machine.
     monkeypatch.setattr(merge_pace, "HELD_BACK", 600.0)
-    monkeypatch.setattr(merge_pace, "_STEEPNESS", 1e6)
     monkeypatch.setattr(Disk, "sync", SYNC)  # checkpoints take their time
     return written
 

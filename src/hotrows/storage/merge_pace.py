@@ -8,7 +8,8 @@ works in pieces of some milliseconds, which begin between reads of rows, and pau
 
 Reads come as planned, some batches ahead of training, so a merge that gives way to them delays nobody.
 It ends before the log is full. Should it not, writes are held back a little more with every row, instead
-of all at once when logs have piled up.
+of all at once when logs have piled up: at an eighth beyond a full log so long that it hardly grows, and
+training goes at the speed of the merge.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from contextlib import contextmanager
 Note = Callable[[str, str, float, float], None]
 LEAST, MOST = 0.1, 0.5  # shares of the time in which a merge works: ahead of the log, and behind it
 LATE = 0.8  # how full the open log is when a merge should have ended
-HELD_BACK = 0.2  # seconds that a write waits at most
-_STEEPNESS = 2.0  # seconds that a write waits for each log that is filled beyond the open one
+MOST_FULL = 1.125  # how full the open log becomes at most, but for the write that fills it
+HELD_BACK = 5.0  # seconds that a write waits at most: from there on
 _LONGEST, _READ = 0.5, 0.02  # seconds of a pause; seconds that a piece waits for a read to end
 
 
@@ -86,7 +87,7 @@ class MergePace:
 
     def hold_back(self, ended: threading.Event) -> None:
         """Lets a write wait, at most until merging has ended, where the open log is full before that."""
-        seconds = min(_STEEPNESS * (self._fullness() - 1), HELD_BACK)
+        seconds = HELD_BACK * min((self._fullness() - 1) / (MOST_FULL - 1), 1.0)
         if seconds > 0 and not ended.is_set():
             begin = time.perf_counter()
             ended.wait(seconds)
