@@ -128,8 +128,8 @@ class Training:
         if not path.exists():
             return []
         with open(path, "rb") as file:
-            file.seek(max(path.stat().st_size - (last or 1 << 60), 0))
-            lines = file.read().decode().splitlines()
+            begin = file.seek(max(path.stat().st_size - (last or 1 << 60), 0))
+            lines = file.read().decode().splitlines()[bool(begin) :]  # the first may be cut
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def _go_on(self) -> None:
