@@ -40,7 +40,7 @@ from hotrows.storage import merging, store_state
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
-from hotrows.storage.merge_pace import MOST_FULL, MergePace, Note
+from hotrows.storage.merge_pace import ROOM, MergePace, Note
 from hotrows.storage.merging import Merger
 from hotrows.storage.record_io import Index, new_fetcher
 from hotrows.storage.store_state import StateFile, StoreState, check_restorable, read_state
@@ -62,7 +62,7 @@ class FileStore:
         """For `create` and `open`."""
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
         self.log_rows = _log_rows(form, log_rows)
-        self._expected = min(int(self.log_rows * MOST_FULL), form.rows)  # rows in a log
+        self._expected = min(int(self.log_rows * ROOM), form.rows)  # rows in a log
         self._form, self._initial_values, self._lock = form, initial_values, lock
         self._base, self._saved = BaseFile(path / "base", form), StateFile(path, form, state)
         self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first

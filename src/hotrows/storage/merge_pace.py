@@ -8,8 +8,8 @@ works in pieces of some milliseconds, which begin between reads of rows, and pau
 
 Reads come as planned, some batches ahead of training, so a merge that gives way to them delays nobody.
 It ends before the log is full. Should it not, writes are held back a little more with every row, instead
-of all at once when logs have piled up: at an eighth beyond a full log so long that it hardly grows, and
-training goes at the speed of the merge.
+of all at once when logs have piled up: at a tenth beyond a full log until the merge has ended, so that
+training goes at the speed of the merge, and the log takes no more memory than it has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from contextlib import contextmanager
 Note = Callable[[str, str, float, float], None]
 LEAST, MOST = 0.1, 0.5  # shares of the time in which a merge works: ahead of the log, and behind it
 LATE = 0.8  # how full the open log is when a merge should have ended
-MOST_FULL = 1.125  # how full the open log becomes at most, but for the write that fills it
-HELD_BACK = 5.0  # seconds that a write waits at most: from there on
+MOST_FULL = 1.1  # how full the open log becomes at most, but for the write that fills it
+ROOM = 1.125  # how full it may become in the memory that it has from the start
+HELD_BACK = 5.0  # seconds that a write waits just below MOST_FULL; from there on until merging has ended
 _LONGEST, _READ = 0.5, 0.02  # seconds of a pause; seconds that a piece waits for a read to end
 
 
@@ -87,10 +88,10 @@ class MergePace:
 
     def hold_back(self, ended: threading.Event) -> None:
         """Lets a write wait, at most until merging has ended, where the open log is full before that."""
-        seconds = HELD_BACK * min((self._fullness() - 1) / (MOST_FULL - 1), 1.0)
-        if seconds > 0 and not ended.is_set():
+        beyond = (self._fullness() - 1) / (MOST_FULL - 1)
+        if beyond > 0 and not ended.is_set():
             begin = time.perf_counter()
-            ended.wait(seconds)
+            ended.wait(HELD_BACK * beyond if beyond < 1 else None)
             end = time.perf_counter()
             self.held_back += end - begin
             if self.note is not None:
