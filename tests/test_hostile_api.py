@@ -113,7 +113,7 @@ def test_a_row_optimizer_from_json(fields, piece):
         (Sparse, {"name": "x", "boundaries": (NAN,), "transform": "bucket"}, "boundaries of a sparse"),
         (Sparse, {"name": "x", "pooling": None}, "pooling of a sparse must be of type str"),
         (Sparse, {"name": "x", "many": 1}, "many of a sparse must be of type bool"),
-        (Sparse, {"name": "x", "many": True, "separator": "::"}, "one character of one byte"),
+        (Sparse, {"name": "x", "many": True, "separator": "::"}, "must be one byte"),
         (Sequence, {"name": "x", "max_length": 0}, "max_length must be at least 1"),
         (Sequence, {"name": "x", "max_length": "9"}, "max_length of a sequence must be"),
         (Label, {"name": "x", "positive": "yes"}, "positive of a label must be"),

@@ -230,7 +230,7 @@ DEEP = 100_000
         ),
         ({"time": "when"}, "expected an object of the fields of a time"),
         ({"time": {}}, "a time lacks the fields ['column']"),
-        ({"columns": ["label"]}, "columns ['price'] are used by features"),
+        ({"columns": ["label"]}, "columns ['price'] are used, and do not stand"),
         ({"columns": "label"}, "columns of a schema must be"),
         ({"delimiter": None}, "delimiter of a schema must be of type str"),
         ({"strip": "yes"}, "strip of a schema must be of type bool"),

@@ -209,7 +209,7 @@ def test_an_unknown_value_may_be_an_error(tmp_path, monkeypatch, core):
     new = write(tmp_path / "new", [("0", "x", "p"), ("1", "x", "q|new")])
     with pytest.raises(ValueError, match=r"new line 2, feature 'b': 'new' was never seen in training"):
         list(Encoder.open(tmp_path / "out").encode(new))
-    with pytest.raises(ValueError, match="with num_unknown=0 every value needs an id"):
+    with pytest.raises(ValueError, match="num_unknown=0 needs min_count=1"):
         Sparse("a", num_unknown=0, min_count=2)
 
 
