@@ -205,6 +205,14 @@ def test_the_window_sizes_itself_by_slots_per_miss(kind):
     assert 60 < idle.window <= 75
 
 
+@pytest.mark.parametrize("most_bytes", [None, 1 << 40])
+def test_no_window_holds_more_uses_than_the_native_map_numbers(most_bytes):
+    window = Window(BELADY, 1000, 1, 4, most_bytes)
+    assert window.reaches(10**6, Window.MOST_BYTES - 1) and window.reaches(4, 1 << 40)
+    assert not window.reaches(5, Window.MOST_BYTES)
+    assert Window.MOST_BYTES < 4 * 2**31
+
+
 def test_the_window_grows_by_four_batches_at_most():
     window, sizes = Window(Lookahead(), 1000, 1, 0), []
     for _ in range(5):

@@ -146,10 +146,11 @@ class Window:
     4 a batch at most.
 
     future_pins: batches that are looked at in any case. most_bytes: bound of `num_bytes`, at which no
-    batch past them is looked at; None: no bound. turnovers: in place of three.
+    batch past them is looked at (default and at most 4 GiB). turnovers: in place of three.
     """
 
     GROWTH, MEMORY, LEAST_MISSES = 4, 100, 1 / 16
+    MOST_BYTES = 1 << 32  # a billion uses: the native map tells two billion apart
 
     def __init__(
         self,
@@ -164,7 +165,8 @@ class Window:
         self._grows = window == "auto"
         self.batches = in_flight if isinstance(window, str) else window
         self._num_slots, self._least = num_slots, in_flight
-        self._future_pins, self._most_bytes = future_pins, most_bytes
+        self._future_pins = future_pins
+        self._most_bytes = self.MOST_BYTES if most_bytes is None else min(most_bytes, self.MOST_BYTES)
         self._turnovers = turnovers
         self._misses, self._seen = 0.0, 0
 
@@ -181,7 +183,7 @@ class Window:
         """Whether to look at the batch `ahead` batches after the next one, with num_bytes in use."""
         if ahead <= self._future_pins:
             return True
-        if self._most_bytes is not None and num_bytes >= self._most_bytes:
+        if num_bytes >= self._most_bytes:
             return False
         return self.batches is None or ahead <= self.batches
 
