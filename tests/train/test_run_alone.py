@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hotrows import checkpoint
-from hotrows.checkpoint import files, run_lock, writer
+from hotrows.checkpoint import files, run_lock, write, writer
 from hotrows.config import TrainConfig
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.train import Trainer, run_folder
@@ -106,11 +106,11 @@ def test_a_trainer_that_could_not_be_made_leaves_nothing(encoded, tmp_path):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_nothing_points_to_a_manifest_of_another_process(encoded, tmp_path, monkeypatch, background):
-    run, write = tmp_path / "run", writer.write
+    run, write_it = tmp_path / "run", writer.write
     config = dataclasses.replace(CONFIG, background_checkpoints=background)
 
     def overtaken(*arguments):
-        written = write(*arguments)
+        written = write_it(*arguments)
         name = written[0] if isinstance(written, tuple) else written
         if name == "step-10":
             manifest = run / "checkpoints" / name / "manifest.json"
@@ -144,17 +144,26 @@ def test_a_folder_that_is_gone_ends_the_run_in_words(encoded, whole, tmp_path, c
 
 
 @pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("before", ["its folder", "its first file"])
 def test_a_folder_that_goes_while_a_checkpoint_is_written_is_no_full_disk(
-    encoded, tmp_path, monkeypatch, background
+    encoded, tmp_path, monkeypatch, background, before
 ):
-    run, write_file = tmp_path / "run", files.write_file
+    run, write_file, part_of = tmp_path / "run", files.write_file, write.part_of
 
-    def deleting(path, parts):
-        if path.parent.name == "step-10.part" and run.exists():
+    def go(folder, now):
+        if (folder.name, now) == ("step-10.part", before) and run.exists():
             run.rename(tmp_path / "moved")
+
+    def writing(path, parts):
+        go(path.parent, "its first file")
         return write_file(path, parts)
 
-    monkeypatch.setattr(files, "write_file", deleting)
+    def naming(path):
+        go(part_of(path), "its folder")
+        return part_of(path)
+
+    monkeypatch.setattr(files, "write_file", writing)
+    monkeypatch.setattr(write, "part_of", naming)
     config = dataclasses.replace(CONFIG, background_checkpoints=background)
     with pytest.raises(ValueError, match="was deleted or moved while it was written"):
         Trainer(encoded, config, run).fit()

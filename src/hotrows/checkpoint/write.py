@@ -40,7 +40,7 @@ from hotrows.distributed.all_or_none import gathered, of_rank_0
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.record import RankShard, TableSlice, below, layout_of
-from hotrows.runtime.atomic_files import part_of, publish, sync
+from hotrows.runtime.atomic_files import make_folder, part_of, publish, sync
 from hotrows.runtime.file_sums import FileSum
 
 
@@ -99,6 +99,7 @@ def save(
     """
     run = Path(run)
     ranks = embedding.ranks.channel("checkpoint")
+    of_rank_0(ranks, lambda: make_folder(run))
     return write(run, state.step, ranks, lambda: take(embedding, model, state, fingerprint))[0]
 
 
@@ -184,7 +185,8 @@ def _begin(run: Path, step: int) -> Path:
     part = part_of(folder)
     shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # not the run's folder: one that is gone stays gone
+        part.mkdir()
     except OSError:
         shutil.rmtree(part, ignore_errors=True)
         raise
