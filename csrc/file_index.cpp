@@ -2,90 +2,151 @@
 #include <mutex>
 
 #include "file.h"
+#include "memory.h"
 
 namespace hotrows {
 namespace {
 
-// row -> place: open addressing, linear probing, 12 bytes an entry, up to 3/4 full. Stored rows are one
-// up, so that zeroed memory, which the system gives page by page as it is used, is an empty table.
+// row -> place: open addressing with linear probing in parts, 8 bytes an entry, up to 4/5 full. It has
+// memory for the rows that are in it; a part grows by an eighth, so little of it is there twice.
+//
+//   row, shuffled:    part | rest          entry:    place / 4 | rest          0: free
+//
+// The entries of a part stand in the order of `rest`, whose upper bits are their homes: a search ends at the
+// first entry that is larger, and a part is copied from front to back.
 class Index {
  public:
-  // expected: the rows for which there is room from the start; more of them make the table half as large again.
-  explicit Index(int64_t expected) { allot(std::max<int64_t>(expected * 4 / 3 + 1, 1 << 12)); }
+  // rows: of the table, up to 2^48.
+  explicit Index(int64_t rows) {
+    while (bits_ < 48 && int64_t{1} << bits_ < rows) ++bits_;
+    rest_bits_ = bits_ - std::clamp(bits_ - 23, 0, 12);
+    mask_ = (uint64_t{1} << rest_bits_) - 1;
+    parts_.resize(int64_t{1} << (bits_ - rest_bits_));
+  }
 
-  // places[i] = first + i * stride for rows[i].
-  void put(const int64_t* rows, int64_t n, int64_t first, int64_t stride) {
+  // places[i] = first + i * stride for rows[i]; false where these are too large.
+  bool put(const int64_t* rows, int64_t n, int64_t first, int64_t stride) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if ((used_ + n) * 4 > size_ * 3) grow(used_ + n);
+    if ((first + n * stride) >> std::min(66 - rest_bits_, 62)) return false;
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) prefetch_for_write(&slots_.get()[home(rows[i + kAhead])]);
-      Slot& slot = at(rows[i]);
-      used_ += slot.row() == 0;
-      slot = Slot(rows[i] + 1, first + i * stride);
+      if (i + kAhead < n) prefetch_for_write(at_home(shuffled(rows[i + kAhead])));
+      const uint64_t row = shuffled(rows[i]), place = static_cast<uint64_t>(first + i * stride) / 4;
+      put(parts_[row >> rest_bits_], place << rest_bits_ | (row & mask_));
     }
+    return true;
   }
 
   // places[i] = where rows[i] stands, -1 where it is not here.
   void find(const int64_t* rows, int64_t n, int64_t* places) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) prefetch(&slots_.get()[home(rows[i + kAhead])]);
-      const Slot& slot = at(rows[i]);
-      places[i] = slot.row() ? slot.place() : -1;
+      if (i + kAhead < n) prefetch(at_home(shuffled(rows[i + kAhead])));
+      const uint64_t row = shuffled(rows[i]), rest = row & mask_;
+      const Part& part = parts_[row >> rest_bits_];
+      const uint64_t entry = part.homes ? *from(part, rest) : 0;
+      places[i] = entry && (entry & mask_) == rest ? static_cast<int64_t>(entry >> rest_bits_) * 4 : -1;
     }
   }
 
-  int64_t size() const { return used_; }
-  int64_t bytes() const { return size_ * static_cast<int64_t>(sizeof(Slot)); }
+  int64_t size() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int64_t size = 0;
+    for (const Part& part : parts_) size += part.used;
+    return size;
+  }
+
+  int64_t bytes() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int64_t bytes = 0;
+    for (const Part& part : parts_) bytes += part.memory.size();
+    return bytes;
+  }
 
  private:
-  // 48 bits each.
-  class Slot {
-   public:
-    Slot(int64_t row, int64_t place)
-        : row_(static_cast<uint32_t>(row)), place_(static_cast<uint32_t>(place)),
-          row_high_(static_cast<uint16_t>(row >> 32)), place_high_(static_cast<uint16_t>(place >> 32)) {}
-    int64_t row() const { return static_cast<int64_t>(row_high_) << 32 | row_; }
-    int64_t place() const { return static_cast<int64_t>(place_high_) << 32 | place_; }
+  struct Part {
+    Zeroed memory;
+    int64_t homes = 0, used = 0;
 
-   private:
-    uint32_t row_, place_;
-    uint16_t row_high_, place_high_;
+    uint64_t* entries() const { return memory.as<uint64_t>(); }
+    uint64_t* end() const { return entries() + homes + kTail; }
   };
-  static_assert(sizeof(Slot) == 12);
   static constexpr int64_t kAhead = 16;
+  static constexpr int64_t kFirst = 64;  // homes of a part that has an entry
+  static constexpr int64_t kTail = 256;  // entries beyond the last home; the last one stays free
 
-  int64_t home(int64_t row) const {
-    return static_cast<int64_t>(static_cast<unsigned __int128>(mix64(static_cast<uint64_t>(row))) * size_ >> 64);
-  }
-
-  Slot& at(int64_t row) {
-    int64_t i = home(row);
-    while (slots_.get()[i].row() != 0 && slots_.get()[i].row() != row + 1) i = i + 1 == size_ ? 0 : i + 1;
-    return slots_.get()[i];
-  }
-
-  // Makes an empty table of so many entries; returns the one before.
-  std::unique_ptr<Slot, Freed> allot(int64_t size) {
-    std::unique_ptr<Slot, Freed> slots(static_cast<Slot*>(std::calloc(size, sizeof(Slot))));
-    if (!slots) throw std::bad_alloc();
-    slots_.swap(slots);
-    size_ = size;
-    return slots;
-  }
-
-  void grow(int64_t rows) {
-    const int64_t size = size_;
-    std::unique_ptr<Slot, Freed> old = allot(std::max(size, rows * 4 / 3 + 1) * 3 / 2);
-    for (int64_t i = 0; i < size; ++i) {
-      if (old.get()[i].row()) at(old.get()[i].row() - 1) = old.get()[i];
+  // A bijection of the numbers of so many bits, the upper ones of which look random.
+  uint64_t shuffled(int64_t row) const {
+    const uint64_t all = (uint64_t{1} << bits_) - 1;
+    uint64_t x = static_cast<uint64_t>(row);
+    for (const uint64_t odd : {kGolden, 0xBF58476D1CE4E5B9ul, 0x94D049BB133111EBul}) {
+      x = ((x ^ x >> (bits_ + 1) / 2) * odd) & all;
     }
+    return x;
+  }
+
+  uint64_t* at_home(uint64_t row) const {
+    const Part& part = parts_[row >> rest_bits_];
+    return part.entries() + home(part, row & mask_);
+  }
+
+  int64_t home(const Part& part, uint64_t rest) const {
+    return static_cast<int64_t>(rest * static_cast<uint64_t>(part.homes) >> rest_bits_);
+  }
+
+  // The entry of a row, or where it belongs: the first that is free, or of a larger one.
+  uint64_t* from(const Part& part, uint64_t rest) const {
+    uint64_t* entry = part.entries() + home(part, rest);
+    while (*entry && (*entry & mask_) < rest) ++entry;
+    return entry;
+  }
+
+  void put(Part& part, uint64_t entry) {
+    if (part.used * 5 >= part.homes * 4) grow(part);
+    while (true) {
+      uint64_t* at = from(part, entry & mask_);
+      if (*at && (*at & mask_) == (entry & mask_)) {
+        *at = entry;
+        return;
+      }
+      uint64_t* free = at;
+      while (*free) ++free;
+      if (free + 1 < part.end()) {
+        std::memmove(at + 1, at, (free - at) * sizeof(*at));
+        *at = entry;
+        ++part.used;
+        return;
+      }
+      grow(part);
+    }
+  }
+
+  void grow(Part& part) const {
+    Part larger;
+    larger.homes = part.homes;
+    do {
+      larger.homes = std::max(kFirst, larger.homes + larger.homes / 8);
+      larger.memory = Zeroed((larger.homes + kTail) * static_cast<int64_t>(sizeof(uint64_t)));
+    } while (!copy(part, larger));
+    larger.used = part.used;
+    part = std::move(larger);
+  }
+
+  // False where the entries do not fit.
+  bool copy(const Part& part, const Part& to) const {
+    uint64_t* next = to.entries();
+    for (const uint64_t* entry = part.entries(); part.homes && entry != part.end(); ++entry) {
+      if (!*entry) continue;
+      next = std::max(next, to.entries() + home(to, *entry & mask_));
+      if (next + 1 >= to.end()) return false;
+      *next++ = *entry;
+    }
+    return true;
   }
 
   std::mutex mutex_;
-  std::unique_ptr<Slot, Freed> slots_;
-  int64_t size_ = 0;
-  std::atomic<int64_t> used_{0};
+  int bits_ = 1, rest_bits_ = 1;
+  uint64_t mask_ = 1;
+  std::vector<Part> parts_;
 };
 
 }  // namespace
@@ -93,10 +154,10 @@ class Index {
 
 using namespace hotrows;
 
-// expected: the number of rows that it has room for from the start.
-HOTROWS_API void* hotrows_file_index_new(int64_t expected) {
+// rows: of the table; an index has none of them yet.
+HOTROWS_API void* hotrows_file_index_new(int64_t rows) {
   try {
-    return new Index(expected);
+    return new Index(rows);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
@@ -108,12 +169,11 @@ HOTROWS_API int64_t hotrows_file_index_size(void* index) { return static_cast<In
 
 HOTROWS_API int64_t hotrows_file_index_bytes(void* index) { return static_cast<Index*>(index)->bytes(); }
 
-// Row rows[i] stands at first + i * stride from now on.
+// Row rows[i] stands at first + i * stride from now on; places are multiples of 4, and not 0.
 HOTROWS_API int64_t hotrows_file_index_put(void* index, const int64_t* rows, int64_t n, int64_t first,
                                            int64_t stride) {
   try {
-    static_cast<Index*>(index)->put(rows, n, first, stride);
-    return 0;
+    return static_cast<Index*>(index)->put(rows, n, first, stride) ? 0 : -EFBIG;
   } catch (const std::bad_alloc&) {
     return -ENOMEM;
   }

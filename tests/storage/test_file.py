@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hotrows.runtime import native
 from hotrows.storage.disk_io import Disk, RecordFile
 from hotrows.storage.file_store import FileStore
-from hotrows.storage.record_io import Fetcher, alignment
+from hotrows.storage.record_io import Fetcher, Index, PlainIndex, alignment
 from hotrows.storage.store_state import FILE
 from hotrows.storage.store_view import view_at
 from tests.support import forked
@@ -344,6 +344,40 @@ def test_records_are_whole_however_reads_fall_out(tmp_path, stride, direct, shor
         fetcher.fetch(file, wanted * stride, np.arange(len(wanted)), out)
         assert (out[: len(wanted)] == records[wanted]).all()
     file.close()
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 1000, 1 << 20, 10**9, 1 << 48])
+@pytest.mark.parametrize("among", [30_000, 1 << 48])
+def test_an_index_finds_the_newest_place_of_every_row(num_rows, among):
+    chance, index, plain = np.random.default_rng(num_rows), Index(num_rows), PlainIndex()
+    for stride in [4, 36, 8]:
+        rows = np.unique(chance.integers(0, min(num_rows, among), 20_000))
+        first = 4 * int(chance.integers(1, 2000))
+        for one in (index, plain):
+            one.put(rows, first, stride)
+        asked = np.concatenate([rows, chance.integers(0, num_rows, 5000), [0, num_rows - 1]])
+        assert (index.find(asked) == plain.find(asked)).all()
+    assert len(index) == len(plain)
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+def test_an_index_takes_memory_for_the_rows_that_are_in_it():
+    """A billion rows within 2 GiB: of three logs, each took what a full one needs."""
+    index, taken = Index(1 << 20), [0]
+    for begin in range(0, 400_000, 20_000):
+        assert index.memory_bytes == taken[-1]
+        index.put(np.arange(begin, begin + 20_000) * 2, 4096, 4)
+        taken.append(index.memory_bytes)
+        assert len(index) * 10 < taken[-1] < len(index) * Index.ROW_BYTES
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+def test_a_log_that_is_too_long_for_an_index_is_refused():
+    index = Index(1 << 48)
+    with pytest.raises(ValueError, match="a log of 1,073,741,820 bytes is too long .* more ranks"):
+        index.put(np.array([0, 5]), (1 << 30) - 4, 36)
+    assert len(index) == 0
 
 
 @pytest.mark.skipif(not native.load(), reason="no core")

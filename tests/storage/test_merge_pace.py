@@ -67,12 +67,6 @@ def test_writes_wait_a_little_more_with_every_row_beyond_a_full_log():
     ]  # at last until merging has ended
 
 
-def test_the_index_of_a_log_has_room_for_what_is_written_until_all_writes_wait(tmp_path):
-    """It grew by half at the first row beyond a full log: a billion rows broke a limit of 2 GiB there."""
-    with FileStore.create(tmp_path / "store", 20_000, 32, first_values, META, log_rows=8000) as store:
-        assert store._expected == 8000 * merge_pace.ROOM > 8000 * merge_pace.MOST_FULL
-
-
 def test_a_write_waits_no_longer_than_merging(monkeypatch):
     monkeypatch.setattr(merge_pace, "HELD_BACK", 600.0)
     pace, ended = MergePace(lambda: 2.0), threading.Event()

@@ -40,7 +40,7 @@ from hotrows.storage import merging, store_state
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
-from hotrows.storage.merge_pace import ROOM, MergePace, Note
+from hotrows.storage.merge_pace import MOST_FULL, MergePace, Note
 from hotrows.storage.merging import Merger
 from hotrows.storage.record_io import Index, new_fetcher
 from hotrows.storage.store_state import StateFile, StoreState, check_restorable, read_state
@@ -62,7 +62,6 @@ class FileStore:
         """For `create` and `open`."""
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
         self.log_rows = _log_rows(form, log_rows)
-        self._expected = min(int(self.log_rows * ROOM), form.rows)  # rows in a log
         self._form, self._initial_values, self._lock = form, initial_values, lock
         self._base, self._saved = BaseFile(path / "base", form), StateFile(path, form, state)
         self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first
@@ -97,7 +96,7 @@ class FileStore:
             _check_room(path, form, _log_rows(form, log_rows), grows)
             BaseFile.create(path / "base", form)
             store = cls(path, form, initial_values, log_rows, lock, StoreState())
-            store._logs = (_new_log(store._base, 1, store._expected),)
+            store._logs = (_new_log(store._base, 1),)
             store._saved.save(StoreState())
         except BaseException:
             lock.release()
@@ -186,7 +185,7 @@ class FileStore:
             except OSError as error:  # what the log holds is unknown from now on
                 self._broken = f"syncing {log.path} failed ({error.strerror}); open the store anew"
                 raise
-            fresh = _new_log(self._base, self._saved.state.open + 1, self._expected)
+            fresh = _new_log(self._base, self._saved.state.open + 1)
             try:
                 with self._saved.lock:
                     state = self._saved.state
@@ -247,7 +246,7 @@ class FileStore:
                 for file in self.path.iterdir():  # what a crash left, and means nothing
                     if file.name.startswith(("log-", "undo-")) and file.name not in files:
                         Disk.unlink(file)
-                self._logs = _open_logs(self._base, self._saved.state, self._expected)
+                self._logs = _open_logs(self._base, self._saved.state)
             self._broken = None
             self._start_merging()
 
@@ -291,8 +290,9 @@ class FileStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that it takes at most: which rows were written, two logs, merging, reading."""
-        logs = 2 * (Index.ROW_BYTES * self._expected + SEGMENT_BYTES)
+        """Bytes of memory that it takes at most: which rows were written, logs, merging, reading."""
+        in_log = min(int(self.log_rows * MOST_FULL), self.num_rows)  # in one, or in all that wait for it
+        logs = 2 * (Index.ROW_BYTES * in_log + SEGMENT_BYTES)
         readers = self._reader.memory_bytes + self._merger.memory_bytes
         return self._form.bit_bytes + logs + readers
 
@@ -388,20 +388,18 @@ def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
         )
 
 
-def _new_log(
-    base: BaseFile, number: int, expected: int, length: int = -1, checksum: int = 0
-) -> RecordLog:
-    """An empty log, or one that was closed, of so many bytes. expected: rows that it may have."""
-    path = base.path.with_name(f"log-{number}")
+def _new_log(base: BaseFile, number: int, length: int = -1, checksum: int = 0) -> RecordLog:
+    """An empty log, or one that was closed, of so many bytes."""
+    path, form = base.path.with_name(f"log-{number}"), base.form
     with explained(path, 0):
-        return RecordLog(path, number, base.form.stride, base.file.align, length, checksum, expected)
+        return RecordLog(path, number, form.stride, base.file.align, length, checksum, form.rows)
 
 
-def _open_logs(base: BaseFile, state: StoreState, expected: int) -> tuple[RecordLog, ...]:
+def _open_logs(base: BaseFile, state: StoreState) -> tuple[RecordLog, ...]:
     """A new open log, then the closed ones, newest first, indexed."""
-    logs = [_new_log(base, state.open, expected)]
+    logs = [_new_log(base, state.open)]
     for number, length, checksum in reversed(state.closed):
-        logs.append(_new_log(base, number, expected, length, checksum))
+        logs.append(_new_log(base, number, length, checksum))
         logs[-1].index_segments()
     return tuple(logs)
 

@@ -52,18 +52,18 @@ class RecordLog:
         align: int,
         length: int = -1,
         checksum: int = 0,
-        expected: int = 0,
+        rows: int = 1,
     ) -> None:
         """length, checksum: of a log that was closed; without them, an empty file is made anew.
 
-        expected: the rows that are going to be indexed.
+        rows: of the table, where the log is indexed.
         """
         fresh = os.O_CREAT | os.O_TRUNC if length < 0 else 0
         self.file = RecordFile(path, stride, align, os.O_RDWR | fresh)
         self.path, self.number, self.stride, self.end = path, number, stride, max(length, 0)
         self.checksum = checksum  # of all headers, which have those of rows and records
         self.num_records = 0  # appended, but for those that the writer retains
-        self.index = new_index(expected)
+        self.index = new_index(rows)
         self._buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct I/O wants it
 
     def append(self, rows: np.ndarray, records: np.ndarray | None, flags: int = 0) -> int:

@@ -23,7 +23,6 @@ Note = Callable[[str, str, float, float], None]
 LEAST, MOST = 0.1, 0.5  # shares of the time in which a merge works: ahead of the log, and behind it
 LATE = 0.8  # how full the open log is when a merge should have ended
 MOST_FULL = 1.1  # how full the open log becomes at most, but for the write that fills it
-ROOM = 1.125  # how full it may become in the memory that it has from the start
 HELD_BACK = 5.0  # seconds that a write waits just below MOST_FULL; from there on until merging has ended
 _LONGEST, _READ = 0.5, 0.02  # seconds of a pause; seconds that a piece waits for a read to end
 

@@ -30,9 +30,9 @@ def new_fetcher(stride: int) -> AnyFetcher:
     return PlainFetcher(stride) if native.load() is None else Fetcher(stride)
 
 
-def new_index(expected: int = 0) -> Index | PlainIndex:
-    """An index of the rows of a file, with room for `expected` of them."""
-    return PlainIndex() if native.load() is None else Index(expected)
+def new_index(rows: int) -> Index | PlainIndex:
+    """An index of records in a file. rows: of the table that they are of."""
+    return PlainIndex() if native.load() is None else Index(rows)
 
 
 def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
@@ -91,23 +91,31 @@ class Fetcher:
 
 
 class Index:
-    """Where rows are in a file: a hash table of the core, 16 bytes of memory per row.
+    """Where rows are in a file: a hash table of the core, with memory for the rows that are in it.
 
-    One thread may `find` while another puts. expected: the rows for which it has room from the start.
+    One thread may `find` while another puts. rows: of the table; places: multiples of 4, not 0.
     """
 
-    ROW_BYTES = 16  # where the expected rows come
+    ROW_BYTES = 12  # of memory for each row, at most, where there are many
 
-    def __init__(self, expected: int = 0) -> None:
-        self._handle = _handle("index", ctypes.c_int64(expected))
+    def __init__(self, rows: int) -> None:
+        self._handle = _handle("index", ctypes.c_int64(rows))
         weakref.finalize(self, native.core().hotrows_file_index_free, self._handle)
 
     def __len__(self) -> int:
         return _call("index_size", self._handle)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return _call("index_bytes", self._handle)
+
     def put(self, rows: np.ndarray, first: int, stride: int) -> None:
         """Row rows[i] is at byte first + i * stride from now on."""
-        _call("index_put", self._handle, np.ascontiguousarray(rows), rows.size, first, stride)
+        if _call("index_put", self._handle, np.ascontiguousarray(rows), rows.size, first, stride):
+            raise ValueError(
+                f"a log of {first:,} bytes is too long for its table: spread the table over more ranks"
+            )
 
     def find(self, rows: np.ndarray) -> np.ndarray:
         """The place of each row, ABSENT where the file does not have it."""

@@ -44,7 +44,9 @@ class StoreView:
         for number, length, checksum in reversed(state.closed):
             if number <= generation:
                 align = self._base.file.align
-                log = RecordLog(path / f"log-{number}", number, form.stride, align, length, checksum)
+                log = RecordLog(
+                    path / f"log-{number}", number, form.stride, align, length, checksum, form.rows
+                )
                 self._sources.append(log)
                 log.index_segments()
         self._journals: set[Named] = set()
