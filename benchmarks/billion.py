@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
         "--samples", type=int, help="of the stream, read again from its begin [all fresh]"
     )
     parser.add_argument("--seconds", type=float, default=400, help="of this call")
-    parser.add_argument("--fast-memory", type=int, default=144 << 20, help="bytes of rows held")
+    parser.add_argument("--fast-memory", type=int, default=224 << 20, help="bytes of rows held")
     parser.add_argument("--lookahead-memory", type=int, default=96 << 20)
     parser.add_argument("--limit", type=int, default=LIMIT, help="bytes of the process in all")
     parser.add_argument("--memory-steps", type=int, default=MEMORY_STEPS, help="timed, of a piece")

@@ -8,7 +8,7 @@ namespace hotrows {
 namespace {
 
 // row -> place: open addressing with linear probing in parts, 8 bytes an entry, up to 4/5 full. It has
-// memory for the rows that are in it; a part grows by an eighth, so little of it is there twice.
+// memory for the rows that are in it; a part grows by a quarter, so little is there twice.
 //
 //   row, shuffled:    part | rest          entry:    place / 4 | rest          0: free
 //
@@ -124,7 +124,7 @@ class Index {
     Part larger;
     larger.homes = part.homes;
     do {
-      larger.homes = std::max(kFirst, larger.homes + larger.homes / 8);
+      larger.homes = std::max(kFirst, larger.homes + larger.homes / 4);
       larger.memory = Zeroed((larger.homes + kTail) * static_cast<int64_t>(sizeof(uint64_t)));
     } while (!copy(part, larger));
     larger.used = part.used;

@@ -96,7 +96,7 @@ class Index:
     One thread may `find` while another puts. rows: of the table; places: multiples of 4, not 0.
     """
 
-    ROW_BYTES = 12  # of memory for each row, at most, where there are many
+    ROW_BYTES = 13  # of memory for each row, at most, where there are many
 
     def __init__(self, rows: int) -> None:
         self._handle = _handle("index", ctypes.c_int64(rows))
