@@ -50,25 +50,46 @@ def test_a_piece_waits_for_a_read_to_end(monkeypatch):
     assert ended
 
 
-def test_writes_wait_a_little_more_with_every_row_beyond_a_full_log():
-    waits = []
+def test_writes_go_on_as_a_late_merge_does():
+    fullness, done, looks = 0.0, 0.0, []
+    pace = MergePace(lambda: fullness)
+    pace.begin()
 
     class Ended(threading.Event):
         def wait(self, timeout=None):
-            waits.append(timeout)
+            looks.append(done)
+            return done >= 1
 
-    for fullness in (0.9, 1.0, 1.02, 1.05, 1.11, 3.0):
-        MergePace(lambda: fullness).hold_back(Ended())  # noqa: B023
-    assert waits == [
-        pytest.approx(1.0),
-        pytest.approx(2.5),
-        None,
-        None,
-    ]  # at last until merging has ended
+    fullness = merge_pace.WAIT
+    pace.hold_back(Ended())
+    assert not looks and pace.held_back == 0
+    fullness = (merge_pace.WAIT + merge_pace.MOST_FULL) / 2
+
+    class Moving(Ended):
+        def wait(self, timeout=None):
+            nonlocal done
+            done += 0.125
+            pace.pause(time.perf_counter(), done)
+            return super().wait(timeout)
+
+    assert pace.share(0.0) == 1  # while a write waits, the merge does not
+    pace.hold_back(Moving())
+    assert looks == [0.125, 0.25, 0.375, 0.5]
+    fullness = merge_pace.MOST_FULL
+    pace.hold_back(Moving())
+    assert looks[-1] == 1  # at last until merging has ended
+    assert pace.held_back > 0
 
 
-def test_a_write_waits_no_longer_than_merging(monkeypatch):
-    monkeypatch.setattr(merge_pace, "HELD_BACK", 600.0)
+def test_a_merge_that_begins_with_much_in_the_log_does_not_stop_writes_at_once():
+    fullness = 0.9
+    pace = MergePace(lambda: fullness)
+    pace.begin()
+    pace.hold_back(threading.Event())
+    assert pace.held_back == 0
+
+
+def test_a_write_waits_no_longer_than_merging():
     pace, ended = MergePace(lambda: 2.0), threading.Event()
     timer = threading.Timer(0.05, ended.set)
     timer.start()
@@ -92,8 +113,6 @@ def slow_merging(monkeypatch):
 
     monkeypatch.setattr(merging.BaseFile, "write", slowly)
     monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
-    # A write that finds the open log full waits for the merge, as long as it takes on a busy machine.
-    monkeypatch.setattr(merge_pace, "HELD_BACK", 600.0)
     monkeypatch.setattr(Disk, "sync", SYNC)  # checkpoints take their time
     return written
 

@@ -7,9 +7,9 @@ works in pieces of some milliseconds, which begin between reads of rows, and pau
     share of the time it works        a tenth                a half       all       all, and writes wait
 
 Reads come as planned, some batches ahead of training, so a merge that gives way to them delays nobody.
-It ends before the log is full. Should it not, writes are held back a little more with every row, instead
-of all at once when logs have piled up: at a tenth beyond a full log until the merge has ended, so that
-training goes at the speed of the merge, and the log takes no more memory than it has.
+It ends before the log is full. Should it not, writes are held back: from half a log on they go on only as
+the merge does, so that both would end together a tenth beyond a full log. Training then goes at the speed
+of the merge, instead of standing still once logs have piled up, and memory for their rows is bounded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from contextlib import contextmanager
 Note = Callable[[str, str, float, float], None]
 LEAST, MOST = 0.1, 0.5  # shares of the time in which a merge works: ahead of the log, and behind it
 LATE = 0.8  # how full the open log is when a merge should have ended
-MOST_FULL = 1.1  # how full the open log becomes at most, but for the write that fills it
-HELD_BACK = 5.0  # seconds that a write waits just below MOST_FULL; from there on until merging has ended
+WAIT = 0.5  # how full it is when writes begin to wait for a merge that is farther behind
+MOST_FULL = 1.1  # how full it becomes at most, but for the write that fills it
 _LONGEST, _READ = 0.5, 0.02  # seconds of a pause; seconds that a piece waits for a read to end
+_LOOK = 0.02  # seconds after which a write that waits looks at how far the merge is
 
 
 class MergePace:
@@ -36,7 +37,7 @@ class MergePace:
 
     def __init__(self, fullness: Callable[[], float]) -> None:
         self._fullness = fullness
-        self._begin = 0.0  # how full they were when the merge began
+        self._begin = self._done = 0.0  # how full they were when the merge began; the share that is done
         self._no_read, self._at_once = threading.Event(), threading.Event()
         self._no_read.set()
         self.worked = self.held_back = 0.0  # seconds of merging, and of writes that waited for it
@@ -44,7 +45,7 @@ class MergePace:
 
     def begin(self) -> None:
         """A merge begins."""
-        self._begin = self._fullness()
+        self._begin, self._done = self._fullness(), 0.0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -67,7 +68,7 @@ class MergePace:
     def pause(self, begin: float, done: float) -> None:
         """Waits until the next piece is due. begin: of the last one; done: share of the merge."""
         end = time.perf_counter()
-        worked = end - begin
+        worked, self._done = end - begin, done
         self.worked += worked
         if self.note is not None:
             self.note("merge", "merge", begin, end)
@@ -80,18 +81,25 @@ class MergePace:
     def share(self, done: float) -> float:
         """The share of the time in which a merge works that is done so far."""
         fullness = self._fullness()
-        if self._at_once.is_set() or fullness >= LATE:
+        if self._at_once.is_set() or fullness >= LATE or self._holds_back():
             return 1.0
         due = (fullness - self._begin) / (LATE - self._begin) if self._begin < LATE else 1.0
         return MOST if done < due else LEAST
 
     def hold_back(self, ended: threading.Event) -> None:
-        """Lets a write wait, at most until merging has ended, where the open log is full before that."""
-        beyond = (self._fullness() - 1) / (MOST_FULL - 1)
-        if beyond > 0 and not ended.is_set():
-            begin = time.perf_counter()
-            ended.wait(HELD_BACK * beyond if beyond < 1 else None)
-            end = time.perf_counter()
-            self.held_back += end - begin
-            if self.note is not None:
-                self.note("held back", "write", begin, end)
+        """Lets a write wait until the merge is as far as it has to be by then, or has ended."""
+        if ended.is_set() or not self._holds_back():
+            return
+        begin = time.perf_counter()
+        while self._holds_back() and not ended.wait(_LOOK):
+            pass
+        end = time.perf_counter()
+        self.held_back += end - begin
+        if self.note is not None:
+            self.note("held back", "write", begin, end)
+
+    def _holds_back(self) -> bool:
+        fullness, first = self._fullness(), max(self._begin, WAIT)
+        if fullness >= MOST_FULL:
+            return True
+        return fullness > first and self._done < (fullness - first) / (MOST_FULL - first)
