@@ -252,12 +252,13 @@ def describe_command(
     """
     with bar():
         from hotrows import data
-        from hotrows.train import pictures
 
         encoded = data.EncodedData.open(folder)
         if damaged := list(encoded.problems(sections=verify)):
             click.echo("\n".join(damaged), err=True)
             sys.exit(1)
+        from hotrows.train import pictures
+
         description = data.describe(encoded, dim)
         if html is not None:
             from hotrows.report import write_description

@@ -205,6 +205,7 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
+    encoded = open_data(**source)
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
     from hotrows.train.defaults import settle
@@ -212,7 +213,6 @@ def _train(
     from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
-    encoded = open_data(**source)
     model = str(settle(config, encoded).model)
     run = run or run_folder.next_folder(model)
     run = ranks.gather_objects(run)[0]
