@@ -18,7 +18,7 @@ from hotrows import losses, optim
 from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
 from hotrows.runtime.atomic_files import write_text
-from hotrows.runtime.suggestions import did_you_mean
+from hotrows.runtime.suggestions import did_you_mean, refusing_unknown
 from hotrows.runtime.units import parse_bytes
 from hotrows.settings import (
     CACHE_TRANSFERS,
@@ -344,8 +344,9 @@ class TrainConfig:
         fields = dict(fields)
         unknown = sorted(fields.keys() - SETTINGS)
         if unknown:
-            hint = did_you_mean(unknown[0], SETTINGS) or f"; it has {', '.join(sorted(SETTINGS))}"
-            raise ValueError(f"a training configuration has no field {unknown[0]!r}{hint}")
+            raise ValueError(
+                f"a training configuration has no field {unknown[0]!r}{advice_on(unknown[0])}"
+            )
         for name, value in fields.items():
             if SETTINGS[name].unit == "bytes" and isinstance(value, str):
                 fields[name] = parse_bytes(value)
@@ -370,6 +371,19 @@ def _row_optimizer(value: Any) -> RowOptimizer | None:
     elif isinstance(value, Mapping):
         value = {"kind": optim.Adagrad.kind, **value}
     return None if value is None else optim.from_json(value)
+
+
+def advice_on(name: str) -> str:
+    """What to do about a name that is none of a setting, for messages."""
+    if name in ("lr", "learning_rate", "embedding_lr"):
+        return (
+            "; the learning rate of rows is that of their optimizer, such as "
+            "row_optimizer=hotrows.Adagrad(lr=0.05), and that of the dense part is dense_lr"
+        )
+    return did_you_mean(name, SETTINGS) or (
+        "; arguments of the model's class are in model_options, and `hotrows train --help` has all "
+        "settings"
+    )
 
 
 def _check_together(config: TrainConfig) -> None:
@@ -427,6 +441,7 @@ GROUPS = {
     ),
 }
 SETTINGS = declared(TrainConfig, GROUPS)
+TrainConfig.__init__ = refusing_unknown(advice_on)(TrainConfig.__init__)  # type: ignore[method-assign]
 # Settings that change results, which `hotrows tune` may try where it is asked to.
 MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,23 @@ def test_train_has_an_option_for_each_setting_that_has_one():
             assert options[setting.option_name] == setting.name
         else:
             assert setting.name not in options.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("lr", "the learning rate of rows is that of their optimizer, such as row_optimizer="),
+        ("learning_rate", "the learning rate of rows is that of their optimizer"),
+        ("n_epochs", "did you mean 'epochs'?"),
+        ("hidden", "arguments of the model's class are in model_options"),
+    ],
+)
+def test_a_setting_that_is_none_is_answered_with_where_it_is(name, advice):
+    """It was a TypeError about __init__."""
+    with pytest.raises(ValueError, match=f"TrainConfig has no argument '{name}'; {re.escape(advice)}"):
+        TrainConfig(**{name: 1})
+    with pytest.raises(ValueError, match=f"configuration has no field '{name}'; {re.escape(advice)}"):
+        TrainConfig.from_fields({name: 1})
 
 
 def test_a_config_is_read_as_it_was_written_and_keeps_the_order_of_its_fields():
