@@ -25,6 +25,7 @@ from hotrows.settings import (
     PLANNING,
     SHARDINGS,
     SPLITS,
+    Setting,
     declared,
     markdown_tables,
     setting,
@@ -302,7 +303,9 @@ class TrainConfig:
             if isinstance(kind := getattr(self, name), str):
                 object.__setattr__(self, name, optim.from_json({"kind": kind}))
         for known in SETTINGS.values():
-            known.check(getattr(self, known.name))
+            value = _plain(known, getattr(self, known.name))
+            known.check(value)
+            object.__setattr__(self, known.name, value)
         _check_together(self)
         self.caching()  # what it refuses is refused here
 
@@ -348,8 +351,7 @@ class TrainConfig:
                 f"a training configuration has no field {unknown[0]!r}{advice_on(unknown[0])}"
             )
         for name, value in fields.items():
-            if SETTINGS[name].unit == "bytes" and isinstance(value, str):
-                fields[name] = parse_bytes(value)
+            fields[name] = _plain(SETTINGS[name], value)
         fields |= {name: _row_optimizer(fields.get(name)) for name in ROW_OPTIMIZERS}
         return build(TrainConfig, fields, "training configuration")
 
@@ -362,6 +364,13 @@ class TrainConfig:
         fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
+
+
+def _plain(known: Setting, value: Any) -> Any:
+    """The value as a config keeps it: the bytes of a size such as 2GiB, Python's number of NumPy's."""
+    if known.unit == "bytes" and isinstance(value, str):
+        return parse_bytes(value)
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _row_optimizer(value: Any) -> RowOptimizer | None:

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hotrows import cli
@@ -51,6 +52,17 @@ def test_a_setting_that_is_none_is_answered_with_where_it_is(name, advice):
         TrainConfig(**{name: 1})
     with pytest.raises(ValueError, match=f"configuration has no field '{name}'; {re.escape(advice)}"):
         TrainConfig.from_fields({name: 1})
+
+
+def test_sizes_and_numbers_of_numpy_are_kept_as_numbers():
+    """As searches draw them; a size in text was refused, which the command line and files take."""
+    config = TrainConfig(
+        batch_size=np.int64(64), dense_lr=np.float32(0.5), shuffle=np.bool_(False), fast_memory="2GiB"
+    )
+    assert config == TrainConfig(batch_size=64, dense_lr=0.5, shuffle=False, fast_memory=2 << 30)
+    assert TrainConfig.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match="a size must be a number of bytes .*, not '2 Gigs'"):
+        TrainConfig(fast_memory="2 Gigs")
 
 
 def test_a_config_is_read_as_it_was_written_and_keeps_the_order_of_its_fields():

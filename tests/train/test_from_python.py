@@ -402,11 +402,20 @@ def test_raw_rows_with_labels_are_evaluated(trained, raw):
         (5, "expected paths, an Arrow table, a pandas or Polars frame, .*, not int"),
         ({"a": [1, 2], "b": [1]}, "the columns of a dict must have equal lengths"),
         ({"n": 1, "a": "v1", "b": "w2"}, "expected a dict of columns, found int for 'n'; .* one row too"),
+        ([{"n": 1, "a": "v1", "b": "w2"}], "found int for 'n'; .* of a list of rows make a frame"),
     ],
 )
 def test_what_is_no_data_is_refused(trained, data, message):
     with pytest.raises(ValueError, match=message):
         load_run(trained[0]).predict(data)
+
+
+def test_prepared_data_is_read_part_by_part(trained, encoded):
+    for read in (load_run(trained[0]).predict, load_run(trained[0]).evaluate):
+        with pytest.raises(ValueError, match=r"not EncodedData: name .*, such as data.parts\['test'\]"):
+            read(encoded)
+    with pytest.raises(ValueError, match=r"one part of prepared data, such as data.parts\['train'\]"):
+        Loader(encoded, 64)
 
 
 @pytest.mark.filterwarnings("ignore:values differ")

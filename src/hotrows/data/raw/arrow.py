@@ -290,9 +290,10 @@ def as_table(data: Any) -> Any:
         return as_table(data.collect())
     if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
         return as_table(data.with_format("arrow")[:])
+    parts = ": name one of its parts, such as data.parts['test']" if hasattr(data, "parts") else ""
     raise ValueError(
         f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, an array of two "
-        f"dimensions, or a Hugging Face data set, not {type(data).__name__}"
+        f"dimensions, or a Hugging Face data set, not {type(data).__name__}{parts}"
     )
 
 
