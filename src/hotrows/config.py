@@ -299,9 +299,6 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ROW_OPTIMIZERS:
-            if isinstance(kind := getattr(self, name), str):
-                object.__setattr__(self, name, optim.from_json({"kind": kind}))
         for known in SETTINGS.values():
             value = _plain(known, getattr(self, known.name))
             known.check(value)
@@ -338,21 +335,14 @@ class TrainConfig:
 
     @staticmethod
     def from_fields(fields: Any) -> TrainConfig:
-        """Returns the config with these values, as a file states them.
-
-        Sizes may be text, such as 2GiB, and a row optimizer may be its name alone, or its numbers alone.
-        """
+        """Returns the config with these values, as a file states them."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"expected an object of settings, found {shown(fields)}")
         fields = dict(fields)
-        unknown = sorted(fields.keys() - SETTINGS)
-        if unknown:
-            raise ValueError(
-                f"a training configuration has no field {unknown[0]!r}{advice_on(unknown[0])}"
-            )
+        for name in sorted(fields.keys() - SETTINGS):
+            raise ValueError(f"a training configuration has no field {name!r}{advice_on(name)}")
         for name, value in fields.items():
             fields[name] = _plain(SETTINGS[name], value)
-        fields |= {name: _row_optimizer(fields.get(name)) for name in ROW_OPTIMIZERS}
         return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
@@ -367,32 +357,24 @@ class TrainConfig:
 
 
 def _plain(known: Setting, value: Any) -> Any:
-    """The value as a config keeps it: the bytes of a size such as 2GiB, Python's number of NumPy's."""
+    """The value as a config keeps it: the row optimizer of its name, its numbers or both; the bytes of a
+    size such as 2GiB; Python's number of NumPy's."""
+    if known.name in ROW_OPTIMIZERS and isinstance(value, str | Mapping):
+        stated = {"kind": value} if isinstance(value, str) else {"kind": optim.Adagrad.kind, **value}
+        return optim.from_json(stated)
     if known.unit == "bytes" and isinstance(value, str):
         return parse_bytes(value)
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def _row_optimizer(value: Any) -> RowOptimizer | None:
-    """The row optimizer that a file states by its name, by its numbers, or by both."""
-    if isinstance(value, str):
-        value = {"kind": value}
-    elif isinstance(value, Mapping):
-        value = {"kind": optim.Adagrad.kind, **value}
-    return None if value is None else optim.from_json(value)
-
-
 def advice_on(name: str) -> str:
     """What to do about a name that is none of a setting, for messages."""
     if name in ("lr", "learning_rate", "embedding_lr"):
-        return (
-            "; the learning rate of rows is that of their optimizer, such as "
-            "row_optimizer=hotrows.Adagrad(lr=0.05), and that of the dense part is dense_lr"
-        )
-    return did_you_mean(name, SETTINGS) or (
-        "; arguments of the model's class are in model_options, and `hotrows train --help` has all "
-        "settings"
+        return "; of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"
+    elsewhere = (
+        "; a model's own arguments are in model_options, and `hotrows train --help` has all settings"
     )
+    return did_you_mean(name, SETTINGS) or elsewhere
 
 
 def _check_together(config: TrainConfig) -> None:

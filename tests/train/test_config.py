@@ -40,10 +40,10 @@ def test_train_has_an_option_for_each_setting_that_has_one():
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("lr", "the learning rate of rows is that of their optimizer, such as row_optimizer="),
-        ("learning_rate", "the learning rate of rows is that of their optimizer"),
+        ("lr", "of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"),
+        ("learning_rate", "of rows it is row_optimizer="),
         ("n_epochs", "did you mean 'epochs'?"),
-        ("hidden", "arguments of the model's class are in model_options"),
+        ("hidden", "a model's own arguments are in model_options"),
     ],
 )
 def test_a_setting_that_is_none_is_answered_with_where_it_is(name, advice):

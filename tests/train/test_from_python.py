@@ -161,7 +161,7 @@ def test_what_is_no_config_and_no_model_is_refused(encoded, tmp_path, how, messa
     ("argument", "advice"),
     [
         ("epochs", "it is a setting: Trainer(data, TrainConfig(epochs=...))"),
-        ("lr", "the learning rate of rows is that of their optimizer"),
+        ("lr", "of rows it is row_optimizer="),
         ("n_epochs", "did you mean 'epochs'?"),
     ],
 )

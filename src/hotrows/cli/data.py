@@ -182,7 +182,9 @@ def prepare_command(
     if no_rows == bool(raw):
         raise click.UsageError("Missing argument 'RAW...'." if not raw else "--no-rows reads no RAW")
     if schema is None and not (options["like"] or options["extend"]):
-        raise click.UsageError("say what the columns are: --schema NAME or FILE")
+        raise click.UsageError(
+            "say what the columns are: --schema NAME or FILE; `hotrows schema RAW` drafts one"
+        )
     from hotrows.datasets import schemas
 
     columns = None if schema is None else schemas.load(schema)

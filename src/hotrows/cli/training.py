@@ -50,7 +50,9 @@ data_options = with_options(
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
     click.option(
-        "--lr", type=float, help="Learning rate of rows and of the dense part. [each optimizer's]"
+        *("--lr", "--learning-rate"),
+        type=float,
+        help="Learning rate of rows and of the dense part. [each optimizer's]",
     ),
     setting_option("row_optimizer"),
     click.option("--embedding-lr", type=float, help="Learning rate of rows, in place of --lr."),
