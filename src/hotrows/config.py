@@ -18,13 +18,14 @@ from hotrows import losses, optim
 from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
 from hotrows.runtime.atomic_files import write_text
-from hotrows.runtime.suggestions import did_you_mean
+from hotrows.runtime.suggestions import did_you_mean, refusing_unknown
 from hotrows.runtime.units import parse_bytes
 from hotrows.settings import (
     CACHE_TRANSFERS,
     PLANNING,
     SHARDINGS,
     SPLITS,
+    Setting,
     declared,
     markdown_tables,
     setting,
@@ -298,11 +299,10 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ROW_OPTIMIZERS:
-            if isinstance(kind := getattr(self, name), str):
-                object.__setattr__(self, name, optim.from_json({"kind": kind}))
         for known in SETTINGS.values():
-            known.check(getattr(self, known.name))
+            value = _plain(known, getattr(self, known.name))
+            known.check(value)
+            object.__setattr__(self, known.name, value)
         _check_together(self)
         self.caching()  # what it refuses is refused here
 
@@ -335,21 +335,14 @@ class TrainConfig:
 
     @staticmethod
     def from_fields(fields: Any) -> TrainConfig:
-        """Returns the config with these values, as a file states them.
-
-        Sizes may be text, such as 2GiB, and a row optimizer may be its name alone, or its numbers alone.
-        """
+        """Returns the config with these values, as a file states them."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"expected an object of settings, found {shown(fields)}")
         fields = dict(fields)
-        unknown = sorted(fields.keys() - SETTINGS)
-        if unknown:
-            hint = did_you_mean(unknown[0], SETTINGS) or f"; it has {', '.join(sorted(SETTINGS))}"
-            raise ValueError(f"a training configuration has no field {unknown[0]!r}{hint}")
+        for name in sorted(fields.keys() - SETTINGS):
+            raise ValueError(f"a training configuration has no field {name!r}{advice_on(name)}")
         for name, value in fields.items():
-            if SETTINGS[name].unit == "bytes" and isinstance(value, str):
-                fields[name] = parse_bytes(value)
-        fields |= {name: _row_optimizer(fields.get(name)) for name in ROW_OPTIMIZERS}
+            fields[name] = _plain(SETTINGS[name], value)
         return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
@@ -363,13 +356,25 @@ class TrainConfig:
             return TrainConfig.from_fields(fields)
 
 
-def _row_optimizer(value: Any) -> RowOptimizer | None:
-    """The row optimizer that a file states by its name, by its numbers, or by both."""
-    if isinstance(value, str):
-        value = {"kind": value}
-    elif isinstance(value, Mapping):
-        value = {"kind": optim.Adagrad.kind, **value}
-    return None if value is None else optim.from_json(value)
+def _plain(known: Setting, value: Any) -> Any:
+    """The value as a config keeps it: the row optimizer of its name, its numbers or both; the bytes of a
+    size such as 2GiB; Python's number of NumPy's."""
+    if known.name in ROW_OPTIMIZERS and isinstance(value, str | Mapping):
+        stated = {"kind": value} if isinstance(value, str) else {"kind": optim.Adagrad.kind, **value}
+        return optim.from_json(stated)
+    if known.unit == "bytes" and isinstance(value, str):
+        return parse_bytes(value)
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def advice_on(name: str) -> str:
+    """What to do about a name that is none of a setting, for messages."""
+    if name in ("lr", "learning_rate", "embedding_lr"):
+        return "; of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"
+    elsewhere = (
+        "; a model's own arguments are in model_options, and `hotrows train --help` has all settings"
+    )
+    return did_you_mean(name, SETTINGS) or elsewhere
 
 
 def _check_together(config: TrainConfig) -> None:
@@ -427,6 +432,7 @@ GROUPS = {
     ),
 }
 SETTINGS = declared(TrainConfig, GROUPS)
+TrainConfig.__init__ = refusing_unknown(advice_on)(TrainConfig.__init__)  # type: ignore[method-assign]
 # Settings that change results, which `hotrows tune` may try where it is asked to.
 MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
 

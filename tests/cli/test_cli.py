@@ -221,6 +221,20 @@ def test_wrong_usage_gets_one_line_and_an_exit_code(hotrows, arguments, code, sa
         assert told.err.count("\n") == 1
 
 
+def test_installed_packages_are_not_taken_for_the_users_code(hotrows, tmp_path, monkeypatch):
+    """Those of a parent environment or of a user, which every error then seemed to come from:
+    `hotrows: .../site-packages/click/core.py line 911: nowhere holds no prepared data`."""
+    folder = tmp_path / "elsewhere" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "theirs.py").write_text("raise ValueError('of theirs')")
+    (tmp_path / "mine.py").write_text("import theirs")
+    monkeypatch.syspath_prepend(folder)
+    said = hotrows("train", "enc", "--model", f"{tmp_path}/mine.py:M").err
+    assert (
+        said == f"hotrows: {tmp_path}/mine.py line 1: of theirs (hotrows --debug shows the traceback)\n"
+    )
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(ValueError, match="holds no prepared data"):
         cli.main(["--debug", "describe", "raw"])

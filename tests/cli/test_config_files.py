@@ -142,7 +142,7 @@ def test_a_wrong_set_is_wrong_usage(hotrows, text, hint):
     [
         ("a.toml", "modle = 'din'", "has no field 'modle'; did you mean 'model'?"),
         ("a.toml", "model = ", "a.toml cannot be read"),
-        ("a.json", '{"xyzzy": 1}', "has no field 'xyzzy'; it has background_checkpoints, batch_size"),
+        ("a.json", '{"xyzzy": 1}', "has no field 'xyzzy'; a model's own arguments are in model_options"),
         ("a.json", "[1]", "a.json cannot be read"),
         ("a.toml", "fast_memory = '2 bits'", "a size must be a number of bytes"),
     ],

@@ -132,4 +132,4 @@ def test_training_prints_the_rule_beside_the_best_step(hotrows):
     told = hotrows("train", "enc", "--model", "lr", "--steps", "4", "--run", "runs/rule")
     assert told.code == 0, told.err
     rule = re.escape(best_rule(run_folder.read_config(Path("runs/rule")), "AUC"))
-    assert re.search(rf"^steps +4, best 4\n +{rule}$", told.out, re.MULTILINE)
+    assert re.search(rf"^steps +4, best at 4\n +{rule}$", told.out, re.MULTILINE)

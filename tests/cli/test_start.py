@@ -55,6 +55,35 @@ for line in [*lines, ["prepare", "--help"]]:
     assert python(code) == ""
 
 
+def test_wrong_paths_are_answered_before_pytorch_is_imported(tmp_path):
+    """Which takes seconds; the message came after them."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    lines = [
+        "train no",
+        "train no --from no",
+        "tune no",
+        "eval no",
+        "predict no x.csv",
+        "predict run no.csv",
+    ]
+    lines += ["report run no", "export no --out x", "describe no", "profile no --fast-memory 1MiB"]
+    code = f"""
+import contextlib, io, os, sys
+from hotrows.cli import main
+
+os.chdir({str(tmp_path)!r})
+for line in {lines}:
+    sys.stderr = out = io.StringIO()
+    with contextlib.suppress(SystemExit):
+        main(line.split())
+    sys.stderr = sys.__stderr__
+    assert out.getvalue().startswith("hotrows: ") and "no" in out.getvalue(), (line, out.getvalue())
+    assert "torch" not in sys.modules, line
+"""
+    assert python(code) == ""
+
+
 def test_modules_are_reachable_and_listed_once_the_package_is_imported():
     code = """
 import hotrows

@@ -7,7 +7,7 @@ import pytest
 
 from hotrows.data import describe, prepare
 from hotrows.data.description import row_counts, zipf_exponent
-from hotrows.schema import Schema, Sequence, Sparse
+from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.data.raw import SCHEMA, write
 
 
@@ -67,6 +67,21 @@ def test_data_without_unknown_ids_is_described(tmp_path):
     )
     (description,) = describe(data).vocabularies
     assert (description.rows, description.lookups) == (3, 2)
+
+
+def test_numbers_are_told_to_the_digits_that_are_stored(tmp_path):
+    """-1 among numbers of 100,000 was -1.001, and 0 among hundreds was -4.98e-06."""
+    far, near = [-1, *[100_084] * 20, *range(100_000, 100_079)], [i % 500 for i in range(7, 107)]
+    data = prepare(
+        {"label": [0, 1] * 50, "far": far, "near": [0, *near[1:]]},
+        Schema((Dense("far", transform="standard"), Dense("near", transform="standard"))),
+        tmp_path / "out",
+        split="fraction:1,0,0",
+    )
+    far_used, near_used = describe(data).dense
+    assert (far_used.quantiles[0], far_used.quantiles[1]) == (-1, 100_084)
+    assert (near_used.quantiles[0], near_used.quantiles[1]) == (0, 106)
+    assert near_used.quantiles[0.5] == 56.5
 
 
 def test_lists_and_oddities_are_told(tmp_path):

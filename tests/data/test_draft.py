@@ -365,12 +365,33 @@ def test_a_carriage_return_in_quotes_is_no_end_of_a_line(tmp_path):
     assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
 
 
-@pytest.mark.parametrize(("text", "is_noted"), [("{},5", True), ("1.{:03},25", True), ("0{}", False)])
-def test_numbers_with_commas_are_ids_and_noted(text, is_noted):
+@pytest.mark.parametrize(
+    ("text", "is_noted"),
+    [
+        ("{},5", True),
+        ("1.{:03},25", True),
+        ("${}.00", True),
+        ("{} %", True),
+        ("0{}", False),
+        ("${}a", False),
+    ],
+)
+def test_numbers_with_commas_or_signs_are_ids_and_noted(text, is_noted):
     prices = [text.format(n // 2) for n in range(60)]
     draft = draft_schema(pa.table({"click": [0, 1] * 30, "price": prices}))
     assert draft.schema.features == (Sparse("price"),)
-    assert any("numbers with commas" in note for note in draft.notes) == is_noted
+    assert any("numbers with commas or signs" in note for note in draft.notes) == is_noted
+
+
+def test_columns_of_one_name_are_refused_as_those_of_the_file(tmp_path):
+    """It was said of a schema's features, which nobody had written yet."""
+    (tmp_path / "raw.csv").write_text(
+        "label,user,user\n" + "".join(f"{n % 2},{n % 7},{n % 5}\n" for n in range(50))
+    )
+    with pytest.raises(
+        ValueError, match=re.escape("raw.csv names the columns ['user'] twice; rename one")
+    ):
+        draft_schema(tmp_path / "raw.csv")
 
 
 def test_types_that_no_feature_reads_are_left_out():

@@ -50,7 +50,7 @@ def test_a_share_of_zero_gets_no_row():
 
 @pytest.mark.parametrize(
     "text", ["", "0.8", "random:0.8", "fraction:0.8,0.2", "fraction:0.8,0.1,0.2", "position:0,0,1",
-             "position:1.1,0,-0.1", "fraction:a,b,c", "fraction:2"]
+             "position:1.1,0,-0.1", "fraction:a,b,c", "fraction:2", 0.8, (0.8, 0.1, 0.1)]
 )  # fmt: skip
 def test_other_splits_are_refused(text):
     with pytest.raises(ValueError, match="split must be"):

@@ -87,6 +87,16 @@ def test_a_page_says_all_of_a_run_and_needs_nothing_else(folder):
     assert any(f"--config {folder}/a/config.json" in text for text in page.of("pre"))
 
 
+def test_where_nothing_is_missing_or_unknown_the_page_says_so(tmp_path):
+    """A heading stood there above no table."""
+    rows = {"label": [0, 1] * 100, "user": [i % 5 for i in range(200)]}
+    data = prepare(rows, Schema((Sparse("user"),)), tmp_path / "enc", split="position:0.5,0.2,0.3")
+    Trainer(data, TrainConfig(**{**vars(CONFIG), "epochs": 1}), tmp_path / "run").fit()
+    page = page_of(tmp_path, "run", scope=Scope(rows=0))
+    assert "Values and vocabularies" in page.of("h2")
+    assert "No value of the test part is missing, and training has seen them all." in page.of("p")
+
+
 def test_hostile_names_and_values_stay_text(folder):
     page = page_of(folder, "a", scope=Scope(slices=(f"<b>{HOSTILE}",)))
     assert "b" in {tag for tag, _ in page.tags}  # of cards alone

@@ -183,3 +183,20 @@ def test_scikit_learn_clones_searches_and_validates_it(frame):
     assert scores.min() > 0.7
     search = sklearn.GridSearchCV(make_pipeline(classifier), {"classifier__epochs": [1, 2]}, cv=2)
     assert search.fit(rows, answers).best_score_ > 0.6
+
+
+def test_scikit_learn_hands_on_arrays_and_draws_numbers_of_numpy(frame):
+    """Both were refused: columns of an array have no names, and 64 was an int64."""
+    sklearn = pytest.importorskip("sklearn.model_selection")
+    from sklearn.compose import make_column_transformer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OrdinalEncoder, StandardScaler
+
+    columns = make_column_transformer((StandardScaler(), ["price"]), (OrdinalEncoder(), ["user", "item"]))
+    pipeline = make_pipeline(columns, Classifier(**{**SMALL, "batch_size": 32}))
+    sizes = {"classifier__batch_size": np.array([64, 128])}
+    search = sklearn.RandomizedSearchCV(pipeline, sizes, n_iter=2, cv=2, random_state=0)
+    search.fit(frame.drop(columns="answer"), frame["answer"])
+    assert search.best_score_ > 0.7
+    kinds = {f.name: type(f) for f in search.best_estimator_[-1].schema_.features}
+    assert (kinds["x0"], kinds["x2"]) == (Dense, Sparse)

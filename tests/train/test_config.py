@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hotrows import cli
@@ -33,6 +35,34 @@ def test_train_has_an_option_for_each_setting_that_has_one():
             assert options[setting.option_name] == setting.name
         else:
             assert setting.name not in options.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("lr", "of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"),
+        ("learning_rate", "of rows it is row_optimizer="),
+        ("n_epochs", "did you mean 'epochs'?"),
+        ("hidden", "a model's own arguments are in model_options"),
+    ],
+)
+def test_a_setting_that_is_none_is_answered_with_where_it_is(name, advice):
+    """It was a TypeError about __init__."""
+    with pytest.raises(ValueError, match=f"TrainConfig has no argument '{name}'; {re.escape(advice)}"):
+        TrainConfig(**{name: 1})
+    with pytest.raises(ValueError, match=f"configuration has no field '{name}'; {re.escape(advice)}"):
+        TrainConfig.from_fields({name: 1})
+
+
+def test_sizes_and_numbers_of_numpy_are_kept_as_numbers():
+    """As searches draw them; a size in text was refused, which the command line and files take."""
+    config = TrainConfig(
+        batch_size=np.int64(64), dense_lr=np.float32(0.5), shuffle=np.bool_(False), fast_memory="2GiB"
+    )
+    assert config == TrainConfig(batch_size=64, dense_lr=0.5, shuffle=False, fast_memory=2 << 30)
+    assert TrainConfig.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match="a size must be a number of bytes .*, not '2 Gigs'"):
+        TrainConfig(fast_memory="2 Gigs")
 
 
 def test_a_config_is_read_as_it_was_written_and_keeps_the_order_of_its_fields():

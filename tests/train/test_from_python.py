@@ -1,11 +1,13 @@
 """The Python API: models as objects, callbacks, progress, histories, predictions, vectors of values."""
 
 import dataclasses
+import inspect
 import io
 import logging
 import os
 import re
 import sys
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -153,6 +155,28 @@ def test_objects_that_differ_between_ranks_are_refused(encoded, tmp_path):
 def test_what_is_no_config_and_no_model_is_refused(encoded, tmp_path, how, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Trainer(encoded, run=tmp_path / "run", **how)
+
+
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("epochs", "it is a setting: Trainer(data, TrainConfig(epochs=...))"),
+        ("lr", "of rows it is row_optimizer="),
+        ("n_epochs", "did you mean 'epochs'?"),
+    ],
+)
+def test_an_argument_that_is_a_setting_is_answered_with_its_place(encoded, argument, advice):
+    """As Keras and Lightning have them; it was a TypeError about __init__."""
+    for who, call in (
+        ("Trainer", partial(Trainer, encoded)),
+        ("Trainer.fit", partial(Trainer.fit, None)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"{who} has no argument '{argument}'; {advice}")):
+            call(**{argument: 1})
+    with pytest.raises(ValueError, match="Trainer has no argument 'callbacks'; it is an argument of "):
+        Trainer(encoded, callbacks=[])
+    with pytest.raises(ValueError, match="Trainer has no argument 'resum'; did you mean 'resume'?"):
+        Trainer(encoded, resum=True)
 
 
 def test_optimizers_are_checked_when_they_are_named():
@@ -317,6 +341,49 @@ def test_parts_and_batches_are_predicted(trained, encoded):
     assert auc == pytest.approx(predictor.evaluate(part).auc, abs=1e-6)
 
 
+def test_no_rows_have_no_predictions(trained, raw, tmp_path):
+    """A frame without rows, as a filter leaves them, was refused; files without rows are."""
+    predictor = load_run(trained[0])
+    for nothing in (raw[:0], raw[:0].to_pandas(), raw[:0].to_pydict(), [raw[:0], raw[:0]]):
+        predicted = predictor.predict(nothing)
+        assert (predicted.shape, predicted.dtype) == ((0,), np.float32)
+    with pytest.raises(ValueError, match="there are no rows to evaluate"):
+        predictor.evaluate(raw[:0])
+    with pytest.raises(ValueError, match=re.escape("lacks the columns ['a', 'b', 'n']")):
+        predictor.predict({"x": []})
+    (tmp_path / "raw.csv").write_text("n,a,b\n")
+    with pytest.raises(ValueError, match="has no lines after its header"):
+        predictor.predict(tmp_path / "raw.csv")
+
+
+def test_a_warning_names_the_line_of_the_user(trained):
+    """It was that of the encoder, which asks nobody for another column."""
+    with pytest.warns(UserWarning, match="values differ") as warned:
+        load_run(trained[0]).predict({"n": [1.0] * 99, "a": ["never"] * 99, "b": ["w2"] * 99})
+    line = inspect.getsource(sys.modules[__name__]).splitlines()[warned[0].lineno - 1]
+    assert warned[0].filename == __file__ and ".predict({" in line
+
+
+def test_an_array_has_columns_by_number(tmp_path):
+    """As transformers of scikit-learn hand them on."""
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.integers(20, size=300), rng.normal(size=300)], 1)
+    features = (Sparse("x0"), hotrows.Dense("x1"))
+    data = prepare(
+        {"label": rng.integers(2, size=300), "x0": rows[:, 0], "x1": rows[:, 1]},
+        Schema(features),
+        tmp_path / "data",
+    )
+    Trainer(data, SHORT, tmp_path / "run").fit()
+    predictor = load_run(tmp_path / "run")
+    expected = predictor.predict({"x0": rows[:, 0], "x1": rows[:, 1]})
+    assert len(set(expected.tolist())) > 100
+    for same in (rows, rows.astype(object), np.asfortranarray(rows)):
+        assert np.array_equal(predictor.predict(same), expected)
+    with pytest.raises(ValueError, match="an array of two dimensions, or .*, not ndarray"):
+        predictor.predict(rows[0])
+
+
 @pytest.mark.filterwarnings("ignore:values differ")
 def test_raw_rows_with_labels_are_evaluated(trained, raw):
     """A frame ended in an AttributeError, where `predict` takes it."""
@@ -335,11 +402,20 @@ def test_raw_rows_with_labels_are_evaluated(trained, raw):
         (5, "expected paths, an Arrow table, a pandas or Polars frame, .*, not int"),
         ({"a": [1, 2], "b": [1]}, "the columns of a dict must have equal lengths"),
         ({"n": 1, "a": "v1", "b": "w2"}, "expected a dict of columns, found int for 'n'; .* one row too"),
+        ([{"n": 1, "a": "v1", "b": "w2"}], "found int for 'n'; .* of a list of rows make a frame"),
     ],
 )
 def test_what_is_no_data_is_refused(trained, data, message):
     with pytest.raises(ValueError, match=message):
         load_run(trained[0]).predict(data)
+
+
+def test_prepared_data_is_read_part_by_part(trained, encoded):
+    for read in (load_run(trained[0]).predict, load_run(trained[0]).evaluate):
+        with pytest.raises(ValueError, match=r"not EncodedData: name .*, such as data.parts\['test'\]"):
+            read(encoded)
+    with pytest.raises(ValueError, match=r"one part of prepared data, such as data.parts\['train'\]"):
+        Loader(encoded, 64)
 
 
 @pytest.mark.filterwarnings("ignore:values differ")

@@ -14,7 +14,6 @@ Both are changed in place, so the loop that trains them does not change.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -38,6 +37,7 @@ from hotrows.acceleration.rules import Rule, rule_of
 from hotrows.acceleration.table import RowTable, TableArguments
 from hotrows.engine.caching import Caching
 from hotrows.runtime.units import parse_bytes
+from hotrows.runtime.user_warnings import warn
 
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
@@ -102,10 +102,9 @@ def accelerate(
             )
     embeddings = find_embeddings(model, optimizers)
     if embeddings and all(x.rule == _NOT_UPDATED for x in embeddings):
-        warnings.warn(
+        warn(
             "accelerate does nothing: the optimizer updates no embedding of this model; pass the one "
-            "that was made with model.parameters()",
-            stacklevel=2,
+            "that was made with model.parameters()"
         )
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))
     share_histories(tables)

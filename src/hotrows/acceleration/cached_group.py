@@ -14,7 +14,6 @@ have the slots in which they were looked up, and inserts them again where they h
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,6 +34,7 @@ from hotrows.planning.slots import SlotMap
 from hotrows.record import RecordLayout, RecordViews, views
 from hotrows.runtime.device import Device, Mark
 from hotrows.runtime.transfer import copied, to_device
+from hotrows.runtime.user_warnings import warn
 from hotrows.storage.cache import Cache
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store import HostStore, Store
@@ -166,10 +166,9 @@ class CachedTableGroup:
     def _warn_of_waiting(self) -> None:
         self._num_waits += 1
         if self._num_waits == _MAX_WAITS:
-            warnings.warn(
+            warn(
                 "training waits for its rows at every lookup; `for batch in "
-                "hotrows.lookahead(loader, model)` moves them while earlier batches are trained",
-                stacklevel=2,
+                "hotrows.lookahead(loader, model)` moves them while earlier batches are trained"
             )
 
     # ---- looking ahead

@@ -12,7 +12,6 @@ takes the next batch. Any other lookup is read through the cache while nothing m
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import nn
 from hotrows.acceleration.accelerate import Acceleration, acceleration_of
 from hotrows.acceleration.batch_arguments import CallRecorder, Inputs
 from hotrows.acceleration.lookahead_runner import IdProbe, LookaheadRunner
+from hotrows.runtime.user_warnings import warn
 
 _MAX_FAILURES = 3  # batches from which the arguments could not be learned, before it gives up
 
@@ -103,9 +103,8 @@ class LookaheadLoader:
                 return
 
     def _warn_unknown(self, error: LookupError) -> None:
-        warnings.warn(
+        warn(
             f"lookahead cannot tell how a batch becomes the arguments of "
             f"{type(self._model).__name__}: {error}. Rows are not moved ahead; pass inputs=, a "
-            f"function from a batch to the arguments of model(...)",
-            stacklevel=4,
+            f"function from a batch to the arguments of model(...)"
         )

@@ -8,7 +8,6 @@ write    victims: buffer -> store                          thread `write`
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped
 from hotrows.pipeline.schedule import Stage, Work
 from hotrows.runtime.device import Mark
 from hotrows.runtime.transfer import to_device
+from hotrows.runtime.user_warnings import warn
 from hotrows.storage.cache import Transfer
 
 _MAX_UNPLANNED = 32  # lookups, before a look-ahead that has planned fewer stops
@@ -89,11 +89,10 @@ class IdProbe:
             return reached
         except Exception as error:
             self.failed = True
-            warnings.warn(
+            warn(
                 f"lookahead could not ask {type(self._model).__name__} for the ids of a batch "
                 f"({type(error).__name__}: {error}); rows are no longer moved ahead. Does inputs= give "
-                f"the arguments of model(...)?",
-                stacklevel=2,
+                f"the arguments of model(...)?"
             )
         finally:
             PLANNING.is_on = False
@@ -172,11 +171,10 @@ class LookaheadRunner:
             return True
         if unplanned <= max(planned, _MAX_UNPLANNED):
             return False
-        warnings.warn(
+        warn(
             "most lookups of this model are made after its first ones, or not with the ids of the "
             "batch, so lookahead does not know them; it stops, and training waits for its rows. "
-            "hotrows.explain(model, *example) says what keeps lookups from being made together",
-            stacklevel=4,
+            "hotrows.explain(model, *example) says what keeps lookups from being made together"
         )
         return True
 

@@ -10,7 +10,6 @@ the methods under "memory of the rows".
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +25,7 @@ from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import StepHistory
+from hotrows.runtime.user_warnings import warn
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 EXACT = 1 << 12  # weights of a table up to which sums over it bring every row up to date first
@@ -400,9 +400,8 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _warn_stale() -> None:
-    warnings.warn(
+    warn(
         "the value of a term of the loss over a whole table counts rows that no batch has touched "
         "since as they were then; gradients and weights are exact. Read the table (weight.detach()) "
-        "to bring all of its rows up to date",
-        stacklevel=2,
+        "to bring all of its rows up to date"
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import sysconfig
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -87,10 +86,12 @@ def _own_code(error: Exception) -> str:
     """Names the last line of the user's own model or schema that an error came through; "": of none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename} line {error.lineno}"
-    libraries = [str(Path(hotrows.__file__).parent), *sysconfig.get_paths().values()]
+    libraries = (Path(hotrows.__file__).parent, Path(os.__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_library = any(Path(frame.filename).is_relative_to(folder) for folder in libraries)
-        if not is_library and Path(frame.filename).is_file():
+        path = Path(frame.filename)
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+        is_library = is_installed or any(path.is_relative_to(folder) for folder in libraries)
+        if not is_library and path.is_file():
             return f"{frame.filename} line {frame.lineno}"
     return ""
 

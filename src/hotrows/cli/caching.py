@@ -74,9 +74,10 @@ def profile_command(folder: Path, as_json: bool, **sampling: Any) -> None:
     """
     with bar() as progress:
         from hotrows import data
-        from hotrows.data.hot_cold.profile import pays
 
         profile = _profile(data.EncodedData.open(folder), progress, **sampling)
+        from hotrows.data.hot_cold.profile import pays
+
     worthwhile, reason = pays(profile)
     if as_json:
         figures = {**profile.to_json(), "pays": worthwhile, "reason": reason}
@@ -215,9 +216,9 @@ def simulate_command(
         predict_and_print(folder, ranks, options, how, picture, as_json)
         return
     with bar() as progress:
+        encoded = _opened(folder)
         from hotrows.tuning.cache_simulation import simulate
 
-        encoded = _opened(folder)
         if place is not None:
             speed = _measured(encoded, options, place, speed["samples_per_second"])
         simulation = simulate(encoded, progress=progress, in_file=place is not None, **options)

@@ -182,7 +182,9 @@ def prepare_command(
     if no_rows == bool(raw):
         raise click.UsageError("Missing argument 'RAW...'." if not raw else "--no-rows reads no RAW")
     if schema is None and not (options["like"] or options["extend"]):
-        raise click.UsageError("say what the columns are: --schema NAME or FILE")
+        raise click.UsageError(
+            "say what the columns are: --schema NAME or FILE; `hotrows schema RAW` drafts one"
+        )
     from hotrows.datasets import schemas
 
     columns = None if schema is None else schemas.load(schema)
@@ -252,12 +254,13 @@ def describe_command(
     """
     with bar():
         from hotrows import data
-        from hotrows.train import pictures
 
         encoded = data.EncodedData.open(folder)
         if damaged := list(encoded.problems(sections=verify)):
             click.echo("\n".join(damaged), err=True)
             sys.exit(1)
+        from hotrows.train import pictures
+
         description = data.describe(encoded, dim)
         if html is not None:
             from hotrows.report import write_description

@@ -39,7 +39,18 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Run(Place):
+    """The folder of a run; what is none is refused before PyTorch is imported."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        run = super().convert(value, param, ctx)
+        if not (run / "config.json").exists():
+            raise ValueError(f"{run} is no run folder: it has no config.json")
+        return run
+
+
 FOLDER = Place(file_okay=False, path_type=Path)
+RUN = Run(file_okay=False, path_type=Path)
 FILE = Place(dir_okay=False, path_type=Path)
 
 
@@ -152,7 +163,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "model_options": {"multiple": True, "metavar": "NAME=VALUE"},
     "label_weights": {"multiple": True, "metavar": "LABEL=NUMBER"},
     "pretrained": {"multiple": True, "metavar": "TABLE=FILE"},
-    "start_from": {"type": FOLDER, "metavar": "RUN"},
+    "start_from": {"type": RUN, "metavar": "RUN"},
     "row_optimizer": {"type": click.Choice(sorted(optim.BY_NAME))},
 }
 
@@ -221,7 +232,7 @@ def with_options(*options: Callable) -> Callable:
 
 
 run_options = with_options(
-    click.argument("run", type=FOLDER),
+    click.argument("run", type=RUN),
     click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best"),
     click.option("--model", type=MODEL, help="The model of the run, where it is your own."),
     trust_option(),

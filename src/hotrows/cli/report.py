@@ -12,6 +12,7 @@ from hotrows.cli.options import (
     FOLDER,
     INTEGER,
     MODEL,
+    RUN,
     bar,
     command,
     device_option,
@@ -27,7 +28,7 @@ from hotrows.cli.options import (
     "hotrows report runs/a --slice country --slice hour --part validation",
     "hotrows report runs/a --follow",
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FOLDER)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
 @click.option("--out", type=FILE, help="The page. [RUN/report.html of the first run]")
 @click.option(
     "--follow", is_flag=True, help="While a run is trained, write the page anew again and again."

@@ -91,6 +91,9 @@ def predict_command(
         raise click.UsageError(f"--columns needs --out FILE with {', '.join(FORMATS)}, not {out.name}")
     kept = None if columns == "all" else tuple(filter(None, (columns or "").split(",")))
     with bar() as progress:
+        from hotrows.data.raw.files import find_files
+
+        find_files(raw)
         from hotrows.train import evaluate, load_run
 
         predictor = load_run(run, **how)

@@ -50,7 +50,9 @@ data_options = with_options(
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
     click.option(
-        "--lr", type=float, help="Learning rate of rows and of the dense part. [each optimizer's]"
+        *("--lr", "--learning-rate"),
+        type=float,
+        help="Learning rate of rows and of the dense part. [each optimizer's]",
     ),
     setting_option("row_optimizer"),
     click.option("--embedding-lr", type=float, help="Learning rate of rows, in place of --lr."),
@@ -205,6 +207,7 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
+    encoded = open_data(**source)
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
     from hotrows.train.defaults import settle
@@ -212,7 +215,6 @@ def _train(
     from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
-    encoded = open_data(**source)
     model = str(settle(config, encoded).model)
     run = run or run_folder.next_folder(model)
     run = ranks.gather_objects(run)[0]
@@ -362,10 +364,11 @@ def _utilization(run: Path) -> Iterator[str]:
     if not used:
         return
     machine, memory = used.pop("machine_busy", None), used.pop("peak_memory_bytes", None)
-    of_all = "" if machine is None else f", {machine:.0%} with anything"
+    of_all = "" if machine is None else f", {machine:.0%} with all programs"
     peak = "" if memory is None else f"; peak memory {format_bytes(int(memory))}"
-    yield f"cores       {used.pop('cores_busy'):.0%} busy with it{of_all}{peak}"
-    yield f"at work     {', '.join(f'{stage} {share:.0%}' for stage, share in used.items())} of the time"
+    yield f"cores       {used.pop('cores_busy'):.0%} busy with training{of_all}{peak}"
+    stages = ", ".join(f"{stage} {share:.0%}" for stage, share in used.items())
+    yield f"stages      {stages} of the time, side by side"
 
 
 def _print_result(result: Result, run: Path, is_stream: bool) -> None:
@@ -378,7 +381,7 @@ def _print_result(result: Result, run: Path, is_stream: bool) -> None:
         if metrics is not None:
             print_metrics(part, metrics)
     early = ", stopped early" if result.stopped_early else ""
-    click.echo(f"steps       {result.steps:,}, best {result.best_step:,}{early}")
+    click.echo(f"steps       {result.steps:,}, best at {result.best_step:,}{early}")
     if result.validation is not None and not is_stream:
         decides = word_of(result.validation.decides) or "mean score"
         click.echo(f"            {best_rule(read_config(run), decides)}")

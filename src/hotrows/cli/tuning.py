@@ -95,6 +95,7 @@ def _tune(
     **how: Any,
 ) -> Tuned:
     """Tunes on all ranks. source: arguments of `open_data`; how: further arguments of `tune`."""
+    encoded = open_data(**source)
     from hotrows.distributed import process_group
     from hotrows.tuning.tune import check_may_change, tune
 
@@ -105,7 +106,7 @@ def _tune(
         progress("tuning", min(done, total), total, what)
 
     return tune(
-        open_data(**source),
+        encoded,
         config,
         may_change=may_change,
         ranks=ranks,

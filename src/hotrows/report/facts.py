@@ -171,8 +171,8 @@ def time_used(facts: Facts) -> Texts:
         "seconds in training steps": f"{total:,.1f}",
         "samples a second, median": f"{speed:,.0f}",
         "waiting for a batch": f"{sum(line['stall_seconds'] for line in steps) / total:.1%}",
-        "cores busy with it": f"{used['cores_busy']:.0%}" if used else "",
-        "cores busy with anything": f"{used['machine_busy']:.0%}" if "machine_busy" in used else "",
+        "cores busy with training": f"{used['cores_busy']:.0%}" if used else "",
+        "cores busy with all programs": f"{used['machine_busy']:.0%}" if "machine_busy" in used else "",
         "peak memory": format_bytes(int(used["peak_memory_bytes"]))
         if "peak_memory_bytes" in used
         else "",

@@ -134,6 +134,8 @@ def _rates(facts: Facts, part: str) -> Html:
         ]
         bars = [bar(now[name].rate(kind), color) for color, kind in enumerate(("unknown", "missing"))]
         rows.append((name, *shares, stacked(bars)))
+    if not rows:
+        return note(f"No value of the {part} part is missing, and training has seen them all.")
     about = "Shares of a feature's values. Unknown: training has not seen them, or too rarely for an id."
     legend = named(("unknown", "missing"))
     header = ("", "unknown: train", part, "missing: train", part, joined(legend))

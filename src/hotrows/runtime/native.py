@@ -13,12 +13,13 @@ import functools
 import importlib.util
 import platform
 import sys
-import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from hotrows.runtime.user_warnings import warn
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +45,10 @@ def load() -> ctypes.CDLL | None:
             built = (_open(f"core_v{level}") for level in range(best, 2, -1))
             library = next((library for library in built if library is not None), library)
     if library is None:
-        warnings.warn(
+        warn(
             "the native core was not built (no C++ compiler at installation?): hotrows runs on its "
             "reference ops, which are correct and slow; see docs/installation.md",
             RuntimeWarning,
-            stacklevel=2,
         )
     else:
         library.hotrows_survive_forks()

@@ -26,7 +26,6 @@ import json
 import os
 import shutil
 import threading
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from torch import Tensor
 from hotrows.runtime.atomic_files import make_folder
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.locks import Held, Lock
+from hotrows.runtime.user_warnings import warn
 from hotrows.storage import merging, store_state
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.disk_io import BLOCK, Disk, explained, full
@@ -380,11 +380,10 @@ def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
     if free < logs:
         raise full(path / "log-1", logs)
     if free < form.base_bytes + logs and not grows:
-        warnings.warn(
+        warn(
             f"{path} may grow to {(form.base_bytes + logs) / 2**30:.1f} GiB, when every row was "
             f"written, and {free / 2**30:.1f} GiB are free there",
             RuntimeWarning,
-            stacklevel=3,
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.config import SETTINGS, TrainConfig
+from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.data import Draft, draft_schema, prepare
 from hotrows.data.raw.arrow import as_table, pyarrow
 from hotrows.models.model import Model
@@ -171,9 +171,8 @@ class Classifier:
         """Refuses arguments that no training would take."""
         for name in self.settings:
             if name not in SETTINGS or name == "model":
-                raise ValueError(
-                    f"Classifier has no argument {name!r}{did_you_mean(name, [*_ARGUMENTS, *SETTINGS])}"
-                )
+                advice = did_you_mean(name, _ARGUMENTS) or advice_on(name)
+                raise ValueError(f"Classifier has no argument {name!r}{advice}")
         TrainConfig(**self.settings)
         if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
             raise ValueError(f"validation must be from 0 to below 1, not {self.validation!r}")

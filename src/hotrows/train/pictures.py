@@ -212,7 +212,7 @@ def _draw_speed(axes: Axes, steps: list[dict]) -> None:
     axes.yaxis.set_major_formatter(short)
     stalled = sum(r["stall_seconds"] for r in steps) / max(sum(r["seconds"] for r in steps), 1e-9)
     used = metrics_log.utilization(steps)
-    cores = f"\ncores {used['cores_busy']:.0%} busy with it" if used else ""
+    cores = f"\ncores {used['cores_busy']:.0%} busy with training" if used else ""
     axes.text(
         0.98, 0.96, f"median {short(median)}, {stalled:.1%} waiting for data{cores}",
         transform=axes.transAxes, ha="right", va="top", color="#5b616a",

@@ -25,13 +25,14 @@ import torch
 
 from hotrows import models
 from hotrows.checkpoint.run_lock import RunLock
-from hotrows.config import TrainConfig
+from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
+from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.train import pictures, run_folder, store_folder
 from hotrows.train.callback import Callback, Requests
 from hotrows.train.defaults import settle
@@ -65,6 +66,14 @@ def train(
     return Trainer(data, config, run, resume=resume, progress=progress, ranks=ranks).fit()
 
 
+def _advice_on(name: str) -> str:
+    """What to do about an argument that `Trainer` or `fit` does not have."""
+    if name in SETTINGS:
+        return f"; it is a setting: Trainer(data, TrainConfig({name}=...))"
+    is_of_fit = name in ("callbacks", "verbose")
+    return "; it is an argument of Trainer.fit" if is_of_fit else advice_on(name)
+
+
 class Trainer(Requests, OnStream):
     """One run: a model, its tables, its optimizers and its folder.
 
@@ -82,6 +91,7 @@ class Trainer(Requests, OnStream):
     Makes malloc keep freed memory, for the whole process (`keep_freed_memory`).
     """
 
+    @refusing_unknown(_advice_on)
     def __init__(
         self,
         data: EncodedData | Path | str,
@@ -109,8 +119,7 @@ class Trainer(Requests, OnStream):
         self._callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
         self._stop_requested: Callable[[], bool] = lambda: False
-        self._all_stop = False
-        self._doing = "starting"
+        self._all_stop, self._doing = False, "starting"
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
@@ -185,6 +194,7 @@ class Trainer(Requests, OnStream):
         self._doing = f"evaluating on the {part} part"
         return self._evaluate(self.data.parts[part], self._evaluation_progress)
 
+    @refusing_unknown(_advice_on)
     def fit(
         self,
         *,

@@ -13,7 +13,6 @@ was moved) are encoded without an error: their values become unknown or missing.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +24,7 @@ from hotrows.data.raw.columns import Columns
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shard_writer import Written, no_tally, tally_of, written_of
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import FIRST_UNKNOWN, Schema
 
 FAR = 0.05
@@ -112,10 +112,9 @@ class ValueRates:
         """Warns, in a line, of the features whose rates are far from the usual ones."""
         if far := self.far:
             more = f"; and {len(far) - _NAMED:,} more" if len(far) > _NAMED else ""
-            warnings.warn(
+            warn(
                 f"values differ from those that the data was prepared from: "
-                f"{'; '.join(far[:_NAMED])}{more}; is the column the same, and written as it was there?",
-                stacklevel=3,
+                f"{'; '.join(far[:_NAMED])}{more}; is the column the same, and written as it was there?"
             )
 
     def _far(self) -> Iterator[tuple[float, float, str]]:

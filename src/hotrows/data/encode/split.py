@@ -65,7 +65,7 @@ def parse_split(
     "validation" and "test", that have files of their own: the share or time of training alone leaves
     nothing to them, and others that do are an error.
     """
-    kind, _, numbers = text.partition(":")
+    kind, _, numbers = str(text).partition(":")
     shares = _shares(numbers, declared)
     if shares is None and kind == "time" and numbers and parse_time is not None:
         times = [parse_time(word) for word in numbers.split(",")]
@@ -79,7 +79,7 @@ def parse_split(
             f"split must be 'fraction:', 'stratified:', 'position:' or 'time:' and the shares of "
             f"training, validation and test, which sum to 1 ('fraction:0.8,0.1,0.1'), or the share "
             f"of training alone ('position:0.8'), or the times from which on rows validate and test "
-            f"('time:2024-03-01,2024-03-02'), not {text[:60]!r}"
+            f"('time:2024-03-01,2024-03-02'), not {str(text)[:60]!r}"
         )
     _check_declared(text, {"validation": shares[1] > 0, "test": shares[2] > 0}, declared)
     return Split(kind, shares)

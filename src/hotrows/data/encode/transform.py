@@ -73,12 +73,14 @@ class Transform:
         return dense
 
     def inverse(self, f: int, values: np.ndarray) -> np.ndarray:
-        """The numbers of feature f as they were, float64; those below 0 under `log` are 0, and missing
-        ones what became 0."""
+        """The numbers of feature f as they were, float64, to the digits that float32 has kept; those
+        below 0 under `log` are 0, and missing ones what became 0."""
         values = values.astype(np.float64)
-        if not self._logs[f]:
-            return values * self._divisor[f] + self._shift[f]
-        return np.expm1(np.minimum(values, _LARGEST_LOG))
+        if self._logs[f]:
+            return np.expm1(np.minimum(values, _LARGEST_LOG))
+        noise = np.maximum(np.abs(values) * 2.0**-23, 2.0**-40) * self._divisor[f]
+        scale = 10.0 ** -np.ceil(np.log10(noise))
+        return np.round((values * self._divisor[f] + self._shift[f]) * scale) / scale
 
     def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:
         for f, column in enumerate(values):

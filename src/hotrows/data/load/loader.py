@@ -68,6 +68,8 @@ class Loader:
         self._shuffle = Shuffle(seed, num_clusters=parse_order(order))
         if self.num_clusters > 1 and not shuffle:
             raise ValueError(f"order={order!r} shuffles: give shuffle=True, or leave the order out")
+        if hasattr(part, "parts"):
+            raise ValueError("a Loader reads one part of prepared data, such as data.parts['train']")
         part.check_start()
 
     def __len__(self) -> int:

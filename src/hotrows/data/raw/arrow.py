@@ -259,7 +259,8 @@ def columns_of_batch(batch: Any, name: str, first_row: int, how: Reading) -> Ite
 
 def as_table(data: Any) -> Any:
     """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
-    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets."""
+    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets; arrays of
+    two dimensions, whose columns are called x0, x1 and so on."""
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
@@ -273,6 +274,8 @@ def as_table(data: Any) -> Any:
                 f"them, and to `prepare` others as validation= and test="
             )
         return _table_of_columns(data)
+    if isinstance(data, np.ndarray) and data.ndim == 2:
+        return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
     if hasattr(data, "__arrow_c_stream__"):
         try:
             return pa.table(data)
@@ -287,9 +290,10 @@ def as_table(data: Any) -> Any:
         return as_table(data.collect())
     if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
         return as_table(data.with_format("arrow")[:])
+    parts = ": name one of its parts, such as data.parts['test']" if hasattr(data, "parts") else ""
     raise ValueError(
-        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, or a Hugging Face "
-        f"data set, not {type(data).__name__}"
+        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, an array of two "
+        f"dimensions, or a Hugging Face data set, not {type(data).__name__}{parts}"
     )
 
 

@@ -42,6 +42,7 @@ _GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", r
 _HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
 _FEW = 20  # different whole numbers that are ids rather than amounts
 _DAY = 86_400
+_SIGNS = frozenset(",%$€£¥")  # in numbers that are none to a machine
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
     used |= {drafting.time.column} if drafting.time else set()
+    if twice := [
+        name for name, num in Counter(c.name for c in columns).items() if num > 1 and name in used
+    ]:
+        raise ValueError(f"{rows.name} names the columns {twice} twice; rename one")
     read = [column for column in columns if column.name in used]
     groups = [f.name for f in features if isinstance(f, Sparse) and _GROUP_NAME.fullmatch(f.name)]
     schema = Schema(
@@ -226,8 +231,10 @@ class _Drafting:
         else:
             if any(str(x).startswith("[") and str(x).endswith("]") for x in column.counts):
                 self.notes.append(f"{name!r}: lists in brackets count as one value; write them as a|b")
-            if _has_commas(column):
-                self.notes.append(f"{name!r}: numbers with commas are read as ids; write them as 1234.5")
+            if _has_signs(column):
+                self.notes.append(
+                    f"{name!r}: numbers with commas or signs are read as ids; write them as 1234.5"
+                )
             if column.is_unique:
                 self.notes.append(
                     f"{name!r} has another value in {self._where}; are there ids that recur?"
@@ -303,12 +310,12 @@ def _is_time_by_magnitude(column: Column) -> bool:
     return column.format in UNIX and not TIME_NAME.search(column.name)
 
 
-def _has_commas(column: Column) -> bool:
-    """Whether values are text that looks like numbers with a comma, such as 12,5 or 1,234."""
-    is_number = re.compile(r" *[+-]?\d[\d.,]* *").fullmatch
+def _has_signs(column: Column) -> bool:
+    """Whether values are text that looks like numbers with a comma or a sign, such as 1,234 or 5%."""
+    is_number = re.compile(r" *[$€£¥]? *[+-]?\d[\d.,]* *[%$€£¥]? *").fullmatch
     return (
         column.kind == "text"
-        and any("," in x for x in column.counts)
+        and any(not _SIGNS.isdisjoint(x) for x in column.counts)
         and all(map(is_number, column.counts))
     )
 

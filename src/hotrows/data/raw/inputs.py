@@ -211,9 +211,10 @@ def stream(
             if progress is not None:
                 progress(sum(sizes[:i]) + position, sum(sizes))
         source = inputs[i]
-        if not num_input_rows and not (isinstance(source, File) and source.may_be_empty):
+        may_be_empty = source.may_be_empty if isinstance(source, File) else not how.for_training
+        if not num_input_rows and not may_be_empty:
             raise ValueError(_no_rows(source, how.schema))
-    if inputs and not row:
+    if inputs and not row and (how.for_training or isinstance(inputs[-1], File)):
         raise ValueError(_no_rows(inputs[-1], how.schema))
 
 

@@ -98,8 +98,8 @@ def check_present(
                 f"{did_you_mean(name, names)}"
             )
     columns = list(schema.raw_columns)
-    absent = sorted(set(columns) - set(names))
     features = {schema.column_of(feature) for feature in schema.features}
+    absent = sorted((set(columns) if for_training else features) - set(names))
     if absent and for_training and schema.columns is not None:
         raise ValueError(
             f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
