@@ -65,16 +65,13 @@ class FileSpeed:
             counts.requests / disk.reads_per_second, counts.bytes_fetched / disk.bytes_read_per_second
         )
         moving = reading + result.bytes_written / disk.bytes_per_second
-        training = (
-            in_memory + counts.checkpoints * moving / 2
-        )  # a checkpoint waits until a batch has moved
+        training = in_memory + counts.checkpoints * moving / 2  # a checkpoint waits for reads
         hindered = self._cache_seconds(result.misses) + self._hindered(result, in_memory)
         step = self._with_merges(result, training, hindered, moving)
         # A batch that waits for all before it moves its rows first, and is trained then.
         step = (1 - result.drained) * step + result.drained * max(training + hindered + moving, step)
-        return (
-            step + counts.bytes_flushed / disk.bytes_per_second + counts.rows_flushed * self.flush_seconds
-        )
+        gathered = counts.rows_flushed * self.flush_seconds
+        return step + max(gathered, counts.bytes_flushed / disk.bytes_per_second)  # at the same time
 
     def _with_merges(
         self, result: PolicyResult, training: float, hindered: float, moving: float
@@ -124,14 +121,15 @@ class FileSpeed:
             return 0.0
         few, many = self.costs[0], self.costs[-1]
         slope = max(many.seconds - few.seconds, 0.0) / max(many.rows - few.rows, 1.0)
-        return max(few.seconds + (rows - few.rows) * slope, 0.0)
+        beyond = rows - (few.rows + many.rows) / 2
+        return max((few.seconds + many.seconds) / 2 + beyond * slope, 0.0)
 
     def work(self, result: PolicyResult) -> float:
-        """Seconds of processors that the store takes for a step."""
+        """Seconds of processors that the store takes for a step, but for checkpoints."""
         disk, counts = self.disk, _counts(result)
         reads = counts.requests * disk.request_seconds + result.reads * disk.row_seconds
         reads += result.untouched * self.new_row_seconds
-        writes = (result.writes + counts.rows_flushed) * disk.write_seconds
+        writes = result.writes * disk.write_seconds
         merges = counts.bytes_merged * disk.merge_seconds + counts.rows_merged * disk.merge_row_seconds
         return reads + writes + merges
 
