@@ -3,12 +3,13 @@
     python -m benchmarks.advisor predict       # results/advisor-predicted.json; commit it before the next
     python -m benchmarks.advisor measure       # results/advisor.json
 
-Twenty settings: five jobs, each with 2, 5, 10 and 20 % of its tables in fast memory and all rows in a
-file store. `predict` replays the first 160 batches, and measures the disk, training in memory, and
-training behind a cache whose store is in memory; nothing is trained from a file. `measure` trains on the
-same batches from a file, behind each cache, with the checkpoints and merges that a run has; the first
-quarter is untimed, as the replay leaves it out. Between them it measures training in memory again: what
-the machine itself has changed since. No figure of the model was chosen by these settings.
+Twenty settings: five jobs, each with 5, 10, 20 and 40 % of its tables in fast memory and all rows in a
+file store. What is predicted and measured is a long run: epochs after the first. `predict` replays four
+epochs, of which the first is left out, and measures the disk, training in memory, and training behind
+caches whose store is in memory; nothing is trained from a file. `measure` trains an epoch from a file,
+untimed, behind each cache, and times what follows, with the checkpoints and merges that a run has.
+Between them it measures training in memory again: what the machine itself has changed since. No figure
+of the model was chosen by these settings.
 """
 
 import argparse
@@ -36,8 +37,9 @@ from hotrows.tuning.benchmark import TimedTraining
 from hotrows.tuning.cache_simulation import POLICIES, simulate
 from hotrows.tuning.measured_speed import measured_speed
 
-SHARES = (0.02, 0.05, 0.1, 0.2)
-BATCHES, FILLING = 160, 40
+SHARES = (0.05, 0.1, 0.2, 0.4)
+EPOCH, EPOCHS = 150, 4  # batches
+TIMED, LEAST = 20.0, 75  # seconds that are timed about, and steps at least
 WARM_UP, WINDOW = 1.5, 2.0  # seconds in memory
 AIM = 0.1
 
@@ -67,11 +69,11 @@ class Job:
 
 
 JOBS = {
-    "dlrm, small batches": Job("dlrm", 6_000_000, False, 0.95, 1024),
-    "deepfm, bfloat16": Job("deepfm", 5_000_000, False, 1.0, 4096, dim=32, table_dtype="bfloat16"),
-    "dcnv2, flat": Job("dcnv2", 2_000_000, False, 0.6, 2048, dim=32, rowwise=True),
-    "fm, Criteo's tables": Job("fm", 8_000_000, True, 0.8, 4096, dim=8),
-    "lr, Criteo's tables": Job("lr", 24_000_000, True, 0.7, 8192),
+    "dlrm, small batches": Job("dlrm", 2_000_000, False, 0.8, 768, dim=32),
+    "deepfm, bfloat16": Job("deepfm", 3_000_000, True, 0.7, 1536, table_dtype="bfloat16"),
+    "dcnv2, row-wise": Job("dcnv2", 2_400_000, False, 0.9, 1024, dim=24, rowwise=True),
+    "fm": Job("fm", 3_000_000, False, 0.65, 1280, dim=12),
+    "lr, Criteo's tables": Job("lr", 3_000_000, True, 0.6, 2048),
 }
 
 
@@ -81,9 +83,11 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="only these")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    facts = {"question": __doc__.splitlines()[0], "batches": BATCHES, "filling": FILLING} | conditions(2)
+    facts = {"question": __doc__.splitlines()[0], "batches": EPOCH, "epochs": EPOCHS} | conditions(2)
     if args.what == "predict":
-        write("advisor-predicted", {**facts, "jobs": {name: predict(name) for name in args.jobs}})
+        for name in args.jobs:
+            jobs = {**predicted_before(), name: predict(name)}
+            write("advisor-predicted", {**facts, "jobs": jobs})
         return
     figures = measured_before()
     for name in args.jobs:
@@ -101,6 +105,12 @@ def main() -> None:
             f"of memory {min(of_ratios):+.1%} to {max(of_ratios):+.1%}"
         )
         write("advisor", {**facts, **counts, "jobs": figures})
+
+
+def predicted_before() -> dict[str, dict]:
+    """Jobs that were predicted earlier, as they are now."""
+    jobs = {name: dataclasses.asdict(job) for name, job in JOBS.items()}
+    return {name: said for name, said in _predictions().items() if said["job"] == jobs.get(name)}
 
 
 def measured_before() -> dict[str, list[dict]]:
@@ -129,7 +139,12 @@ def predict(name: str) -> dict:
     sizes = [int(share * probe.table_bytes) for share in SHARES]
     policies = {"lookahead": POLICIES["lookahead"]}
     simulation = simulate(
-        data, **_simulated(job), batches=BATCHES, fast_memory=sizes, policies=policies, in_file=True
+        data,
+        **_simulated(job),
+        batches=EPOCHS * EPOCH,
+        fast_memory=sizes,
+        policies=policies,
+        in_file=True,
     )
     advice = advise(simulation, samples_per_second=speed, slow=slow)
     assert advice.speeds is not None
@@ -160,18 +175,17 @@ def measure(name: str) -> list[dict]:
         with tempfile.TemporaryDirectory(dir=DATA) as folder:
             store = {"fast_memory": int(size), "store": f"file:{Path(folder) / 'store'}"}
             config = dataclasses.replace(job.config, **store)
-            measured, filled = _behind_cache(data, config, choices)
-        after = _in_memory(data, job.config, choices)
+            figures = _behind_cache(data, config, choices)
+        measured, after = figures["measured"], _in_memory(data, job.config, choices)
         in_memory, before = (before + after) / 2, after
         setting = {
             "fast_memory": int(size),
             "predicted": predicted,
-            "measured": measured,
+            **figures,
             "in_memory_predicted": said["in_memory"],
             "in_memory_beside": in_memory,
             "ratio_predicted": predicted / said["in_memory"],
             "ratio_measured": measured / in_memory,
-            "filled": filled,
         }
         settings.append(setting)
         print(
@@ -196,15 +210,29 @@ def _in_memory(data: EncodedData, config: TrainConfig, choices: dict) -> float:
         gc.collect()
 
 
-def _behind_cache(data: EncodedData, config: TrainConfig, choices: dict) -> tuple[float, float | None]:
-    """Samples a second of the steps after the first ones, and the share of slots that held rows."""
+def _behind_cache(data: EncodedData, config: TrainConfig, choices: dict) -> dict:
+    """Samples a second after the first epoch, and what happened meanwhile."""
     training = TimedTraining(data, settle(config, data), OneRank(), choices)
     try:
-        for _ in range(FILLING):
+        for _ in range(EPOCH):
             training._step()
+        (store,) = training._cached_tables.files
+        before, logs = store.counters, max(store.generations, default=0)
+        steps = samples = 0
         begin = time.perf_counter()
-        samples = sum(training._step() for _ in range(BATCHES - FILLING))
-        return samples / (time.perf_counter() - begin), training.filled
+        while steps < LEAST or (steps < 2 * EPOCH and time.perf_counter() - begin < TIMED):
+            samples += training._step()
+            steps += 1
+        seconds = time.perf_counter() - begin
+        counted = {name: (n - before[name]) / steps for name, n in store.counters.items()}
+        logs = max(store.generations, default=0) - logs
+        return {
+            "measured": samples / seconds,
+            "steps": steps,
+            "logs": logs,
+            "filled": training.filled,
+            "per_step": counted,
+        }
     finally:
         training.close()
         gc.collect()
@@ -212,7 +240,7 @@ def _behind_cache(data: EncodedData, config: TrainConfig, choices: dict) -> tupl
 
 def stream(job: Job) -> EncodedData:
     """The samples of a job, made once."""
-    num = (BATCHES + 16) * job.batch_size  # some beyond: what is timed never waits for an epoch's end
+    num = EPOCH * job.batch_size
     path = DATA / f"advisor-{job.rows}-{job.criteo}-{job.exponent}-{num}"
     if not path.exists():
         DATA.mkdir(exist_ok=True)

@@ -23,7 +23,10 @@ def test_requests_and_merges_are_those_of_a_file_store(tmp_path):
         counted = replay.per_batch()
         merged = store.counters["bytes_written"] - written(leaving)
         assert counted.bytes_merged == pytest.approx(merged, rel=0.01)  # and bits of rows ever written
+        write(store, others := torch.arange(0, ROWS, 100))  # by then the first log is merged
+        replay.add(NONE, NONE, others)
         missing = torch.cat([leaving[::2], rows_at_random(1000, chance)]).unique()
+        missing = missing[missing % 100 > 0]
         replay.begin()
         replay.add(missing, missing, NONE)
         before = store.counters
@@ -74,5 +77,20 @@ def test_rows_that_were_never_written_are_not_read():
     replay.begin()
     replay.add(rows, rows, NONE)
     counted = replay.per_batch()
-    assert counted.bytes_fetched == -(-491 * STRIDE // 512) * 512  # neighbours in one
+    assert counted.bytes_fetched == -(-50 * STRIDE // 512) * 512  # neighbours in the log
     assert counted.requests == 1
+
+
+def test_rows_are_read_from_the_logs_until_these_are_merged():
+    replay = FileReplay(ROWS, STRIDE, log_rows=10)
+    rows = torch.arange(0, ROWS, 10_000)  # far from one another in `base`
+    replay.add(NONE, NONE, rows)  # a log that is full
+
+    def requests():
+        replay.begin()
+        replay.add(NONE, rows, NONE)
+        return replay.per_batch().requests
+
+    assert requests() == 1
+    replay.add(NONE, NONE, rows + 1)  # the next one is: the first was merged before that
+    assert requests() == len(rows)

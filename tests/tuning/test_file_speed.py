@@ -21,9 +21,9 @@ def result(**counts):
     return dataclasses.replace(empty, in_file=FileCounts(**counts))
 
 
-def speed(disk=None, cache=None, **options):
+def speed(disk=None, **options):
     disk = dataclasses.replace(FREE, **(disk or {}))
-    return FileSpeed(disk, cores=2, busy_seconds=2 * MS, cache=cache or CacheCost(), **options)
+    return FileSpeed(disk, cores=2, busy_seconds=2 * MS, **options)
 
 
 def test_with_a_disk_and_processors_that_are_free_a_step_takes_what_it_does_in_memory():
@@ -44,17 +44,26 @@ def test_the_disk_reads_appends_and_merges_one_after_the_other():
         "bytes_per_second": 128e6,
         "merged_per_second": 1e9,
     }
-    counts = result(requests=2000, bytes_fetched=3e6, bytes_merged=3e6, checkpoints=0.01)
-    assert speed(rates).step(counts, MS) == pytest.approx((2 + 3 + 1 + 3) * MS)
+    counts = {"requests": 2000, "bytes_merged": 1e6, "checkpoints": 0.01}
+    step = speed(rates).step(result(bytes_fetched=1e6, **counts), MS)
+    assert step == pytest.approx((2 + 1 + 1) * MS)
+    step = speed(rates).step(result(bytes_fetched=4e6, **counts), MS)  # long requests: their bytes count
+    assert step == pytest.approx((4 + 1 + 1) * MS)
+
+
+def test_reads_take_longer_beside_training():
+    """Of 3 ms of reads, 1 ms of training leaves time for half a millisecond of them."""
+    slow = speed({"reads_per_second": 1e6, "beside": 2.0})
+    assert slow.step(result(requests=3000), MS) == pytest.approx((1 + 2.5) * MS)
+    assert slow.step(result(requests=400), MS) == pytest.approx(MS)
 
 
 def test_a_cache_makes_a_step_longer_as_it_did_with_a_store_in_memory():
-    """2 ms longer for 2,000 rows: half as many take half of it, but for planning."""
-    cache = CacheCost(seconds=2 * MS, rows=2000)
-    assert speed(cache=cache).step(result(), 2 * MS) == pytest.approx((2 + 1) * MS)
-    planning = dataclasses.replace(result(), planning_seconds=1 * MS)
-    busy = dataclasses.replace(speed(cache=cache), busy_seconds=3.5 * MS)  # of 4: three quarters overlap
-    assert busy.step(planning, 2 * MS) == pytest.approx((2 + 0.75 + (2 - 0.75) / 2) * MS)
+    """1 ms longer for 500 rows and 3 ms for 2,500: 1.5 ms for 1,000."""
+    costs = CacheCost(1 * MS, 500), CacheCost(3 * MS, 2500)
+    assert speed(costs=costs).step(result(), 2 * MS) == pytest.approx((2 + 1.5) * MS)
+    same = CacheCost(3 * MS, 500), CacheCost(1 * MS, 2500)  # measured so by chance
+    assert speed(costs=same).step(result(), 2 * MS) == pytest.approx((2 + 2) * MS)
 
 
 def test_work_of_the_store_makes_a_step_longer_where_no_core_is_idle():
@@ -66,12 +75,25 @@ def test_work_of_the_store_makes_a_step_longer_where_no_core_is_idle():
         "merge_row_seconds": 1e-6,
     }
     slow = speed(disk, new_row_seconds=5e-6)
-    counts = result(requests=500, rows_flushed=200, rows_merged=300, bytes_merged=5e5)
-    work = (500 + 800 + 5 * 200 + 1000 + 200 + 300 + 500) * 1e-6
-    assert slow.work(counts) == pytest.approx(work)
-    assert slow.step(counts, 1 * MS) == pytest.approx(1 * MS + work)
-    assert slow.step(counts, 1.25 * MS) == pytest.approx(1.25 * MS + 0.6 * work)
-    assert slow.step(counts, 4 * MS) == pytest.approx(4 * MS)  # half a core is busy in the mean
+    counts = result(requests=500, rows_merged=300, bytes_merged=5e5)
+    requests, others = 500e-6, (800 + 5 * 200 + 1000 + 300 + 500) * 1e-6
+    assert slow.work(counts) == pytest.approx(requests + others)
+    assert slow.step(counts, 1 * MS) == pytest.approx(1 * MS + requests + others)
+    three_quarters = dataclasses.replace(slow, busy_seconds=7 * MS)
+    assert three_quarters.step(counts, 4 * MS) == pytest.approx(4 * MS + requests + 0.75 * others)
+    measured = dataclasses.replace(slow, request_hinders=3e-6)
+    assert measured.step(counts, 4 * MS) == pytest.approx(4 * MS + 3 * requests)
+    busy = dataclasses.replace(slow, cores=1)  # a processor does no more than it can
+    assert busy.step(counts, 1 * MS) == pytest.approx(2 * MS + requests + others)
+
+
+def test_training_is_hindered_only_while_it_goes_on():
+    """8 ms of reads hinder 1 ms of training by 4 ms at most: training takes twice as long beside them."""
+    slow = speed({"reads_per_second": 1e6}, request_hinders=0.5e-6)
+    slow = dataclasses.replace(slow, disk=dataclasses.replace(slow.disk, beside=2.0))
+    step = slow.step(result(requests=8000), MS)
+    trained = step - 8 * MS + (step - 8 * MS)  # step = 8 + trained / 2
+    assert trained == pytest.approx(MS + 4 * MS * trained / step)
 
 
 def test_a_log_is_not_filled_again_before_it_is_merged():
@@ -84,7 +106,7 @@ def test_a_log_is_not_filled_again_before_it_is_merged():
     fewer = dataclasses.replace(
         counts, in_file=dataclasses.replace(counts.in_file, bytes_merged=13e6 / 20)
     )
-    assert slow.step(fewer, MS) == MS  # 13 + 6 of 19 ms
+    assert slow.step(fewer, MS) == pytest.approx(MS)  # 13 + 6 of 19 ms
 
 
 def test_a_merge_that_is_late_delays_the_next_one():
@@ -101,8 +123,10 @@ def test_batches_that_wait_for_one_another_read_and_train_in_turn():
 
 
 def test_a_checkpoint_pauses_training_while_the_cache_is_written():
-    counts = result(checkpoints=1 / 10, bytes_flushed=128e3)
-    assert speed({"bytes_per_second": 128e6}).step(counts, MS) == pytest.approx(2 * MS)
+    counts = result(checkpoints=1 / 10, bytes_flushed=128e3, rows_flushed=1000)
+    slow = speed({"bytes_per_second": 128e6}, flush_seconds=2e-6)
+    waits = 1 / 10 * MS / 2  # until a batch has moved, half way in the mean
+    assert slow.step(counts, 3 * MS) == pytest.approx((3 + max(1, 2)) * MS + waits)
 
 
 def test_advice_is_by_the_speed_of_a_file():

@@ -8,13 +8,16 @@ A store of a quarter GiB is made there, written, merged and read row by row, and
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -36,11 +39,12 @@ class DiskRates:
     """Rates of a disk under a file store, and what its work takes of one processor.
 
     reads_per_second: rows at random places, some thousand at once, each by a short request of its own.
-    bytes_read_per_second: what long requests, of rows near one another, take longer.
+    bytes_read_per_second: by long requests, of rows near one another.
     bytes_per_second: of records appended and synced. merged_per_second: of tables that merges rewrite.
     request_seconds, row_seconds: for a request of a read, and for a row. write_seconds: for a row.
     merge_seconds: for a byte that a merge rewrites; merge_row_seconds: for a row beyond one a block.
     sync_seconds: that a merge takes besides, however small, to be durable.
+    beside: how many times as long reads take beside training, where that was measured.
     """
 
     reads_per_second: float
@@ -53,6 +57,7 @@ class DiskRates:
     merge_seconds: float
     merge_row_seconds: float
     sync_seconds: float
+    beside: float = 1.0
 
     def mean(self, other: DiskRates) -> DiskRates:
         """Geometric means of both."""
@@ -83,11 +88,16 @@ class DiskRates:
 
 
 def measure_disk(
-    folder: Path, stride: int = 128, seconds: float = 1.0, size: int | None = None
+    folder: Path,
+    stride: int = 128,
+    seconds: float = 1.0,
+    size: int | None = None,
+    train: Callable[[], object] | None = None,
 ) -> DiskRates:
     """Measures the disk of a folder.
 
-    stride: bytes of a record; seconds: of reading; size: bytes of the store that is made.
+    stride: bytes of a record; seconds: of reading; size: bytes of the store that is made. train: called
+    while another thread reads row by row.
     """
     size, chance = size or _SIZE, torch.Generator().manual_seed(0)
     if shutil.disk_usage(folder).free < 3 * size:
@@ -119,6 +129,7 @@ def measure_disk(
             merged_all = _timed(lambda: _merge(store))
             store.note_times(note)
             short = _timed_reads(store, seconds, far)
+            beside = short if train is None else _reads_beside(store, far, train)
             long = _timed_reads(store, seconds / 2, of_blocks)
             nearby = _timed_reads(store, seconds / 4, near)
             merged = _Spent()
@@ -129,10 +140,9 @@ def measure_disk(
     reads_per_second = short.requests / short.seconds
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES
-    of_bytes = max(long.seconds - long.requests / reads_per_second, 0.1 * long.seconds)
     return DiskRates(
         reads_per_second=reads_per_second,
-        bytes_read_per_second=long.rows * rows_of_block * stride / of_bytes,
+        bytes_read_per_second=long.rows * rows_of_block * stride / long.seconds,
         bytes_per_second=size / written.seconds,
         merged_per_second=_MERGES * size / sum(pieces),
         request_seconds=max(short.processor / short.rows - row_seconds, 0.0),
@@ -141,6 +151,7 @@ def measure_disk(
         merge_seconds=merged.processor / (_MERGES * size),
         merge_row_seconds=max(more_seconds / more_rows, 0.0) if more_rows else 0.0,
         sync_seconds=(merged.seconds - sum(pieces)) / _MERGES,
+        beside=reads_per_second * beside.seconds / beside.requests,
     )
 
 
@@ -177,10 +188,25 @@ def _merge(store: FileStore) -> None:
     store.merge_now()
 
 
-def _timed_reads(store: FileStore, seconds: float, choose: Callable[[], Tensor]) -> _Spent:
-    """Reads rows for so long, at least once. choose: returns those to read at once."""
+def _reads_beside(store: FileStore, choose: Callable[[], Tensor], train: Callable[[], object]) -> _Spent:
+    """Reads rows while the calling thread trains."""
+    is_trained = Event()
+    with ThreadPoolExecutor(1) as reader:
+        reads = reader.submit(_timed_reads, store, math.inf, choose, is_trained)
+        try:
+            train()
+        finally:
+            is_trained.set()
+        return reads.result()
+
+
+def _timed_reads(
+    store: FileStore, seconds: float, choose: Callable[[], Tensor], ended: Event | None = None
+) -> _Spent:
+    """Reads rows for so long, or until that has ended; at least once. choose: returns those to read at
+    once."""
     spent = _Spent()
-    while not spent.rows or spent.seconds < seconds:
+    while not spent.rows or (spent.seconds < seconds and not (ended and ended.is_set())):
         rows, before = choose(), store.counters["requests"]
         out = torch.empty(len(rows), store.stride, dtype=torch.uint8)
         spent += _timed(partial(store.read, rows, out))

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any
 
 import torch
@@ -157,8 +157,8 @@ def simulate(
     model, model_options, row_optimizer, table_dtype, batch_size, order: as in `TrainConfig`.
     fast_memory: sizes in bytes; by default 1, 2, 5, 10, 20 and 50 % of the tables.
     policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
-    batches: number of batches of the first epoch; None: all.
-    in_file: also count what a file store has to do, which takes three bytes of memory for each row.
+    batches: number of batches, of as many epochs as they take; None: those of the first epoch.
+    in_file: also count what a file store has to do, which takes seven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
     """
     config = TrainConfig(
@@ -268,7 +268,7 @@ class _Trace:
 def _read_trace(
     data: EncodedData, config: TrainConfig, batches: int | None, report: Callable[[str, int, int], None]
 ) -> tuple[tuple[Group, ...], _Trace]:
-    """Groups the tables of the model, and reads the batches of the first epoch.
+    """Groups the tables of the model, and reads the batches.
 
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
@@ -284,14 +284,15 @@ def _read_trace(
     loader = Loader(
         data.parts["train"], config.batch_size, shuffle=True, seed=config.seed, order=config.order
     )
-    total = min(len(loader), batches or len(loader))
+    total = batches or len(loader)
     trace = _Trace(config.batch_size)
     dynamic = DynamicIds.of_schema(data.schema, tables)
     if dynamic is not None:
         _check_capacities(data, dynamic)
         dynamic.begin(planner.ranks, model.crosses)
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
-    batches_read = _with_ids(islice(loader.batches(0), total), dynamic)
+    epochs = chain.from_iterable(map(loader.batches, count()))
+    batches_read = _with_ids(islice(epochs, total), dynamic)
     resolved = prefetch(_timed(map(planner.rows, batches_read), trace), depth=4)
     with closing(resolved):
         for rows_by_group in resolved:

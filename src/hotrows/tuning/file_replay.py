@@ -4,8 +4,9 @@
     replay.add(rows, missing, leaving)      # of each batch in turn
     replay.per_batch()                      # means, since `begin`
 
-Reads join rows that are near one another in `base`. Rows that are written fill a log; once it is full,
-a checkpoint writes the changed rows of the cache, too, and a merge rewrites the blocks that have them.
+Reads join rows that are near one another, in `base` or in the last two logs. Rows that are written fill
+a log; once it is full, a checkpoint writes the changed rows of the cache, too, and a merge rewrites the
+blocks that have them, until the next log is closed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class FileReplay:
         self._stored = torch.zeros(num_rows, dtype=torch.bool)  # was written before
         self._logged = torch.zeros(num_rows, dtype=torch.bool)  # since the last checkpoint
         self._changed = torch.zeros(num_rows, dtype=torch.bool)  # in the cache, since then
-        self._num_logged = self._overdue = 0
+        self._places = torch.full((num_rows,), -1, dtype=torch.int32)  # among all rows ever logged
+        self._num_logged = self._overdue = self._merged_to = self._closed_to = self._logged_to = 0
         self.begin()
 
     def begin(self) -> None:
@@ -76,12 +78,19 @@ class FileReplay:
     def add(self, rows: Tensor, missing: Tensor, leaving: Tensor) -> None:
         """A batch trains on rows, of which some are missing in the cache; leaving: those that are written
         back; all distinct and ascending."""
-        spans = _spans(missing[self._stored[missing]], self._stride, READ_GAP, _SECTOR)
+        places = self._places[missing]
+        in_log = places >= self._merged_to
+        of_log = places[in_log].sort().values.long()
+        of_base = missing[self._stored[missing] & ~in_log]
+        spans = torch.cat([_spans(some, self._stride, READ_GAP, _SECTOR) for some in (of_log, of_base)])
         self._num_batches += 1
         self._requests += int((-(-spans // REQUEST)).sum())
         self._fetched += int(spans.sum())
         self._written += leaving.numel()
         self._num_logged += leaving.numel()
+        end = self._logged_to + leaving.numel()
+        self._places[leaving] = torch.arange(self._logged_to, end, dtype=torch.int32)
+        self._logged_to = end
         self._changed[rows] = True
         self._changed[leaving] = False
         self._stored[leaving] = self._logged[leaving] = True
@@ -94,6 +103,7 @@ class FileReplay:
             self._logged.zero_()
             self._changed.zero_()
             self._num_logged = self._overdue = 0
+            self._merged_to, self._closed_to = self._closed_to, self._logged_to
 
     def per_batch(self) -> FileCounts:
         """Means of the batches since `begin`; where no log was closed, the open one stands for all."""

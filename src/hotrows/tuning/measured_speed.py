@@ -11,13 +11,14 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hotrows import models
 from hotrows.config import TrainConfig
-from hotrows.costs.measure_disk import measure_disk
+from hotrows.costs.measure_disk import DiskRates, measure_disk
 from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData
 from hotrows.planning.packing import Group, group_packs, pack_tables
@@ -27,8 +28,9 @@ from hotrows.train.defaults import settle
 from hotrows.tuning.benchmark import PairedBenchmark, TimedSteps, TimedTraining
 from hotrows.tuning.file_speed import CacheCost, FileSpeed
 
-_WARM_UP, _WINDOW, _PAIRS = 2.0, 0.5, 8  # seconds of training; windows of each
-_CACHED = 0.1  # share of the tables in fast memory, while a cache is measured
+_WARM_UP, _WINDOW, _PAIRS = 2.0, 0.5, 5  # seconds of training; windows of each
+_CACHED = (0.02, 0.2)  # shares of the tables in fast memory, while a cache is measured
+_BESIDE = 1.5  # seconds of training beside reads
 _NEW_ROWS = 20_000
 
 
@@ -44,33 +46,68 @@ def measured_speed(
     assert config.batch_size is not None
     groups = _groups(data, config)
     stride = max(groups, key=lambda g: g.rows * g.stride).stride
-    disk = measure_disk(folder, stride)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if samples_per_second is not None:
         busy = cores * config.batch_size / samples_per_second
+        disk = measure_disk(folder, stride)
         return samples_per_second, FileSpeed(disk, cores, busy, in_flight=config.in_flight)
     table_bytes, free = sum(g.rows * g.stride for g in groups), available_memory()
-    if free is not None and 2 * (1 + _CACHED) * table_bytes > free:
+    if free is not None and 2 * (1 + max(_CACHED)) * table_bytes > free:
         raise ValueError(
             f"the tables take {format_bytes(table_bytes)}, and {format_bytes(free)} of memory are "
             f"free: too little to measure training in memory; say how fast it is "
             f"(--samples-per-second)"
         )
-    cached = dataclasses.replace(config, store="memory", fast_memory=int(_CACHED * table_bytes))
     in_memory = dataclasses.replace(config, store="memory", fast_memory=None)
-    with PairedBenchmark(data, window_seconds=_WINDOW, warm_up_seconds=_WARM_UP) as benchmark:
-        windows = [  # in turn: a machine is now faster, now slower
-            (_window(benchmark.opened(in_memory)), _window(benchmark.opened(cached)))
-            for _ in range(1 + _PAIRS)
-        ]
-        new_row_seconds = _new_row_seconds(benchmark.opened(cached))
-    plain, behind = zip(*windows[1:], strict=True)
-    speed = statistics.median(w.samples / w.seconds for w in plain)
+    found = []
+    for share in _CACHED:
+        cached = dataclasses.replace(config, store="memory", fast_memory=int(share * table_bytes))
+        with PairedBenchmark(data, window_seconds=_WINDOW, warm_up_seconds=_WARM_UP) as benchmark:
+            found.append(_measured(benchmark, in_memory, cached, folder, stride))
+    plain = [window for one in found for window in one.plain]
+    step = statistics.median(window.seconds / window.steps for window in plain)
     in_all = sum(plain, TimedSteps())
-    busy = in_all.processor_seconds / in_all.seconds * config.batch_size / speed
-    cost = _cache_cost(plain, behind, config.batch_size / speed)
-    disk = disk.mean(measure_disk(folder, stride))  # it is now faster, now slower, too
-    return speed, FileSpeed(disk, cores, busy, cost, new_row_seconds, config.in_flight)
+    speed = FileSpeed(
+        disk=found[0].disk.mean(found[1].disk),  # it is now faster, now slower
+        cores=cores,
+        busy_seconds=in_all.processor_seconds / in_all.seconds * step,
+        costs=tuple(_cache_cost(one, step) for one in reversed(found)),
+        request_hinders=statistics.mean(_request_hinders(one) for one in found),
+        new_row_seconds=found[0].new_row_seconds,
+        flush_seconds=found[0].flush_seconds,
+        in_flight=config.in_flight,
+    )
+    return config.batch_size / step, speed
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured with a cache of one size.
+
+    plain: windows of training in memory; behind: of a cache, in turn with them; beside: of training in
+    memory while rows are read from the disk.
+    """
+
+    plain: Sequence[TimedSteps]
+    behind: Sequence[TimedSteps]
+    beside: TimedSteps
+    disk: DiskRates
+    new_row_seconds: float
+    flush_seconds: float
+
+
+def _measured(
+    benchmark: PairedBenchmark, in_memory: TrainConfig, cached: TrainConfig, folder: Path, stride: int
+) -> _Measured:
+    windows = [  # in turn: a machine is now faster, now slower
+        (_window(benchmark.opened(in_memory)), _window(benchmark.opened(cached)))
+        for _ in range(1 + _PAIRS)
+    ]
+    plain, behind = zip(*windows[1:], strict=True)
+    training = benchmark.opened(in_memory)
+    disk = measure_disk(folder, stride, train=lambda: training.window(_BESIDE))
+    beside, of_rows = training.last, _row_seconds(benchmark.opened(cached))
+    return _Measured(plain, behind, beside, disk, *of_rows)
 
 
 def _window(training: TimedTraining) -> TimedSteps:
@@ -78,12 +115,20 @@ def _window(training: TimedTraining) -> TimedSteps:
     return training.last
 
 
-def _cache_cost(plain: Sequence[TimedSteps], behind: Sequence[TimedSteps], step: float) -> CacheCost:
+def _cache_cost(measured: _Measured, step: float) -> CacheCost:
     """By how much steps are longer behind a cache. step: seconds of one in memory."""
-    pairs = zip(plain, behind, strict=True)
+    pairs = zip(measured.plain, measured.behind, strict=True)
     ratio = statistics.median(p.samples / p.seconds / (b.samples / b.seconds) for p, b in pairs)
-    rows = sum(b.rows_in for b in behind) / sum(b.steps for b in behind)
+    rows = sum(b.rows_in for b in measured.behind) / sum(b.steps for b in measured.behind)
     return CacheCost(max(ratio - 1, 0.0) * step, max(rows, 1.0))
+
+
+def _request_hinders(measured: _Measured) -> float:
+    """By how many seconds training takes longer for a request that is read beside it."""
+    disk, beside = measured.disk, measured.beside
+    alone = statistics.median(window.seconds / window.steps for window in measured.plain)
+    longer = max(1 - alone / (beside.seconds / beside.steps), 0.0)  # share of the time
+    return longer / (disk.reads_per_second / disk.beside)
 
 
 def _groups(data: EncodedData, config: TrainConfig) -> tuple[Group, ...]:
@@ -94,8 +139,8 @@ def _groups(data: EncodedData, config: TrainConfig) -> tuple[Group, ...]:
     return group_packs(pack_tables(tables, model.sequences))
 
 
-def _new_row_seconds(training: TimedTraining) -> float:
-    """Seconds of a processor to draw the first values of a row."""
+def _row_seconds(training: TimedTraining) -> tuple[float, float]:
+    """Seconds of a processor to draw the first values of a row, and seconds to flush one of the cache."""
     tables = training.steps.cached_tables
     assert tables is not None
     g, cached = max(enumerate(tables.groups), key=lambda pair: pair[1].group.rows)
@@ -103,4 +148,6 @@ def _new_row_seconds(training: TimedTraining) -> float:
     records = torch.empty(_NEW_ROWS, cached.group.stride, dtype=torch.uint8)
     fill, begin = tables.initial_values(g), time.process_time()
     fill(rows.sort().values, records)
-    return (time.process_time() - begin) / _NEW_ROWS
+    new, begin = time.process_time() - begin, time.perf_counter()
+    tables.flush()
+    return new / _NEW_ROWS, (time.perf_counter() - begin) / sum(len(g.cache.rows) for g in tables.groups)
