@@ -338,12 +338,10 @@ class TrainConfig:
         """Returns the config with these values, as a file states them."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"expected an object of settings, found {shown(fields)}")
-        fields = dict(fields)
         for name in sorted(fields.keys() - SETTINGS):
             raise ValueError(f"a training configuration has no field {name!r}{advice_on(name)}")
-        for name, value in fields.items():
-            fields[name] = _plain(SETTINGS[name], value)
-        return build(TrainConfig, fields, "training configuration")
+        plain = {name: _plain(SETTINGS[name], value) for name, value in fields.items()}
+        return build(TrainConfig, plain, "training configuration")
 
     def save(self, path: Path | str) -> None:
         write_text(Path(path), self.to_json() + "\n")

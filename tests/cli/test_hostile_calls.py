@@ -206,7 +206,7 @@ def test_wrong_usage_is_refused_before_anything_is_done(hotrows, folder, monkeyp
     (f"{TRAIN} --config @", "unknown.json", "a training configuration has no field 'batchsize'"),
     (f"{TRAIN} --config @", "typed.json", "batch_size of a training configuration must be"),
     (f"{TRAIN} --config @", "optimizer.json", "adagrad has no 'rate'"),
-    (f"{TRAIN} --config @", "number.json", "the kind of a row optimizer must be one of"),
+    (f"{TRAIN} --config @", "number.json", "row_optimizer of a training configuration must be"),
     (f"{TRAIN} --from @", "folder missing enc", "is no run folder: it has no config.json"),
     ("train @ --run r", "EMPTY missing folder empty run", "prepare"),
     ("train enc --run @", "enc run", "exists already: go on with it"),
