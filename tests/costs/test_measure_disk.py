@@ -29,6 +29,13 @@ def test_a_disk_is_measured_and_nothing_is_left(tmp_path):
     assert all(value > 0 for name, value in dataclasses.asdict(disk).items() if name not in seconds)
 
 
+def test_rows_are_read_beside_training(tmp_path):
+    trained = []
+    disk = measure_disk(tmp_path, seconds=0.1, size=4 << 20, train=lambda: trained.append(1))
+    assert trained == [1]
+    assert disk.beside > 0
+
+
 def test_a_folder_without_room_is_refused(tmp_path):
     with pytest.raises(OSError, match="no room for"):
         measure_disk(tmp_path, size=1 << 60)

@@ -74,6 +74,16 @@ def test_every_policy_stands_at_every_size_and_none_beats_belady(simulation):
         assert large.share == pytest.approx(large.slots[0] / simulation.table_rows)
 
 
+def test_epochs_follow_one_another_and_only_the_first_meets_new_rows(encoded):
+    epoch = -(-encoded.parts["train"].rows // 256)
+    repeated = simulate(
+        encoded, batch_size=256, batches=4 * epoch, fast_memory=[10**5], policies={"lru": LRU}
+    )
+    assert (repeated.batches, repeated.skipped) == (4 * epoch, epoch)
+    assert repeated.untouched == 0
+    assert simulate(encoded, batch_size=256, fast_memory=[10**5], policies={"lru": LRU}).untouched > 0
+
+
 def test_the_rows_that_batches_in_flight_pin_are_bounded(encoded, simulation):
     most = simulation.pinned_rows  # of one batch in flight: its own
     assert simulation.rows <= most <= 64 * 26

@@ -160,7 +160,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     multiple=True,
     help="Such as 64MiB; may be repeated. [1, 2, 5, 10, 20 and 50 % of the tables]",
 )
-@click.option("--batches", type=COUNT, help="How many are replayed. [an epoch]")
+@click.option("--batches", type=COUNT, help="How many are replayed, of as many epochs. [one]")
 @setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
 @setting_option("order", filled=True)
