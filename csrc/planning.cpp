@@ -1,5 +1,6 @@
 // What a plan needs: ids to rows in the order of the lookup, distinct rows, and runs of equal rows.
 // One thread each: they run beside training, on the planner's.
+#include <map>
 #include <memory>
 
 #include "core.h"
@@ -12,11 +13,13 @@ using Keys = std::unique_ptr<uint64_t[]>;
 
 Keys uninitialized(int64_t n) { return Keys(new uint64_t[n]); }
 
-// Sorts n keys by the bits [low, low + width), keeping the order of equals; least digit first.
-void radix_sort(Keys& keys, int64_t n, int low, int width) {
-  constexpr int kMaxDigit = 11;
+constexpr int kMaxDigit = 11;
+
+// Sorts n keys by the bits [low, low + width), keeping the order of equals; least digit first. Returns where
+// they are then: in `keys`, or in `spare`, which has room for n.
+uint64_t* radix_sort(uint64_t* keys, uint64_t* spare, int64_t n, int low, int width) {
   const int passes = (width + kMaxDigit - 1) / kMaxDigit;
-  if (passes == 0 || n < 2) return;
+  if (passes == 0 || n < 2) return keys;
   const int digit = (width + passes - 1) / passes;
   const size_t buckets = size_t{1} << digit;
   const uint64_t mask = buckets - 1;
@@ -25,7 +28,6 @@ void radix_sort(Keys& keys, int64_t n, int low, int width) {
   for (int64_t i = 0; i < n; ++i)
     for (int p = 0; p < passes; ++p) ++counts[p * buckets + ((keys[i] >> (low + p * digit)) & mask)];
 
-  Keys sorted = uninitialized(n);
   for (int p = 0; p < passes; ++p) {
     uint32_t* begin = &counts[p * buckets];
     uint32_t total = 0;
@@ -35,9 +37,10 @@ void radix_sort(Keys& keys, int64_t n, int low, int width) {
       total += count;
     }
     const int shift = low + p * digit;
-    for (int64_t i = 0; i < n; ++i) sorted[begin[(keys[i] >> shift) & mask]++] = keys[i];
-    keys.swap(sorted);
+    for (int64_t i = 0; i < n; ++i) spare[begin[(keys[i] >> shift) & mask]++] = keys[i];
+    std::swap(keys, spare);
   }
+  return keys;
 }
 
 // Rows too wide to share 64 bits with their position.
@@ -46,23 +49,35 @@ void sort_by_comparison(const int64_t* rows, int64_t n, int32_t* order) {
   std::stable_sort(order, order + n, [rows](int32_t a, int32_t b) { return rows[a] < rows[b]; });
 }
 
-// row_at(i): the i-th row in ascending order, which stands at place_at(i). Returns how many are distinct.
-template <class RowAt, class PlaceAt>
-int64_t find_runs(int64_t n, RowAt row_at, PlaceAt place_at, int64_t* distinct, int32_t* inverse, int32_t* order,
-                  int32_t* starts) {
-  int64_t u = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t row = row_at(i);
-    if (i == 0 || row != distinct[u - 1]) {
-      distinct[u] = row;
-      starts[u++] = static_cast<int32_t>(i);
-    }
-    order[i] = place_at(i);
-    inverse[order[i]] = static_cast<int32_t>(u - 1);
+// The runs of equal rows, added in ascending order, each with the place where it stands.
+struct Runs {
+  int64_t* distinct;
+  int32_t *inverse, *order, *starts;
+  int64_t num_rows = 0, num_distinct = 0;
+
+  void add(int64_t row, int32_t place) {
+    if (num_distinct == 0 || row != distinct[num_distinct - 1]) begin(row);
+    order[num_rows++] = place;
+    inverse[place] = static_cast<int32_t>(num_distinct - 1);
   }
-  starts[u] = static_cast<int32_t>(n);
-  return u;
-}
+
+  void begin(int64_t row) {
+    distinct[num_distinct] = row;
+    starts[num_distinct++] = static_cast<int32_t>(num_rows);
+  }
+
+  // Adds n sorted keys: a row, from first_row on, above the bits of its place.
+  void add_keys(const uint64_t* keys, int64_t n, int place_bits, int64_t first_row) {
+    const uint64_t mask = (uint64_t{1} << place_bits) - 1;
+    for (int64_t i = 0; i < n; ++i)
+      add(first_row + static_cast<int64_t>(keys[i] >> place_bits), static_cast<int32_t>(keys[i] & mask));
+  }
+
+  int64_t end() {
+    starts[num_distinct] = static_cast<int32_t>(num_rows);
+    return num_distinct;
+  }
+};
 
 // Where the rows of a table are among ranks; see hotrows.planning.sharding. The first `hot` ids are rows
 // from first_hot on; the others are dealt over num_sharing ranks, and rank p numbers its own from
@@ -151,6 +166,65 @@ int64_t resolve_jagged(const int64_t* ids, const int64_t* offsets, int64_t batch
   return bad;
 }
 
+// The columns of a batch that read one table.
+struct TableColumns {
+  int64_t first_row, num_rows, batch_size, num_columns;  // num_columns: of all tables
+  std::vector<std::pair<int64_t, const int64_t*>> columns;  // places among these, and ids
+
+  int64_t num_ids() const { return batch_size * static_cast<int64_t>(columns.size()); }
+
+  // Visits ids in the order of their places.
+  template <class Visit>
+  void each(Visit visit) const {
+    for (int64_t b = 0; b < batch_size; ++b)
+      for (const auto& [k, ids] : columns) visit(ids[b], b * num_columns + k);
+  }
+
+  // The first place of an id that is none of the table.
+  int64_t first_bad() const {
+    int64_t first = INT64_MAX;
+    for (const auto& [k, ids] : columns) {
+      uint64_t highest = 0;
+      for (int64_t b = 0; b < batch_size; ++b) highest = std::max(highest, static_cast<uint64_t>(ids[b]));
+      if (highest < static_cast<uint64_t>(num_rows)) continue;
+      const auto is_bad = [&](int64_t id) { return static_cast<uint64_t>(id) >= static_cast<uint64_t>(num_rows); };
+      const int64_t b = std::find_if(ids, ids + batch_size, is_bad) - ids;
+      if (b < batch_size) first = std::min(first, b * num_columns + k);
+    }
+    return first;
+  }
+
+  void add_to(Runs& runs, uint64_t* keys, uint64_t* spare, int place_bits) const {
+    if (num_rows <= int64_t{1} << kMaxDigit) return count(runs);
+    uint64_t* key = keys;
+    each([&](int64_t id, int64_t place) {
+      *key++ = static_cast<uint64_t>(id) << place_bits | static_cast<uint64_t>(place);
+    });
+    const int row_bits = bits_of(static_cast<uint64_t>(num_rows - 1));
+    runs.add_keys(radix_sort(keys, spare, num_ids(), place_bits, row_bits), num_ids(), place_bits, first_row);
+  }
+
+ private:
+  // For few rows: an id leads to where it goes.
+  void count(Runs& runs) const {
+    struct Row {
+      int32_t end, number;
+    };
+    std::vector<Row> rows(num_rows);
+    each([&](int64_t id, int64_t) { ++rows[id].end; });
+    for (int64_t id = 0; id < num_rows; ++id) {
+      const int32_t count = rows[id].end;
+      rows[id] = {static_cast<int32_t>(runs.num_rows), static_cast<int32_t>(runs.num_distinct)};
+      if (count > 0) runs.begin(first_row + id);
+      runs.num_rows += count;
+    }
+    each([&](int64_t id, int64_t place) {
+      runs.order[rows[id].end++] = static_cast<int32_t>(place);
+      runs.inverse[place] = rows[id].number;
+    });
+  }
+};
+
 }  // namespace
 
 // Fills distinct [U], inverse [n], order [n], starts [U + 1]; returns U. Rows are not negative.
@@ -160,20 +234,42 @@ HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* dist
   for (int64_t i = 0; i < n; ++i) all |= static_cast<uint64_t>(rows[i]);
   const int row_bits = bits_of(all), index_bits = bits_of(static_cast<uint64_t>(n));
 
+  Runs runs{distinct, inverse, order, starts};
   if (row_bits + index_bits > 64) {
     sort_by_comparison(rows, n, order);
-    const auto row_at = [&](int64_t i) { return rows[order[i]]; };
-    return find_runs(n, row_at, [&](int64_t i) { return order[i]; }, distinct, inverse, order, starts);
+    for (int64_t i = 0; i < n; ++i) runs.add(rows[order[i]], order[i]);
+    return runs.end();
   }
-  Keys keys = uninitialized(n);
+  const Keys keys = uninitialized(n), spare = uninitialized(n);
   for (int64_t i = 0; i < n; ++i)
     keys[i] = static_cast<uint64_t>(rows[i]) << index_bits | static_cast<uint64_t>(i);
-  radix_sort(keys, n, index_bits, row_bits);
-  const uint64_t mask = (uint64_t{1} << index_bits) - 1;
   // The sorted keys still hold their rows: runs need no random read.
-  const auto row_at = [&](int64_t i) { return static_cast<int64_t>(keys[i] >> index_bits); };
-  const auto place_at = [&](int64_t i) { return static_cast<int32_t>(keys[i] & mask); };
-  return find_runs(n, row_at, place_at, distinct, inverse, order, starts);
+  runs.add_keys(radix_sort(keys.get(), spare.get(), n, index_bits, row_bits), n, index_bits, 0);
+  return runs.end();
+}
+
+// `resolve_single` and `unique` in one, where there are no sequences and no ranks: the columns of each table are
+// sorted alone, by fewer bits and in the processor's cache. num_rows: 2^32 at most. Returns U, or -1 - the first bad n.
+HOTROWS_API int64_t hotrows_unique_of_columns(const int64_t* ids, int64_t batch_size, const int64_t* features,
+                                          const int64_t* first_rows, const int64_t* num_rows, int64_t num_columns,
+                                          int64_t* distinct, int32_t* inverse, int32_t* order, int32_t* starts) {
+  std::map<int64_t, TableColumns> tables;
+  for (int64_t k = 0; k < num_columns; ++k) {
+    const TableColumns empty{first_rows[k], num_rows[k], batch_size, num_columns, {}};
+    auto& columns = tables.try_emplace(first_rows[k], empty).first->second.columns;
+    columns.emplace_back(k, ids + features[k] * batch_size);
+  }
+  int64_t bad = INT64_MAX, most = 0;
+  for (const auto& [first_row, table] : tables) {
+    bad = std::min(bad, table.first_bad());
+    most = std::max(most, table.num_ids());
+  }
+  if (bad != INT64_MAX) return -1 - bad;
+  Runs runs{distinct, inverse, order, starts};
+  const Keys keys = uninitialized(most), spare = uninitialized(most);
+  const int place_bits = bits_of(static_cast<uint64_t>(num_columns * batch_size));
+  for (const auto& [first_row, table] : tables) table.add_to(runs, keys.get(), spare.get(), place_bits);
+  return runs.end();
 }
 
 // One id per feature and sample: rows in the order of bags. Returns the first bad n, or -1.

@@ -22,7 +22,7 @@ class Uses {
   uint32_t begin() const { return begin_; }
   uint32_t end() const { return end_; }
   uint32_t size() const { return distance(begin_, end_); }
-  size_t bytes() const { return (num_blocks_ + !spare_.empty()) * kBlock * sizeof(uint32_t); }
+  size_t bytes() const { return num_blocks_ * kBlock * sizeof(uint32_t); }
 
   // The first `count`.
   void prefetch(uint32_t count) {
@@ -44,16 +44,14 @@ class Uses {
       blocks_.swap(wider);
     }
     for (; num_blocks_ < needed; ++num_blocks_) {
-      if (spare_.empty()) spare_.resize(kBlock);
-      block(first + num_blocks_).swap(spare_);
+      block(first + num_blocks_).resize(kBlock);
     }
   }
 
   void pop(uint32_t count) {
     const uint32_t end = after(begin_, count);
     for (uint32_t left = (begin_ & (kBlock - 1)) + count; left >= kBlock; left -= kBlock) {
-      Block().swap(spare_);
-      block(begin_ >> kBits).swap(spare_);
+      Block().swap(block(begin_ >> kBits));
       begin_ = after(begin_, kBlock);
       --num_blocks_;
     }
@@ -69,28 +67,43 @@ class Uses {
   Block& block(uint32_t number) { return blocks_[number & (blocks_.size() - 1)]; }
 
   std::vector<Block> blocks_ = std::vector<Block>(1);
-  Block spare_;
   uint32_t num_blocks_ = 0;
   uint32_t begin_ = kMask - 255, end_ = begin_;  // so that numbers go round in short runs, too
 };
 
-// A row that has a slot or uses to come. first, last: the numbers of these uses; last is kNone without one.
-struct Known {
-  int32_t slot = -1;
-  uint32_t first = 0, last = Uses::kNone;
+// Where more is known of a row: its slot or, without one, its last use to come, which then names the first.
+class Place {
+ public:
+  static Place of_slot(int64_t slot) { return Place(static_cast<uint32_t>(slot)); }
+  static Place of_use(uint32_t last) { return Place(last | Uses::kNone); }
+  Place() = default;
+
+  bool is_new() const { return number_ == kNew; }
+  bool has_slot() const { return number_ < kNew; }
+  int32_t slot() const { return static_cast<int32_t>(number_); }
+  uint32_t last() const { return number_ & (Uses::kNone - 1); }
+
+ private:
+  static constexpr uint32_t kNew = Uses::kNone - 1;  // more than there are slots
+  explicit Place(uint32_t number) : number_(number) {}
+
+  uint32_t number_ = kNew;
 };
 
-// A row of the batch that is taken. next: its use after that one, or kNone.
+// A row of the batch that is taken, and where it was known when that began.
 struct Found {
-  Known* known;
-  uint32_t next;
-  int32_t slot;
+  Place* place;
+  Place was;
 };
 
+// first, last: uses to come of its row; last is kNone without one.
+template <class Row>
 struct Slot {
-  int64_t row : 63;
-  uint64_t wanted : 1;  // whether the policy wants its row
-  int32_t last_use, next_use;
+  Row row;
+  int32_t last_use;
+  uint32_t first : 31;
+  uint32_t wanted : 1;  // whether the policy wants its row
+  uint32_t last;
 };
 
 struct Item {
@@ -115,6 +128,7 @@ struct Victim {
   int32_t rank, last_use;
   int64_t row;
   int32_t slot;
+  uint32_t first, last;  // its uses to come, once the slot is another row's
 };
 
 inline bool is_older(const Victim& a, const Victim& b) {

@@ -1,11 +1,12 @@
 // Which row sits in which slot of a cache that looks forward: the state behind planning/slots.py, in
 // which the rules stand; slots_reference.py is the specification.
 //
-//   table   row -> its slot and its coming uses; open addressing, 3/5 to 3/4 full, 16 B an entry, or 24
-//           where a row's number may need more than 32 bits
+//   table   row -> its slot, or without one its last use to come; open addressing, 3/5 to 3/4 full, 8 B an
+//           entry, or 16 where a row's number may need more than 32 bits
 //   uses    4 B each: batch after batch, freed in the order in which they came; a use names the next one
-//           of its row, and where batches end tells which batch that is
-//   slots   row, last use, next use: 16 B each
+//           of its row, and where batches end tells which batch that is. Of a row without a slot the last
+//           use names the first
+//   slots   row, last use, first and last use to come: 16 B each, or 24
 //   lists   the rows that no past batch holds, oldest first: those without a known use in a queue,
 //           the others in a bucket for each batch of next use; 8 B each
 //
@@ -22,7 +23,7 @@ namespace {
 using namespace hotrows;
 using namespace hotrows::slots;
 
-constexpr int64_t kBlock = 64, kNear = 16;  // rows prefetched ahead
+constexpr int64_t kBlock = 256;  // rows fed at a time
 constexpr int kMetBits = 14;
 
 struct Nothing {};
@@ -48,6 +49,8 @@ class AnySlotMap {
 // Row: of `RowTable`.
 template <class Row>
 class SlotMap : public AnySlotMap {
+  using Slot = slots::Slot<Row>;
+
  public:
   // window: how far ahead a next use counts for the order; newest_first: the order of `Newest`.
   SlotMap(int64_t num_slots, int32_t past, int32_t future, int32_t window, bool newest_first, int64_t num_counted)
@@ -63,23 +66,44 @@ class SlotMap : public AnySlotMap {
     for (int64_t i0 = 0; i0 < n; i0 += kBlock) {
       table_.reserve(kBlock);
       uses_.reserve(kBlock);
-      const uint32_t use = uses_.end();
-      Known* known[kBlock];
-      uint32_t before[kBlock], count = 0;
+      int32_t with_slot[kBlock];
+      std::pair<uint32_t, uint32_t> linked[kBlock];  // a row's last use so far, and its new one
+      int num_with_slot = 0, num_linked = 0;
+      const auto is_earlier = [&](uint32_t use) {
+        return Uses::distance(begin, use) >= Uses::distance(begin, uses_.end());
+      };
+      const auto append = [&](uint32_t last) {
+        prefetch_for_write(&uses_[last]);
+        linked[num_linked] = {last, uses_.push()};
+        return linked[num_linked++].second;
+      };
       for (int64_t i = i0; i < std::min(i0 + kBlock, n); ++i) {
         if (i + kFar < n) table_.prefetch(fresh_[i + kFar]);
-        Known& row = table_.put(fresh_[i]);
-        if (row.last != Uses::kNone) {
-          if (Uses::distance(begin, row.last) < Uses::distance(begin, uses_.end())) continue;
-          prefetch_for_write(&uses_[row.last]);
-        } else if (row.slot >= 0) {
-          prefetch_for_write(&slots_[row.slot]);
+        Place& place = table_.put(fresh_[i]);
+        if (place.has_slot()) {
+          prefetch_for_write(&slots_[place.slot()]);
+          with_slot[num_with_slot++] = place.slot();
+        } else if (place.is_new()) {
+          const uint32_t use = uses_.push();
+          uses_[use] = use;
+          place = Place::of_use(use);
+        } else if (is_earlier(place.last())) {
+          place = Place::of_use(append(place.last()));
         }
-        known[count] = &row;
-        before[count++] = row.last;
-        row.last = uses_.push();
       }
-      for (uint32_t c = 0; c < count; ++c) append(*known[c], before[c], Uses::after(use, c), batch);
+      for (int s = 0; s < num_with_slot; ++s) {
+        Slot& slot = slots_[with_slot[s]];
+        if (slot.last == Uses::kNone) {
+          learn_first_use(with_slot[s], uses_.push(), batch);
+        } else if (is_earlier(slot.last)) {
+          slot.last = append(slot.last);
+        }
+      }
+      for (int u = 0; u < num_linked; ++u) {
+        const auto [last, use] = linked[u];
+        uses_[use] = uses_[last];
+        uses_[last] = use;
+      }
     }
     bucket(batch).uses_end = uses_.end();
   }
@@ -88,7 +112,7 @@ class SlotMap : public AnySlotMap {
             int64_t* slots_out, int64_t* num_in, int64_t* num_out) override {
     const int32_t batch = taken_;
     release(batch - past_ - 1);
-    const int64_t num_misses = take_uses(rows, n, batch);
+    const int64_t num_misses = find_rows(rows, n, batch);
     if (num_misses < 0) return kMismatch;
 
     const Case which = choose_victims(batch, n, num_misses);
@@ -97,27 +121,43 @@ class SlotMap : public AnySlotMap {
     size_t v = 0;
     *num_in = 0;
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kNear < n) prefetch_ahead(found_[i + kNear], rows[i + kNear]);
-      if (v + kNear < victims_.size()) prefetch_for_write(&slots_[victims_[v + kNear].slot]);
-      Found& row = found_[i];
-      if (row.slot >= 0) {
-        slots_[row.slot].last_use = batch;
-      } else if (which != kPassesThrough) {
-        row.slot = num_resident_ < num_slots() ? static_cast<int32_t>(num_resident_++) : victims_[v++].slot;
-        row.known->slot = row.slot;
-        slots_[row.slot] = {rows[i], is_wanted(rows[i]), batch, kUnknown};
-        rows_in[*num_in] = rows[i];
-        slots_in[(*num_in)++] = row.slot;
+      if (i + kFar < n) prefetch_ahead(found_[i + kFar], rows[i + kFar]);
+      if (v + kFar < victims_.size()) prefetch_for_write(&slots_[victims_[v + kFar].slot]);
+      Place place = found_[i].was;
+      const bool is_miss = !place.has_slot();
+      const uint32_t last = is_miss ? place.last() : slots_[place.slot()].last;
+      if (last == Uses::kNone) return kMismatch;
+      const uint32_t first = is_miss ? uses_[last] : slots_[place.slot()].first;
+      if (Uses::distance(uses_.begin(), first) >= static_cast<uint32_t>(n)) return kMismatch;
+      const uint32_t next = uses_[first], left = first == last ? Uses::kNone : last;
+      if (is_miss && which == kPassesThrough) {
+        slots[i] = -1;
+        uses_[last] = next;
+        if (left == Uses::kNone) *found_[i].place = Place();
+        continue;
       }
-      slots[i] = row.slot;
-      if (row.slot < 0) continue;
-      slots_[row.slot].next_use = row.next == Uses::kNone ? kUnknown : batch_of(row.next);
-      used.push_back(row.slot);
+      if (is_miss) {
+        place = Place::of_slot(num_resident_ < num_slots() ? num_resident_++ : vacate(victims_[v++]));
+        *found_[i].place = place;
+        slots_[place.slot()].row = static_cast<Row>(rows[i]);
+        slots_[place.slot()].wanted = is_wanted(rows[i]);
+        rows_in[*num_in] = rows[i];
+        slots_in[(*num_in)++] = place.slot();
+      }
+      Slot& slot = slots_[place.slot()];
+      slot.last_use = batch;
+      slot.first = next;
+      slot.last = left;
+      slots[i] = place.slot();
+      used.push_back(place.slot());
     }
     ++taken_;
     close_bucket(batch, n);
     if (which == kPassesThrough) {
-      for (int64_t i = 0; i < n; ++i) forget_unless_used(*find(rows[i]));
+      for (int64_t i = 0; i < n; ++i) {
+        const auto& entry = *find(rows[i]);
+        if (entry.is_new()) table_.erase(entry);
+      }
     }
     *num_out = leave(rows_out, slots_out);
     return which;
@@ -128,14 +168,15 @@ class SlotMap : public AnySlotMap {
     std::vector<Item> items(n);
     table_.reserve(n);
     for (int64_t i = 0; i < n; ++i) {
-      Known& row = table_.put(static_cast<Row>(rows[i]));
-      row.slot = static_cast<int32_t>(i);
-      slots_[i] = {rows[i], false, ages[i], row.last == Uses::kNone ? kUnknown : batch_of(row.first)};
-      items[i] = {row.slot, ages[i]};
+      Place& place = table_.put(static_cast<Row>(rows[i]));
+      const uint32_t last = place.is_new() ? Uses::kNone : place.last();
+      slots_[i] = {static_cast<Row>(rows[i]), ages[i], last == Uses::kNone ? 0 : uses_[last], false, last};
+      place = Place::of_slot(i);
+      items[i] = {static_cast<int32_t>(i), ages[i]};
     }
     num_resident_ = n;
     std::sort(items.begin(), items.end(), [](Item a, Item b) { return a.last_use < b.last_use; });
-    for (const Item item : items) list(item);
+    for (const Item item : items) list(item, next_use(slots_[item.slot]));
   }
 
   // Chooses the wanted rows anew; rows without a known use go over to the queue that is now theirs.
@@ -149,15 +190,18 @@ class SlotMap : public AnySlotMap {
                });
     wanted_rows_.clear();
     wanted_rows_.reserve(n);
-    for (int64_t i = 0; i < n; ++i) wanted_rows_.put(static_cast<Row>(rows[i]));
-    for (int64_t s = 0; s < num_resident_; ++s) {
-      if (s + kFar < num_resident_) wanted_rows_.prefetch(static_cast<Row>(slots_[s + kFar].row));
-      slots_[s].wanted = is_wanted(slots_[s].row);
+    std::vector<bool> wanted(num_resident_);
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kFar < n) table_.prefetch(static_cast<Row>(rows[i + kFar]));
+      wanted_rows_.put(static_cast<Row>(rows[i]));
+      const Place* place = find(rows[i]);
+      if (place && place->has_slot()) wanted[place->slot()] = true;
     }
-    idle_[0] = idle_[1] = Queue();
-    for (size_t i = 0; i < idle.size(); ++i) {
-      if (i + kFar < idle.size()) prefetch(&slots_[idle[i + kFar].slot]);
-      list(idle[i]);
+    for (int64_t s = 0; s < num_resident_; ++s) slots_[s].wanted = wanted[s];
+    for (Queue& queue : idle_) queue.items.clear(), queue.head = queue.live = 0;
+    for (const Item item : idle) {
+      idle_[wanted[item.slot]].items.push_back(item);
+      ++idle_[wanted[item.slot]].live;
     }
   }
 
@@ -183,28 +227,28 @@ class SlotMap : public AnySlotMap {
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
   Bucket& bucket(int32_t batch) { return buckets_[batch & (buckets_.size() - 1)]; }
 
-  typename RowTable<Row, Known>::Entry* find(int64_t row) { return table_.find(static_cast<Row>(row)); }
+  typename RowTable<Row, Place>::Entry* find(int64_t row) { return table_.find(static_cast<Row>(row)); }
   bool is_wanted(int64_t row) const { return wanted_rows_.size() > 0 && wanted_rows_.find(static_cast<Row>(row)); }
 
   // A row without a known use is idle: in queue 1 where the policy wants it, else in queue 0.
   bool is_idle(Item item, int queue) const {
     const Slot& slot = slots_[item.slot];
-    return slot.last_use == item.last_use && slot.next_use < 0 && slot.wanted == static_cast<uint64_t>(queue);
+    return slot.last_use == item.last_use && slot.last == Uses::kNone && slot.wanted == static_cast<uint64_t>(queue);
   }
 
   bool is_listed(const Slot& slot) const { return slot.last_use < std::max(num_released_, 0); }
 
-  void list(Item item) {
-    const Slot& slot = slots_[item.slot];
-    if (slot.next_use >= 0) {
-      bucket(slot.next_use).items.push_back(item);
-      ++bucket(slot.next_use).live;
+  void list(Item item, int32_t next_use) {
+    if (next_use >= 0) {
+      bucket(next_use).items.push_back(item);
+      ++bucket(next_use).live;
       ++num_bucketed_;
-      farthest_ = std::max(farthest_, slot.next_use);
+      farthest_ = std::max(farthest_, next_use);
       return;
     }
-    Queue& queue = idle_[slot.wanted];
-    if (queue.items.size() > 2 * static_cast<size_t>(queue.live) + 1024) drop_stale(slot.wanted);
+    const int number = slots_[item.slot].wanted;
+    Queue& queue = idle_[number];
+    if (queue.items.size() > 2 * static_cast<size_t>(queue.live) + 1024) drop_stale(number);
     queue.items.push_back(item);
     ++queue.live;
   }
@@ -226,8 +270,9 @@ class SlotMap : public AnySlotMap {
     if (batch < 0) return;
     const auto& used = used_[batch % (past_ + 1)];
     for (size_t i = 0; i < used.size(); ++i) {
-      if (i + kNear < used.size()) prefetch(&slots_[used[i + kNear]]);
-      if (slots_[used[i]].last_use == batch) list({used[i], batch});
+      if (i + kFar < used.size()) prefetch(&slots_[used[i + kFar]]);
+      const Slot& slot = slots_[used[i]];
+      if (slot.last_use == batch) list({used[i], batch}, next_use(slot));
     }
   }
 
@@ -262,6 +307,9 @@ class SlotMap : public AnySlotMap {
     return count;
   }
 
+  // The batch that uses the slot's row next, or kUnknown.
+  int32_t next_use(const Slot& slot) { return slot.last == Uses::kNone ? kUnknown : batch_of(slot.first); }
+
   // The batch of a use to come: batches have about equally many, so it is near where it would be then.
   int32_t batch_of(uint32_t use) {
     const uint32_t begin = uses_.begin(), at = Uses::distance(begin, use);
@@ -272,51 +320,38 @@ class SlotMap : public AnySlotMap {
     return batch;
   }
 
-  // Links a use of a row with the last one before it, or kNone.
-  void append(Known& row, uint32_t before, uint32_t use, int32_t batch) {
-    if (before != Uses::kNone) {
-      uses_[before] = use;
-      return;
-    }
-    row.first = use;
-    if (row.slot >= 0) learn_next_use(row.slot, batch);
-  }
-
-  void learn_next_use(int32_t at, int32_t batch) {
+  void learn_first_use(int32_t at, uint32_t use, int32_t batch) {
     Slot& slot = slots_[at];
     const bool listed = is_listed(slot);
     if (listed) --idle_[slot.wanted].live;
-    slot.next_use = batch;
-    if (listed) list({at, slot.last_use});
+    slot.first = slot.last = use;
+    if (listed) list({at, slot.last_use}, batch);
   }
 
-  // Finds the rows of a batch and takes its uses of them; returns how many have no slot, or -1 where other
-  // rows were fed: then the map is of no further use.
-  int64_t take_uses(const int64_t* rows, int64_t n, int32_t batch) {
-    const uint32_t begin = uses_.begin(), num_uses = Uses::distance(begin, bucket(batch).uses_end);
-    if (num_uses != static_cast<uint32_t>(n)) return -1;
+  // Finds the rows of a batch; returns how many have no slot, or -1 where other rows were fed: then, or where
+  // their uses say so, the map is of no further use.
+  int64_t find_rows(const int64_t* rows, int64_t n, int32_t batch) {
+    if (Uses::distance(uses_.begin(), bucket(batch).uses_end) != static_cast<uint32_t>(n)) return -1;
     found_.resize(n);
     uses_.prefetch(n);
     int64_t num_misses = 0;
     for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(static_cast<Row>(rows[i]));
     for (int64_t i = 0; i < n; ++i) {
       if (i + kFar < n) table_.prefetch(static_cast<Row>(rows[i + kFar]));
-      Known* const row = find(rows[i]);
-      if (!row || row->last == Uses::kNone || Uses::distance(begin, row->first) >= num_uses) return -1;
-      const bool is_last = row->first == row->last;
-      row->first = uses_[row->first];
-      if (is_last) row->last = Uses::kNone;
-      found_[i] = {row, is_last ? Uses::kNone : row->first, row->slot};
-      num_misses += row->slot < 0;
+      Place* const place = find(rows[i]);
+      if (!place || (i > 0 && rows[i] <= rows[i - 1])) return -1;
+      found_[i] = {place, *place};
+      num_misses += !place->has_slot();
     }
     return num_misses;
   }
 
   void prefetch_ahead(const Found& found, int64_t row) {
-    if (found.slot >= 0) {
-      prefetch_for_write(&slots_[found.slot]);
+    if (found.was.has_slot()) {
+      prefetch_for_write(&slots_[found.was.slot()]);
     } else {
-      prefetch_for_write(found.known);
+      prefetch_for_write(found.place);
+      prefetch(&uses_[found.was.last()]);
       if (wanted_rows_.size() > 0) wanted_rows_.prefetch(static_cast<Row>(row));
     }
   }
@@ -346,7 +381,7 @@ class SlotMap : public AnySlotMap {
         queue.items.pop_back();
       } else {
         const size_t i = queue.head++;
-        if (i + kNear < queue.items.size()) prefetch(&slots_[queue.items[i + kNear].slot]);
+        if (i + kFar < queue.items.size()) prefetch(&slots_[queue.items[i + kFar].slot]);
         if (is_idle(queue.items[i], number)) choose(queue.items[i], queue.live);
       }
     }
@@ -357,9 +392,13 @@ class SlotMap : public AnySlotMap {
       Bucket& far = bucket(farthest_);
       if (far.live == 0) continue;
       const size_t begin = victims_.size();
+      const uint32_t uses_begin = farthest_ == taken_ ? uses_.begin() : bucket(farthest_ - 1).uses_end;
+      const uint32_t num_uses = Uses::distance(uses_begin, far.uses_end);
       for (const Item item : far.items) {
         const Slot& slot = slots_[item.slot];
-        if (slot.last_use == item.last_use && slot.next_use == farthest_) choose(item, far.live);
+        if (slot.last_use == item.last_use && slot.last != Uses::kNone &&
+            Uses::distance(uses_begin, slot.first) < num_uses)
+          choose(item, far.live);
       }
       num_bucketed_ -= victims_.size() - begin;
       far.items.clear();
@@ -369,14 +408,14 @@ class SlotMap : public AnySlotMap {
       }
       std::nth_element(victims_.begin() + begin, victims_.begin() + needed, victims_.end(), is_older);
       std::sort(victims_.begin() + begin, victims_.begin() + needed, is_older);
-      for (size_t v = needed; v < victims_.size(); ++v) list({victims_[v].slot, victims_[v].last_use});
+      for (size_t v = needed; v < victims_.size(); ++v) list({victims_[v].slot, victims_[v].last_use}, farthest_);
       victims_.resize(needed);
       return;
     }
   }
 
   void choose(Item item, int64_t& live) {
-    victims_.push_back({0, item.last_use, slots_[item.slot].row, item.slot});
+    victims_.push_back({0, item.last_use, static_cast<int64_t>(slots_[item.slot].row), item.slot, 0, 0});
     --live;
   }
 
@@ -384,10 +423,11 @@ class SlotMap : public AnySlotMap {
   void drain(int32_t batch, size_t needed) {
     for (int64_t s = 0; s < num_resident_; ++s) {
       const Slot& slot = slots_[s];
-      if (slot.next_use == batch) continue;
-      const bool known = slot.next_use >= 0 && slot.next_use - batch <= window_;
-      const int32_t rank = slot.wanted ? 1 : known ? -slot.next_use : INT32_MIN;
-      victims_.push_back({rank, slot.last_use, slot.row, static_cast<int32_t>(s)});
+      const int32_t next = next_use(slot);
+      if (next == batch) continue;
+      const bool known = next >= 0 && next - batch <= window_;
+      const int32_t rank = slot.wanted ? 1 : known ? -next : INT32_MIN;
+      victims_.push_back({rank, slot.last_use, static_cast<int64_t>(slot.row), static_cast<int32_t>(s), 0, 0});
     }
     const auto goes_first = [this](const Victim& a, const Victim& b) {
       return newest_first_ ? is_older(b, a) : is_older(a, b);
@@ -398,37 +438,50 @@ class SlotMap : public AnySlotMap {
     for (const Victim& victim : victims_) {
       const Slot& slot = slots_[victim.slot];
       if (!is_listed(slot)) continue;
-      if (slot.next_use < 0) {
+      const int32_t next = next_use(slot);
+      if (next < 0) {
         --idle_[slot.wanted].live;
       } else {
-        --bucket(slot.next_use).live;
+        --bucket(next).live;
         --num_bucketed_;
       }
     }
+  }
+
+  // Keeps the uses of a victim, whose slot is another row's from now on; returns the slot.
+  int32_t vacate(Victim& victim) {
+    victim.first = slots_[victim.slot].first;
+    victim.last = slots_[victim.slot].last;
+    return victim.slot;
   }
 
   // Takes the victims' slots from them; returns how many there were.
   int64_t leave(int64_t* rows_out, int64_t* slots_out) {
     sort_runs(victims_, spare_, [](const Victim& a, const Victim& b) { return a.row < b.row; });
     for (size_t v = 0; v < victims_.size(); ++v) {
-      if (v + kNear < victims_.size()) table_.prefetch(static_cast<Row>(victims_[v + kNear].row));
-      rows_out[v] = victims_[v].row;
-      slots_out[v] = victims_[v].slot;
-      auto& row = *find(rows_out[v]);
-      row.slot = -1;
-      forget_unless_used(row);
+      if (v + kFar < victims_.size()) {
+        const Victim& ahead = victims_[v + kFar];
+        table_.prefetch(static_cast<Row>(ahead.row));
+        if (ahead.last != Uses::kNone) prefetch_for_write(&uses_[ahead.last]);
+      }
+      const Victim& victim = victims_[v];
+      rows_out[v] = victim.row;
+      slots_out[v] = victim.slot;
+      auto& entry = *find(victim.row);
+      if (victim.last == Uses::kNone) {
+        table_.erase(entry);
+      } else {
+        static_cast<Place&>(entry) = Place::of_use(victim.last);
+        uses_[victim.last] = victim.first;
+      }
     }
     return static_cast<int64_t>(victims_.size());
-  }
-
-  void forget_unless_used(const typename RowTable<Row, Known>::Entry& row) {
-    if (row.slot < 0 && row.last == Uses::kNone) table_.erase(row);
   }
 
   const int32_t past_, future_, window_;
   const bool newest_first_;
 
-  RowTable<Row, Known> table_;
+  RowTable<Row, Place> table_;
   Uses uses_;
   Large<Slot> slots_;
   int64_t num_resident_ = 0;     // slots are never given back: the free ones are the last ones

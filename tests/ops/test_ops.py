@@ -78,6 +78,32 @@ def test_unique_of_rows_too_wide_to_share_a_word_with_their_position():
         assert torch.equal(fast, slow)
 
 
+@pytest.mark.parametrize("batch_size", [0, 1, 300])
+def test_unique_of_columns_equals_resolving_first(batch_size):
+    num_rows = torch.tensor([5000, 7, 2**32, 5000, 2048, 2049, 3_000_000])  # one table is read twice
+    first_rows = torch.tensor([2**33, 2**34, 0, 2**33, 2**35, 2**36, 2**37])
+    features = torch.tensor([6, 0, 3, 1, 2, 4, 5])
+    ids = torch.empty(7, batch_size, dtype=torch.int64)
+    for feature, rows in zip(features, num_rows, strict=True):
+        drawn = torch.rand(batch_size, dtype=torch.float64).pow(4) * rows
+        ids[feature] = drawn.long().clamp(max=rows - 1)
+        ids[feature, -1:] = rows - 1
+    arguments = ids.flatten(), batch_size, features, first_rows, num_rows
+    *fast, bad = ops.unique_of_columns(*arguments)
+    *slow, first_bad = reference.unique_of_columns(*arguments)
+    assert bad == first_bad == -1
+    for one, other in zip(fast, slow, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, 2**40])
+def test_unique_of_columns_names_the_first_id_outside(wrong):
+    ids = torch.tensor([[1, 2, 3], [4, wrong, 6], [2, 2, wrong]])
+    columns = torch.tensor([[0, 2, 1], [0, 7, 14], [7, 7, 7]])  # features, first rows, numbers of rows
+    arguments = ids.flatten(), 3, *columns
+    assert ops.unique_of_columns(*arguments)[-1] == reference.unique_of_columns(*arguments)[-1] == 5
+
+
 def test_unique_of_a_small_batch():
     distinct, inverse, order, starts = ops.unique(torch.tensor([7, 3, 7]))
     assert distinct.tolist() == [3, 7]

@@ -365,8 +365,8 @@ def test_the_native_map_ranks_rows_by_counts_of_any_size():
 
 
 @pytest.mark.skipif(native.load() is None, reason="the native core was not built")
-@pytest.mark.parametrize(("num_rows", "row_bytes"), [(2_000_000, 16), (None, 24)])
-def test_the_native_map_takes_16_bytes_a_known_row_in_its_table_and_4_a_use(num_rows, row_bytes):
+@pytest.mark.parametrize(("num_rows", "row_bytes"), [(2_000_000, 8), (None, 16)])
+def test_the_native_map_takes_8_bytes_a_known_row_in_its_table_and_4_a_use(num_rows, row_bytes):
     slots = NativeSlotMap(50_000, BELADY, num_rows=num_rows)
     batches = [torch.arange(0, 1_500_000, step) for step in (3, 5, 2, 15)]  # 1.65 million uses
     for batch in batches:

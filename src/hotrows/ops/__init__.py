@@ -63,6 +63,7 @@ touch_slots = torch.ops.hotrows.touch_slots
 rank_slots = torch.ops.hotrows.rank_slots
 take_slots = torch.ops.hotrows.take_slots
 collect = cpu.collect  # of rows in host memory
+unique_of_columns = cpu.unique_of_columns  # of ids in host memory
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,22 @@ class Planner:
         self, reads: Sequence[tuple[Reads, ...]], batch: Batch, p: int
     ) -> tuple[PackPlan, tuple[Bags, ...]]:
         """The plan of pack p, and its bags: of samples, and of requests where these share features."""
+        if len(reads[p]) == 1 and batch.offsets is None and reads[p][0].has_columns_alone:
+            return self._plan_columns(reads[p][0], batch), ()
         pairs = zip(reads[p], requests.halves(batch), strict=True)
         bags = tuple(self._bags(of_half, half.batch, half.starts) for of_half, half in pairs)
         return requests.plan_of(bags), bags
+
+    def _plan_columns(self, reads: Reads, batch: Batch) -> PackPlan:
+        """The plan of a pack that reads one id of each sample and column."""
+        *runs, bad = ops.unique_of_columns(
+            batch.ids, batch.size, reads.features, reads.first_rows, reads.num_rows
+        )
+        if bad >= 0:
+            raise outside(bad, reads, batch)
+        weights = None if batch.weights is None else _by_bag(batch.weights, reads, batch.size)
+        distinct, inverse, order, starts = runs  # [U], [N], [N], [U + 1]
+        return PackPlan(distinct, distinct, inverse, order, starts, inverse.numel(), weights=weights)
 
     def _bags(self, reads: Reads, batch: Batch, starts: Tensor | None = None) -> Bags:
         """The bags that a pack has of a batch. starts: first samples of requests, where it is of them."""
@@ -234,6 +247,12 @@ class Reads:
     signature: tuple
     routes: Int64[Tensor, "K _"] | None = None
     scattered: Sharding | None = None
+
+    @property
+    def has_columns_alone(self) -> bool:
+        """Whether all it reads are columns of tables in this process, of 2^32 rows at most."""
+        alone = self.num_columns == len(self.names) > 0 and self.routes is None and self.scattered is None
+        return alone and int(self.num_rows.max()) <= 2**32
 
 
 def _signature(reads: tuple[Reads, ...]) -> tuple:

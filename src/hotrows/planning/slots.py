@@ -16,9 +16,8 @@ Free slots are allocated first, from the lowest; then those of the rows that the
 a function of the rows and the settings; how early a batch is fed beyond what `wants` says has no part
 in it. `slots_reference` is the specification; the native map holds, for the process alone,
 
-    16 B a slot, and 8 to 16 B for its place in the order
-    16 B a known row (one with a slot, or with uses to come), in a table 3/5 to 3/4 full; 24 B where
-         rows may be numbered past 2^32
+    16 B a slot, and 8 to 16 B for its place in the order; 24 B and these past 2^32 rows
+     8 B a known row (one with a slot, or with uses to come), in a table 3/5 to 3/4 full; 16 B past 2^32
      4 B a use to come
      8 B a row that Frequency counts, in a table like that; 16 B past 2^32
 """

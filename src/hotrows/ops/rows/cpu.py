@@ -51,14 +51,30 @@ def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_column
 
 def unique(rows: Tensor):
     n = rows.numel()
+    results = _results_of_unique(n)
+    return _cut(results, call(core(), "unique", rows.contiguous(), n, *results))
+
+
+def _results_of_unique(n: int) -> tuple[Tensor, ...]:
+    """Memory for distinct, inverse, order and starts of n rows."""
     if n > _MAX_IDS:
         raise ValueError(f"a batch may hold at most {_MAX_IDS:,} ids in a pack, not {n:,}")
-    rows = rows.contiguous()
-    distinct = torch.empty(n, dtype=torch.int64)
-    inverse, order = (torch.empty(n, dtype=torch.int32) for _ in range(2))
-    starts = torch.empty(n + 1, dtype=torch.int32)
-    num_distinct = call(core(), "unique", rows, n, distinct, inverse, order, starts)
+    of_ids = (torch.empty(n, dtype=torch.int32) for _ in range(2))
+    return torch.empty(n, dtype=torch.int64), *of_ids, torch.empty(n + 1, dtype=torch.int32)
+
+
+def _cut(runs: tuple[Tensor, ...], num_distinct: int) -> tuple[Tensor, ...]:
+    distinct, inverse, order, starts = runs
     return distinct[:num_distinct].clone(), inverse, order, starts[: num_distinct + 1].clone()
+
+
+def unique_of_columns(ids, batch_size, features, first_rows, num_rows):
+    if native.load() is None:
+        return reference.unique_of_columns(ids, batch_size, features, first_rows, num_rows)
+    results = _results_of_unique(features.numel() * batch_size)
+    columns = features, first_rows, num_rows, features.numel()
+    num_distinct = call(core(), "unique_of_columns", ids.contiguous(), batch_size, *columns, *results)
+    return *_cut(results, max(num_distinct, 0)), -1 - min(num_distinct, 0)
 
 
 def pool(records, layout, slots, inverse, bag_starts, weights, narrow=False):

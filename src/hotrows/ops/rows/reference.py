@@ -91,6 +91,21 @@ def unique(
     return distinct, inverse.int(), order.int(), starts
 
 
+def unique_of_columns(
+    ids: Int64[Tensor, "_"],
+    batch_size: int,
+    features: Int64[Tensor, "K"],
+    first_rows: Int64[Tensor, "K"],
+    num_rows: Int64[Tensor, "K"],
+) -> tuple[Int64[Tensor, "U"], Int32[Tensor, "N"], Int32[Tensor, "N"], Int32[Tensor, "U+1"], int]:
+    """`unique` of the rows that `resolve` finds in K columns of one id a sample; the first bad n or -1.
+
+    num_rows: 2^32 at most.
+    """
+    rows, _, _, bad = resolve(ids, None, batch_size, features, first_rows, num_rows, features.numel())
+    return *unique(rows), int(bad)
+
+
 def unique_padded(
     rows: Int64[Tensor, "N"], num_rows: int | None = None
 ) -> tuple[Int64[Tensor, "N"], Int32[Tensor, "N"], Int32[Tensor, "N"], Int32[Tensor, "N+1"]]:
