@@ -88,12 +88,9 @@ class DiskRates:
 
 
 def measure_disk(
-    folder: Path,
-    stride: int = 128,
-    seconds: float = 1.0,
-    size: int | None = None,
+    folder: Path, stride: int = 128, seconds: float = 1.0, size: int | None = None,
     train: Callable[[], object] | None = None,
-) -> DiskRates:
+) -> DiskRates:  # fmt: skip
     """Measures the disk of a folder.
 
     stride: bytes of a record; seconds: of reading; size: bytes of the store that is made. train: called
@@ -116,10 +113,6 @@ def measure_disk(
         return near()[::rows_of_block]
 
     pieces: list[float] = []  # seconds of those of merging
-
-    def note(stage: str, lane: str, begin: float, end: float) -> None:
-        pieces.append(end - begin)
-
     with tempfile.TemporaryDirectory(prefix=".disk-", dir=folder) as temporary:
         store = FileStore.create(
             Path(temporary) / "store", num_rows, stride, lambda rows, out: None, {}, log_rows=num_rows
@@ -127,7 +120,7 @@ def measure_disk(
         with store:
             written = _timed(lambda: _write(store, torch.arange(num_rows)))
             merged_all = _timed(lambda: _merge(store))
-            store.note_times(note)
+            store.note_times(lambda stage, lane, begin, end: pieces.append(end - begin))
             short = _timed_reads(store, seconds, far)
             beside = short if train is None else _reads_beside(store, far, train)
             long = _timed_reads(store, seconds / 2, of_blocks)
@@ -137,11 +130,10 @@ def measure_disk(
                 _write(store, torch.arange(n, num_rows, rows_of_block))
                 merged += _timed(lambda: _merge(store))
     row_seconds = nearby.processor / nearby.rows
-    reads_per_second = short.requests / short.seconds
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES
     return DiskRates(
-        reads_per_second=reads_per_second,
+        reads_per_second=short.requests / short.seconds,
         bytes_read_per_second=long.rows * rows_of_block * stride / long.seconds,
         bytes_per_second=size / written.seconds,
         merged_per_second=_MERGES * size / sum(pieces),
@@ -151,7 +143,7 @@ def measure_disk(
         merge_seconds=merged.processor / (_MERGES * size),
         merge_row_seconds=max(more_seconds / more_rows, 0.0) if more_rows else 0.0,
         sync_seconds=(merged.seconds - sum(pieces)) / _MERGES,
-        beside=reads_per_second * beside.seconds / beside.requests,
+        beside=short.requests / short.seconds * beside.seconds / beside.requests,
     )
 
 

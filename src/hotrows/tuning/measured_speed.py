@@ -59,22 +59,22 @@ def measured_speed(
             f"(--samples-per-second)"
         )
     in_memory = dataclasses.replace(config, store="memory", fast_memory=None)
-    found = []
+    measured = []
     for share in _CACHED:
         cached = dataclasses.replace(config, store="memory", fast_memory=int(share * table_bytes))
         with PairedBenchmark(data, window_seconds=_WINDOW, warm_up_seconds=_WARM_UP) as benchmark:
-            found.append(_measured(benchmark, in_memory, cached, folder, stride))
-    plain = [window for one in found for window in one.plain]
+            measured.append(_measured(benchmark, in_memory, cached, folder, stride))
+    plain = [window for one in measured for window in one.plain]
     step = statistics.median(window.seconds / window.steps for window in plain)
     in_all = sum(plain, TimedSteps())
     speed = FileSpeed(
-        disk=found[0].disk.mean(found[1].disk),  # it is now faster, now slower
+        disk=measured[0].disk.mean(measured[1].disk),  # it is now faster, now slower
         cores=cores,
         busy_seconds=in_all.processor_seconds / in_all.seconds * step,
-        costs=tuple(_cache_cost(one, step) for one in reversed(found)),
-        request_hinders=statistics.mean(_request_hinders(one) for one in found),
-        new_row_seconds=found[0].new_row_seconds,
-        flush_seconds=found[0].flush_seconds,
+        costs=tuple(_cache_cost(one, step) for one in reversed(measured)),
+        request_hinders=statistics.mean(_request_hinders(one) for one in measured),
+        new_row_seconds=measured[0].new_row_seconds,
+        flush_seconds=measured[0].flush_seconds,
         in_flight=config.in_flight,
     )
     return config.batch_size / step, speed
