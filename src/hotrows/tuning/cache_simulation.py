@@ -284,7 +284,7 @@ def _read_trace(
     loader = Loader(
         data.parts["train"], config.batch_size, shuffle=True, seed=config.seed, order=config.order
     )
-    total = batches or len(loader)
+    total = (batches or len(loader)) if len(loader) else 0
     trace = _Trace(config.batch_size)
     dynamic = DynamicIds.of_schema(data.schema, tables)
     if dynamic is not None:
