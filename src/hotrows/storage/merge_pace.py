@@ -3,7 +3,7 @@
 Reads of training and merging want the same disk. At full speed a merge would take it for seconds; so it
 works in pieces of some milliseconds, which begin between reads of rows, and pauses after each:
 
-    the open log is full to           as far as the merge    farther      80 %      100 %
+    the open log is full to           as far as the merge    farther      80 %      110 %
     share of the time it works        a tenth                a half       all       all, and writes wait
 
 Reads come as planned, some batches ahead of training, so a merge that gives way to them delays nobody.
