@@ -165,8 +165,8 @@ class FileStore:
 
         This bounds the log on disk and its index in memory. The default is a record per 4 KiB of
         the tables: by then about every block of `base` has a changed row, and merging is one
-        sequential sweep instead of random writes; waiting longer saves little. While the log before
-        is merged none is closed, so that there are never more than two: writes are held back then.
+        sequential sweep instead of random writes; waiting longer saves little. False while a log is
+        merged: writes are held back then, and another closed log would have to wait for that merge.
         """
         is_full = bool(self._logs) and self._logs[0].num_records > self.log_rows
         return is_full and not self._merger.is_running
