@@ -5,7 +5,8 @@
 
 Makes a throw-away git worktree of the commit, trains every scenario there and here, each in a process
 of its own, and compares the sha256 of all rows (weights and optimizer state, by table), of all
-parameters and of the metrics. Prints a line per scenario; exits with 1 where any of them differ.
+parameters and of the metrics; of other scenarios (benchmarks/same_files.py) those of the files that they
+write. Prints a line per scenario; exits with 1 where any of them differ.
 
 A tree trains with its own copy of this file, which may name its own modules: when those are renamed,
 rename them here, and leave data, models and settings as they are. Rows are read through the command
@@ -166,7 +167,7 @@ class PlainDeepFM(nn.Module):
         return self.deep(vectors.flatten(1)).squeeze(1) + first + pairs
 
 
-SCENARIOS: dict[str, Callable[[Path, int, int], Digests]] = {
+TRAININGS: dict[str, Callable[[Path, int, int], Digests]] = {
     "in-memory": in_memory,
     "host-cache": host_cache,
     "file-store": file_store,
@@ -175,6 +176,13 @@ SCENARIOS: dict[str, Callable[[Path, int, int], Digests]] = {
     "bfloat16": bfloat16,
     "accelerated": accelerated,
 }
+
+
+def scenarios() -> dict[str, Callable[[Path, int, int], Digests]]:
+    """All scenarios by name: trainings, and what writes other files."""
+    from benchmarks import same_files  # which calls functions of this file
+
+    return TRAININGS | same_files.SCENARIOS
 
 
 def settings(
@@ -230,7 +238,7 @@ def run_command(*arguments: str | Path) -> None:
 def train(name: str, steps: int, seed: int = 0) -> Digests:
     """One scenario in this process, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
-        return SCENARIOS[name](Path(folder), steps, seed)
+        return scenarios()[name](Path(folder), steps, seed)
 
 
 @contextmanager
@@ -308,18 +316,18 @@ def compare(base: Path, other: Path, names: Sequence[str], steps: int, jobs: int
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", metavar="REV", help="the commit to compare with")
-    parser.add_argument("--only", metavar="NAME,...", default=",".join(SCENARIOS))
+    parser.add_argument("--only", metavar="NAME,...", default=",".join(scenarios()))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--train", choices=SCENARIOS, help=argparse.SUPPRESS)
+    parser.add_argument("--train", choices=scenarios(), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.train:
         sys.modules["matplotlib"] = sys.modules["tensorboard"] = None  # drawing takes longer
         print(json.dumps(train(args.train, args.steps)))
         return 0
     names = args.only.split(",")
-    if not args.base or not set(names) <= SCENARIOS.keys():
-        parser.error(f"--base REV; --only takes of {', '.join(SCENARIOS)}")
+    if not args.base or not set(names) <= scenarios().keys():
+        parser.error(f"--base REV; --only takes of {', '.join(scenarios())}")
     if not list(ROOT.glob("src/hotrows/_native/*.so")):
         parser.error("this tree has no native core: python csrc/build.py")
     with worktree(args.base) as base:
