@@ -1,7 +1,7 @@
-"""The scenarios of same_bits that are not a training in memory: prepared data, streams, versions, bundles, help.
+"""Scenarios of same_bits about files: prepared data, dynamic ids, streams, versions, bundles, help.
 
-Each writes files by the command line in a folder of its own and gives their hashes. What a file says of when it was
-written, where, and by which version of hotrows is left out.
+Each writes files in a folder of its own and returns their hashes, without the fields that say when and
+where a file was written.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import pyarrow.parquet
 import hotrows
 from benchmarks import same_bits
 
-
-# Fields of JSON files that differ between two runs of one tree.
-_VOLATILE = ("time", "chain", "crc32")
+# Fields of JSON files that differ between two runs of one tree, or between two folders with it: exporters of
+# PyTorch write the paths of sources into programs.
+_VOLATILE = ("time", "chain", "crc32", "checksum", "previous_checksum", "model.onnx")
 
 
 def prepared(folder: Path, steps: int, seed: int) -> same_bits.Digests:
-    """All files of prepared data: of delimited text, JSON lines, Parquet, and lists of candidates; two splits."""
+    """All files of prepared data: text, JSON lines, Parquet and lists of candidates; three kinds of split."""
     table = rows(seed, 5_000)
     raw = folder / "raw"
     raw.mkdir(parents=True)
@@ -60,7 +60,7 @@ def dynamic(folder: Path, steps: int, seed: int) -> same_bits.Digests:
 
 
 def stream(folder: Path, steps: int, seed: int) -> same_bits.Digests:
-    """A run on events of a folder, and one that makes its batches again: rows, metrics, the log of batches."""
+    """A run on events of a folder, and one that repeats its batches: rows, metrics, the log of batches."""
     events = folder / "events"
     keyed_data(folder, seed)
     events.mkdir()
@@ -69,8 +69,10 @@ def stream(folder: Path, steps: int, seed: int) -> same_bits.Digests:
         table.to_pandas().to_json(events / f"{part}.jsonl", orient="records", lines=True)
     for run, more in (("run", []), ("again", ["--repeat", folder / "run"])):
         same_bits.run_command(
-            "train", folder / "keyed", "--run", folder / run, "--model", "dnn", "--epochs", "1", "--seed", str(seed),
-            "--option", "dim=8", "--option", "hidden=[16]", "--batch-size", str(same_bits.BATCH), "--linear-paths", "plain",
+            "train", folder / "keyed", "--run", folder / run, "--model", "dnn",
+            "--epochs", "1", "--seed", str(seed),
+            "--option", "dim=8", "--option", "hidden=[16]",
+            "--batch-size", str(same_bits.BATCH), "--linear-paths", "plain",
             "--stream", f"folder:{events}", "--stop-when-idle", "1", "--max-wait", "60", *more,
         )  # fmt: skip
     first, again = (same_bits.exported(folder / run) for run in ("run", "again"))
@@ -104,7 +106,7 @@ def bundle(folder: Path, steps: int, seed: int) -> same_bits.Digests:
     for dtype in ("float32", "int8"):
         out = folder / dtype
         same_bits.run_command("export", run, "--format", "onnx", "--table-dtype", dtype, "--out", out)
-        digests |= {f"{dtype}.{name}": value for name, value in hashes(out, without=("*.onnx*",)).items()}
+        digests |= {f"{dtype}.{name}": value for name, value in hashes(out).items()}
         scores = np.asarray(Scorer(out).score(rows))
         digests[f"{dtype}.scores"] = hashlib.sha256(scores.tobytes()).hexdigest()
     return digests
@@ -195,11 +197,11 @@ def request_schema() -> hotrows.Schema:
     return hotrows.Schema(features, label="click", request="request", shared=("user", "past"))
 
 
-def hashes(folder: Path, without: tuple[str, ...] = ()) -> same_bits.Digests:
-    """The sha256 of every file below a folder, by its path; of JSON files without what `_VOLATILE` names."""
+def hashes(folder: Path) -> same_bits.Digests:
+    """The sha256 of every file below a folder, by its path, without what `_VOLATILE` names."""
     digests = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not any(path.match(pattern) for pattern in without):
+        if path.is_file() and path.name not in _VOLATILE:
             content = path.read_bytes()
             if path.suffix == ".safetensors":  # eight bytes of size, then JSON
                 end = 8 + int.from_bytes(content[:8], "little")
