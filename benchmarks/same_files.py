@@ -22,13 +22,13 @@ import pyarrow.parquet
 import hotrows
 from benchmarks import same_bits
 
-# Fields of JSON files that differ between two runs of one tree, or between two folders with it: exporters of
-# PyTorch write the paths of sources into programs.
+# Files and fields of JSON that differ between two runs of one tree. PyTorch's exporters write the paths
+# of sources into programs.
 _VOLATILE = ("time", "chain", "crc32", "checksum", "previous_checksum", "model.onnx")
 
 
 def prepared(folder: Path, steps: int, seed: int) -> same_bits.Digests:
-    """All files of prepared data: text, JSON lines, Parquet and lists of candidates; three kinds of split."""
+    """All files of prepared data: text, JSON lines, Parquet and lists of candidates, by three splits."""
     table = rows(seed, 5_000)
     raw = folder / "raw"
     raw.mkdir(parents=True)
@@ -60,7 +60,7 @@ def dynamic(folder: Path, steps: int, seed: int) -> same_bits.Digests:
 
 
 def stream(folder: Path, steps: int, seed: int) -> same_bits.Digests:
-    """A run on events of a folder, and one that repeats its batches: rows, metrics, the log of batches."""
+    """A run on events of a folder, and one that repeats its batches: rows, metrics, batch log."""
     events = folder / "events"
     keyed_data(folder, seed)
     events.mkdir()
