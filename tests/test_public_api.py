@@ -32,7 +32,7 @@ PUBLIC = {
     "hotrows.nn": """
         AttentionalGRU BatchNorm BilinearAttention CoAction CrossNetwork CrossNetworkMixture Dice
         DotInteraction Dropout ExpertMixture FactorizationMachine GRU GroupedMLP MLP PReLU PathLinear
-        SharedLists TargetAttention TargetProjection batched choose_linear_paths jagged_dot last_of
+        SharedLists TargetAttention TargetProjection choose_linear_paths jagged_dot last_of
         linear_from_zero pool_jagged pool_padded products_per_sample samples_of share_statistics
         softmax_jagged to_padded use_linear_paths weighted_sum
     """,

@@ -2,8 +2,8 @@
 
 26 to 1,000 fields of dim 16, 426 k lookups a step and 10 M rows in all, their vectors side by side into
 64-1: the same bytes and nearly the same operations, so that a step should take as long. `packed` has
-one pack for all tables, `apart` a pack and so an op for each. `modules` adds a projection of its own for
-every field, in a Python loop, step by step and packed by `hotrows.nn.batched`.
+one pack for all tables, `apart` a pack and so an op for each. `modules` adds a projection for every
+field, in a Python loop.
 
 Launches are counted by the profiler (on the host: operators). Its intervals give the share of time in
 which the device had a kernel to run (gpu-busy.png), the profiler's own cost in it, and `gpu_ms`, the time
@@ -150,25 +150,18 @@ def _busy_shares(intervals: Intervals, num_bins: int) -> np.ndarray:
 
 
 def _modules(findings: Findings, setting: Setting, num_fields: int) -> None:
-    """A layer for each field, in a loop and batched; forward and backward of the dense part alone."""
+    """A layer for each field, in a loop; forward and backward of the dense part alone."""
     torch.manual_seed(0)
     model = SideBySide(num_fields, projected=True).to(setting.device)
     batch_size = setting.pick(LOOKUPS, 256) // num_fields
     stacked = torch.randn(batch_size, num_fields, DIM, device=setting.device)
-    arms = {"modules-loop": model.mix}
-    if hasattr(hotrows.nn, "batched"):
-        arms["modules-batched"] = hotrows.nn.batched(model.mix)
-        same = torch.allclose(arms["modules-batched"](stacked), model.mix(stacked), 1e-4, 1e-5)
-        findings.check("batched modules give the same", same)
-        findings.demand_green()
-    for name, mix in arms.items():
 
-        def step(mix: Callable[[Tensor], Tensor] = mix) -> None:
-            model.zero_grad()
-            mix(stacked).sum().backward()
+    def step() -> None:
+        model.zero_grad()
+        model.mix(stacked).sum().backward()
 
-        step()
-        findings.add(f"{name}-{num_fields}", _figures(step, _profiled(step, setting), setting))
+    step()
+    findings.add(f"modules-loop-{num_fields}", _figures(step, _profiled(step, setting), setting))
 
 
 def _draw(busy: dict[str, Intervals], picture: Path) -> None:

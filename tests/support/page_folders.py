@@ -208,10 +208,6 @@ def loop() -> dict[str, Any]:
     }
 
 
-def batching() -> dict[str, Any]:
-    return {"model": torch.nn.Sequential(torch.nn.Linear(4, 4)), "x": torch.ones(2, 4)}
-
-
 def checkpoints() -> dict[str, Any]:
     """A run, and a writer's arguments for another one."""
     shutil.copytree("runs/a/checkpoints/step-4", "runs/a/checkpoints/step-1200")
@@ -293,7 +289,6 @@ def own_model() -> dict[str, Any]:
 SETUP: dict[str, Any] = {
     "README.md": plain,
     "docs/any_model.md": plain,
-    "docs/batching.md": batching,
     "docs/checkpoints.md": checkpoints,
     "docs/data.md": raw_rows,
     "docs/dynamic_ids.md": dynamic_ids,

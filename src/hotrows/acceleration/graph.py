@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from hotrows.acceleration import nodes
 from hotrows.acceleration.bags import Lookup
 from hotrows.acceleration.lookup import lookup
 from hotrows.acceleration.lookup_nodes import LookupNode, alone, find_lookups, is_tensor
 from hotrows.acceleration.report import CapturedGraph, CaptureReport, SingleLookup, TableRead
-from hotrows.fx import nodes
 
 
 def hotrows(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from hotrows.acceleration import nodes
 from hotrows.acceleration.bags import Lookup
-from hotrows.fx import nodes
 
 _MODES = ("sum", "mean", "max")
 _EMBEDDING = tuple(inspect.signature(F.embedding).parameters)

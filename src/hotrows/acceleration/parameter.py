@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import skip_code
 
+from hotrows.acceleration.nodes import tensors_in
 from hotrows.acceleration.table import RowTable
-from hotrows.fx.nodes import tensors_in
 
 NO_TORCH_FUNCTION = torch._C.DisableTorchFunctionSubclass
 

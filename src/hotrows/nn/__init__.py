@@ -1,6 +1,5 @@
 """Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
 
-from hotrows.fx.batching import batched
 from hotrows.nn.batch_norm import BatchNorm
 from hotrows.nn.bilinear_attention import BilinearAttention
 from hotrows.nn.co_action import CoAction
@@ -44,7 +43,6 @@ __all__ = [
     "SharedLists",
     "TargetAttention",
     "TargetProjection",
-    "batched",
     "choose_linear_paths",
     "jagged_dot",
     "last_of",

@@ -9,12 +9,10 @@ evaluation have graphs of their own, and so has the last batch of an epoch, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrows import nn
 from hotrows.engine.vectors import Vectors, of_leaves
 from hotrows.models import Model
 from hotrows.planning.packing import Pack
@@ -23,14 +21,13 @@ Output = Tensor | tuple[Tensor, Tensor]
 
 
 def compiled(
-    model: Model, packs: Sequence[Pack], backend: str = "inductor", batches: bool = False
+    model: Model, packs: Sequence[Pack], backend: str = "inductor"
 ) -> Callable[[Vectors, Tensor], Output]:
     """Returns `model`, (vectors, dense) -> logits, compiled when it is first called.
 
     packs: of the embedding that the vectors come from. backend: of `torch.compile`.
-    batches: compute equal submodules as one (`nn.batched`), for a GPU, where many small launches are
-    what costs. A model of sequences is not compiled: the number of their elements differs in every
-    batch, and each would be compiled anew; nor are batches whose samples share features, by requests.
+    A model of sequences is not compiled: the number of their elements differs in every batch, and each
+    would be compiled again. Neither are batches whose samples share features, by requests.
     """
     if model.sequences:
         return model
@@ -38,8 +35,7 @@ def compiled(
     def run(leaves: tuple[Tensor, ...], dense: Tensor) -> Output:
         return model(of_leaves(packs, leaves, len(dense)), dense)
 
-    how: dict[str, Any] = {"backend": backend, "fullgraph": True, "dynamic": False}
-    traced = nn.batched(run, **how) if batches else torch.compile(run, **how)
+    traced = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
 
     def step(vectors: Vectors, dense: Tensor) -> Output:
         return traced(vectors.leaves, dense) if vectors.requests is None else model(vectors, dense)

@@ -54,8 +54,7 @@ class Step:
         self._shared = shared or SharedGradients(self.model, OneRank())
         self._forward: Callable = self.model
         if config.compile:
-            batches = not self.embedding.device.on_host
-            self._forward = compiled(self.model, self.embedding.packs, batches=batches)
+            self._forward = compiled(self.model, self.embedding.packs)
 
     def __call__(self, plan: Plan, batch: Batch, scale: float) -> Tensor:
         """Trains on a batch; returns the loss of this rank's samples, times their share of all.

@@ -128,15 +128,6 @@ def is_random(node: Node) -> bool:
     return node.op == "call_method" and _draws(str(node.target))
 
 
-def is_idle_dropout(node: Node) -> bool:
-    """Whether a node is a dropout that returns its input: not training, or p = 0."""
-    if getattr(node.target, "__name__", "") != "dropout" or any(True for _ in written_by(node)):
-        return False
-    args = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
-    p, training = args.get("p", 0.5), args.get("training", args.get("train", True))
-    return training is False or (isinstance(p, int | float) and p == 0)
-
-
 @lru_cache(maxsize=1024)
 def _draws(name: str) -> bool:
     if any(part in name for part in _RANDOM):

@@ -1,1 +1,0 @@
-"""Passes over torch.fx graphs."""
