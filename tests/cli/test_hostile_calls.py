@@ -73,7 +73,7 @@ CACHED = f"{TRAIN} --fast-memory 1MiB"
 DEEP = "train enc --run r --steps 1 --linear-paths plain --model deepfm"
 PREPARE = "prepare raw.csv --schema s.json --out out"
 SIMULATE = "simulate enc --model lr"
-SCALE = "simulate criteo-1tb --machine h100 --ranks"
+SCALE = "plan criteo-1tb --machine h100 --ranks"
 
 
 @calls(

@@ -130,7 +130,7 @@ def test_without_arguments_three_commands_to_a_first_model_are_taught_and_work(
         (["train", "enc", "--set", "epoch=2"], "there is no setting 'epoch'; did you mean 'epochs'?"),
         (["data", "adlt"], "did you mean 'adult'?"),
         (["prepare", "no.txt", "--schema", "critoe", "--out", "x"], "did you mean 'criteo'?"),
-        (["simulate", "criteo-1t", "--ranks", "2"], "did you mean 'criteo-1tb'?"),
+        (["plan", "criteo-1t", "--ranks", "2"], "did you mean 'criteo-1tb'?"),
         (["train", "enc", "--model", "dnn", "--option", "hiden=[8]"], "did you mean 'hidden'?"),
         (["train", "enc", "--label", "Label"], "label must be one of"),
     ],

@@ -137,7 +137,7 @@ def test_ways_have_names():
 
 
 def test_the_command_prints_a_line_for_each_number_of_ranks(hotrows, tmp_path):
-    common = ["simulate", "criteo-1tb", "--ranks", "8,64", "--machine", "h100"]
+    common = ["plan", "criteo-1tb", "--ranks", "8,64", "--machine", "h100"]
     run = hotrows(*common, "--picture", tmp_path / "scale.png", "--why")
     assert run.code == 0, run.err
     lines = run.out.splitlines()
@@ -166,7 +166,7 @@ def test_micro_batches_are_those_that_training_would_take():
 
 
 def test_the_command_reads_prepared_data_too(encoded, hotrows):
-    common = ["simulate", encoded.path, "--machine", "cpu-25g", "--batch-size", 512]
+    common = ["plan", encoded.path, "--machine", "cpu-25g", "--batch-size", 512]
     run = hotrows(*common, "--ranks", "1,2", "--option", "dim=4", "--sharding", "rows", "--json")
     assert run.code == 0, run.err
     figures = json.loads(run.out)
@@ -174,15 +174,13 @@ def test_the_command_reads_prepared_data_too(encoded, hotrows):
     assert figures["points"][1]["sharding"] == "52 dealt"
     refused = hotrows(*common, "--ranks", "two")
     assert refused.code == 2 and "such as 8,64,1024" in refused.err
-    nothing = hotrows("simulate", "criteo-2tb", "--ranks", "2", "--machine", "h100")
+    nothing = hotrows("plan", "criteo-2tb", "--ranks", "2", "--machine", "h100")
     assert nothing.code == 1 and "did you mean 'criteo-1tb'?" in nothing.err
-    replayed = hotrows("simulate", "criteo-1tb")
-    assert replayed.code == 2 and "no ids to replay: give --ranks" in replayed.err
 
 
 def test_what_is_left_open_is_predicted_as_it_is_trained(encoded, hotrows):
     settled = settle(TrainConfig(), encoded)
-    command = ["simulate", encoded.path, "--machine", "cpu-25g", "--ranks", "1", "--json"]
+    command = ["plan", encoded.path, "--machine", "cpu-25g", "--ranks", "1", "--json"]
     figures = json.loads(hotrows(*command).out)
     assert figures["note"].endswith(settled.model)
     assert figures["step"]["batch_size"] == settled.batch_size < 8192

@@ -26,7 +26,6 @@ from hotrows.cli.options import (
     setting_option,
     with_options,
 )
-from hotrows.cli.scaling import SCALING_NAMES, predict_and_print, scaling_options
 from hotrows.runtime.units import format_bytes
 from hotrows.tuning.advice import SlowMemory, advise
 
@@ -145,11 +144,8 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000",
     "hotrows simulate enc --order reuse",
     "hotrows simulate enc --store file --disk measured --wanted 40000",
-    "hotrows simulate enc --ranks 1,2,4,8 --machine cpu-25g",
-    "hotrows simulate criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.png",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
-@scaling_options
 @setting_option("model")
 @setting_option("model_options")
 @setting_option("row_optimizer")
@@ -189,19 +185,13 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @click.option("--writes-per-second", type=POSITIVE, help="Rows, where they are written at random.")
 @click.option("--picture", type=FILE, help="Draw misses over fast memory into this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def simulate_command(
-    folder: Path, picture: Path | None, as_json: bool, ranks: list[int] | None, **options: Any
-) -> None:
-    """Say how much fast memory training needs, or, with --ranks, how fast many ranks would be.
+def simulate_command(folder: Path, picture: Path | None, as_json: bool, **options: Any) -> None:
+    """Predict how much fast memory training needs.
 
     Replays the ids of the training part through caches of several sizes and policies, LRU and
     Bélády's optimum among them; no table is allocated. The first quarter of the batches fills the
     caches and is not counted.
-
-    With --ranks nothing is replayed: a model of costs says what a step takes, what limits it and
-    how tables are best dealt over ranks, on a machine that is measured or stated.
     """
-    how = {name: options.pop(name) for name in SCALING_NAMES}
     speed = {"samples_per_second": options.pop("samples_per_second")}
     rates = ("reads_per_second", "bytes_per_second", "writes_per_second")
     speed["slow"] = SlowMemory(**{name: options.pop(name) for name in rates})
@@ -212,11 +202,10 @@ def simulate_command(
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
-    if ranks is not None:
-        predict_and_print(folder, ranks, options, how, picture, as_json)
-        return
     with bar() as progress:
-        encoded = _opened(folder)
+        from hotrows import data
+
+        encoded = data.EncodedData.open(folder)
         from hotrows.tuning.cache_simulation import simulate
 
         if place is not None:
@@ -265,17 +254,6 @@ def _print_words(simulation: Simulation) -> None:
             f"order {simulation.order}: a batch reads {simulation.distinct_rows:.2f} times the distinct "
             f"rows of one of a plain shuffle; the lower, the more alike are its samples"
         )
-
-
-def _opened(folder: Path) -> data.EncodedData:
-    from hotrows import data
-    from hotrows.costs import workload
-
-    if not folder.exists() and str(folder) in workload.NAMED:
-        raise click.UsageError(
-            f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
-        )
-    return data.EncodedData.open(folder)
 
 
 def _folder_of(store: str | None, disk: str | None) -> Path | None:

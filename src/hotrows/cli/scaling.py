@@ -1,23 +1,27 @@
-"""The command simulate with --ranks: how fast so many ranks would train."""
+"""The command plan: how fast training would be on several ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotrows import optim
 from hotrows.cli.options import (
     BYTES,
+    FILE,
+    FOLDER,
     NUMBERS,
+    command,
+    name_and_value,
     new_table,
     option,
     print_table,
     setting_option,
-    with_options,
 )
 from hotrows.costs.machines import MACHINES, Machine
 from hotrows.runtime.units import format_bytes
@@ -28,63 +32,65 @@ if TYPE_CHECKING:
     from hotrows.costs.workload import Workload
     from hotrows.tuning.scaling import Prediction
 
-scaling_options = with_options(
-    click.option(
-        "--ranks",
-        type=NUMBERS,
-        metavar="N,N,...",
-        help="Predict steps on so many ranks instead. DATA may be a well-known job, such as criteo-1tb; "
-        "any other name lists them.",
-    ),
-    option(
-        "--machine",
-        type=click.Choice(("measured", *MACHINES)),
-        default="measured",
-        help="Machine of each rank, with --ranks; measured: this one, and --link between ranks.",
-    ),
-    option(
-        "--link",
-        type=click.Choice([name for name in MACHINES if name.startswith("cpu")]),
-        default="cpu-25g",
-        help="Whose network connects ranks of a measured machine.",
-    ),
-    setting_option("sharding", filled=True, show_default=True, help="With --ranks."),
-    click.option("--wire-bytes", type=click.Choice(["2", "4"]), help="Bytes of a number between ranks."),
-    setting_option("micro_batches", help="Parts of a step, with --ranks."),
-    click.option("--memory", type=BYTES, metavar="SIZE", help="For tables on a rank, with --ranks."),
-    click.option("--why", is_flag=True, help="With --ranks: say of each table where it goes, and why."),
-)
 _OF_TRAINING = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size")
-SCALING_NAMES = ("machine", "link", "sharding", "wire_bytes", "micro_batches", "memory", "why")
 
 
-def predict_and_print(
-    folder: Path,
-    ranks: Sequence[int],
-    work: Mapping[str, Any],
-    how: Mapping[str, Any],
-    picture: Path | None,
-    as_json: bool,
+@command(
+    "plan",
+    "hotrows plan enc --ranks 1,2,4,8 --machine cpu-25g",
+    "hotrows plan criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.png",
+)
+@click.argument("folder", metavar="DATA", type=FOLDER)
+@click.option("--ranks", type=NUMBERS, metavar="N,N,...", required=True, help="Numbers of ranks.")
+@option(
+    "--machine",
+    type=click.Choice(("measured", *MACHINES)),
+    default="measured",
+    help="Machine of each rank; measured: this one, and --link between ranks.",
+)
+@option(
+    "--link",
+    type=click.Choice([name for name in MACHINES if name.startswith("cpu")]),
+    default="cpu-25g",
+    help="Machine whose network connects ranks of a measured machine.",
+)
+@setting_option("model")
+@setting_option("model_options")
+@setting_option("row_optimizer")
+@setting_option("table_dtype", filled=True)
+@setting_option("batch_size")
+@setting_option("sharding", filled=True, show_default=True)
+@click.option("--wire-bytes", type=click.Choice(["2", "4"]), help="Bytes of a number between ranks.")
+@setting_option("micro_batches")
+@click.option("--memory", type=BYTES, metavar="SIZE", help="Memory for tables on a rank.")
+@click.option("--why", is_flag=True, help="Print where each table goes, and why.")
+@click.option("--picture", type=FILE, help="Draw samples/s over ranks into this PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def plan_command(
+    folder: Path, ranks: list[int], picture: Path | None, as_json: bool, why: bool, **options: Any
 ) -> None:
-    """Predicts a step on each number of ranks, and prints it.
+    """Predict how fast training would be on several ranks.
 
-    folder: prepared data, or the name of a well-known workload. work: model, model_options,
-    row_optimizer, table_dtype and batch_size, left open as for `train`. how: the options named by
-    `SCALING_NAMES`.
+    A model of costs predicts what a step takes, what limits it and how tables are best placed on ranks,
+    on a machine that is measured or stated. Nothing is trained. DATA is prepared data, or a well-known
+    job such as criteo-1tb; any other name lists these.
     """
+    options["model_options"] = dict(map(name_and_value, options["model_options"]))
+    if options["row_optimizer"] is not None:
+        options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
     from hotrows.tuning.scaling import predict_scaling
 
     prediction = predict_scaling(
-        _with_step(_workload(folder, work), work["batch_size"], how),
-        _machine(how["machine"], how["link"]),
+        _with_step(_workload(folder, options), options),
+        _machine(options["machine"], options["link"]),
         ranks,
-        sharding=how["sharding"],
-        memory=how["memory"],
+        sharding=options["sharding"],
+        memory=options["memory"],
     )
-    _show(prediction, picture, as_json, how["why"])
+    _show(prediction, picture, as_json, why)
 
 
-def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
+def _workload(folder: Path, options: Mapping[str, Any]) -> Workload:
     from hotrows import data
     from hotrows.config import TrainConfig
     from hotrows.costs import workload
@@ -94,7 +100,7 @@ def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
         return workload.named(str(folder))
     encoded = data.EncodedData.open(folder)
     encoded.check_counts("a prediction")
-    config = settle(TrainConfig(**{name: work[name] for name in _OF_TRAINING}), encoded)
+    config = settle(TrainConfig(**{name: options[name] for name in _OF_TRAINING}), encoded)
     assert config.batch_size is not None, "settled"
     return workload.of_data(
         encoded,
@@ -106,12 +112,12 @@ def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
     )
 
 
-def _with_step(shape: Workload, batch_size: int | None, how: Mapping[str, Any]) -> Workload:
+def _with_step(shape: Workload, options: Mapping[str, Any]) -> Workload:
     """Returns the workload with the sizes that options have set in place of its own."""
     sizes = {
-        "batch_size": batch_size,
-        "wire_bytes": int(how["wire_bytes"]) if how["wire_bytes"] else None,
-        "micro_batches": how["micro_batches"] or 0,  # left open as for `train`
+        "batch_size": options["batch_size"],
+        "wire_bytes": int(options["wire_bytes"]) if options["wire_bytes"] else None,
+        "micro_batches": options["micro_batches"] or 0,  # left open as for `train`
     }
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     return dataclasses.replace(shape, step=dataclasses.replace(shape.step, **changes))
