@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
+    from hotrows.export.publisher import Publisher
     from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
     from hotrows.pipeline.prefetch import prefetch
     from hotrows.plan import PackPlan, Plan
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
     from hotrows.train import Callback, Trainer, load_run
     from hotrows.train.classifier import Classifier
-    from hotrows.train.publishing import Publisher
 
 __version__ = VERSION
 
@@ -126,6 +126,6 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
         "hotrows.train": ["Callback", "Trainer", "load_run"],
         "hotrows.train.classifier": ["Classifier"],
-        "hotrows.train.publishing": ["Publisher"],
+        "hotrows.export.publisher": ["Publisher"],
     },
 )

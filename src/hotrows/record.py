@@ -17,6 +17,9 @@ from torch import Tensor
 
 from hotrows.table import Table
 
+MAX_KERNEL_DIM = 1024
+"""The widest row that the GPU's `update` holds whole: the mean over a row needs all of it. Wider ones are
+summed by a kernel and updated by the reference, which reads numbers on the host."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

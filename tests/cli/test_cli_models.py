@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows import data
+from hotrows.export.whole import export
 from hotrows.train import Trainer, load_run
-from hotrows.train.export import export
 from tests.support.clicks import SCHEMA, table
 
 QUICK = ["--steps", 4, "--linear-paths", "plain", "--option", "dim=4"]

@@ -24,13 +24,13 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
 from hotrows.dynamic import Dynamic
 from hotrows.engine.embedding import Embedding
+from hotrows.export.publisher import Publisher
+from hotrows.export.whole import export
 from hotrows.serving import chain
 from hotrows.serving.version import version_at
 from hotrows.storage.file_store import FileStore
 from hotrows.streams import StreamConfig
 from hotrows.train import Trainer, metrics_log, pictures, train
-from hotrows.train.export import export
-from hotrows.train.publishing import Publisher
 from tests.crash_consistency.recording import record_into, say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of

@@ -14,7 +14,7 @@ from hotrows.distributed.in_process import run
 from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
-from hotrows.planning.key_partitions import partition_of
+from hotrows.keys.partitions import partition_of
 from hotrows.schema import MISSING_KEY
 from tests.support import dynamic as support
 from tests.support.cached import fast_memory

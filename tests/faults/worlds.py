@@ -20,10 +20,10 @@ from typing import Any
 
 from hotrows import checkpoint, cli
 from hotrows.dynamic import Dynamic
+from hotrows.export.whole import export
 from hotrows.runtime.atomic_files import write_json
 from hotrows.schema import Schema
 from hotrows.storage.disk_io import Disk
-from hotrows.train.export import export
 from hotrows.train.metrics_log import read_metrics
 from tests.faults.commands import Command, computed, run
 from tests.faults.jobs import free_port

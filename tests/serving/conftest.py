@@ -4,8 +4,8 @@ from importlib.util import find_spec
 import pytest
 
 from hotrows.data import prepare
-from hotrows.train import program
-from hotrows.train.export import export
+from hotrows.export import program
+from hotrows.export.whole import export
 from tests.support.bundles import known_program, trained
 from tests.support.clicks import SCHEMA, table
 
@@ -49,7 +49,7 @@ def one_trace(monkeypatch):
         return program_of
 
     for make in (program.torch_program, program.onnx_program):
-        monkeypatch.setattr(f"hotrows.train.bundles.{make.__name__}", once(make))
+        monkeypatch.setattr(f"hotrows.export.bundles.{make.__name__}", once(make))
 
 
 @pytest.fixture(scope="session")

@@ -15,15 +15,17 @@ from fastapi.testclient import TestClient
 
 from hotrows.cli import main
 from hotrows.config import TrainConfig
+from hotrows.export import program
+from hotrows.export import publisher as publisher_module
+from hotrows.export.publisher import Publisher
+from hotrows.export.whole import export
 from hotrows.optim import Adagrad, DenseAdam
 from hotrows.serving import Limits, Scorer, application, chain, merging, programs
 from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import version_at, with_deltas
 from hotrows.streams import StreamConfig
-from hotrows.train import Callback, Trainer, program, publishing
-from hotrows.train.export import export
-from hotrows.train.publishing import Publisher
+from hotrows.train import Callback, Trainer
 from tests.support.bundles import SMALL, raw_rows
 from tests.support.clicks import table as clicks
 
@@ -116,7 +118,7 @@ def test_each_version_has_the_rows_and_the_dense_part_of_its_step(published):
 def test_the_last_version_scores_as_an_export_of_the_same_step(published, tmp_path, monkeypatch):
     folder, _, run = published
     for make in (program.torch_program, program.onnx_program):  # made anew for it
-        monkeypatch.setattr(f"hotrows.train.bundles.{make.__name__}", make)
+        monkeypatch.setattr(f"hotrows.export.bundles.{make.__name__}", make)
     bundle = export(run, tmp_path / "bundle", "last", format="onnx")
     exported, served = Scorer(bundle), Scorer.watch(folder, every=None)
     assert exported.logits(ROWS).tobytes() == served.logits(ROWS).tobytes()
@@ -437,7 +439,7 @@ def test_what_could_not_be_written_comes_with_the_next_delta(
     clicks_encoded, published, tmp_path, monkeypatch, caplog
 ):
     states = published[1]
-    write, failures = publishing.write_delta, [1, 2, 3]
+    write, failures = publisher_module.write_delta, [1, 2, 3]
 
     def fails(path, delta):
         if failures:
@@ -445,7 +447,7 @@ def test_what_could_not_be_written_comes_with_the_next_delta(
             raise OSError(28, "No space left on device")
         return write(path, delta)
 
-    monkeypatch.setattr(publishing, "write_delta", fails)
+    monkeypatch.setattr(publisher_module, "write_delta", fails)
     publisher = Publisher(tmp_path / "to", "1b", table_dtype="float16")
     Trainer(clicks_encoded, config(), tmp_path / "run").fit(callbacks=[publisher, Paced(publisher)])
     found = chain.look(tmp_path / "to")

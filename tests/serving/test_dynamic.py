@@ -9,6 +9,8 @@ import pytest
 from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
+from hotrows.export.publisher import Publisher
+from hotrows.export.whole import export
 from hotrows.optim import Adagrad
 from hotrows.schema import MISSING_KEY, Dense, Schema, Sparse
 from hotrows.serving import Scorer, chain, merging
@@ -16,8 +18,6 @@ from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.key_ids import GONE, KeyIds
 from hotrows.serving.version import version_at
 from hotrows.train import Callback, Trainer, load_run
-from hotrows.train.export import export
-from hotrows.train.publishing import Publisher
 from tests.support.bundles import expected_logits, furthest, raw_rows
 from tests.support.clicks import table
 

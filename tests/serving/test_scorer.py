@@ -17,6 +17,7 @@ import torch
 import hotrows
 from hotrows import cli, load_run
 from hotrows.cli.checkpoints import merge_command
+from hotrows.export.whole import export
 from hotrows.metrics import compute_metrics
 from hotrows.models import Model, tables
 from hotrows.planning.crosses import bucket_of as bucket_of_tensors
@@ -24,7 +25,6 @@ from hotrows.serving import Scorer, chain, table_rows
 from hotrows.serving.deltas import VersionHead
 from hotrows.serving.requests import bucket_of
 from hotrows.train import Trainer
-from hotrows.train.export import export
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 from tests.support.clicks import SCHEMA, table
 

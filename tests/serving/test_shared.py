@@ -6,10 +6,10 @@ import torch
 from torch.nn.functional import linear
 
 from hotrows.data import prepare
+from hotrows.export.shared_program import _cat, _Each, _Once
+from hotrows.export.whole import export
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.serving import Scorer, programs
-from hotrows.train.export import export
-from hotrows.train.shared_program import _cat, _Each, _Once
 from tests.support.bundles import furthest, raw_rows, trained
 from tests.support.clicks import table
 

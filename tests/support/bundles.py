@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 
 from hotrows.config import TrainConfig
+from hotrows.export import program
 from hotrows.optim import Adagrad
 from hotrows.runtime.atomic_files import replaced
 from hotrows.serving import programs
-from hotrows.train import Trainer, program
+from hotrows.train import Trainer
 from tests.support.clicks import table
 
 SMALL = {
@@ -94,7 +95,7 @@ def known_program(path):
         return KnownProgram(path.read_bytes(), plain)
 
     with (
-        mock.patch("hotrows.train.bundles.torch_program", lambda plain: None),
-        mock.patch("hotrows.train.bundles.onnx_program", onnx_program),
+        mock.patch("hotrows.export.bundles.torch_program", lambda plain: None),
+        mock.patch("hotrows.export.bundles.onnx_program", onnx_program),
     ):
         yield

@@ -17,7 +17,7 @@ import hotrows
 from hotrows import Dense, Label, Schema, Sequence, Sparse, Time, TrainConfig
 from hotrows.datasets.product import synth_product
 from hotrows.datasets.synthetic import synth_criteo
-from hotrows.train.export import export
+from hotrows.export.whole import export
 from tests.support.page_code import ROOT
 
 SHOP = Schema(

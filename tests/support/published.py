@@ -11,11 +11,11 @@ import numpy as np
 
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
+from hotrows.export.publisher import Publisher
 from hotrows.optim import Adagrad
 from hotrows.serving.programs import parameters
 from hotrows.serving.version import Version
 from hotrows.train import Callback, Trainer
-from hotrows.train.publishing import Publisher
 from tests.support.bundles import SMALL, known_program
 from tests.support.clicks import SCHEMA, table
 

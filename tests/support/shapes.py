@@ -17,7 +17,7 @@ import jaxtyping
 import torch
 from beartype import beartype
 
-PACKAGES = ("hotrows.plan", "hotrows.ops", "hotrows.planning", "hotrows.engine")
+PACKAGES = ("hotrows.plan", "hotrows.ops", "hotrows.planning", "hotrows.keys", "hotrows.engine")
 # Kernels, which Triton reads as source; and what a compiled model traces.
 EXCEPT = ("hotrows.ops.triton", "hotrows.engine.vectors", "hotrows.ops.layers")
 SHAPES = {"Float", "Float32", "Float64", "Int32", "Int64", "UInt8"}

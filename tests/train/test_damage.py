@@ -17,13 +17,13 @@ from hotrows.data.stored import shard_writer
 from hotrows.distributed.in_process import run as run_ranks
 from hotrows.dynamic import Dynamic
 from hotrows.engine.embedding import Embedding
+from hotrows.export.publisher import Publisher
+from hotrows.export.whole import export
 from hotrows.optim import Adagrad
 from hotrows.serving.version import open_base, versions_in, with_deltas
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store_view import view_at
 from hotrows.train import Trainer, load_run, run_folder, train
-from hotrows.train.export import export
-from hotrows.train.publishing import Publisher
 from tests.fuzz.case import Broken
 from tests.support.checkpoints import dense, state
 from tests.support.clicks import SCHEMA, table

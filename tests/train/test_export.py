@@ -7,9 +7,9 @@ import pytest
 from hotrows import checkpoint, cli
 from hotrows.checkpoint.table_files import table_file
 from hotrows.data import prepare
+from hotrows.export.whole import export
 from hotrows.storage import cache
 from hotrows.train import Trainer
-from hotrows.train.export import export
 from tests.support.exports import assert_exported
 from tests.support.runs import CONFIG, schema, write_rows
 
@@ -89,7 +89,7 @@ def test_what_exists_is_not_overwritten_and_nothing_half_is_left(encoded, tmp_pa
         export(run, tmp_path / "new", "first")
     with pytest.raises(ValueError, match="is no run folder"):
         export(tmp_path / "nothing", tmp_path / "new")
-    monkeypatch.setattr("hotrows.train.export._bytes_of", lambda _: 1 / 0)
+    monkeypatch.setattr("hotrows.export.whole._bytes_of", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(run, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

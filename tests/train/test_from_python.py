@@ -20,10 +20,10 @@ import hotrows
 from hotrows import Callback, Schema, Sparse, TrainConfig, Trainer, load_run
 from hotrows.data import Loader, prepare
 from hotrows.distributed.in_process import run as on_threads
+from hotrows.export.whole import export
 from hotrows.models import DeepFM, Model, tables
 from hotrows.train import metrics_log
 from hotrows.train.defaults import settle
-from hotrows.train.export import export
 from tests.support import clicks
 from tests.support.runs import CONFIG, encode, same_bits
 

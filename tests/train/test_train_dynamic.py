@@ -19,10 +19,10 @@ from hotrows.data.encode.keys import keys_of
 from hotrows.data.raw.columns import RawIds
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
-from hotrows.planning.key_partitions import partition_of
+from hotrows.export.whole import export
+from hotrows.keys.partitions import partition_of
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.train import Callback, Interrupted, Trainer, load_run
-from hotrows.train.export import export
 from tests.support.choice import everything
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, same_bits, write_rows
 

@@ -11,9 +11,9 @@ from hotrows.config import TrainConfig
 from hotrows.data import Loader, profile, regroup
 from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.engine.embedding import Embedding
+from hotrows.export.whole import export
 from hotrows.optim import SGD, Adagrad
 from hotrows.train import Interrupted, load_run, metrics_log, run_folder, train
-from hotrows.train.export import export
 from hotrows.train.recommender import Recommender
 from tests.support import pretend
 from tests.support.clicks import SCHEMA, table

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.dynamic import Dynamic
+from hotrows.keys.native import key_table
 from hotrows.ops.rows.reference_random import mix64
-from hotrows.planning.keys import key_table
 from hotrows.record import RecordLayout, views
 from hotrows.storage.store import InitialValues
 from hotrows.table import Initializer, Normal

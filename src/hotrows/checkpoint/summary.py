@@ -23,7 +23,7 @@ from hotrows.checkpoint.manifest import (
 )
 from hotrows.checkpoint.pointer import FOLDER, pointed
 from hotrows.checkpoint.table_files import export_problems
-from hotrows.planning.key_table import COUNTERS
+from hotrows.keys.table import COUNTERS
 
 
 def summary(folder: Path | str, verified: bool = False) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def publishers(options: dict[str, Any]) -> list[Any]:
     to, every, dtype, shared = (options.pop(name) for name in SECTION["Publishing"])
     if to is None:
         return []
-    from hotrows.train.publishing import Publisher
+    from hotrows.export.publisher import Publisher
 
     return [Publisher(to, every, table_dtype=dtype, shared=names_of(shared))]
 

@@ -172,7 +172,7 @@ def export_command(
         _export_vectors(run, out, vectors, **how)
         return
     with bar() as progress:
-        from hotrows.train.export import export
+        from hotrows.export.whole import export
 
         settings: dict[str, Any] = {
             "format": format,

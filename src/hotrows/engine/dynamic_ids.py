@@ -22,9 +22,9 @@ from torch import Tensor
 from hotrows.batch import Batch, NewIds, samples
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import Dynamic
+from hotrows.keys.partitions import KeyPartitions, SentKeys, Vocabulary
 from hotrows.optim import DenseRowOptimizer, RowOptimizer
 from hotrows.planning.crosses import append_crosses
-from hotrows.planning.key_partitions import KeyPartitions, SentKeys, Vocabulary
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
 from hotrows.table import Cross, Table
 

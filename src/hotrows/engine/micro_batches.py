@@ -23,8 +23,8 @@ from hotrows.distributed.row_exchange import RowExchange
 from hotrows.engine.packed_tables import PackedTables, held_by_streams
 from hotrows.plan import PackPlan, Plan
 from hotrows.record import RecordLayout
+from hotrows.runtime.cuda_streams import PendingTensors
 from hotrows.runtime.device import Device
-from hotrows.runtime.streams import PendingTensors
 from hotrows.shapes import Float32
 
 WIRE_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

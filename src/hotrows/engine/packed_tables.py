@@ -32,8 +32,8 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.threads import Threads
 from hotrows.record import RankShard, views
+from hotrows.runtime.cuda_streams import Streams
 from hotrows.runtime.device import Device
-from hotrows.runtime.streams import Streams
 from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
 from hotrows.storage.cache import chunks
 from hotrows.storage.store import InitialValues, MemoryStore, group_block

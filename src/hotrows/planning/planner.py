@@ -17,13 +17,13 @@ from hotrows import ops
 from hotrows.batch import Batch, NewIds, split
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.plan import NewRows, PackPlan, Plan
-from hotrows.planning import requests
+from hotrows.planning import shared_features
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.remote_pooling import RowsAndSums, summed_columns, with_sums
-from hotrows.planning.requests import Bags
 from hotrows.planning.routing import route
 from hotrows.planning.sharding import Sharding
+from hotrows.planning.shared_features import Bags
 from hotrows.planning.threads import Threads
 from hotrows.shapes import Float32, Int32, Int64
 from hotrows.table import Cross
@@ -97,7 +97,7 @@ class Planner:
         if not self.routes:
             packs = tuple(planned[0][g][0] for g in group_of_pack)
             plan = Plan(packs, step, batch.size, signals=signals)
-            return requests.with_requests(plan, batch, bags[0])
+            return shared_features.with_requests(plan, batch, bags[0])
         read = [
             [
                 self._with_sums(self.summed, part, p, pack)
@@ -109,7 +109,7 @@ class Planner:
         shardings = [self._shardings[p] for p in leaders]
         plan = route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
         parts = zip(plan.micro_batches, micro_batches, bags, strict=True)
-        return replace(plan, micro_batches=tuple(requests.with_requests(*part) for part in parts))
+        return replace(plan, micro_batches=tuple(shared_features.with_requests(*part) for part in parts))
 
     def rows(self, batch: Batch) -> list[Tensor]:
         """The rows that a batch needs, [N] int64 with repeats, for each group of packs: a look ahead.
@@ -119,7 +119,7 @@ class Planner:
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = self._taken(batch)
         leaders = {_signature(pack_reads): pack_reads for pack_reads in self._reads_of_halves(batch)}
-        halves = requests.halves(batch)
+        halves = shared_features.halves(batch)
 
         def of_group(reads: tuple[Reads, ...]) -> Tensor:
             pairs = zip(reads, halves, strict=True)
@@ -159,7 +159,9 @@ class Planner:
 
     def _reads_of_halves(self, batch: Batch) -> list[tuple[Reads, ...]]:
         """What each pack reads of samples and, where these share features, what it reads of requests."""
-        reads = [self.reads_of(half.batch.features, half.others) for half in requests.halves(batch)]
+        reads = [
+            self.reads_of(half.batch.features, half.others) for half in shared_features.halves(batch)
+        ]
         return list(zip(*reads, strict=True))
 
     def _with_sums(self, summed: Collection[str], batch: Batch, p: int, plan: PackPlan) -> RowsAndSums:
@@ -176,9 +178,9 @@ class Planner:
         """The plan of pack p, and its bags: of samples, and of requests where these share features."""
         if len(reads[p]) == 1 and batch.offsets is None and reads[p][0].has_columns_alone:
             return self._plan_columns(reads[p][0], batch), ()
-        pairs = zip(reads[p], requests.halves(batch), strict=True)
+        pairs = zip(reads[p], shared_features.halves(batch), strict=True)
         bags = tuple(self._bags(of_half, half.batch, half.starts) for of_half, half in pairs)
-        return requests.plan_of(bags), bags
+        return shared_features.plan_of(bags), bags
 
     def _plan_columns(self, reads: Reads, batch: Batch) -> PackPlan:
         """The plan of a pack that reads one id of each sample and column."""

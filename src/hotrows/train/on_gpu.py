@@ -5,8 +5,8 @@ from __future__ import annotations
 from hotrows.config import TrainConfig
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
-from hotrows.ops.rows.cuda import MAX_DIM
 from hotrows.optim import DenseRowOptimizer
+from hotrows.record import MAX_KERNEL_DIM
 from hotrows.schema import Schema, is_list
 
 _PRODUCTS = {
@@ -33,9 +33,9 @@ def refusal_of_capture(embedding: Embedding, ranks: Ranks) -> str | None:
                 f"{optimizer.kind} differs from step to step, and a captured step cannot: leave it out, "
                 f"or choose a lazy row optimizer such as adam"
             )
-        if table.dim > MAX_DIM:
+        if table.dim > MAX_KERNEL_DIM:
             return (
-                f"table {table.name!r} has dim {table.dim:,}, and rows wider than {MAX_DIM:,} are "
+                f"table {table.name!r} has dim {table.dim:,}, and rows wider than {MAX_KERNEL_DIM:,} are "
                 f"updated by numbers that the host reads: leave it out, or choose a smaller dim"
             )
     return None

@@ -25,7 +25,7 @@ from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.vocabulary_file import Values
 from hotrows.data.raw.columns import RawIds
 from hotrows.engine.embedding import Embedding
-from hotrows.planning.key_partitions import row_ids
+from hotrows.keys.partitions import row_ids
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
 from hotrows.train import run_folder
 

@@ -18,6 +18,7 @@ from unittest import mock
 
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
+from hotrows.export.publisher import Publisher
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, chain
 from hotrows.serving.server import serve
@@ -25,7 +26,6 @@ from hotrows.serving.version import version_at
 from hotrows.streams import StreamConfig
 from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
-from hotrows.train.publishing import Publisher
 from tests.faults import commands
 from tests.faults.commands import Failed
 from tests.faults.jobs import free_port

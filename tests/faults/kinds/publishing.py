@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
+from hotrows.export.publisher import Publisher
 from hotrows.serving import chain
 from hotrows.serving.follower import Follower
 from hotrows.serving.version import version_at
-from hotrows.train.publishing import Publisher
 from tests.faults import commands
 from tests.faults.commands import Failed
 from tests.faults.trials import Trial

@@ -19,9 +19,6 @@ _TRITON = (
     *("resolve", "unique_padded", "pool", "sum_gradients", "update", "copy_rows"),
     *("feed_rows", "touch_slots", "rank_slots", "take_slots"),
 )
-MAX_DIM = 1024
-"""The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones are summed by
-a kernel and updated by the reference, which reads numbers on the host."""
 _CHUNK_BYTES = 64 << 20  # of first values on their way
 
 

@@ -8,13 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.rows import reference
-from hotrows.ops.rows.cuda import MAX_DIM
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
 from hotrows.ops.triton.runs import sum_runs, sum_windows
 from hotrows.ops.triton.sum_gradients import sum_gradients
-from hotrows.record import views
+from hotrows.record import MAX_KERNEL_DIM, views
 
 
 def update(
@@ -35,7 +34,7 @@ def update(
     mean_squares: Tensor | None = None,
 ) -> None:
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
-    if dim > MAX_DIM:
+    if dim > MAX_KERNEL_DIM:
         summed = sum_gradients(grad, order, starts, bags, weights)
         bounds = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
         runs, rule = (bounds[:-1], bounds, None, None), (kind, hyper, first_rows, pieces)
@@ -47,7 +46,7 @@ def update(
     gradients = grad, order, starts, bags, weights, heads, tails
     options = hyper, first_rows, pieces, decay, mean_squares
     sizes = num_rows, num_pieces, (num_pieces + 1).bit_length()
-    tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, MAX_DIM)
+    tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, MAX_KERNEL_DIM)
     strides = {"WEIGHTS_STRIDE": stored.weights.stride(0), "STATE_STRIDE": stored.state.stride(0)}
     tile = {"ROWS": tile_rows, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _update[(triton.cdiv(num_rows, tile_rows),)](

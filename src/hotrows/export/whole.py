@@ -32,14 +32,14 @@ from torch import Tensor
 
 from hotrows.checkpoint import files
 from hotrows.checkpoint.table_files import TableFiles, describe, table_file
+from hotrows.export.bundles import BundleForm, check_bundle, write_bundle
+from hotrows.export.held_out import compare_held_out
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
-from hotrows.train.bundles import BundleForm, check_bundle, write_bundle
-from hotrows.train.held_out import compare_held_out
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.train.recommender import Recommender
 from hotrows.version import VERSION

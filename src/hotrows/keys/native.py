@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, Dynamic
-from hotrows.planning.key_table import COUNTERS, SKETCH_ROWS, KeyTable, Resolved
-from hotrows.planning.keys_reference import ReferenceKeyTable
+from hotrows.keys.reference import ReferenceKeyTable
+from hotrows.keys.table import COUNTERS, SKETCH_ROWS, KeyTable, Resolved
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 

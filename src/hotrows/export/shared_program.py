@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from hotrows.export.program import PlainModel
 from hotrows.serving.bundle import ProgramInput
-from hotrows.train.program import PlainModel
 
 aten = torch.ops.aten
 _LINEAR, _CAT, _SIZE = aten.linear.default, aten.cat.default, aten.sym_size.int

@@ -29,8 +29,11 @@ import torch
 from torch import Tensor
 
 from hotrows.engine.embedding import Embedding
+from hotrows.export.bundles import BundleForm
+from hotrows.export.published import Published, num_events
+from hotrows.export.whole import write_whole_bundle
+from hotrows.keys.partitions import KeyChanges
 from hotrows.optim import DenseRowOptimizer
-from hotrows.planning.key_partitions import KeyChanges
 from hotrows.planning.packing import rows_of
 from hotrows.record import layout_of, views
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_text
@@ -40,11 +43,8 @@ from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.key_ids import GONE, last_of_each
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
-from hotrows.train.bundles import BundleForm
 from hotrows.train.callback import Callback
-from hotrows.train.export import write_whole_bundle
 from hotrows.train.progress import Progress
-from hotrows.train.published import Published, num_events
 from hotrows.train.trainer import Trainer
 
 log = logging.getLogger("hotrows")

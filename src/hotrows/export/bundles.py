@@ -20,6 +20,8 @@ from torch import Tensor
 from hotrows.batch import Batch
 from hotrows.checkpoint import files
 from hotrows.engine.dynamic_ids import DynamicIds
+from hotrows.export.program import PlainModel, onnx_program, torch_program
+from hotrows.export.shared_program import SharedModel, shared_program
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.suggestions import did_you_mean
@@ -44,9 +46,7 @@ from hotrows.serving.version import Version
 from hotrows.table import Table
 from hotrows.train import run_folder
 from hotrows.train.evaluate import logits_of
-from hotrows.train.program import PlainModel, onnx_program, torch_program
 from hotrows.train.recommender import Recommender
-from hotrows.train.shared_program import SharedModel, shared_program
 
 Progress = Callable[[str, int, int], None]
 _SAMPLES, _LONGEST = 128, 6  # of the ids that a new bundle is compared on

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.dynamic import Dynamic
-from hotrows.planning.key_table import COUNTERS
-from hotrows.planning.keys import NativeKeyTable, key_table
-from hotrows.planning.keys_reference import MOST_COUNTED, ReferenceKeyTable
+from hotrows.keys.native import NativeKeyTable, key_table
+from hotrows.keys.reference import MOST_COUNTED, ReferenceKeyTable
+from hotrows.keys.table import COUNTERS
 from hotrows.runtime import native
 from tests.support.choice import examples
 

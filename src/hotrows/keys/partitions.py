@@ -26,10 +26,10 @@ from torch import Tensor
 
 from hotrows.distributed.comm import Ranks
 from hotrows.dynamic import Dynamic
+from hotrows.keys.native import key_table
+from hotrows.keys.reference import READ
+from hotrows.keys.table import COUNTERS, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64
-from hotrows.planning.key_table import COUNTERS, KeyTable, Resolved
-from hotrows.planning.keys import key_table
-from hotrows.planning.keys_reference import READ
 
 GROWTH = COUNTERS[2:6]  # rows, admitted, evicted, refused
 NewKeys = tuple[Tensor, Tensor]  # of a vocabulary: ids [b], ascending, and their keys

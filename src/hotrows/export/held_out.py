@@ -12,10 +12,10 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Loader, Part
+from hotrows.export.bundles import request_of
 from hotrows.metrics import Metrics
 from hotrows.serving.scorer import Scorer
 from hotrows.train import evaluate, run_folder
-from hotrows.train.bundles import request_of
 from hotrows.train.recommender import Recommender
 
 _BATCH, _BATCHES = 4096, 5  # of held-out rows, at most
