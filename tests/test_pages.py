@@ -39,7 +39,9 @@ def test_the_page_names_what_is_there(page):
     for span in () if page.name == "CHANGELOG.md" else spans(page):  # it has names of the past
         if any(mark in span for mark in PLACEHOLDERS):
             continue
-        dotted = re.fullmatch(r"(hotrows\.)?((\w+)(?:\.(?!(?:py|json|safetensors)\b)\w+)*)(?:\(.*\))?", span)
+        dotted = re.fullmatch(
+            r"(hotrows\.)?((\w+)(?:\.(?!(?:py|json|safetensors)\b)\w+)*)(?:\(.*\))?", span
+        )
         if dotted and (dotted[1] or dotted[3] in OURS) and not is_there(dotted[2]):
             missing.append(span)
         file = re.fullmatch(r"[\w.]+(?:/[\w.]+)+\.(?:py|cpp|h|md)", span)

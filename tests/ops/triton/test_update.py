@@ -7,8 +7,7 @@ from torch.testing import assert_close
 from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
-from hotrows.ops.rows.cuda import MAX_DIM
-from hotrows.record import RecordLayout, views
+from hotrows.record import MAX_KERNEL_DIM, RecordLayout, views
 from hotrows.runtime import native
 from tests.ops.triton.cases import (
     DTYPES,
@@ -178,8 +177,8 @@ def test_means_over_a_row_may_come_from_elsewhere(device):
 
 
 def test_rows_wider_than_a_tile_equal_the_reference(device):
-    layout = layout_of(SGD(), MAX_DIM + 1)
-    records, grad = new_records(layout, SGD(), rows=2), torch.randn(3, MAX_DIM + 1)
+    layout = layout_of(SGD(), MAX_KERNEL_DIM + 1)
+    records, grad = new_records(layout, SGD(), rows=2), torch.randn(3, MAX_KERNEL_DIM + 1)
     ids = torch.tensor([1, 0, 1])
     result = updated(kernels.update, records.to(device, copy=True), layout, SGD(), ids, grad)
     assert_close(result.cpu(), updated(reference.update, records, layout, SGD(), ids, grad))
