@@ -29,10 +29,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from benchmarks import figures
 from benchmarks.harness import RESULTS, ROOT, conditions, write
 from benchmarks.serving import ROWS, request_of, schema_of, table_of
 from benchmarks.serving_load import wait_for
-from hotrows.runtime import figures
 from hotrows.serving import chain
 
 NOTE = "writer, training, server and client shared the cores of this machine"

@@ -22,12 +22,12 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
+from benchmarks import figures
 from benchmarks.accuracy_data import RAW
 from benchmarks.harness import RESULTS, ROOT, conditions, write
 from hotrows import Schema, Sparse
 from hotrows.metrics.binary import auc
 from hotrows.models import FM
-from hotrows.runtime import figures
 
 LABELS = {"movielens_1m": "MovieLens 1M", "drift": "clicks with drift"}
 DAY = 86_400

@@ -8,9 +8,9 @@ python -m benchmarks.pictures
 import json
 from statistics import mean
 
+from benchmarks import figures
+from benchmarks.figures import BLUE, GRAY, GREEN, ORANGE
 from benchmarks.harness import RESULTS, ROOT
-from hotrows.runtime import figures
-from hotrows.runtime.figures import BLUE, GRAY, GREEN, ORANGE
 
 OUT = ROOT / "docs" / "pictures"
 COLORS = {

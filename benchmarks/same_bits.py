@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", choices=scenarios(), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.train:
-        sys.modules["matplotlib"] = sys.modules["tensorboard"] = None  # drawing takes longer
+        sys.modules["tensorboard"] = None  # its events take longer
         print(json.dumps(train(args.train, args.steps)))
         return 0
     names = args.only.split(",")

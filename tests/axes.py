@@ -1,7 +1,7 @@
 """How often the source asks which of the engine's axes it is on: `python -m tests.axes` prints it.
 
-An axis (host or device, one rank or several, ..) is to be answered once, where an object is made; a
-function that runs for each batch asks none of them. `MOST` holds what was reached: lower it, never raise it.
+An axis (host or device, one rank or several, ..) is answered once, where an object is made; a function
+that runs for each batch asks none of them. `MOST` is what was reached: lower it, never raise it.
 """
 
 import re

@@ -3,7 +3,8 @@
 import torch
 
 import hotrows
-from hotrows import Dense, Label, Schema, Sequence, Sparse, Table, TrainConfig, notebook
+from hotrows import Dense, Label, Schema, Sequence, Sparse, Table, TrainConfig
+from hotrows.pages import notebook
 from tests.support.clicks import table as clicks
 
 SCHEMA = Schema(

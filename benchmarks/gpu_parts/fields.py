@@ -171,7 +171,7 @@ def _draw(busy: dict[str, Intervals], picture: Path) -> None:
     except ImportError:
         print("  no picture: matplotlib is not installed")
         return
-    from hotrows.runtime.figures import BLUE, GRAY
+    from benchmarks.figures import BLUE, GRAY
 
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     for axes, (name, intervals), color in zip(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import fae as accuracy
-from benchmarks import markdown
+from benchmarks import figures, markdown
 from benchmarks.accuracy_data import RAW
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.papers import fae_recipes, fae_rig
@@ -21,7 +21,6 @@ from hotrows.data import EncodedData, prepare, profile, regroup
 from hotrows.data.hot_cold.profile import all_hot, choose, row_bytes
 from hotrows.data.hot_cold.sampling import Sample, count_accesses
 from hotrows.datasets import schemas
-from hotrows.runtime import figures
 from hotrows.train.recommender import Recommender
 
 BATCH = 2048

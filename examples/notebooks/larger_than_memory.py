@@ -18,7 +18,7 @@
 # %%
 from pathlib import Path
 
-from IPython.display import Image
+from IPython.display import SVG
 
 import hotrows
 from hotrows import TrainConfig
@@ -51,7 +51,7 @@ options = {"dim": 16, "hidden": (64, 32)}
 simulation = simulate(data, model="deepfm", model_options=options, batch_size=1024, batches=150)
 advice = advise(simulation)
 print(advice.sentence)
-Image(draw_curves(simulation, Path("misses.png"), advice.knee))
+SVG(draw_curves(simulation, Path("misses.svg"), advice.knee))
 
 # %% [markdown]
 # ## Training behind the cache
@@ -69,7 +69,7 @@ behind = hotrows.Trainer(data, config, run="runs/file").fit()
 behind
 
 # %%
-Image("runs/file/report.png")
+SVG("runs/file/report.svg")
 
 # %% [markdown]
 # How many of the rows of a batch were in memory already, and which share of the time training waited:

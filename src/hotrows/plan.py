@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows import notebook
+from hotrows.pages import notebook
 from hotrows.shapes import Float, Int32, Int64
 
 

@@ -1,8 +1,7 @@
 """Schema: the columns of a data set, as the user declares them.
 
-Schemas are frozen values and round-trip to JSON. An id is a user's value after encoding: 0 is padding,
-1 is a missing value, the next `num_unknown` ids are for values never seen in training, and the
-values of the training part follow by falling frequency.
+Schemas are frozen values and round-trip to JSON. An id is a value after encoding: 0 is padding, 1 is
+missing, the next `num_unknown` ids are unknown values, then come those of training by falling frequency.
 
     Schema(
         label=Label("liked", column="rating", at_least=4),
@@ -27,9 +26,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hotrows import losses, notebook
+from hotrows import losses
 from hotrows.dynamic import GROWING, Dynamic, check_feature, check_times, expiring, leave_out_defaults
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
+from hotrows.pages import notebook
 
 PADDING = 0
 MISSING = 1

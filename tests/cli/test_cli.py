@@ -109,7 +109,7 @@ def test_rates_of_unknown_and_missing_values_are_said_beside_the_results(hotrows
 
 
 def test_describe_prints_sizes_and_draws_the_skew(hotrows):
-    told = hotrows("describe", "enc", "--picture", "skew.png")
+    told = hotrows("describe", "enc", "--picture", "skew.svg")
     assert "2,160 rows" in told.out
     assert "hottest 1 %" in told.out
     assert len(re.findall(r"^C\d+ ", told.out, re.MULTILINE)) == 26

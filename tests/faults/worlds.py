@@ -273,7 +273,7 @@ def file_sums(path: Path) -> dict[str, int]:
     """The checksum of every file of a folder, or of a file."""
     if path.is_file():
         return {"": zlib.crc32(path.read_bytes())}
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix != ".png")
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix != ".svg")
     return {str(file.relative_to(path)): zlib.crc32(file.read_bytes()) for file in files}
 
 

@@ -11,8 +11,8 @@ import torch
 from hotrows.batch import Batch
 from hotrows.losses import Loss, parse
 from hotrows.metrics import auc, grouped_auc
+from hotrows.pages.drawing import ticks
 from hotrows.report import curves
-from hotrows.report.drawing import ticks
 from hotrows.report.quality import MetricInterval, measure
 from hotrows.report.result_sections import _slice_table
 from hotrows.report.row_sample import RowSample, ScoredRows

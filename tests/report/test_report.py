@@ -11,9 +11,9 @@ import pytest
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, describe, prepare
+from hotrows.pages.markup import compared, element
 from hotrows.report import Scope, write_description, write_report
 from hotrows.report.facts import Facts
-from hotrows.report.markup import compared, element
 from hotrows.runtime.locks import Lock, holder_of
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import run_folder

@@ -61,7 +61,7 @@ def run_in(folder, full_every=CONFIG.full_every, **options):
     config = dataclasses.replace(CONFIG, keep_last=3, epochs=1, full_every=full_every)
     train(data, config, folder / "run")
     for path in (folder / "run").iterdir():
-        if path.name.startswith("events") or path.suffix == ".png":
+        if path.name.startswith("events") or path.suffix == ".svg":
             path.unlink()
     lines = (folder / "raw.csv").read_text().splitlines()[:80]
     (folder / "raw.csv").write_text("\n".join(lines) + "\n")

@@ -16,7 +16,7 @@ from hotrows.train import Trainer
 from tests.support.runs import CONFIG, encode, schema, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
-REDRAWN = ("events.out.", "report.png")  # may be lost
+REDRAWN = ("events.out.", "report.svg")  # may be lost
 
 
 class Synced:

@@ -122,7 +122,7 @@ def test_a_rating_from_the_command_line_to_predictions(rated, tmp_path, capsys):
 def test_the_picture_of_a_rating_is_drawn(rated, tmp_path, monkeypatch):
     monkeypatch.undo()
     train(rated, CONFIG, tmp_path / "run")
-    assert (tmp_path / "run/report.png").stat().st_size > 10_000
+    assert (tmp_path / "run/report.svg").stat().st_size > 10_000
 
 
 def test_a_run_stopped_and_resumed_has_the_same_bits(rated, tmp_path):

@@ -1,18 +1,17 @@
-"""Pictures are drawn, are pictures, and are missed in one sentence."""
+"""Pictures are drawn, and are well-formed SVG."""
 
+import dataclasses
 import json
-import logging
-import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from hotrows.config import TrainConfig
 from hotrows.data.description import Description, PartSize, VocabularyUse
-from hotrows.runtime import figures
-from hotrows.train import pictures
+from hotrows.pages import numbers
+from hotrows.pipeline.trace import Event
+from hotrows.train import metrics_log, pictures
 from hotrows.train.run_state import best_rule
-
-PNG = b"\x89PNG"
 
 
 def run_with(folder, evaluations=True, labels=False):
@@ -40,47 +39,45 @@ def description(vocabularies=12):
     return Description({"train": PartSize(10, 0.2)}, (), used, 16)
 
 
-@pytest.mark.parametrize(
-    "evaluations, labels",
-    [pytest.param(True, False, marks=pytest.mark.slow), (True, True), (False, False)],
-)
+def drawn(path):
+    """The texts of a picture, which must be well-formed."""
+    root = ElementTree.fromstring(path.read_text())
+    assert root.tag.endswith("svg")
+    return [text for element in root.iter() if (text := (element.text or "").strip())]
+
+
+@pytest.mark.parametrize(("evaluations", "labels"), [(True, False), (True, True), (False, False)])
 def test_a_run_is_drawn(tmp_path, evaluations, labels):
-    pytest.importorskip("matplotlib")
     run = run_with(tmp_path / "run", evaluations, labels)
-    assert pictures.draw_run(run) == run / "report.png"
-    assert (run / "report.png").read_bytes().startswith(PNG)
+    assert pictures.draw_run(run) == run / "report.svg"
+    texts = drawn(run / "report.svg")
+    assert {"run: dlrm", "Training loss", "Throughput, samples/s", "AUC on validation"} <= set(texts)
+    assert ("mean" in texts) == labels
 
 
-def test_the_picture_marks_the_evaluation_that_the_run_chose(tmp_path, monkeypatch):
+def test_the_picture_marks_the_evaluation_that_the_run_chose(tmp_path):
     """It marked the highest AUC, where the terminal named the one within a standard error of it."""
-    pytest.importorskip("matplotlib")
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    pictures.draw_run(run_with(tmp_path / "run", labels=True))
-    axes = {one.get_title(loc="left"): one for one in drawn[0].axes}
-    assert {"Training loss", "Log loss on validation", "AUC on validation"} < set(axes)
-    marked = [text.get_text() for text in axes["AUC on validation"].texts]
-    assert marked == ["best checkpoint 0.7800"]  # of step 20, not the last one that is no better
-    lines = {line.get_label(): list(line.get_ydata()) for line in axes["Log loss on validation"].lines}
-    assert (lines["click"], lines["buy"], lines["mean"]) == ([0.4] * 3, [0.3] * 3, [0.4] * 3)
-    assert len(axes["Training loss"].lines) == 2
-    assert drawn[0].get_supxlabel() == best_rule(TrainConfig("dlrm"), "AUC")
+    texts = drawn(pictures.draw_run(run_with(tmp_path / "run", labels=True)))
+    marked = [text for text in texts if text.startswith("best checkpoint 0")]
+    assert marked == ["best checkpoint 0.4000", "best checkpoint 0.7800"]  # of step 20, not the last one
+    assert texts[-1] == best_rule(TrainConfig("dlrm"), "AUC")
+
+
+def test_the_lines_of_a_metric_are_those_of_the_labels_their_mean_and_the_best(tmp_path):
+    records = metrics_log.read_metrics(run_with(tmp_path / "run", labels=True))
+    lines = dict(pictures.metric_lines([r for r in records if r["kind"] == "evaluation"], "log_loss"))
+    shown = {name: list(line.y) for name, line in lines.items()}
+    assert shown == {"click": [0.4] * 3, "buy": [0.3] * 3, "mean": [0.4] * 3, "": [0.4]}
 
 
 @pytest.mark.parametrize("vocabularies", [1, 12])
 def test_skew_is_drawn(tmp_path, vocabularies):
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "new" / "skew.png"
+    picture = tmp_path / "new" / "skew.svg"
     assert pictures.draw_skew(description(vocabularies), picture) == picture
-    assert picture.read_bytes().startswith(PNG)
+    assert ("6 smaller ones" in drawn(picture)) == (vocabularies == 12)
 
 
-def test_births_and_deaths_of_keys_are_drawn_a_step(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn, save = [], figures.save
-    monkeypatch.setattr(
-        figures, "save", lambda figure, path: [drawn.append(figure), save(figure, path)][1]
-    )
+def test_births_and_deaths_of_keys_are_drawn_a_step(tmp_path):
     counts = [(10, 100, 0), (30, 300, 40), (40, 300, 90)]
     lines = [
         {"kind": "train", "step": step, "keys": {"item": {"live": a - e, "admitted": a, "evicted": e}}}
@@ -88,37 +85,44 @@ def test_births_and_deaths_of_keys_are_drawn_a_step(tmp_path, monkeypatch):
     ]
     run = run_with(tmp_path / "run")
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert pictures.draw_keys(run, tmp_path / "keys.png").read_bytes().startswith(PNG)
-    axes = {axes.get_title(loc="left"): list(axes.lines[0].get_ydata()) for axes in drawn[0].axes}
-    expected = {"Live keys": [100, 260, 210], "Births a step": [10, 10, 0], "Deaths a step": [0, 2, 5]}
-    assert axes == expected
+    assert {"Live keys", "Births a step", "item"} <= set(
+        drawn(pictures.draw_keys(run, tmp_path / "k.svg"))
+    )
+    numbers = {c: list(pictures.key_counts(lines, "item", c)) for c in ("live", "admitted", "evicted")}
+    assert numbers == {"live": [100, 260, 210], "admitted": [10, 10, 0], "evicted": [0, 2, 5]}
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="its log has no keys to draw"):
-        pictures.draw_keys(run, tmp_path / "none.png")
+        pictures.draw_keys(run, tmp_path / "none.svg")
+
+
+def test_the_stages_of_a_run_are_drawn_as_boxes(tmp_path):
+    events = [
+        Event(stage, lane, batch, batch + begin, batch + begin + 0.2)
+        for batch in range(20)
+        for stage, lane, begin in (("plan", "planning", 0.0), ("train", "training", 0.3))
+    ]
+    texts = drawn(pictures.draw_timeline(events, tmp_path / "trace.svg"))
+    assert {"Timeline", "plan", "train"} <= set(texts) and "train of batch 10: 200.00 ms" in texts
+
+
+def test_names_of_data_are_no_markup(tmp_path):
+    odd = description(1)
+    used = dataclasses.replace(odd.vocabularies[0], name="<b>&")
+    odd = dataclasses.replace(odd, vocabularies=(used,))
+    assert any(text.startswith("<b>&, ") for text in drawn(pictures.draw_skew(odd, tmp_path / "s.svg")))
 
 
 def test_a_run_without_a_step_has_no_picture(tmp_path):
     assert pictures.draw_run(tmp_path) is None
 
 
-def test_without_matplotlib_one_sentence_is_said(tmp_path, monkeypatch, caplog):
-    run = run_with(tmp_path / "run")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with caplog.at_level(logging.INFO, "hotrows"):
-        assert pictures.draw_run(run) is None
-    assert set(caplog.messages) == {
-        "matplotlib is not installed, so no picture is drawn: pip install 'hotrows[report]'"
-    }
-    assert not (run / "report.png").exists()
-
-
 @pytest.mark.parametrize(
     ("value", "said"), [(950, "950"), (1234, "1.23k"), (45e6, "45M"), (2e9, "2G"), (0.5, "0.5")]
 )
 def test_large_numbers_are_shortened(value, said):
-    assert figures.short(value) == said
+    assert numbers.short(value) == said
 
 
 @pytest.mark.parametrize(("value", "said"), [(1, "100 %"), (0.01, "1 %"), (0.0001, "0.01 %")])
 def test_small_shares_keep_their_digits(value, said):
-    assert figures.percent(value) == said
+    assert numbers.percent(value) == said

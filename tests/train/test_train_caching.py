@@ -148,7 +148,7 @@ def test_a_trace_and_its_picture_are_written(encoded, tmp_path):
     Trainer(encoded, SMALL, tmp_path / "run", trace=trace).fit()
     events = json.loads(trace.read_text())["traceEvents"]
     assert {"plan", "collect", "insert", "train", "write back"} <= {event.get("cat") for event in events}
-    assert trace.with_suffix(".png").exists()
+    assert trace.with_suffix(".svg").exists()
 
 
 def test_settings_that_contradict_are_refused(tmp_path):

@@ -138,14 +138,14 @@ def test_ways_have_names():
 
 def test_the_command_prints_a_line_for_each_number_of_ranks(hotrows, tmp_path):
     common = ["plan", "criteo-1tb", "--ranks", "8,64", "--machine", "h100"]
-    run = hotrows(*common, "--picture", tmp_path / "scale.png", "--why")
+    run = hotrows(*common, "--picture", tmp_path / "scale.svg", "--why")
     assert run.code == 0, run.err
     lines = run.out.splitlines()
     assert lines[0].split()[:4] == ["ranks", "samples", "each", "step"]
     assert any(line.startswith("all-to-alls in one stage, or two") for line in lines)
     assert [line.split()[0] for line in lines[1:3]] == ["8", "64"]
     assert sum(line.strip().startswith("table C") for line in lines) == 52
-    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "scale.svg").read_text().startswith("<svg")
     figures = json.loads(hotrows(*common, "--json", "--micro-batches", 4, "--wire-bytes", 4).out)
     assert (figures["step"]["micro_batches"], figures["step"]["wire_bytes"]) == (4, 4)
     assert [point["num_ranks"] for point in figures["points"]] == [8, 64]

@@ -13,9 +13,9 @@ import click
 from hotrows import models, optim
 from hotrows.cli.options import (
     COUNT,
-    FILE,
     FOLDER,
     INTEGER,
+    PICTURE,
     POSITIVE,
     bar,
     command,
@@ -140,7 +140,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @command(
     "simulate",
     "hotrows simulate enc --fast-memory 64MiB --fast-memory 256MiB",
-    "hotrows simulate enc --batches 1000 --picture curves.png",
+    "hotrows simulate enc --batches 1000 --picture curves.svg",
     "hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000",
     "hotrows simulate enc --order reuse",
     "hotrows simulate enc --store file --disk measured --wanted 40000",
@@ -183,7 +183,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     help="What slow memory writes in sequence.",
 )
 @click.option("--writes-per-second", type=POSITIVE, help="Rows, where they are written at random.")
-@click.option("--picture", type=FILE, help="Draw misses over fast memory into this PNG.")
+@click.option("--picture", type=PICTURE, help="Draw misses over fast memory into this SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def simulate_command(folder: Path, picture: Path | None, as_json: bool, **options: Any) -> None:
     """Predict how much fast memory training needs.

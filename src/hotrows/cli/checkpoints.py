@@ -11,8 +11,8 @@ import click
 
 from hotrows.cli.options import (
     COUNT,
-    FILE,
     FOLDER,
+    PICTURE,
     bar,
     command,
     new_table,
@@ -132,10 +132,10 @@ def export_command(place: Path, out: Path, which: str, state: bool) -> None:
     click.echo(f"{out}: {len(list((out / 'tables').iterdir())):,} tables, {_size(out)}")
 
 
-@command("tables", "hotrows tables runs/a", "hotrows tables runs/a --picture keys.png")
+@command("tables", "hotrows tables runs/a", "hotrows tables runs/a --picture keys.svg")
 @click.argument("place", metavar="RUN", type=FOLDER)
 @_WHICH
-@click.option("--picture", type=FILE, help="Draw births and deaths of keys over steps into this PNG.")
+@click.option("--picture", type=PICTURE, help="Draw births and deaths of keys over steps into this SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def tables_command(place: Path, which: str, picture: Path | None, as_json: bool) -> None:
     """Show the tables of a run, and its keys.

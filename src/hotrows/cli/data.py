@@ -17,6 +17,7 @@ from hotrows.cli.options import (
     FILE,
     FOLDER,
     INTEGER,
+    PICTURE,
     POSITIVE,
     THREADS,
     Name,
@@ -236,10 +237,10 @@ def _unseen_table(encoded: EncodedData) -> Table:
     "describe",
     "hotrows describe enc",
     "hotrows describe enc --html data.html",
-    "hotrows describe enc --picture skew.png",
+    "hotrows describe enc --picture skew.svg",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
-@click.option("--picture", type=FILE, help="Draw the skew into this PNG. [DATA/skew.png]")
+@click.option("--picture", type=PICTURE, help="Draw the skew into this SVG. [DATA/skew.svg]")
 @click.option("--html", type=FILE, help="Write all of it as a page into this file.")
 @option("--dim", type=COUNT, default=16, help="Dim of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -267,7 +268,7 @@ def describe_command(
 
             write_description(encoded, description, html)
         draws = picture is not None or html is None
-        drawn = pictures.draw_skew(description, picture or folder / "skew.png") if draws else None
+        drawn = pictures.draw_skew(description, picture or folder / "skew.svg") if draws else None
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
         return
@@ -314,7 +315,7 @@ def _oddities(description: Description) -> Iterator[str]:
 def _dense_table(description: Description) -> Table:
     """Numbers of dense columns in the training part."""
     from hotrows.data.description import DENSE_QUANTILES, quantile_name
-    from hotrows.runtime.figures import number
+    from hotrows.pages.numbers import number
 
     columns = map(quantile_name, DENSE_QUANTILES)
     table = new_table("number", "count", "missing", "mean", "deviation", *columns, left=("number",))

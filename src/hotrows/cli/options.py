@@ -54,6 +54,19 @@ RUN = Run(file_okay=False, path_type=Path)
 FILE = Place(dir_okay=False, path_type=Path)
 
 
+class Picture(Place):
+    """A file that becomes an SVG."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path = super().convert(value, param, ctx)
+        if path.suffix != ".svg":
+            self.fail(f"pictures are SVG: {path.with_suffix('.svg')}, not {value}", param, ctx)
+        return path
+
+
+PICTURE = Picture(dir_okay=False, path_type=Path)
+
+
 class Bytes(click.ParamType):
     """A size such as 64MiB."""
 

@@ -13,9 +13,9 @@ import click
 from hotrows import optim
 from hotrows.cli.options import (
     BYTES,
-    FILE,
     FOLDER,
     NUMBERS,
+    PICTURE,
     command,
     name_and_value,
     new_table,
@@ -38,7 +38,7 @@ _OF_TRAINING = ("model", "model_options", "row_optimizer", "table_dtype", "batch
 @command(
     "plan",
     "hotrows plan enc --ranks 1,2,4,8 --machine cpu-25g",
-    "hotrows plan criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.png",
+    "hotrows plan criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.svg",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @click.option("--ranks", type=NUMBERS, metavar="N,N,...", required=True, help="Numbers of ranks.")
@@ -64,7 +64,7 @@ _OF_TRAINING = ("model", "model_options", "row_optimizer", "table_dtype", "batch
 @setting_option("micro_batches")
 @click.option("--memory", type=BYTES, metavar="SIZE", help="Memory for tables on a rank.")
 @click.option("--why", is_flag=True, help="Print where each table goes, and why.")
-@click.option("--picture", type=FILE, help="Draw samples/s over ranks into this PNG.")
+@click.option("--picture", type=PICTURE, help="Draw samples/s over ranks into this SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan_command(
     folder: Path, ranks: list[int], picture: Path | None, as_json: bool, why: bool, **options: Any

@@ -392,5 +392,5 @@ def _print_result(result: Result, run: Path, is_stream: bool) -> None:
     for line in _utilization(run):
         click.echo(line)
     click.echo(f"run         {run}")
-    if (run / "report.png").exists():
-        click.echo(f"picture     {run / 'report.png'}")
+    if (run / "report.svg").exists():
+        click.echo(f"picture     {run / 'report.svg'}")

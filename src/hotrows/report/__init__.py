@@ -4,7 +4,7 @@
     write_description(data, description, Path("data.html"))
 
 `facts` reads run folders; `assess` predicts a sample (`row_sample`) and measures it (`quality`, `curves`,
-`slices`, `importance`); `markup` and `drawing` make elements of HTML and SVG; `*_sections` join them.
+`slices`, `importance`); `*_sections` join them.
 """
 
 from hotrows.report.assess import Scope

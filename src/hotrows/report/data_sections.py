@@ -7,14 +7,13 @@ from pathlib import Path
 
 from hotrows.data import Description, EncodedData
 from hotrows.data.description import DENSE_QUANTILES, STABLE, DenseUse, quantile_name
-from hotrows.report.drawing import Line, bar, chart, stacked
-from hotrows.report.markup import Html, document, figure, grid, joined, named, note, shortened, table
+from hotrows.pages.drawing import Line, bar, chart, stacked
+from hotrows.pages.markup import Html, document, figure, grid, joined, named, note, shortened, table
+from hotrows.pages.numbers import number, percent
 from hotrows.runtime.atomic_files import write_text
-from hotrows.runtime.figures import number, percent, short
 from hotrows.runtime.units import format_bytes
+from hotrows.train.pictures import skew_chart
 
-_NAMED = 6  # vocabularies in colour
-_GRAY = 6
 _FIGURES = 24  # histograms of dense columns
 _KINDS = ("missing", "unknown")
 
@@ -90,18 +89,7 @@ def _vocabularies(description: Description) -> Html:
     largest = sorted(description.vocabularies, key=lambda used: -used.rows)
     if not largest:
         return Html()
-    lines = []
-    for place, used in enumerate(largest):
-        (x, y), is_named = zip(*used.curve, strict=True), place < _NAMED
-        lines.append(Line(x, y, place if is_named else _GRAY, "bold" if is_named else "faint"))
-    first = min(used.curve[0][0] for used in largest)
-    drawing = chart(
-        lines[::-1], "share of the rows, hottest first", x_range=(min(first, 0.5), 1.0),
-        y_range=(0.0, 1.0), log_x=True, x_format=percent, y_format=percent,
-    )  # fmt: skip
-    keys = [
-        (f"{used.name}, {short(used.rows)} rows", color) for color, used in enumerate(largest[:_NAMED])
-    ]
+    drawing, keys = skew_chart(description)
     about = "Share of a vocabulary's lookups that its hottest rows serve, in the training part."
     rows = [
         (

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hotrows.pages.markup import Html, document, folded, joined
 from hotrows.report import facts as of_run
 from hotrows.report import result_sections, run_sections
 from hotrows.report.assess import Assessment, Scope, assess, check
 from hotrows.report.facts import Facts, read_facts
-from hotrows.report.markup import Html, document, folded, joined
 from hotrows.runtime.atomic_files import write_text
 
 MOST_RUNS = 6  # as many as there are colours

@@ -9,19 +9,8 @@ import numpy as np
 
 from hotrows.data.stored.order import POOL_ROWS
 from hotrows.metrics import base_log_loss, shortcomings, word_of
-from hotrows.report.assess import Assessment
-from hotrows.report.curves import (
-    even_edges,
-    precision_recall,
-    ranked_counts,
-    reliability,
-    roc,
-    shares_by,
-    span,
-)
-from hotrows.report.drawing import Line, chart, stacked, whisker
-from hotrows.report.facts import Facts
-from hotrows.report.markup import (
+from hotrows.pages.drawing import Line, chart, stacked, whisker
+from hotrows.pages.markup import (
     Html,
     element,
     figure,
@@ -33,9 +22,20 @@ from hotrows.report.markup import (
     shortened,
     table,
 )
+from hotrows.pages.numbers import percent, short
+from hotrows.report.assess import Assessment
+from hotrows.report.curves import (
+    even_edges,
+    precision_recall,
+    ranked_counts,
+    reliability,
+    roc,
+    shares_by,
+    span,
+)
+from hotrows.report.facts import Facts
 from hotrows.report.quality import TIMES, MetricInterval
 from hotrows.report.slices import OTHERS
-from hotrows.runtime.figures import percent, short
 
 _MEANINGS = {
     "auc": "the chance that a random 1 is ranked above a random 0",
@@ -285,7 +285,11 @@ def _whiskers(estimates: Sequence[Sequence[MetricInterval | None]], zero: float)
     ends = [end for e in known for end in (e.value, e.low, e.high) if not math.isnan(end)] + [zero]
     return [
         stacked(
-            [whisker(e, min(ends), max(ends), run, zero) for run, e in enumerate(row) if e is not None]
+            [
+                whisker(e.value, (e.low, e.high), min(ends), max(ends), run, zero)
+                for run, e in enumerate(row)
+                if e is not None
+            ]
         )
         for row in estimates
     ]

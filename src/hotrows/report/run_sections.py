@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotrows.data import ValueRates
 from hotrows.metrics import word_of
-from hotrows.report import facts as of_run
-from hotrows.report.drawing import Line, bar, chart, stacked
-from hotrows.report.facts import Facts, Lines
-from hotrows.report.markup import (
+from hotrows.pages.drawing import Line, bar, chart, stacked
+from hotrows.pages.markup import (
     Html,
     compared,
     element,
@@ -23,10 +21,11 @@ from hotrows.report.markup import (
     shortened,
     table,
 )
-from hotrows.runtime.figures import percent
-from hotrows.train.pictures import column, metrics_to_draw, smooth
+from hotrows.pages.numbers import percent
+from hotrows.report import facts as of_run
+from hotrows.report.facts import Facts
+from hotrows.train.pictures import NUM_COLORS, loss_lines, metric_lines, metrics_to_draw, smooth
 
-_COLORS = 6
 _LIVE = (
     "Training goes on: this page is written anew, and loads itself again. Predictions follow at the end."
 )
@@ -63,17 +62,18 @@ def _over_steps(
 
 def curves(runs: Sequence[Facts]) -> Html:
     """Loss and metrics over steps."""
-    lines = []
-    for color, facts in enumerate(runs):
-        steps, losses = column(facts.steps, "loss")
-        lines += [Line(steps, losses, color, "faint")] if len(runs) == 1 else []
-        lines.append(Line(steps, smooth(losses), color))
+    alone = len(runs) == 1
+    lines = [line for k, facts in enumerate(runs) for line in loss_lines(facts.steps, k, faint=alone)]
     about = "A running mean over a thirtieth of the run."
     figures = [figure("Training loss", chart(lines, "step"), about, _keys(runs))]
     evaluations = [facts.evaluations or facts.windows for facts in runs]
     of_what = "of each window of the stream" if any(facts.windows for facts in runs) else "on validation"
     for name in dict.fromkeys(name for records in evaluations for name in metrics_to_draw(records)):
-        drawn = list(_metric_lines(evaluations, name))
+        drawn = [
+            pair
+            for color, records in enumerate(evaluations)
+            for pair in metric_lines(records, name, color, labels=alone)
+        ]
         keys = _keys(runs) or [(label, line.color) for label, line in drawn if label]
         drawing = chart([line for _, line in drawn], "step", y_format="{:.4g}".format)
         title = f"{word_of(name)} {of_what}"
@@ -83,26 +83,10 @@ def curves(runs: Sequence[Facts]) -> Html:
     return grid([*figures, *map(_live_keys, runs)])
 
 
-def _metric_lines(evaluations: Sequence[Lines], name: str) -> Iterator[tuple[str, Line]]:
-    """Yields label and line of a metric of each run; of one run with several labels each one's, too."""
-    for color, records in enumerate(evaluations):
-        flat = [{**record, **record.get("ranking", {})} for record in records]
-        labels = dict.fromkeys(label for record in records for label in record.get("tasks", {}))
-        for number, label in enumerate(labels if len(evaluations) == 1 else (), 1):
-            tasks = [{"step": r["step"], **r.get("tasks", {}).get(label, {})} for r in records]
-            x, y = column([{**task, **task.get("ranking", {})} for task in tasks], name)
-            yield label, Line(x, y, number % _COLORS, "thin")
-        x, y = column(flat, name)
-        names = [f"step {step:,}: {value:.5g}" for step, value in zip(x, y, strict=True)]
-        yield "mean" if labels else "", Line(x, y, color, "bold", names)
-        x, y = column([record for record in flat if record.get("is_best")], name)
-        yield "", Line(x[-1:], y[-1:], color, "dots best", ["best checkpoint"])
-
-
 def _live_keys(facts: Facts) -> Html:
     """Live keys of dynamic features over the steps of a run."""
     records = [line for line in facts.steps if line.get("keys")]
-    names = list(records[-1]["keys"])[:_COLORS] if records else []
+    names = list(records[-1]["keys"])[:NUM_COLORS] if records else []
     lines = [
         Line(
             [r["step"] for r in records], [r["keys"].get(name, {}).get("live", 0) for r in records], color

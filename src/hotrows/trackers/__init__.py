@@ -40,7 +40,7 @@ log = logging.getLogger("hotrows")
 _IDS = "trackers.json"  # in the folder of a run: its id at each service
 _MOST_WAITING = 1000  # lines of metrics that a service has not taken yet
 _PATIENCE = 60.0  # seconds at the end of a run without anything that the service takes
-_FILES = ("config.json", "schema.json", "environment.json", "metrics.jsonl", "result.json", "report.png")
+_FILES = ("config.json", "schema.json", "environment.json", "metrics.jsonl", "result.json", "report.svg")
 
 
 class Tracker(Callback, ABC):

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hotrows.metrics import Metrics, word_of
-from hotrows.runtime import figures
-from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
+from hotrows.pages.drawing import Box, Line, Panel, chart, picture
+from hotrows.pages.numbers import percent, short
+from hotrows.runtime.atomic_files import write_text
 from hotrows.train import metrics_log, run_folder
 from hotrows.train.run_state import best_rule
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from hotrows.data.description import Description, VocabularyUse
+    from hotrows.data.description import Description
     from hotrows.pipeline.trace import Event
 
-_NAMED = 8  # vocabularies in colour
-_WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+NUM_COLORS = 6
+GRAY = 6
 
 
-def draw_run(run: Path, picture: Path | None = None) -> Path | None:
-    """Draws a run over its steps; into RUN/report.png by default.
+def draw_run(run: Path, to: Path | None = None) -> Path | None:
+    """Draws a run over its steps; into RUN/report.svg by default. None where it has no step.
 
     Training loss (of several labels their sum, and what a model adds), the metric that decides and one
     more on validation (of several labels each, and their mean, which decides), and throughput.
@@ -37,120 +36,99 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     windows = [r for r in records if r["kind"] == "window"]  # of a run on a stream, which has no others
     if not steps:
         return None
-    figure = figures.new_figure(12.5, 8.2)
-    if figure is None:
-        return None
-    with figures.style():
-        (loss, first), (speed, second) = figure.subplots(2, 2)
-        _draw_loss(loss, steps)
-        for axes, name in zip((first, second), metrics_to_draw(evaluations or windows), strict=False):
-            word, of_what = word_of(name), "of each window" if windows else "on validation"
-            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} {of_what}", evaluations or windows, name)
-        _draw_speed(speed, steps)
-        for axes in (loss, first, speed, second):
-            axes.set_xlim(0, steps[-1]["step"] * 1.02)
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.xaxis.set_major_formatter(short)
-            axes.set_xlabel("step")
-        if evaluations:
-            decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score"
-            figure.supxlabel(best_rule(run_folder.read_config(run), decides), fontsize=10, color=GREEN)
-        figures.set_title(figure, *_run_title(run))
-        return figures.save(figure, picture or run / "report.png")
+    on_axis: dict[str, Any] = {"x_range": (0, steps[-1]["step"] * 1.02)}
+    of_what = "of each window" if windows else "on validation"
+    metrics = [
+        metric_panel(evaluations or windows, name, of_what, **on_axis)
+        for name in metrics_to_draw(evaluations or windows)
+    ]
+    loss: Panel = ("Training loss", chart(loss_lines(steps), "step", **on_axis), ())
+    panels = [loss, *metrics[:1], _speed_panel(steps, **on_axis), *metrics[1:]]
+    decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score" if evaluations else ""
+    last = best_rule(run_folder.read_config(run), decides) if evaluations else "no evaluation"
+    return _write(to or run / "report.svg", picture(*_run_title(run), panels, last))
 
 
-_STAGES = (
-    *(GRAY, BLUE, "#7fb0de", GREEN, ORANGE, "#b8860b"),
-    *("#8e6bb0", "#5ca8a0", "#c4626b", "#9aa86b", "#4f5b8f"),
-)
-
-
-def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> Path | None:
+def draw_timeline(events: Sequence[Event], to: Path, batches: int = 12) -> Path | None:
     """Draws when each stage of the last whole batches of a run was at work, a row per lane."""
     trained = [event.batch for event in events if event.stage == "train"][-batches - 4 :]
     shown = [event for event in events if event.batch in set(trained[2 : 2 + batches])]
-    figure = figures.new_figure(12.5, 3.4) if shown else None
-    if figure is None:
+    if not shown:
         return None
-    with figures.style():
-        axes = figure.subplots()
-        lanes = list(dict.fromkeys(event.lane for event in events))
-        stages = list(dict.fromkeys(event.stage for event in events))
-        colors = dict(zip(stages, _STAGES, strict=False))
-        first = min(event.begin for event in shown)
-        for stage in stages:
-            spans = [event for event in shown if event.stage == stage]
-            axes.barh(
-                [lanes.index(event.lane) for event in spans],
-                [(event.end - event.begin) * 1e3 for event in spans],
-                left=[(event.begin - first) * 1e3 for event in spans],
-                color=colors.get(stage, INK), height=0.62, linewidth=0.6, label=stage,
-                edgecolor="white" if stage == "train" else colors.get(stage, INK),
-            )  # fmt: skip
-        for event in shown:
-            if event.stage == "train":
-                middle = (event.begin + event.end) / 2 - first
-                axes.text(middle * 1e3, lanes.index(event.lane), str(event.batch), ha="center",
-                          va="center", color="white", fontsize=9)  # fmt: skip
-        axes.set_yticks(range(len(lanes)), lanes)
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel("milliseconds")
-        axes.legend(ncols=min(len(stages), 6), loc="upper center", bbox_to_anchor=(0.5, -0.22))
-        figures.set_title(figure, "Timeline", "what each lane did; numbers are batches")
-        return figures.save(figure, picture)
+    lanes = list(dict.fromkeys(event.lane for event in events))[::-1]  # the first one is at the top
+    stages = list(dict.fromkeys(event.stage for event in events))
+    first = min(event.begin for event in shown)
+    boxes = [
+        Box(
+            *((event.begin - first) * 1e3, (event.end - first) * 1e3),
+            *(lanes.index(event.lane) - 0.4, lanes.index(event.lane) + 0.4),
+            stages.index(event.stage) % (NUM_COLORS + 1),
+            f"{event.stage} of batch {event.batch:,}: {(event.end - event.begin) * 1e3:.2f} ms",
+        )
+        for event in shown
+    ]
+    drawing = chart(
+        [], "milliseconds", boxes=boxes, y_range=(-0.5, len(lanes) - 0.5), y_ticks=range(len(lanes)),
+        y_format=lambda lane: lanes[int(lane)][:8],
+    )  # fmt: skip
+    names = [(stage, n % (NUM_COLORS + 1)) for n, stage in enumerate(stages)]
+    return _write(to, picture("Timeline", "what each lane did", [("", drawing, names)]))
 
 
-def draw_skew(description: Description, picture: Path) -> Path | None:
+def draw_skew(description: Description, to: Path) -> Path:
     """Draws, per vocabulary, which share of its lookups the hottest rows serve.
 
     A cache that holds the hottest 1 % of its rows serves the share that stands above 1 %.
     """
-    figure = figures.new_figure(9.5, 6.2)
-    if figure is None:
-        return None
-    with figures.style():
-        _draw_skew(figure.subplots(), description.vocabularies)
-        below = "share of a vocabulary's lookups that its hottest rows serve, in the training part"
-        figures.set_title(figure, "Skew of the lookups", below)
-        return figures.save(figure, picture)
+    return _write(
+        to, picture("Skew of the lookups", "", [("Share of the lookups", *skew_chart(description))])
+    )
 
 
-def draw_keys(run: Path, picture: Path) -> Path | None:
+def skew_chart(description: Description) -> tuple[Any, list[tuple[str, int]]]:
+    """The chart of `draw_skew`, and its legend: the largest vocabularies are in colour and by name."""
+    largest = sorted(description.vocabularies, key=lambda used: -used.rows)
+    lines = []
+    for place, used in enumerate(largest):
+        (x, y), is_named = zip(*used.curve, strict=True), place < NUM_COLORS
+        lines.append(Line(x, y, place if is_named else GRAY, "bold" if is_named else "faint"))
+    first = min((used.curve[0][0] for used in largest), default=0.5)
+    drawing = chart(
+        lines[::-1], "share of the rows, hottest first", x_range=(min(first, 0.5), 1.0),
+        y_range=(0.0, 1.0), log_x=True, x_format=percent, y_format=percent,
+    )  # fmt: skip
+    named = enumerate(largest[:NUM_COLORS])
+    names = [(f"{used.name}, {short(used.rows)} rows", color) for color, used in named]
+    more = len(largest) - NUM_COLORS
+    return drawing, [*names, *([(f"{more} smaller ones", GRAY)] if more > 0 else [])]
+
+
+def draw_keys(run: Path, to: Path) -> Path:
     """Draws how keys of a run's dynamic features came and went: live ones, births and deaths a step."""
     records = [r for r in metrics_log.read_metrics(run) if r["kind"] == "train" and r.get("keys")]
     if not records:
         raise ValueError(
             f"{run}: its log has no keys to draw: no feature is dynamic, or no step was logged so far"
         )
-    figure = figures.new_figure(12.5, 4.2)
-    if figure is None:
-        return None
-    steps, lengths = [r["step"] for r in records], _lengths([r["step"] for r in records])
-    panels = {"live": "Live keys", "admitted": "Births a step", "evicted": "Deaths a step"}
-    with figures.style():
-        for axes, (count, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-            for name, color in zip(records[-1]["keys"], (BLUE, ORANGE, GREEN, INK), strict=False):
-                counts = [r["keys"].get(name, {}).get(count, 0) for r in records]
-                shown = counts if count == "live" else np.diff(counts, prepend=0) / lengths
-                axes.plot(steps, shown, color=color, label=name)
-            axes.set_title(title)
-            axes.set_xlim(0, steps[-1] * 1.02)
-            axes.set_ylim(bottom=0)
-            axes.xaxis.set_major_formatter(short)
-            axes.yaxis.set_major_formatter(short)
-            axes.set_xlabel("step")
-        figure.axes[0].legend()
-        figures.set_title(figure, *_run_title(run))
-        return figures.save(figure, picture)
+    steps = [r["step"] for r in records]
+    names = [(name, color) for color, name in enumerate(list(records[-1]["keys"])[:NUM_COLORS])]
+    panels = []
+    titles = {"live": "Live keys", "admitted": "Births a step", "evicted": "Deaths a step"}
+    for count, title in titles.items():
+        lines = [Line(steps, list(key_counts(records, name, count)), color) for name, color in names]
+        panels.append((title, chart(lines, "step"), names if count == "live" else ()))
+    return _write(to, picture(*_run_title(run), panels, columns=3))
 
 
-def _lengths(steps: list[int]) -> np.ndarray:
-    """The number of steps that each record of a log is about."""
-    return np.maximum(np.diff(steps, prepend=0), 1)
+def key_counts(records: Sequence[dict], name: str, count: str) -> np.ndarray:
+    """Live keys of a feature at each record, or how many were admitted or evicted in a step before it."""
+    counts = np.array([r["keys"].get(name, {}).get(count, 0) for r in records], float)
+    if count == "live":
+        return counts
+    return np.diff(counts, prepend=0) / np.maximum(np.diff([r["step"] for r in records], prepend=0), 1)
 
 
-def metrics_to_draw(evaluations: list[dict]) -> list[str]:
+def metrics_to_draw(evaluations: Sequence[dict]) -> list[str]:
     """Two metrics to draw, the second of which decides; of several labels those that decide of each."""
     last = evaluations[-1] if evaluations else {}
     if last.get("decides", "auc") == "auc":
@@ -165,86 +143,50 @@ def metrics_to_draw(evaluations: list[dict]) -> list[str]:
     return [*others[:1], *decide][-2:]
 
 
-def _draw_loss(axes: Axes, steps: list[dict]) -> None:
-    axes.set_title("Training loss")
+def loss_lines(steps: Sequence[dict], color: int = 0, faint: bool = True) -> list[Line]:
+    """The running mean of the loss and, where `faint`, the loss itself."""
     x, y = column(steps, "loss")
-    axes.plot(x, y, color=BLUE, alpha=0.25, linewidth=1)
-    axes.plot(x, smooth(y), color=BLUE, linewidth=2)
+    return [*([Line(x, y, color, "faint")] if faint else []), Line(x, smooth(y), color)]
 
 
-def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> None:
-    """Draws a metric of the evaluations, of several labels each one's, too; marks the best checkpoint."""
-    import matplotlib
-
-    axes.set_title(title)
-    evaluations = [{**record, **record.get("ranking", {})} for record in evaluations]
-    x, y = column(evaluations, name)
-    if not x:
-        axes.text(0.5, 0.5, "no evaluation", transform=axes.transAxes, ha="center", color=GRAY)
-        return
-    labels = list(dict.fromkeys(label for r in evaluations for label in r.get("tasks", {})))
-    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, len(labels)))
-    for label, color in zip(labels, colors, strict=True):
-        tasks = [(r["step"], r.get("tasks", {}).get(label, {})) for r in evaluations]
-        of_label = [{"step": step, **task, **task.get("ranking", {})} for step, task in tasks]
-        axes.plot(*column(of_label, name), ".-", color=color, linewidth=1, label=label)
-    axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="mean")
-    if labels:
-        axes.legend(loc="best")
-    axes.ticklabel_format(axis="y", useOffset=False)
-    axes.margins(y=0.18)
-    best = column([r for r in evaluations if r.get("is_best")], name)
-    if best[0]:
-        point = best[0][-1], best[1][-1]
-        axes.plot(*point, "o", color=GREEN, markersize=10, clip_on=False)
-        value, side = f"best checkpoint {point[1]:.4f}", "right" if point[0] > x[-1] / 2 else "left"
-        bold: dict[str, Any] = {"ha": side, "color": GREEN, "fontweight": "bold", "bbox": _WHITE}
-        axes.annotate(value, point, xytext=(0, 11), textcoords="offset points", **bold)
+def metric_lines(
+    records: Sequence[dict], name: str, color: int = 0, labels: bool = True
+) -> Iterator[tuple[str, Line]]:
+    """Yields names and lines of a metric: of each label if there are several, of all, of the best."""
+    flat = [{**record, **record.get("ranking", {})} for record in records]
+    tasks = dict.fromkeys(label for record in records for label in record.get("tasks", {}))
+    for number, label in enumerate(tasks if labels else (), 1):
+        of_label = [{"step": r["step"], **r.get("tasks", {}).get(label, {})} for r in records]
+        x, y = column([{**task, **task.get("ranking", {})} for task in of_label], name)
+        yield label, Line(x, y, number % NUM_COLORS, "thin")
+    x, y = column(flat, name)
+    names = [f"step {step:,}: {value:.5g}" for step, value in zip(x, y, strict=True)]
+    yield "mean" if tasks else "", Line(x, y, color, "bold", names)
+    x, y = column([record for record in flat if record.get("is_best")], name)
+    yield "", Line(x[-1:], y[-1:], color, "dots best", ["best checkpoint"])
 
 
-def _draw_speed(axes: Axes, steps: list[dict]) -> None:
-    axes.set_title("Throughput, samples/s")
+def metric_panel(records: Sequence[dict], name: str, of_what: str, **how: Any) -> Panel:
+    """A metric of the evaluations, of several labels each one's, too; a dot is the best checkpoint."""
+    word, drawn = word_of(name), list(metric_lines(records, name))
+    drawing = chart([line for _, line in drawn], "step", y_format="{:.4g}".format, **how)
+    names = [(label, line.color) for label, line in drawn if label]
+    best = drawn[-1][1].y
+    if len(best):
+        names.append((f"best checkpoint {best[-1]:.4f}", drawn[-1][1].color))
+    return f"{word[:1].upper()}{word[1:]} {of_what}", drawing, names
+
+
+def _speed_panel(steps: Sequence[dict], **how: Any) -> Panel:
     x, y = column(steps, "samples_per_second")
-    axes.plot(x, y, color=BLUE, linewidth=1.6)
     median = float(np.median(y))
-    axes.axhline(median, color=GRAY, linewidth=1, linestyle="--")
-    axes.set_ylim(0, max(y) * 1.22)
-    axes.yaxis.set_major_formatter(short)
+    lines = [Line(x, y, 0, "thin"), Line([x[0], x[-1]], [median, median], GRAY, "dashed")]
     stalled = sum(r["stall_seconds"] for r in steps) / max(sum(r["seconds"] for r in steps), 1e-9)
     used = metrics_log.utilization(steps)
-    cores = f"\ncores {used['cores_busy']:.0%} busy with training" if used else ""
-    axes.text(
-        0.98, 0.96, f"median {short(median)}, {stalled:.1%} waiting for data{cores}",
-        transform=axes.transAxes, ha="right", va="top", color="#5b616a",
-    )  # fmt: skip
-
-
-def _draw_skew(axes: Axes, vocabularies: Sequence[VocabularyUse]) -> None:
-    """The largest ones in colour and by name: they are what memory is spent on."""
-    import matplotlib
-
-    largest = sorted(vocabularies, key=lambda used: -used.rows)
-    named, others = largest[:_NAMED], largest[_NAMED:]
-    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(len(named), 1)))
-    for used in others:
-        axes.plot(*_points(used), color="#d3d7dc", linewidth=1)
-    for used, color in zip(named, colors, strict=False):
-        label = f"{used.name}  {short(used.rows)} rows"
-        axes.plot(*_points(used), color=color, linewidth=2, label=label)
-    if others:
-        axes.plot([], [], color="#d3d7dc", label=f"{len(others)} smaller ones")
-    axes.set_xscale("log")
-    axes.set_xlim(min(used.curve[0][0] for used in vocabularies), 1)
-    axes.set_ylim(0, 1.01)
-    axes.xaxis.set_major_formatter(percent)
-    axes.yaxis.set_major_formatter(percent)
-    axes.set_xlabel("share of the rows, hottest first")
-    axes.set_ylabel("share of the lookups")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-
-def _points(used: VocabularyUse) -> tuple[list[float], list[float]]:
-    return [rows for rows, _ in used.curve], [lookups for _, lookups in used.curve]
+    names = [(f"median {short(median)}, {stalled:.1%} waiting for data", GRAY)]
+    if used:
+        names.append((f"cores {used['cores_busy']:.0%} busy with training", GRAY))
+    return "Throughput, samples/s", chart(lines, "step", y_range=(0, max(y) * 1.22), **how), names
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -256,9 +198,16 @@ def smooth(values: list[float]) -> list[float]:
     return list((sums[last] - sums[first]) / (last - first))
 
 
-def column(records: list[dict], name: str) -> tuple[list[int], list[float]]:
+def column(records: Sequence[dict], name: str) -> tuple[list[int], list[float]]:
+    """Steps and numbers of the records that have a number of this name."""
     present = [(r["step"], r[name]) for r in records if r.get(name) is not None]
     return [step for step, _ in present], [value for _, value in present]
+
+
+def _write(path: Path, drawing: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, drawing)
+    return path
 
 
 def _run_title(run: Path) -> tuple[str, str]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows import notebook
 from hotrows.distributed.comm import Ranks
 from hotrows.distributed.process_group import Sent
 from hotrows.engine.caching import CacheTraffic
 from hotrows.metrics import Metrics
+from hotrows.pages import notebook
 from hotrows.runtime.device import Device
 from hotrows.runtime.utilization import Utilization
 from hotrows.train import metrics_log

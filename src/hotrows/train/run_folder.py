@@ -14,7 +14,7 @@
     events.out.tfevents.*   metrics for TensorBoard, where it is installed
     checkpoints.json, checkpoints/      see `hotrows.checkpoint`
     lock               while a process trains the run: which one
-    report.png         losses, AUC and throughput; result.json: how it ended
+    report.svg         losses, AUC and throughput; result.json: how it ended
 
 What is read back has a checksum (`hotrows.json_file`). Nothing but `lock` names the machine; the paths
 outside the folder are those of the data and of a model of your own.

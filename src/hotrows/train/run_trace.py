@@ -65,4 +65,4 @@ class RunTrace:
             known = set(last)
             events = [*(event for event in self._around if event not in known), *last]
             write_text(self._path, trace_text(events))
-            pictures.draw_timeline(last, self._path.with_suffix(".png"))
+            pictures.draw_timeline(last, self._path.with_suffix(".svg"))

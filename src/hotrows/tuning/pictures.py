@@ -6,128 +6,104 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hotrows.runtime import figures
-from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
+from hotrows.pages.drawing import Box, Line, Panel, chart, picture
+from hotrows.pages.numbers import percent
+from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.units import format_bytes
+from hotrows.train.pictures import GRAY, NUM_COLORS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from hotrows.costs.step_cost import StepCost
     from hotrows.tuning.cache_simulation import Simulation
     from hotrows.tuning.scaling import Prediction
 
+_STEP = {
+    "dense layers": lambda cost: cost.dense,
+    "rows: gather, pool, update": lambda cost: cost.gather + cost.pool + cost.update,
+    "exchange: bytes": lambda cost: cost.exchange - cost.latency,
+    "exchange: messages": lambda cost: cost.latency,
+    "all-reduces": lambda cost: cost.reduce + cost.exposed_reduce,
+}
 
-def draw_curves(simulation: Simulation, picture: Path, knee: int | None = None) -> Path | None:
+
+def draw_curves(simulation: Simulation, to: Path, knee: int | None = None) -> Path:
     """Draws what each policy misses over fast memory; a line stands at the knee."""
-    figure = figures.new_figure(9.5, 5.6)
-    if figure is None:
-        return None
-    with figures.style():
-        axes = figure.subplots()
-        for name, (color, line) in _lines(simulation.policies).items():
-            sizes = [cache.fast_memory for cache in simulation.results(name)]
-            misses = [cache.misses for cache in simulation.results(name)]
-            size = 8 if name == "belady" else 5  # seen behind a policy that comes up to it
-            axes.plot(
-                sizes, misses, line, color=color, linewidth=2, markersize=size, label=name,
-                zorder=2 if name == "belady" else 3,
-            )  # fmt: skip
-        axes.axhline(simulation.untouched, color=GRAY, linewidth=1, linestyle=":", label="first touches")
-        if knee is not None:
-            axes.axvline(knee, color=GRAY, linewidth=1, linestyle="--")
-            axes.annotate(f"knee {format_bytes(knee)}", (knee, 0), xytext=(-5, 9), color="#5b616a",
-                          textcoords="offset points", ha="right")  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda size, _: format_bytes(int(size)))
-        axes.yaxis.set_major_formatter(short)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("fast memory")
-        axes.set_ylabel("misses per batch (distinct rows)")
-        axes.legend(loc="upper right")
-        below = (
-            f"{simulation.model}, {format_bytes(simulation.table_bytes)} of tables, "
-            f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, batches "
-            f"{simulation.skipped:,} to {simulation.batches:,}"
-        )
-        figures.set_title(figure, "Misses by fast memory", below)
-        return figures.save(figure, picture)
+    sizes = sorted({cache.fast_memory for cache in simulation.measured})
+    lines, names = [], []
+    for number, policy in enumerate(simulation.policies):
+        results = simulation.results(policy)
+        x, y = [cache.fast_memory for cache in results], [cache.misses for cache in results]
+        color = GRAY if policy in ("lru", "belady") else number % NUM_COLORS
+        kind = {"belady": "dashed", "lru": "thin"}.get(policy, "bold")
+        lines.append(Line(x, y, color, kind, [f"{policy}: {misses:,.0f}" for misses in y]))
+        names.append((policy, color))
+    first = simulation.untouched
+    lines.append(Line([sizes[0], sizes[-1]], [first, first], NUM_COLORS - 2, "dashed"))
+    names.append(("first touches", NUM_COLORS - 2))
+    top = 1.06 * max(cache.misses for cache in simulation.measured)
+    if knee is not None:
+        lines.append(Line([knee, knee], [0, top], NUM_COLORS - 1, "dashed"))
+        names.append((f"knee {format_bytes(knee)}", NUM_COLORS - 1))
+    drawing = chart(
+        lines, "fast memory", log_x=True, y_range=(0, top or 1), x_ticks=sizes,
+        x_format=lambda size: format_bytes(int(size)).replace(" ", ""),
+    )  # fmt: skip
+    below = (
+        f"{simulation.model}, {format_bytes(simulation.table_bytes)} of tables, "
+        f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, batches "
+        f"{simulation.skipped:,} to {simulation.batches:,}"
+    )
+    title = "misses per batch (distinct rows)"
+    write_text(to, picture("Misses by fast memory", below, [(title, drawing, names)]))
+    return to
 
 
-def draw_scaling(prediction: Prediction, picture: Path) -> Path | None:
+def draw_scaling(prediction: Prediction, to: Path) -> Path:
     """Draws samples a second over ranks, beside what the parts of a step take."""
     costs = [point.cost for point in prediction.points if point.cost is not None]
-    figure = figures.new_figure(12.5, 5.0)
-    if figure is None:
-        return None
-    with figures.style():
-        speed, parts = figure.subplots(1, 2, width_ratios=(1, 1.25))
-        _draw_speed(speed, costs)
-        _draw_parts(parts, costs)
-        step = prediction.workload.step
-        below = (
-            f"{prediction.machine.name}; {format_bytes(int(prediction.workload.table_bytes))} of tables, "
-            f"batch {step.batch_size:,} of all ranks, {8 * step.wire_bytes}-bit numbers between them"
-        )
-        figures.set_title(figure, f"Predicted: {prediction.workload.name}", below)
-        return figures.save(figure, picture)
+    step = prediction.workload.step
+    below = (
+        f"{prediction.machine.name}; {format_bytes(int(prediction.workload.table_bytes))} of tables, "
+        f"batch {step.batch_size:,} of all ranks, {8 * step.wire_bytes}-bit numbers between them"
+    )
+    panels = [_speed_panel(costs), _parts_panel(costs)] if costs else []
+    write_text(to, picture(f"Predicted: {prediction.workload.name}", below, panels))
+    return to
 
 
-def _draw_speed(axes: Axes, costs: Sequence[StepCost]) -> None:
+def _speed_panel(costs: Sequence[StepCost]) -> Panel:
     ranks = [cost.num_ranks for cost in costs]
     first = costs[0].samples_per_second / ranks[0]
-    axes.set_title("Samples/s")
-    ideal = [first * num for num in ranks]
-    axes.plot(ranks, ideal, "--", color=GRAY, linewidth=1.2, label="as many times as ranks")
-    axes.plot(
-        ranks, [cost.samples_per_second for cost in costs], "o-", color=BLUE, linewidth=2,
-        markersize=5, label="predicted",
-    )  # fmt: skip
     alone = [cost.batch_size / cost.serial_seconds for cost in costs]
-    axes.plot(ranks, alone, "o:", color=ORANGE, linewidth=1.6, markersize=4, label="nothing overlaps")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ranks, [str(num) for num in ranks])
-    axes.yaxis.set_major_formatter(short)
-    axes.yaxis.set_minor_formatter("")
-    axes.set_xlabel("ranks")
-    axes.legend(loc="upper left")
+    lines = [
+        Line(ranks, [first * num for num in ranks], GRAY, "dashed"),
+        Line(ranks, [cost.samples_per_second for cost in costs], 0),
+        Line(ranks, alone, 1, "thin"),
+    ]
+    names = [("predicted", 0), ("nothing overlaps", 1), ("as many times as ranks", GRAY)]
+    drawing = chart(
+        lines, "ranks", x_ticks=ranks, x_format="{:.0f}".format, log_x=True, log_y=True
+    )  # fmt: skip
+    return "Samples/s", drawing, names
 
 
-def _draw_parts(axes: Axes, costs: Sequence[StepCost]) -> None:
-    """Shares of the step itself, one above the other; lanes beside it as marks on the same scale."""
-    axes.set_title("What a step consists of, as shares of its time")
-    x = np.arange(len(costs))
-    bottom = np.zeros(len(costs))
-    critical = np.array([cost.critical for cost in costs])
-    shown: dict[str, tuple[str, list[float]]] = {
-        "dense layers": (GRAY, [c.dense for c in costs]),
-        "rows: gather, pool, update": (BLUE, [c.gather + c.pool + c.update for c in costs]),
-        "exchange: bytes": (ORANGE, [c.exchange - c.latency for c in costs]),
-        "exchange: messages": ("#b8860b", [c.latency for c in costs]),
-        "all-reduces": (GREEN, [c.reduce + c.exposed_reduce for c in costs]),
-    }
-    for name, (color, seconds) in shown.items():
-        share = np.array(seconds) / critical
-        axes.bar(x, share, 0.66, bottom=bottom, color=color, label=name)
-        bottom += share
-    lanes = {"planning": ("v", "planning"), "loading": ("s", "loading"), "moving": ("D", "cache")}
-    for name, (marker, label) in lanes.items():
-        share = np.array([getattr(cost, name) for cost in costs]) / critical
-        if share.any():
-            axes.plot(x[share > 0], share[share > 0], marker, color=INK, markersize=6,
-                      markerfacecolor="white", label=f"{label}, beside the step")  # fmt: skip
-    axes.set_xticks(x, [str(cost.num_ranks) for cost in costs])
-    axes.yaxis.set_major_formatter(percent)
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel("ranks")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-
-def _lines(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and line of each policy: ours stands out, the bounds are gray."""
-    known = {"lookahead": (BLUE, "o-"), "lru": (GRAY, "o--"), "belady": (INK, "s:")}
-    others = iter([(ORANGE, "o-"), (GREEN, "o-"), ("#b8860b", "o-"), ("#8b5fbf", "o-")] * len(policies))
-    return {name: known[name] if name in known else next(others) for name in policies}
+def _parts_panel(costs: Sequence[StepCost]) -> Panel:
+    """Shares of the step itself, one above the other; lanes beside it as dots on the same scale."""
+    boxes, dots = [], []
+    for x, cost in enumerate(costs):
+        low = 0.0
+        for color, (name, seconds) in enumerate(_STEP.items()):
+            high = low + seconds(cost) / cost.critical
+            boxes.append(Box(x - 0.33, x + 0.33, low, high, color, f"{name} {high - low:.1%}"))
+            low = high
+        for name in ("planning", "loading", "moving"):
+            share = getattr(cost, name) / cost.critical
+            if share > 0:
+                dots.append(Line([x], [share], GRAY, "dots", [f"{name}, beside the step: {share:.1%}"]))
+    top = max([box.high for box in boxes] + [line.y[0] for line in dots])
+    drawing = chart(
+        dots, "ranks", boxes=boxes, x_range=(-0.5, len(costs) - 0.5), y_range=(0, 1.04 * top),
+        x_ticks=range(len(costs)), x_format=lambda x: str(costs[int(x)].num_ranks), y_format=percent,
+    )  # fmt: skip
+    names = [(name, color) for color, name in enumerate(_STEP)]
+    return "Shares of a step", drawing, [*names, ("planning, loading, cache beside it", GRAY)]

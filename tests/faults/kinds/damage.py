@@ -88,7 +88,7 @@ def _resumed(trial: Trial, training: str, damaged: str) -> str:
 def damage(trial: Trial, folder: Path, other: Callable[[], Path]) -> None:
     """Damages one file of a folder; other: gives an equal folder of another seed."""
     choose = trial.choose
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".png")
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".svg")
     file = choose.choice(files)
     content = file.read_bytes()
     kind = choose.choice(_OF_A_BASE if file.name == "base" else [*_KINDS])

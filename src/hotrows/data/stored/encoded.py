@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from hotrows import notebook
 from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shard_writer import Written
 from hotrows.json_file import JsonFile, build, is_name
+from hotrows.pages import notebook
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 3

@@ -1,6 +1,6 @@
-"""Figures: what pictures share: colours, style, a title, and how they are written.
+"""Figures: what the pictures of benchmarks share: colours, style, a title, and how they are written.
 
-Drawn with matplotlib (`pip install hotrows[report]`) on its Agg canvas, without a display and
+Drawn with matplotlib on its Agg canvas, without a display and
 without touching pyplot's state. Where it is missing, this is said in one sentence and nothing is drawn.
 
     figure = new_figure(9.5, 6.2)
@@ -16,10 +16,10 @@ without touching pyplot's state. Where it is missing, this is said in one senten
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotrows.pages.numbers import number, percent, short
 from hotrows.runtime.atomic_files import replaced
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hotrows")
 
+__all__ = ["number", "percent", "short"]
 BLUE, ORANGE, GREEN, GRAY, INK = "#2563a8", "#d9730d", "#2f855a", "#8a8f98", "#22252a"
 _STYLE: dict[Any, Any] = {
     "font.size": 10.5,
@@ -56,7 +57,7 @@ def new_figure(width: float, height: float) -> Figure | None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.info("matplotlib is not installed, so no picture is drawn: pip install 'hotrows[report]'")
+        log.info("matplotlib is not installed, so no picture is drawn: pip install matplotlib")
         return None
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
@@ -86,26 +87,3 @@ def save(figure: Figure, path: Path) -> Path:
     with replaced(path) as part:
         figure.savefig(part, format="png", dpi=130)
     return path
-
-
-def short(value: float, place: float | None = None) -> str:
-    """1,234 as 1.2k, 45,000,000 as 45M."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.4g}"
-
-
-def number(value: float | None) -> str:
-    """1234.5 as 1,235 and 0.12345 as 0.1235, for tables; None as nothing."""
-    if value is None:
-        return ""
-    return (
-        short(value) if abs(value) >= 1e6 else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    )
-
-
-def percent(value: float, place: float | None = None) -> str:
-    """0.0123 as 1 %, 0.00012 as 0.01 %."""
-    digits = max(0, -math.floor(math.log10(value * 100))) if 0 < value < 0.01 else 0
-    return f"{value * 100:.{digits}f} %"

@@ -1,0 +1,1 @@
+"""Pages and pictures: HTML and SVG as text, without a library and without a file."""
