@@ -42,7 +42,7 @@ from hotrows.datasets import schemas
 from hotrows.datasets.synthetic import synth_criteo
 from hotrows.optim import Adagrad
 from hotrows.planning.policy import Lookahead
-from hotrows.planning.slots import slot_map
+from hotrows.planning.slots import NativeSlotMap
 from hotrows.schema import Schema, Sparse, vocabulary_of
 from hotrows.train import Trainer
 from hotrows.train.recommender import Recommender
@@ -247,7 +247,7 @@ def regrouped(data: EncodedData, config: TrainConfig, out: Path) -> EncodedData:
 
 def _misses(batches: list[torch.Tensor], num_slots: int, policy: Lookahead, in_flight: int) -> int:
     """Rows that the second half of the batches fetches."""
-    slots, fed, misses = slot_map(num_slots, policy, in_flight), 0, 0
+    slots, fed, misses = NativeSlotMap(num_slots, policy, in_flight), 0, 0
     for j, rows in enumerate(batches):
         while slots.wants():
             if fed == len(batches):

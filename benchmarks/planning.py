@@ -39,7 +39,7 @@ from hotrows.planning import planner as planner_module
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Frequency, Hot, Lookahead
 from hotrows.planning.sharding import by_rows
-from hotrows.planning.slots import slot_map
+from hotrows.planning.slots import NativeSlotMap
 from hotrows.planning.threads import Threads
 from hotrows.train.step_trainer import keep_freed_memory
 
@@ -126,7 +126,7 @@ def _measure(
     planner, num_slots = Planner(packs), packs[0].rows // 10
     rows = packs[0].rows
     bound = Caching(num_slots * record).lookahead_bytes
-    slots = slot_map(num_slots, policy, 4, lookahead_bytes=bound, num_rows=rows)
+    slots = NativeSlotMap(num_slots, policy, 4, lookahead_bytes=bound, num_rows=rows)
     slots.warm(popular[:num_slots])
     near, far = (Loader(part, BATCH, shuffle=False).batches(0) for _ in range(2))
     spent = dict.fromkeys(PARTS, 0.0)
@@ -204,7 +204,7 @@ class _Planning:
         packs = packing.pack_tables(tables, parts=num)
         self._planner = Planner(packs, threads=self._threads)
         self._maps = [
-            slot_map(pack.rows // 10, Lookahead(WINDOW), 4, num_rows=pack.rows) for pack in packs
+            NativeSlotMap(pack.rows // 10, Lookahead(WINDOW), 4, num_rows=pack.rows) for pack in packs
         ]
         hot = scattered(torch.arange(rows // 10), rows)
         for pack, slots in zip(packs, self._maps, strict=True):

@@ -20,7 +20,7 @@ from hotrows.planning import packing
 from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Lookahead
-from hotrows.planning.slots import SlotMap, slot_map
+from hotrows.planning.slots import NativeSlotMap, SlotMap
 from hotrows.planning.threads import Threads
 from hotrows.runtime.device import find
 
@@ -64,7 +64,7 @@ class _OnHost:
 
     def plan_cached(self, batches: list) -> None:
         """With slots for a tenth of the rows, looking ahead."""
-        maps = [slot_map(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
+        maps = [NativeSlotMap(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
         coming = iter(batches)
         for batch in batches:
             while any(slots.wants() for slots in maps):

@@ -13,7 +13,7 @@ from benchmarks.misses import planned
 from benchmarks.papers.part import Part, Setting
 from benchmarks.streams import STREAMS, scaled
 from hotrows.planning.policy import BELADY, LRU, Frequency, Lookahead
-from hotrows.planning.slots import slot_map
+from hotrows.planning.slots import NativeSlotMap
 
 WARM_UP = REFRESH_EVERY = 100  # batches
 SHARES = (0.01, 0.02, 0.05, 0.10)
@@ -41,7 +41,7 @@ def run(findings: Findings, setting: Setting) -> None:
             fetched, swapped = hybrid_hash(stream.rows, num_slots, distinct)
             misses = {HYBRID_HASH: fetched}
             for policy, value in POLICIES.items():
-                so_far = list(planned(slot_map(num_slots, value, 1), tensors))
+                so_far = list(planned(NativeSlotMap(num_slots, value, 1), tensors))
                 misses[policy] = np.diff(so_far, prepend=0)
             half = len(distinct) // 2
             num_rows = sum(map(len, distinct[half:]))

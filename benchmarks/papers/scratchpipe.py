@@ -19,7 +19,7 @@ from benchmarks.papers import scratchpipe_rig
 from benchmarks.papers.part import Paper, Part, Setting
 from benchmarks.papers.scratchpipe_rig import ARMS, LOCALITIES, RATIO, Memory, Rig, rig_of
 from hotrows.planning.policy import LRU, Frequency, Hot, Lookahead, num_protected
-from hotrows.planning.slots import slot_map
+from hotrows.planning.slots import NativeSlotMap
 
 SHARES = (0.10, 0.05, 0.02)
 FAST, UNCACHED, STATIC, STRAW, PUBLISHED, OURS = ARMS
@@ -239,7 +239,7 @@ def _misses(name: str, num_slots: int, batches: list[torch.Tensor], popular: tor
         POLICIES[0]: Lookahead(), "two batches": Lookahead(2), "lru": LRU,
         "frequency": Frequency(), "static": Hot(popular[:kept]),
     }[name]  # fmt: skip
-    slots, half = slot_map(num_slots, policy, 1), len(batches) // 2
+    slots, half = NativeSlotMap(num_slots, policy, 1), len(batches) // 2
     slots.warm(popular)
     misses = list(planned(slots, batches))
     return (misses[-1] - misses[half - 1]) / (len(batches) - half)

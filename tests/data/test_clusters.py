@@ -14,7 +14,7 @@ from hotrows.data.stored import order
 from hotrows.data.stored.clusters import clusters
 from hotrows.data.stored.rows import Rows
 from hotrows.planning.policy import BELADY
-from hotrows.planning.slots import slot_map
+from hotrows.planning.slots import NativeSlotMap
 from hotrows.runtime import native
 from hotrows.schema import Schema, Sequence, Sparse
 
@@ -163,7 +163,7 @@ def test_fewer_rows_are_fetched_than_by_the_optimum_of_a_random_order(part):
     def fetched(order) -> int:
         batches = list(Loader(part, 8, shuffle=True, order=order).batches(0))
         users = [batch.ids.view(3, -1)[1].unique() for batch in batches]
-        slots = slot_map(15, BELADY, in_flight=1)  # a twentieth of the users
+        slots = NativeSlotMap(15, BELADY, in_flight=1)  # a twentieth of the users
         for rows in users:
             slots.feed(rows)
         slots.end()

@@ -151,7 +151,6 @@ def test_values_are_ranked_by_falling_count_and_then_by_their_bytes(tmp_path):
     assert listed(open_values(tmp_path / "v")) == [(value, 1 + (value == b"b")) for value in order]
 
 
-@needs_core
 @settings(deadline=None, max_examples=examples(60))
 @given(chunks=batches(), min_count=st.integers(1, 3), memory=st.sampled_from([8192, UNLIMITED]))
 def test_the_core_writes_the_file_that_plain_python_writes(tmp_path_factory, chunks, min_count, memory):
@@ -160,7 +159,6 @@ def test_the_core_writes_the_file_that_plain_python_writes(tmp_path_factory, chu
     assert written(counted(folder, chunks, memory), folder, min_count) == expected
 
 
-@needs_core
 @pytest.mark.parametrize("memory", [4 << 10, 10_000, 64 << 10])
 def test_a_tiny_memory_gives_the_same_bytes(tmp_path, memory):
     chunks = many_values()
@@ -171,7 +169,6 @@ def test_a_tiny_memory_gives_the_same_bytes(tmp_path, memory):
     assert not list((tmp_path / "b" / "spilled").iterdir())  # nothing is left of the runs
 
 
-@needs_core
 def test_many_runs_are_merged_in_several_steps(tmp_path):
     rng = random.Random(1)
     rows = [b"%d" % rng.randrange(1 << 40) for _ in range(20_000)]
@@ -183,7 +180,6 @@ def test_many_runs_are_merged_in_several_steps(tmp_path):
     assert listed(open_values(tmp_path / "v")) == expected
 
 
-@needs_core
 @pytest.mark.parametrize("memory", [8 << 10, UNLIMITED])
 def test_the_number_of_threads_changes_nothing(tmp_path, memory):
     chunks = many_values()
@@ -194,7 +190,6 @@ def test_the_number_of_threads_changes_nothing(tmp_path, memory):
     assert files[0] == files[1] == files[2]
 
 
-@needs_core
 @pytest.mark.parametrize("memory", [8 << 10, UNLIMITED])
 def test_vocabularies_may_be_written_at_once(tmp_path, memory):
     chunks = many_values()
@@ -206,7 +201,6 @@ def test_vocabularies_may_be_written_at_once(tmp_path, memory):
     assert [(path.read_bytes(), num) for path, num in zip(paths, seen, strict=True)] == expected
 
 
-@needs_core
 @pytest.mark.parametrize("memory", [8 << 10, UNLIMITED])
 def test_counting_that_was_killed_goes_on_from_its_state(tmp_path, memory):
     chunks = many_values()
@@ -223,7 +217,6 @@ def test_counting_that_was_killed_goes_on_from_its_state(tmp_path, memory):
     assert not list((tmp_path / "spilled").iterdir())
 
 
-@needs_core
 def test_vocabularies_written_before_the_kill_are_left_as_they_are(tmp_path):
     chunks = many_values()
     expected = written(counted(tmp_path / "whole", chunks), tmp_path / "whole")
@@ -245,7 +238,6 @@ def test_plain_python_goes_on_from_its_state_too(tmp_path, monkeypatch):
     assert written(resumed, tmp_path) == written(plainly_counted(chunks[:2]), tmp_path / "whole")
 
 
-@needs_core
 @settings(deadline=None, max_examples=examples(30))
 @given(chunks=batches(), before=batches(), min_count=st.integers(1, 2))
 def test_known_values_keep_their_ranks_and_new_ones_follow(tmp_path_factory, chunks, before, min_count):
@@ -261,7 +253,6 @@ def test_known_values_keep_their_ranks_and_new_ones_follow(tmp_path_factory, chu
     assert [value for value, _ in listed(grown)[: len(old)]] == old
 
 
-@needs_core
 def test_many_known_values_are_merged_in_little_memory(tmp_path):
     chunks = many_values()
     known = [stored(tmp_path / f"known-{v}", {b"%d known" % n: 1 for n in range(3000)}) for v in range(2)]
@@ -278,7 +269,6 @@ def test_known_values_that_were_not_seen_again_count_zero(tmp_path):
     assert listed(open_values(tmp_path / "v")) == expected
 
 
-@needs_core
 def test_a_vocabulary_of_no_values_is_a_file_like_any(tmp_path):
     nothing = [([column([]), column([]), column([], [])], np.zeros(0, bool))]
     expected = written(plainly_counted(nothing), tmp_path / "plain")
@@ -289,13 +279,11 @@ def test_a_vocabulary_of_no_values_is_a_file_like_any(tmp_path):
     assert encoded(values, columns, 1) == [[2, 1], [2], [2]]
 
 
-@needs_core
 def test_a_schema_without_id_columns_has_nothing_to_count_or_encode(tmp_path):
     Counts(LIBRARY, [], tmp_path, 4096, 2).add([], np.ones(3, bool))
     assert Vocabularies(LIBRARY, [], [], [], 2).encode([]) == []
 
 
-@needs_core
 def test_lists_may_begin_anywhere_in_their_values(tmp_path):
     rows = column([b"no", b"a", b"b", b"a", b"no"])
     offsets = np.array([1, 2, 2, 4])
@@ -309,7 +297,6 @@ def test_lists_may_begin_anywhere_in_their_values(tmp_path):
 # ---- encoding
 
 
-@needs_core
 @pytest.mark.parametrize("num_unknown", [0, 1, 7])
 @settings(deadline=None, max_examples=examples(30))
 @given(chunks=batches(), others=batches())
@@ -323,7 +310,6 @@ def test_the_core_gives_the_ids_that_plain_python_gives(tmp_path_factory, num_un
         assert encoded(values, columns, num_unknown, threads=3, memory=0) == expected
 
 
-@needs_core
 def test_the_ids_of_a_large_chunk_do_not_depend_on_threads(tmp_path):
     chunks = many_values(num=40_000)
     written(counted(tmp_path, chunks[:1]), tmp_path)
@@ -341,7 +327,6 @@ def test_missing_unknown_and_known_values_have_their_ids(tmp_path):
     assert encoder.encode([column(rows)])[0].tolist() == ids
 
 
-@needs_core
 def test_two_values_with_one_hash_keep_their_own_ids(tmp_path):
     """The word of a longer value is its hash alone; a slot is believed only after its text."""
     values = stored(tmp_path / "v", {b"the first value": 2, b"the other value": 1})
@@ -362,7 +347,6 @@ def test_two_values_with_one_hash_keep_their_own_ids(tmp_path):
 # ---- what can go wrong
 
 
-@needs_core
 @pytest.mark.parametrize("place", [5, 40, 70, -1])
 def test_a_damaged_run_is_one_clear_error(tmp_path, place):
     counts = counted(tmp_path, many_values())
@@ -376,7 +360,6 @@ def test_a_damaged_run_is_one_clear_error(tmp_path, place):
     assert not list(tmp_path.glob("v*")) and not list((tmp_path / "spilled").glob("write*"))
 
 
-@needs_core
 @pytest.mark.parametrize("size", [0, 10, 32, 1000])
 def test_a_run_that_was_cut_off_is_one_clear_error(tmp_path, size):
     counts = counted(tmp_path, many_values())
@@ -387,7 +370,6 @@ def test_a_run_that_was_cut_off_is_one_clear_error(tmp_path, size):
         counts.write(0, tmp_path / "v", "v", 1)
 
 
-@needs_core
 def test_a_failing_disk_is_an_os_error_that_names_the_file(tmp_path):
     counts = counted(tmp_path, many_values())
     (tmp_path / "spilled").rmdir()
@@ -396,7 +378,6 @@ def test_a_failing_disk_is_an_os_error_that_names_the_file(tmp_path):
     assert "spilled/run-0000" in raised.value.filename
 
 
-@needs_core
 def test_a_value_larger_than_the_memory_is_an_error_that_says_so(tmp_path):
     counts = Counts(LIBRARY, [0, 1], tmp_path, 4096, 1)
     rows = [b"a", b"x" * 10_000, b"b"]
@@ -414,7 +395,6 @@ def test_a_vocabulary_without_index_cannot_encode(tmp_path):
             open_vocabularies([values], [0], [1], 1)
 
 
-@needs_core
 @settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_a_damaged_vocabulary_gives_wrong_ids_at_worst(tmp_path_factory, data):

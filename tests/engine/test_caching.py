@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.engine.stages import start
 from hotrows.planning.policy import Lookahead, Newest
-from hotrows.planning.slots import slot_map
+from hotrows.planning.slots import NativeSlotMap
 from tests.support.cached import (
     POLICIES,
     caching_of,
@@ -170,7 +170,7 @@ def test_without_either_side_of_the_pin_training_is_wrong(side):
     def is_wrong(policy, share, **pins):
         embedding = engine(caching_of(share, policy, 4))
         for cached in embedding.cached_tables.groups:
-            cached.slots = slot_map(cached.cache.num_slots, policy, 4, **pins)
+            cached.slots = NativeSlotMap(cached.cache.num_slots, policy, 4, **pins)
         return not same(run_in_some_order(embedding, stream(), lambda ready: ready[0]), losses)
 
     cases = [(p, s) for p in (Newest(), Lookahead(2), Lookahead(0)) for s in (0.2, 0.3, 0.4, 0.6)]

@@ -14,9 +14,6 @@ import hotrows
 from hotrows import models
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
-from hotrows.runtime import native
-
-pytestmark = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 
 BATCH, STEPS = 64, 6
 SCHEMA = hotrows.Schema(

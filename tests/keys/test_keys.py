@@ -8,16 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.dynamic import Dynamic
-from hotrows.keys.native import NativeKeyTable, key_table
-from hotrows.keys.reference import MOST_COUNTED, ReferenceKeyTable
-from hotrows.keys.table import COUNTERS
-from hotrows.runtime import native
+from hotrows.keys.native import NativeKeyTable
+from hotrows.keys.table import COUNTERS, MOST_COUNTED
+from tests.reference.keys import ReferenceKeyTable
 from tests.support.choice import examples
 
 LEAST, MOST = -(2**63), 2**63 - 1
-KINDS = [ReferenceKeyTable] if native.load() is None else [ReferenceKeyTable, NativeKeyTable]
+KINDS = [ReferenceKeyTable, NativeKeyTable]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-needs_native = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 
 
 def ints(*numbers):
@@ -145,7 +143,6 @@ def test_reads_weigh_half_after_a_half_life(kind):
     assert died(replay(kind(Dynamic(capacity=2, evict="lfu:2")), batches))[-1] == [1]
 
 
-@needs_native
 @pytest.mark.parametrize("half_life", [1, 3, 7])
 def test_reads_of_keys_that_a_table_begins_with_halve_alike(half_life):
     """These were last read in batches below 0."""
@@ -382,7 +379,6 @@ def test_in_which_order_a_batch_lists_its_keys_does_not_matter(kind, dynamic, tr
     assert plain(listed.state()) == plain(other.state())
 
 
-@needs_native
 @given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3), in_flight=st.integers(0, 4))
 @settings(deadline=None, max_examples=examples(60))
 def test_the_native_table_equals_the_reference(dynamic, trace, num_unknown, in_flight):
@@ -404,7 +400,6 @@ LARGE = [
 
 
 @pytest.mark.few(3)
-@needs_native
 @pytest.mark.parametrize("dynamic", LARGE, ids=lambda d: f"{d.evict} {d.admit} {d.capacity}")
 def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
     """Enough keys that lines move, samples bound the order, and sketches turn."""
@@ -424,7 +419,6 @@ def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
     assert plain(resumed.state()) == plain(reference.state())
 
 
-@needs_native
 @pytest.mark.parametrize("admit", ["first", "after:2,sketch", "ahead:1"])
 @pytest.mark.parametrize("evict", ["lru", "lfu:4", "ahead", "idle:3", "time:40"])
 def test_with_a_capacity_a_stream_of_any_length_takes_no_more_memory(evict, admit):
@@ -447,11 +441,10 @@ def test_with_a_capacity_a_stream_of_any_length_takes_no_more_memory(evict, admi
     assert table.num_live <= capacity and table.growth()["evicted"] > 7 * capacity
 
 
-@needs_native
 def test_keys_of_one_home_find_room():
     """Hashes can be inverted: keys may be chosen that all stand in the last line, and run past it."""
     keys = [unmixed(2**64 - 1 - n * 2**8) for n in range(4000)][::-1]
-    table = key_table(Dynamic())
+    table = NativeKeyTable(Dynamic())
     assert replay(table, [keys])[0].ids.tolist() == list(range(3, 4003))
     assert table.find(ints(*keys)).tolist() == list(range(3, 4003))
 

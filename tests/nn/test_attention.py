@@ -18,7 +18,6 @@ from hotrows.nn import (
 from hotrows.ops.layers import attention
 from hotrows.runtime import native
 
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 LENGTHS = [[3, 0, 1, 7, 2], [0, 0], [], [300, 1], [5] * 300, [0, 16, 17, 0]]
 SHAPES = [(1, 1), (3, 80), (16, 5), (17, 33), (64, 80), (8, 16)]
 
@@ -40,7 +39,6 @@ def assert_near(got, expected, tolerance=5e-6):
         assert_close(one / scale, two / scale, rtol=0, atol=tolerance)
 
 
-@needs_core
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} lists")
 def test_native_target_projection_equals_the_reference(lengths):
     for dim, width in SHAPES:
@@ -57,7 +55,6 @@ def test_native_target_projection_equals_the_reference(lengths):
             assert_near(got, expected)
 
 
-@needs_core
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} lists")
 @pytest.mark.parametrize("dim", [1, 3, 16, 17, 64, 100])
 def test_native_sums_over_lists_equal_the_reference(lengths, dim):
@@ -194,7 +191,6 @@ def test_autocast_computes_sums_over_lists_in_float32():
     assert_close(out, layer(q.float(), k.float(), offsets), rtol=2e-2, atol=2e-2)
 
 
-@needs_core
 def test_offsets_that_do_not_fit_are_refused():
     queries, keys, _ = jagged([2, 3], 4)
     for wrong in ([0, 2, 6], [0, 7, 5], [1, 2, 5], [0, 5]):

@@ -10,7 +10,6 @@ from hotrows.nn import CoAction, to_padded
 from hotrows.ops.layers import co_action as ops
 from hotrows.runtime import native
 
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SIZES = ((16, 8, 4), (5, 3), (3, 17, 2, 20), (1, 1), (64, 16, 1))
 LISTS = ([], [0, 0], [3, 0, 1, 100, 17], [5] * 40)
 either = pytest.mark.parametrize("shared", [True, False], ids=["shared", "per_order"])
@@ -53,7 +52,6 @@ def test_gradients_are_those_of_finite_differences(shared):
     assert torch.autograd.gradcheck(unit, inputs)
 
 
-@needs_core
 @either
 def test_native_equals_the_reference(shared):
     for sizes, lengths in itertools.product(SIZES, LISTS):

@@ -8,10 +8,8 @@ from torch.testing import assert_close
 from hotrows.nn import MLP, Dice, PReLU
 from hotrows.ops.layers import dice as ops
 from hotrows.ops.layers.prelu import prelu_backward, prelu_backward_reference
-from hotrows.runtime import native
 from tests.support import pretend
 
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SHAPES = [(1, 1), (2, 17), (64, 16), (65, 3), (3000, 40)]
 
 
@@ -28,7 +26,6 @@ def backward(sums_of, to_x, grad, x, *statistics, of_batch):
     return to_x(grad, x, *statistics, sums[:2], len(x) if of_batch else 0), sums[2]
 
 
-@needs_core
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_native_dice_equals_the_reference(shape):
     x, grad, alpha = 3 * torch.randn(shape) + 1, torch.randn(shape), torch.randn(shape[1])
@@ -101,7 +98,6 @@ def test_variance_survives_a_large_mean_and_an_outlier_in_front():
     assert ops.moments(torch.full((999, 2), 0.1))[1].tolist() == [0, 0]
 
 
-@needs_core
 @pytest.mark.parametrize("shape", [(0, 3), *SHAPES], ids=str)
 def test_native_prelu_backward_equals_the_reference(shape):
     grad, x, slope = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])

@@ -6,9 +6,7 @@ from torch.testing import assert_close
 
 from hotrows.nn.dropout import Dropout
 from hotrows.ops.layers.dropout import dropout, dropout_reference
-from hotrows.runtime import native
 
-pytestmark = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 

@@ -8,9 +8,7 @@ from torch.testing import assert_close
 
 from hotrows.nn import DotInteraction, FactorizationMachine
 from hotrows.ops.layers import interaction
-from hotrows.runtime import native
 
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 DTYPES = [
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.float32),
@@ -29,7 +27,6 @@ def sample(size, count, width, bottom_dtype, vectors_dtype):
     return torch.randn(size, width).to(bottom_dtype), vectors
 
 
-@needs_core
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 def test_native_dot_interaction_equals_the_reference(dtypes):
     for size, count, width in SHAPES:
@@ -44,7 +41,6 @@ def test_native_dot_interaction_equals_the_reference(dtypes):
         assert_close(got, expected, **tolerance(dtypes[0]))
 
 
-@needs_core
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_native_second_order_equals_the_reference(dtype):
     for size, count, width in SHAPES:
@@ -88,7 +84,6 @@ def test_the_number_of_threads_changes_no_bit(threads, dtype):
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
-@needs_core
 def test_bfloat16_is_rounded_to_nearest_even_and_keeps_nan_and_infinity():
     values = torch.tensor([1.00390625, 1.01171875, float("nan"), float("inf"), -3.1415927])
     bottom = torch.ones(5, 1, dtype=torch.bfloat16)

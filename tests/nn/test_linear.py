@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 from hotrows.nn import MLP, PathLinear, choose_linear_paths, products, use_linear_paths
 from hotrows.ops.layers.relu import relu_backward, relu_backward_reference
-from hotrows.runtime import native
 from tests.support import pretend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -185,8 +184,6 @@ def test_bfloat16_parameters_stay_plain():
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_native_relu_backward_equals_the_reference(dtype):
-    if native.load() is None:
-        pytest.skip("the native core was not built")
     for size, width in [(0, 3), (1, 1), (31, 17), (100, 64)]:
         grad = torch.randn(size, width).to(dtype)
         activation = torch.randn(size, width).relu().to(dtype)

@@ -19,7 +19,6 @@ from hotrows.ops.layers.recurrent import (
 )
 from hotrows.runtime import native
 
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 LISTS = ([], [0, 0], [3, 0, 1, 5, 2], [2] * 40, [1, 40])
 every_cell = pytest.mark.parametrize(("kind", "reset"), [*itertools.product(KINDS, RESETS)])
 
@@ -116,7 +115,6 @@ def test_weights_of_torch_load_and_packed_sequences_give_the_same(dim, hidden):
         assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-@needs_core
 @every_cell
 def test_native_equals_the_reference(kind, reset):
     for hidden, lengths in itertools.product((1, 3, 16, 17, 64), LISTS):
@@ -136,7 +134,6 @@ def test_native_equals_the_reference(kind, reset):
                 assert_close(one, two, rtol=1e-4, atol=2e-4)
 
 
-@needs_core
 def test_saturated_gates_and_nan_are_as_in_torch():
     parts = torch.tensor([[200.0, -200.0, 200.0], [-200.0, 200.0, -200.0], [0, float("nan"), 1e-6]])
     offsets, zeros = torch.arange(4), torch.zeros(3)

@@ -11,7 +11,6 @@ from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred import reference as reference_deferred
 from hotrows.ops.deferred.history import DeviceSteps, StepHistory
-from hotrows.runtime import native
 from tests.support.deferred import (
     CASES,
     Case,
@@ -26,12 +25,11 @@ from tests.support.deferred import (
     values,
 )
 
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SEVERAL = ["sgd dampened", "adagrad l2", "rmsprop decay", "adam", "adam decay", "adamw"]
 
 
 MODULES = [
-    pytest.param(deferred, marks=needs_core, id="core"),
+    pytest.param(deferred, id="core"),
     pytest.param(reference_deferred, id="reference"),
 ]
 
@@ -49,7 +47,6 @@ def test_float64_equals_dense_training(name, module):
 
 
 @pytest.mark.few(8)
-@needs_core
 @pytest.mark.parametrize("name", CASES)
 def test_float32_errs_at_most_twice_as_much_as_dense_training(name):
     case, steps = CASES[name], batches(250, 60, 16)
@@ -65,7 +62,6 @@ def test_float32_errs_at_most_twice_as_much_as_dense_training(name):
     assert ours.abs().max() <= 2 * plain.abs().max() + 2 * floor
 
 
-@needs_core
 @pytest.mark.parametrize("dim", [1, 3, 16, 20, 64, 100])
 @pytest.mark.parametrize("name", ["sgd nesterov", "adagrad decay", "rmsprop l2", "adam", "adam decay"])
 def test_updates_alone_catch_up_too_at_any_width(name, dim):
@@ -75,7 +71,6 @@ def test_updates_alone_catch_up_too_at_any_width(name, dim):
     assert_close(got, dense(case, start, steps), rtol=1e-11, atol=1e-13)
 
 
-@needs_core
 @pytest.mark.parametrize(("dtype", "bagged"), [(torch.float32, True), (torch.float64, False)])
 @pytest.mark.parametrize("dim", [1, 3, 16, 20, 64, 100])
 @pytest.mark.parametrize("name", SEVERAL)
@@ -98,7 +93,6 @@ def test_the_core_equals_the_reference_over_several_tables(name, dim, dtype, bag
     assert_close(*changes, rtol=1e-3 if dtype == torch.float32 else 1e-9, atol=1e-4)
 
 
-@needs_core
 @pytest.mark.parametrize("name", ["sgd nesterov", "adagrad decay", "rmsprop", "adam", "adam decay"])
 def test_one_thread_equals_two_bit_for_bit(name, threads):
     case = CASES[name]
@@ -151,7 +145,6 @@ def test_untouched_rows_follow_decay_from_the_first_step_that_decays(module):
     assert_close(target.weights, dense(case, start, steps), rtol=1e-12, atol=1e-14)
 
 
-@needs_core
 @pytest.mark.parametrize("v", [0.0, 1e-45, 1e-40, 1e-30, 1e30, 3e38, math.inf])
 @pytest.mark.parametrize("name", ["adam", "adam decay", "adamw l2"])
 def test_no_second_moment_makes_a_weight_nan(name, v):
@@ -166,7 +159,6 @@ def test_no_second_moment_makes_a_weight_nan(name, v):
     assert_close(fast.weights, slow.weights, rtol=1e-5, atol=1e-7)
 
 
-@needs_core
 def test_zero_weights_and_moments_stay_zero_and_what_is_left_of_the_squares_fades():
     case = CASES["adam decay"]
     target = target_of(case, torch.zeros(3, 16), 400, 400)
@@ -177,7 +169,6 @@ def test_zero_weights_and_moments_stay_zero_and_what_is_left_of_the_squares_fade
     assert_close(target.states[1], torch.full((3, 16), 0.999**390), rtol=1e-5, atol=0)
 
 
-@needs_core
 def test_adam_without_decay_leaves_out_only_steps_that_move_nothing():
     case = Case("Adam", lrs=(1e-4,) * 300 + (10.0,) * 100)  # a rate that grows late must not be missed
     fast = target_of(case, torch.randn(20, 16) * 0.1, 400, 400)

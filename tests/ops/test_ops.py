@@ -11,7 +11,6 @@ from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
 from hotrows.plan import PackPlan
 from hotrows.record import RecordLayout, views
-from hotrows.runtime import native
 from tests.support.choice import examples
 from tests.support.row_rules import hyper_tensor
 
@@ -31,9 +30,6 @@ KEYS = (123456789, -987654321)
 
 def pieces(dim):
     return torch.tensor([[key, 0, 1, 0, dim] for key in KEYS])
-
-
-needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 
 
 def layout_of(optimizer, dim, dtype="float32"):
@@ -62,7 +58,6 @@ def bags(lengths):
     return starts, reference.bags_of(starts).int()
 
 
-@needs_core
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, 40) | st.integers(0, 2**40), max_size=300))
 def test_unique_equals_the_reference(rows):
@@ -71,7 +66,6 @@ def test_unique_equals_the_reference(rows):
         assert torch.equal(fast, slow)
 
 
-@needs_core
 def test_unique_of_rows_too_wide_to_share_a_word_with_their_position():
     rows = torch.randint(2**61, 2**62, (5000,)).repeat(2)
     for fast, slow in zip(ops.unique(rows), reference.unique(rows), strict=True):
@@ -112,7 +106,6 @@ def test_unique_of_a_small_batch():
     assert starts.tolist() == [0, 1, 3]
 
 
-@needs_core
 @settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_resolve_equals_the_reference(data):
@@ -134,7 +127,6 @@ def test_resolve_equals_the_reference(data):
         assert torch.equal(one, other)
 
 
-@needs_core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_pool_equals_the_reference(dim, dtype):
@@ -148,7 +140,6 @@ def test_pool_equals_the_reference(dim, dtype):
             assert_close(ops.pool(*args), reference.pool(*args), rtol=1e-5, atol=1e-6)
 
 
-@needs_core
 @pytest.mark.parametrize("dim", DIMS)
 def test_sum_gradients_equals_the_reference(dim):
     _, _, order, run_starts = reference.unique(torch.randint(0, 12, (90,)))
@@ -159,7 +150,6 @@ def test_sum_gradients_equals_the_reference(dim):
             assert_close(ops.sum_gradients(*args), reference.sum_gradients(*args))
 
 
-@needs_core
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", [1, 3, 16, 33])
@@ -187,7 +177,6 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
         assert torch.equal(fast_parts.step, slow_parts.step)
 
 
-@needs_core
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
 def test_update_of_nothing_changes_nothing(optimizer):
     layout = layout_of(optimizer, 3)
@@ -199,7 +188,6 @@ def test_update_of_nothing_changes_nothing(optimizer):
     assert torch.equal(records, before)
 
 
-@needs_core
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
 def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
     layout = layout_of(optimizer, 16)
@@ -213,7 +201,6 @@ def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
     assert all(torch.equal(records, results[0]) for records in results)
 
 
-@needs_core
 @pytest.mark.parametrize("kind", ["constant", "uniform", "normal"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_initialize_equals_the_reference(kind, dtype):
@@ -236,7 +223,6 @@ def test_initialize_equals_the_reference(kind, dtype):
     assert not fast[:, :4].any() and not fast[:, -4:].any()
 
 
-@needs_core
 @pytest.mark.parametrize("size", [4, 60, 132])
 def test_copy_rows_equals_the_reference(size):
     source = torch.randint(0, 256, (50, size + 12), dtype=torch.uint8)[:, 8 : 8 + size]
@@ -263,7 +249,6 @@ def test_a_new_row_depends_on_its_table_and_id_alone(kind):
     assert not torch.equal(together[12], alone[0])
 
 
-@needs_core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_pieces_of_tables_hold_the_rows_and_columns_of_whole_ones(kind, dtype):
@@ -280,7 +265,6 @@ def test_pieces_of_tables_hold_the_rows_and_columns_of_whole_ones(kind, dtype):
         assert_close(views(part, layout.as_ints()).weights, expected, rtol=1e-6, atol=0)
 
 
-@needs_core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_row_wise_updates_of_some_columns_equal_those_of_whole_rows(dtype):
     optimizer, rows = RowWiseAdagrad(lr=0.1), torch.tensor([1, 3])

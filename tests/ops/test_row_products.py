@@ -9,7 +9,6 @@ from torch import Tensor
 from hotrows import Adagrad, Table, ops
 from hotrows.ops.layers.row_products import JoinedRows, RowReads, pooled_reference
 from hotrows.record import layout_of, views
-from hotrows.runtime import native
 
 ROWS = 9  # of each feature's table
 
@@ -70,7 +69,6 @@ def test_a_batch_without_ids_has_the_product_of_its_dense_values() -> None:
     assert product.tolist() == [[50.0], [60.0]]
 
 
-@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 def test_the_number_of_threads_changes_no_bit() -> None:
     read, num_rows = reads(40, 90, lists=True, weighted=True)
     rows, dense, weight = torch.randn(num_rows, 16), torch.randn(90, 2), torch.randn(33, 642)

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from hotrows.planning import policy as policies
 from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Window
-from hotrows.planning.slots import NativeSlotMap, slot_map
-from hotrows.planning.slots_reference import ReferenceSlotMap
-from hotrows.runtime import native
+from hotrows.planning.slots import NativeSlotMap
+from tests.reference.slots import ReferenceSlotMap
 from tests.support.choice import examples
 
-MAPS = [ReferenceSlotMap] if native.load() is None else [ReferenceSlotMap, NativeSlotMap]
+MAPS = [ReferenceSlotMap, NativeSlotMap]
 every_map = pytest.mark.parametrize("kind", MAPS)
 
 
@@ -268,11 +267,6 @@ def test_an_empty_batch_is_a_batch(kind):
     assert [t.slots.tolist() for t in taken] == [[], [0], []]
 
 
-def test_without_the_native_core_the_reference_takes_its_place(monkeypatch):
-    monkeypatch.setattr(native, "load", lambda: None)
-    assert isinstance(slot_map(4, LRU, in_flight=2), ReferenceSlotMap)
-
-
 def test_policies_are_read_from_text_and_json():
     texts = {"lookahead": Lookahead(), "lookahead:200": Lookahead(200), "lru": LRU}
     texts |= {"frequency": Frequency(), "frequency:100,50": Frequency(100, 50)}
@@ -319,7 +313,6 @@ def cases(draw):
     return (draw(st.integers(1, 24)), draw(any_policy)), options, trace, warm
 
 
-@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 @settings(max_examples=examples(600), deadline=None)
 @given(cases(), st.randoms(use_true_random=False))
 def test_the_native_map_equals_the_reference_on_any_trace(case, random):
@@ -341,7 +334,6 @@ def test_the_native_map_equals_the_reference_on_any_trace(case, random):
     assert ends[0] == ends[1]
 
 
-@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 @pytest.mark.parametrize(
     "policy", [LRU, Lookahead(), BELADY, Frequency(3, 2), Hot(torch.arange(90)), Newest()]
 )
@@ -349,22 +341,20 @@ def test_the_native_map_equals_the_reference_on_any_trace(case, random):
 def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(policy, num_rows):
     draws = torch.rand(150, 300).pow(-1.2).long().clamp(max=8000) + torch.arange(150)[:, None] * 3
     trace = [tuple(batch) for batch in draws.tolist()]
-    reference, slots = ReferenceSlotMap(450, policy, 2), slot_map(450, policy, 2, num_rows=num_rows)
+    reference, slots = ReferenceSlotMap(450, policy, 2), NativeSlotMap(450, policy, 2, num_rows=num_rows)
     assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
     assert slots.num_resident == 450 and slots.num_bytes > 450 * 32
 
 
-@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 def test_the_native_map_ranks_rows_by_counts_of_any_size():
     policy = Frequency(1200, 10)
     often = [(*range(j % 3 + 1), 10 + j % 50) for j in range(1200)]  # 0 in all, 1 in 800, 2 in 400
     trace = [*often, *((100 + j, 200 + j) for j in range(40))]
     for num_slots in (3, 5, 12):
-        reference, slots = ReferenceSlotMap(num_slots, policy), slot_map(num_slots, policy)
+        reference, slots = ReferenceSlotMap(num_slots, policy), NativeSlotMap(num_slots, policy)
         assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
 
 
-@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 @pytest.mark.parametrize(("num_rows", "row_bytes"), [(2_000_000, 8), (None, 16)])
 def test_the_native_map_takes_8_bytes_a_known_row_in_its_table_and_4_a_use(num_rows, row_bytes):
     slots = NativeSlotMap(50_000, BELADY, num_rows=num_rows)
@@ -386,7 +376,7 @@ def test_the_native_map_takes_8_bytes_a_known_row_in_its_table_and_4_a_use(num_r
 def test_feeding_earlier_than_wanted_changes_nothing(case, random):
     arguments, options, trace, _ = case
     plain, early = (
-        [in_full(t) for t in replay(slot_map(*arguments, **options), trace, give)]
+        [in_full(t) for t in replay(NativeSlotMap(*arguments, **options), trace, give)]
         for give in (None, lambda: random.randrange(8))
     )
     assert plain == early
@@ -397,7 +387,7 @@ def test_feeding_earlier_than_wanted_changes_nothing(case, random):
 def test_a_slot_holds_one_row_and_what_is_in_flight_stays(case):
     (num_slots, policy), options, trace, _ = case
     in_flight = options["in_flight"]
-    slots = slot_map(num_slots, policy, in_flight)
+    slots = NativeSlotMap(num_slots, policy, in_flight)
     held, last_wait = {}, -1
     batches = [sorted(set(batch)) for batch in trace]
     for j, taken in enumerate(replay(slots, trace)):
@@ -424,7 +414,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
     misses = []
     for policy in (BELADY, *others):
-        slots = slot_map(num_slots, policy)
+        slots = NativeSlotMap(num_slots, policy)
         replay(slots, trace)
         misses.append(slots.misses)
     assert misses[0] == min(misses)
@@ -434,7 +424,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
 @given(st.integers(1, 16), traces)
 def test_an_infinite_window_is_textbook_belady(num_slots, trace):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
-    slots = slot_map(num_slots, BELADY)
+    slots = NativeSlotMap(num_slots, BELADY)
     replay(slots, trace)
     assert slots.misses == textbook_belady(num_slots, trace)
 

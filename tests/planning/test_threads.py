@@ -12,7 +12,6 @@ from hotrows import Adagrad, Embedding
 from hotrows.engine.stages import start
 from hotrows.planning import threads as planning_threads
 from hotrows.planning.threads import Threads, num_threads
-from hotrows.runtime import native
 from tests.support.cached import caching_of, same, stream, tables, train_behind_a_cache, train_plainly
 
 
@@ -55,8 +54,6 @@ def test_threads_end_when_closed_and_begin_again_when_asked():
 
 
 def test_a_thread_of_planning_has_no_team():
-    if native.load() is None:
-        pytest.skip("the native core was not built")
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

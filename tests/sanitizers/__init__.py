@@ -112,7 +112,7 @@ def copy_package(kind: str, folder: Path, sources: Iterable[str] = ("*",), optim
     """
     into = folder / "sanitized"
     shutil.copytree(Path(hotrows.__file__).parent, into / "hotrows", ignore=_left_out)
-    level = native.name() or "core_v2"
+    level = native.name()
     core = into / "hotrows" / "_native" / f"{level}.so"
     files = sorted(file for name in sources for file in (ROOT / "csrc").glob(f"{name}.cpp"))
     compile_library(kind, files, core, [*_build().LEVELS.get(level, ()), optimize])

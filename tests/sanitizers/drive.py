@@ -20,7 +20,7 @@ from tests.support.runs import CONFIG, schema, write_rows
 def main(folder: Path, with_training: bool) -> None:
     torch.set_num_threads(3)
     raw = write_rows(folder / "raw.csv", 600)
-    assert "sanitized" in native.core()._name, "another core was loaded"
+    assert "sanitized" in native.load()._name, "another core was loaded"
     data = prepare([raw], schema(many=True), folder / "enc", split="stratified:0.6,0.2,0.2", threads=3)
     data.check()
     empty = folder / "empty.csv"  # columns without a value: nothing is counted

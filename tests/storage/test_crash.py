@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from hotrows.runtime import native
 from hotrows.storage.file_store import FileStore
 from tests.support.choice import everything
 from tests.support.file_stores import ENGINES, META, assert_rows, engine, first_values
@@ -42,8 +41,6 @@ def memory_path(tmp_path):
 
 @pytest.mark.parametrize("how", ["core", pytest.param("half", marks=pytest.mark.slow), "power"])
 def test_a_crash_at_any_change_of_the_disk_loses_no_checkpoint(memory_path, how):
-    if how == "core" and not native.load():
-        pytest.skip("the core was not built")
     in_a_small_process(crash_everywhere, memory_path, how)
 
 

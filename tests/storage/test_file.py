@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hotrows.runtime import native
 from hotrows.storage.disk_io import Disk, RecordFile
 from hotrows.storage.file_store import FileStore
-from hotrows.storage.record_io import Fetcher, Index, PlainIndex, alignment
+from hotrows.storage.record_io import Fetcher, Index, alignment
 from hotrows.storage.store_state import FILE
 from hotrows.storage.store_view import view_at
+from tests.reference.records import PlainIndex
 from tests.support import forked
 from tests.support.choice import everything, examples
 from tests.support.file_stores import (
@@ -128,7 +129,6 @@ def test_any_sequence_equals_a_dictionary_with_versions(
             played.store.close(merge=False)
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("first", [True, False])
 def test_the_core_and_plain_python_open_each_others_folders(tmp_path, first):
     chance = random.Random(1)
@@ -324,7 +324,6 @@ def test_a_reader_a_writer_and_merging_at_once(tmp_path, with_core):
         store.close()
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.pairs
 @pytest.mark.parametrize("stride", [4, 36, 512, 4096, 70_000])
 @pytest.mark.parametrize("direct", [False, True])
@@ -346,7 +345,6 @@ def test_records_are_whole_however_reads_fall_out(tmp_path, stride, direct, shor
     file.close()
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 1000, 1 << 20, 10**9, 1 << 48])
 @pytest.mark.parametrize("among", [30_000, 1 << 48])
 def test_an_index_finds_the_newest_place_of_every_row(num_rows, among):
@@ -361,7 +359,6 @@ def test_an_index_finds_the_newest_place_of_every_row(num_rows, among):
     assert len(index) == len(plain)
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 def test_an_index_takes_memory_for_the_rows_that_are_in_it():
     """A billion rows within 2 GiB: of three logs, each took what a full one needs."""
     index, taken = Index(1 << 20), [0]
@@ -372,7 +369,6 @@ def test_an_index_takes_memory_for_the_rows_that_are_in_it():
         assert len(index) * 10 < taken[-1] < len(index) * Index.ROW_BYTES
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 def test_a_log_that_is_too_long_for_an_index_is_refused():
     index = Index(1 << 48)
     with pytest.raises(ValueError, match="a log of 1,073,741,820 bytes is too long .* more ranks"):
@@ -380,7 +376,6 @@ def test_a_log_that_is_too_long_for_an_index_is_refused():
     assert len(index) == 0
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("depth", [1, 3, 300])
 def test_any_number_of_reads_in_flight_brings_all_records(tmp_path, ring, depth):
@@ -394,7 +389,6 @@ def test_any_number_of_reads_in_flight_brings_all_records(tmp_path, ring, depth)
     file.close()
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("ring", [False, True])
 def test_failed_reads_name_the_file_and_the_place(tmp_path, ring):
     path = tmp_path / "records"

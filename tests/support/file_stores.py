@@ -1,16 +1,16 @@
 """Rows for file stores, with the native core and without, and how they are compared."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
 import torch
 
-from hotrows.runtime import native
 from hotrows.storage import log, merging
+from tests.reference.records import plain_records
 
 META = {"tables": ["user", "item"]}
-ENGINES = [False, pytest.param(True, marks=pytest.mark.skipif(not native.load(), reason="no core"))]
+ENGINES = [False, True]
 
 
 def first_values(rows, out):
@@ -25,9 +25,7 @@ def new_values(rows, stride, step):
 @contextmanager
 def engine(with_core, merge_bytes=None, segment_bytes=None):
     """With or without the native core, and in small portions."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not with_core:
-            patch.setattr(native, "load", lambda: None)
+    with pytest.MonkeyPatch.context() as patch, nullcontext() if with_core else plain_records():
         if merge_bytes:
             patch.setattr(merging, "MERGE_BYTES", merge_bytes)
             patch.setattr(log, "SEGMENT_BYTES", segment_bytes)

@@ -9,7 +9,6 @@ import pytest
 from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.data.encode import first_pass
-from hotrows.runtime import native
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync
 from hotrows.storage.disk_io import Disk
 from hotrows.train import Trainer
@@ -109,7 +108,6 @@ def test_a_copy_across_file_systems_is_synced(tmp_path, synced, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads /proc")
-@pytest.mark.skipif(not native.load(), reason="plain Python counts in memory")
 def test_counts_that_a_saved_preparation_names_are_synced(tmp_path, synced, monkeypatch):
     seen = []
 

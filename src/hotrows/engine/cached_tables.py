@@ -26,7 +26,7 @@ from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.packing import Group, Pack
 from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
-from hotrows.planning.slots import Allocation, SlotMap, slot_map
+from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
 from hotrows.planning.threads import Threads
 from hotrows.record import RankShard, TableSlice
 from hotrows.runtime.device import HOST, Device, aligned
@@ -70,7 +70,7 @@ class CachedGroup:
         num_slots = self.cache.num_slots
         if self._device is None:
             bounds = {"lookahead_bytes": self._lookahead_bytes, "num_rows": self.group.rows}
-            return slot_map(num_slots, policy, in_flight, **bounds)
+            return NativeSlotMap(num_slots, policy, in_flight, **bounds)
         assert isinstance(policy, Lookahead)
         return DeviceSlots(self.group.rows, num_slots, policy, in_flight, self._device)
 

@@ -16,7 +16,6 @@ import torch
 
 from hotrows.ops.layers.row_products import RowReads
 from hotrows.plan import PackPlan, Plan
-from hotrows.runtime import native
 
 if TYPE_CHECKING:
     from hotrows.planning.packing import Pack
@@ -28,9 +27,9 @@ LEAST_SAVING = 6.0
 
 
 def packs_by_rows(packs: Sequence[Pack], roles: Collection[str], device: Device) -> tuple[int, ...]:
-    """The packs that may be read so, on the host with the native core. roles: those that the model
-    reads through `Vectors.joined` alone."""
-    if not device.on_host or native.load() is None:
+    """The packs that may be read so, on the host. roles: those that the model reads through
+    `Vectors.joined` alone."""
+    if not device.on_host:
         return ()
     return tuple(p for p, pack in enumerate(packs) if _can_go_by_rows(pack, roles))
 

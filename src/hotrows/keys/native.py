@@ -1,6 +1,6 @@
 """Key tables: dynamic ids. Which keys are live, which rows they have, and how both change by batch.
 
-    table = key_table(Dynamic(capacity=1_000_000, admit="after:3", evict="lru"))
+    table = NativeKeyTable(Dynamic(capacity=1_000_000, admit="after:3", evict="lru"))
     while table.wants():
         table.feed(keys of the next batch)         # where admission or eviction looks forward
     resolved = table.resolve(keys of the next batch)
@@ -20,7 +20,7 @@ their ids itself, so that no key is reserved. A batch is resolved as follows, wh
        ids, and are counted
 
 All is a function of the settings and of the reads of the batches in order: how often a batch reads which
-key, in whatever order. `keys_reference` is the specification; the
+key, in whatever order. `tests/reference/keys.py` is the specification; the
 native table holds, for the process alone,
 
     22.5 to 24 B a live key, its 8 included, from millions on; 1 to 2 B more where keys are evicted
@@ -38,22 +38,13 @@ import torch
 from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, Dynamic
-from hotrows.keys.reference import ReferenceKeyTable
 from hotrows.keys.table import COUNTERS, SKETCH_ROWS, KeyTable, Resolved
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 
-__all__ = ["KeyTable", "NativeKeyTable", "Resolved", "key_table"]
-
 _NONE = torch.empty(0, dtype=torch.int64)
 _ADMISSIONS = ("first", "after", "sketch", "probability", "ahead")
 _EVICTIONS = ("none", "lru", "lfu", "ahead", "idle", "time")
-
-
-def key_table(dynamic: Dynamic, num_unknown: int = 1) -> KeyTable:
-    """An empty `KeyTable`: the native one, or without the native core its reference."""
-    kind = ReferenceKeyTable if native.load() is None else NativeKeyTable
-    return kind(dynamic, num_unknown)
 
 
 class NativeKeyTable(KeyTable):
@@ -63,7 +54,7 @@ class NativeKeyTable(KeyTable):
 
     def __init__(self, dynamic: Dynamic, num_unknown: int = 1) -> None:
         super().__init__(dynamic, num_unknown)
-        self._core = native.core()
+        self._core = native.load()
         admission, eviction = dynamic.admission, dynamic.eviction
         settings = _ints(
             dynamic.capacity or MOST_ROWS, num_unknown,

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from hotrows.distributed.comm import Ranks
 from hotrows.dynamic import Dynamic
-from hotrows.keys.native import key_table
-from hotrows.keys.reference import READ
-from hotrows.keys.table import COUNTERS, KeyTable, Resolved
+from hotrows.keys.native import NativeKeyTable
+from hotrows.keys.table import COUNTERS, READ, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64
 
 GROWTH = COUNTERS[2:6]  # rows, admitted, evicted, refused
@@ -49,7 +48,7 @@ class Vocabulary:
         capacity, num = self.dynamic.capacity, self.dynamic.partitions
         if capacity is not None:
             capacity = capacity // num + (number < capacity % num)
-        return key_table(
+        return NativeKeyTable(
             dataclasses.replace(self.dynamic, capacity=capacity, partitions=1), self.num_unknown
         )
 

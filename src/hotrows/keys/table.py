@@ -14,6 +14,8 @@ from torch import Tensor
 from hotrows.dynamic import MOST_ROWS, Dynamic
 from hotrows.shapes import Int64
 
+READ = 16
+"""What a read adds to the count of a live key, so that halving keeps fractions of reads."""
 _OF_EQUAL_LENGTH = (
     ("counters",),
     ("keys", "ids", "last_use", "counts"),

@@ -1,6 +1,6 @@
 """Slot map: allocates the slots of a cache that looks forward (ScratchPipe, and past it) to rows.
 
-    slots = slot_map(num_slots, Lookahead())
+    slots = NativeSlotMap(num_slots, Lookahead())
     while slots.wants():
         slots.feed(rows of the next batch)            # may run as far ahead as it likes
     allocation = slots.allocate(distinct rows of the next batch to plan)
@@ -14,7 +14,7 @@ that have a slot keep it.
 
 Free slots are allocated first, from the lowest; then those of the rows that the policy evicts. All is
 a function of the rows and the settings; how early a batch is fed beyond what `wants` says has no part
-in it. `slots_reference` is the specification; the native map holds, for the process alone,
+in it. `tests/reference/slots.py` is the specification; the native map holds, for the process alone,
 
     16 B a slot, and 8 to 16 B for its place in the order; 24 B and these past 2^32 rows
      8 B a known row (one with a slot, or with uses to come), in a table 3/5 to 3/4 full; 16 B past 2^32
@@ -25,6 +25,9 @@ in it. `slots_reference` is the specification; the native map holds, for the pro
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,25 +36,178 @@ from torch import Tensor
 
 from hotrows.plan import Moves
 from hotrows.planning import policy as policies
-from hotrows.planning.policy import Lookahead, Newest, Policy, Window
-from hotrows.planning.slots_reference import Allocation, ReferenceSlotMap, SlotMap
+from hotrows.planning.policy import Frequency, Hot, Lookahead, Newest, Policy, Window
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 from hotrows.shapes import Int64
-
-__all__ = ["Allocation", "NativeSlotMap", "SlotMap", "slot_map"]
 
 _DRAINED, _BYPASSES_CACHE = 1, 2
 _FAR, _ANY = 2**31 - 1, 2**63 - 1
 
 
-def slot_map(num_slots: int, policy: Policy, in_flight: int = 1, **options: int | None) -> SlotMap:
-    """A `SlotMap`: the native one, or without the native core its reference.
+@dataclass(frozen=True)
+class Allocation:
+    """The slots of the rows of a batch.
 
-    options: lookahead_bytes, num_rows, and for tests past_pins and future_pins.
+    slots: one per row; -1 where a row bypasses the cache.
+    moves: the rows that are brought in, and those that are evicted for them.
+    waits_for: the batch that must have left the pipeline before a row of this one moves; -1: none.
     """
-    kind = ReferenceSlotMap if native.load() is None else NativeSlotMap
-    return kind(num_slots, policy, in_flight, **options)
+
+    slots: Int64[Tensor, "U"]
+    moves: Moves
+    waits_for: int
+
+
+class SlotMap(ABC):
+    """The rows and slots of one group of packs; see `slots`.
+
+    num_slots: C; in_flight: k, the number of batches that may be between their first move and their
+    write-back. lookahead_bytes: a bound for the metadata of batches to come; None: no bound.
+    num_rows: rows are numbered below it; None: below 2^63, which takes more memory.
+    past_pins, future_pins: the number of batches before and after whose rows are not evicted; k - 1 by
+    default, and for tests alone below that, where slots would be reused too early.
+    num_fed, num_allocated: batches so far; hits, misses: distinct rows of batches so far.
+    num_drained: batches so far that waited for all before them; most_rows: of a batch so far.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        policy: Policy,
+        in_flight: int = 1,
+        *,
+        lookahead_bytes: int | None = None,
+        num_rows: int | None = None,
+        past_pins: int | None = None,
+        future_pins: int | None = None,
+    ) -> None:
+        assert 0 < num_slots < 2**31 and in_flight > 0, (num_slots, in_flight)
+        self.num_slots, self.policy, self.in_flight = num_slots, policy, in_flight
+        self.num_rows = num_rows
+        self._past = in_flight - 1 if past_pins is None else past_pins
+        self._future = in_flight - 1 if future_pins is None else future_pins
+        self._window = Window(policy, num_slots, in_flight, self._future, lookahead_bytes)
+        self.num_fed = self.num_allocated = self.hits = self.misses = 0
+        self.num_drained = self.most_rows = 0
+        self._ended = False
+        self._last_wait = -1
+        self._queue: deque[Tensor] = deque()  # batches fed that the window does not reach yet
+        self._num_protected = 0
+
+    @property
+    @abstractmethod
+    def num_resident(self) -> int:
+        """Rows that have a slot."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes of metadata."""
+
+    @property
+    def most_pinned(self) -> int:
+        """A bound of the rows pinned at once: so many slots never drain a batch of those so far."""
+        return (self._past + 1 + self._future) * self.most_rows
+
+    @property
+    def window(self) -> int | None:
+        """The number of batches past the next one that are looked at; None: all."""
+        return self._window.batches
+
+    def feed(self, rows: Int64[Tensor, "N"]) -> None:
+        """Adds the rows of the next batch not yet fed, in any order, with repeats."""
+        if self._ended and self.num_allocated:  # slots were given without knowing of this batch: it may
+            self._last_wait = max(self._last_wait, self.num_allocated - 1)  # read rows that they evict
+        self._ended = False
+        self._feed(rows)
+
+    def end(self) -> None:
+        """Marks the last batch fed as the last one, until another is fed all the same."""
+        self._ended = True
+
+    def wants(self) -> bool:
+        """Whether another batch should be fed before slots of the next one are allocated."""
+        return not self._ended and self._reaches(self.num_fed)
+
+    @abstractmethod
+    def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
+        """Brings in the first distinct rows, most preferred first; once, before the first batch."""
+
+    def allocate(self, rows: Int64[Tensor, "U"]) -> Allocation:
+        """Gives slots to the rows of the next batch, distinct, ascending."""
+        batch, rows = self.num_allocated, rows.contiguous()
+        if self.num_fed == batch:
+            self._feed(rows)
+        assert self._ended or self.num_fed > batch + self._future, (
+            f"allocate() for batch {batch} needs the batches up to {batch + self._future} fed, or end()"
+        )
+        self._choose_protected(batch, rows.numel())
+        slots, moves, drained = self._allocate(rows)
+        if isinstance(self.policy, Frequency):
+            self._count(rows)
+        misses = int((slots < 0).sum()) if moves.bypasses_cache else moves.rows_in.numel()
+        self.misses += misses
+        self.hits += rows.numel() - misses
+        self.num_drained += drained
+        self.most_rows = max(self.most_rows, rows.numel())
+        self._window.after(rows.numel(), misses)
+        self.num_allocated += 1
+        self._look_ahead()
+        return Allocation(slots, moves, self._wait(batch, drained))
+
+    @abstractmethod
+    def _allocate(self, rows: Int64[Tensor, "U"]) -> tuple[Int64[Tensor, "U"], Moves, bool]:
+        """The slots of the batch's rows, its moves, and whether it is drained."""
+
+    @abstractmethod
+    def _add_uses(self, batch: int, rows: Tensor) -> None:
+        """Notes that a batch to come uses these rows."""
+
+    @property
+    @abstractmethod
+    def _lookahead_bytes(self) -> int:
+        """Bytes of metadata of batches to come."""
+
+    @abstractmethod
+    def _protect(self, rows: Tensor) -> None:
+        """Evicts these rows after all others, in place of those protected before."""
+
+    @abstractmethod
+    def _most_counted(self, num: int) -> Tensor:
+        """The rows that most batches used, most frequent first."""
+
+    @abstractmethod
+    def _count(self, rows: Tensor) -> None:
+        """Counts a use of each row."""
+
+    def _feed(self, rows: Tensor) -> None:
+        self.num_fed += 1
+        self._queue.append(rows.contiguous())
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        while self._queue and self._reaches(self.num_fed - len(self._queue)):
+            self._add_uses(self.num_fed - len(self._queue), self._queue.popleft())
+
+    def _reaches(self, batch: int) -> bool:
+        return self._window.reaches(batch - self.num_allocated, self._lookahead_bytes)
+
+    def _choose_protected(self, batch: int, num_rows: int) -> None:
+        if batch == 0:
+            self._num_protected = policies.num_protected(self.num_slots, self.in_flight, num_rows)
+        if policies.chooses_anew(self.policy, batch):
+            if isinstance(self.policy, Hot):
+                rows = self.policy.rows[: self._num_protected]
+            else:
+                rows = self._most_counted(self._num_protected)
+            self._protect(rows.contiguous())
+
+    def _wait(self, batch: int, drained: bool) -> int:
+        """A drained batch waits for all before it, and the next one waits for it."""
+        waits_for = max(self._last_wait, batch - (1 if drained else self.in_flight))
+        self._last_wait = batch if drained else waits_for
+        return waits_for
 
 
 class NativeSlotMap(SlotMap):

@@ -65,6 +65,4 @@ def num_threads(num: int | None, on_host: bool) -> int:
 
 def _compute_alone() -> None:
     torch.get_num_threads()  # PyTorch sets it for a thread that is new, once
-    core = native.load()
-    if core is not None:
-        core.hotrows_use_one_thread()
+    native.load().hotrows_use_one_thread()

@@ -1,4 +1,4 @@
-"""The native core: found, loaded and called; a warning says once where it is missing.
+"""The native core: found, loaded and called.
 
 The core is a plain C library, built once per instruction set. The lowest build is loaded first; it
 reports what the processor supports, and the best build for it is loaded next. Calls go through
@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hotrows.runtime.user_warnings import warn
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -30,8 +28,8 @@ _AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array)
 
 
 @functools.cache
-def load() -> ctypes.CDLL | None:
-    """The native core, or None where it was not built; warns the first time it is missing.
+def load() -> ctypes.CDLL:
+    """The native core; ImportError where the installation has none.
 
     From then on a forked child may compute, too: see `hotrows_survive_forks`.
     """
@@ -45,27 +43,17 @@ def load() -> ctypes.CDLL | None:
             built = (_open(f"core_v{level}") for level in range(best, 2, -1))
             library = next((library for library in built if library is not None), library)
     if library is None:
-        warn(
-            "the native core was not built (no C++ compiler at installation?): hotrows runs on its "
-            "reference ops, which are correct and slow; see docs/installation.md",
-            RuntimeWarning,
+        raise ImportError(
+            f"hotrows has no native core for this machine ({platform.machine()}): install it again where "
+            f"there is a C++ compiler, or run `python csrc/build.py` in a source tree"
         )
-    else:
-        library.hotrows_survive_forks()
+    library.hotrows_survive_forks()
     return library
 
 
-def name() -> str | None:
-    """The name of the build of the core that runs, such as `core_v4`, or None; for reports."""
-    library = load()
-    return None if library is None else Path(library._name).stem
-
-
-def core() -> ctypes.CDLL:
-    """The native core, for callers that know that it was built: `takes` returned True, for example."""
-    library = load()
-    assert library is not None, "the native core was not built"
-    return library
+def name() -> str:
+    """The name of the build of the core that runs, such as `core_v4`; for reports."""
+    return Path(load()._name).stem
 
 
 def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None) -> bool:
@@ -76,8 +64,7 @@ def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None
     if torch.compiler.is_compiling():
         return False
     dtypes = (torch.float32,) if dtypes is None else dtypes
-    on_core = all(t is None or (t.device.type == "cpu" and t.dtype in dtypes) for t in tensors)
-    return on_core and load() is not None
+    return all(t is None or (t.device.type == "cpu" and t.dtype in dtypes) for t in tensors)
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
@@ -102,12 +89,12 @@ def _open(stem: str) -> ctypes.CDLL | None:
     return None
 
 
-def call(library: ctypes.CDLL, name: str, *arguments) -> int:
+def call(name: str, *arguments) -> int:
     """Calls `hotrows_<name>`: tensors, arrays and None go as pointers, whole numbers as int64.
 
     Fractions are of types that the caller names: `c_float` or `c_double`.
     """
-    function = getattr(library, f"hotrows_{name}")
+    function = getattr(load(), f"hotrows_{name}")
     function.restype = ctypes.c_int64
     return function(*(_converted(argument) for argument in arguments))
 

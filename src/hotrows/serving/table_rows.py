@@ -108,10 +108,9 @@ class TableRows:
     def read_ahead(self, ids: np.ndarray) -> None:
         """Begins to read the pages of rows that are needed soon, all at once, where tables are larger
         than memory; one by one they would be waited for."""
-        library = native.load() if self._at_random else None
-        if library is not None:
+        if self._at_random:
             width = self._stored.shape[1] * self._stored.itemsize
-            native.call(library, "read_ahead", self._stored, width, len(self._stored), ids, len(ids))
+            native.call("read_ahead", self._stored, width, len(self._stored), ids, len(ids))
 
     def stored(self, ids: np.ndarray) -> np.ndarray:
         """[n] ids -> [n, _] rows as they are stored."""

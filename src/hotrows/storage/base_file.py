@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hotrows.runtime.atomic_files import part_of
 from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, runs, sync_folder
-from hotrows.storage.record_io import AnyFetcher, alignment, sweep
+from hotrows.storage.record_io import Fetcher, alignment, sweep
 
 KIND, FORMAT = "hotrows file store", 1
 FillInitial = Callable[[Tensor, Tensor], None]  # fills out [m, stride] with new rows [m]
@@ -103,7 +103,7 @@ class BaseFile:
             self._plain.write(self._bits[begin:end], BLOCK + begin)
             self.bytes_written += end - begin
 
-    def fetch(self, fetcher: AnyFetcher, rows: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
+    def fetch(self, fetcher: Fetcher, rows: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
         """out[targets[i]] = the record of rows[i]."""
         fetcher.fetch(self.file, self.form.records_at + rows * self.form.stride, targets, out)
 

@@ -36,13 +36,13 @@ from hotrows.runtime.atomic_files import make_folder
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.locks import Held, Lock
 from hotrows.runtime.user_warnings import warn
-from hotrows.storage import merging, store_state
+from hotrows.storage import merging, record_io, store_state
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
 from hotrows.storage.merge_pace import MOST_FULL, MergePace, Note
 from hotrows.storage.merging import Merger
-from hotrows.storage.record_io import Index, new_fetcher
+from hotrows.storage.record_io import Index
 from hotrows.storage.store_state import StateFile, StoreState, check_restorable, read_state
 from hotrows.storage.store_view import StoreView, checked, read_rows
 
@@ -67,7 +67,7 @@ class FileStore:
         self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first
         self._num_views = 0
         self._num_initialised = self._num_read = self._log_bytes = 0
-        self._reader = new_fetcher(form.stride)
+        self._reader = record_io.Fetcher(form.stride)
         self._pace = MergePace(self._fullness)
         self._merger = Merger(self._saved, self._base, self._next_to_merge, self._remove, self._pace)
         # Taken in this order: who writes, what a reader looks through, the state (`_saved.lock`).

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.storage import record_io
 from hotrows.storage.disk_io import BLOCK, CUT_OFF, Disk, RecordFile, explained, runs, unreadable
-from hotrows.storage.record_io import ABSENT, new_index
+from hotrows.storage.record_io import ABSENT
 
 SEGMENT_BYTES = 8 << 20  # a longer write becomes several segments
 KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; the rows have no records
@@ -63,7 +64,7 @@ class RecordLog:
         self.path, self.number, self.stride, self.end = path, number, stride, max(length, 0)
         self.checksum = checksum  # of all headers, which have those of rows and records
         self.num_records = 0  # appended, but for those that the writer retains
-        self.index = new_index(rows)
+        self.index = record_io.Index(rows)
         self._buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct I/O wants it
 
     def append(self, rows: np.ndarray, records: np.ndarray | None, flags: int = 0) -> int:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.storage import record_io
 from hotrows.storage.base_file import BaseFile
 from hotrows.storage.disk_io import runs
 from hotrows.storage.log import RecordLog, Segment, UndoJournal, mapped_segments, pieces, segments
 from hotrows.storage.merge_pace import MergePace
-from hotrows.storage.record_io import ABSENT, SWEEP_BYTES, new_fetcher
+from hotrows.storage.record_io import ABSENT, SWEEP_BYTES
 from hotrows.storage.store_state import Named, StateFile
 
 MERGE_BYTES = 32 << 20  # of records in memory while merging
@@ -49,7 +50,7 @@ class Merger:
     ) -> None:
         self._saved, self._base, self._stride = saved, base, base.form.stride
         self._next_log, self._remove, self._pace = next_log, remove, pace
-        self.fetcher, self.undo_bytes = new_fetcher(self._stride), 0
+        self.fetcher, self.undo_bytes = record_io.Fetcher(self._stride), 0
         self._share = 0.0, 1.0  # of a merge, that writing the journal or `base` is
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -1,7 +1,7 @@
-"""Reads many records at once, rewrites them in sweeps and indexes them: natively or plainly.
+"""Reads many records at once, rewrites them in sweeps and indexes them, in the native core.
 
-With the native core, files are open for direct I/O where the file system takes it. Without it the
-work is done on equal files by `os.pread`, `os.pwrite` and a dictionary: the specification.
+Files are open for direct I/O where the file system takes it. `tests/reference/records.py` is the
+specification: the work on equal files by `os.pread`, `os.pwrite` and a dictionary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.runtime import native
-from hotrows.storage.disk_io import BLOCK, FULL, RecordFile, explained, runs, unreadable
+from hotrows.storage.disk_io import BLOCK, FULL, RecordFile, explained, unreadable
 
 ABSENT = -1  # the place of a row that an index does not have
 # Of the core: bytes of the longest request of a read; those that a read, and a sweep, rather leave out.
@@ -26,29 +26,10 @@ _SWEEP_THREADS, _SWEEP_CHUNK = 4, 1 << 20
 SWEEP_BYTES = _SWEEP_THREADS * _SWEEP_CHUNK  # of memory that a sweep takes
 
 
-def new_fetcher(stride: int) -> AnyFetcher:
-    return PlainFetcher(stride) if native.load() is None else Fetcher(stride)
-
-
-def new_index(rows: int) -> Index | PlainIndex:
-    """An index of records in a file. rows: of the table that they are of."""
-    return PlainIndex() if native.load() is None else Index(rows)
-
-
-def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
-    """Writes the records of `rows`, ascending, of the table that begins at byte `first`, in order.
-
-    Returns the bytes read and the bytes written.
-    """
-    if not rows.size:
-        return 0, 0
-    return (_plain_sweep if native.load() is None else _sweep)(file, first, rows, records)
-
-
 def alignment(path: Path) -> int:
     """The bytes that direct I/O on a file must be aligned to; 1 where it is better read plainly."""
     direct = getattr(os, "O_DIRECT", 0)
-    if not direct or native.load() is None:
+    if not direct:
         return 1
     try:
         fd = os.open(path, os.O_RDONLY | direct)
@@ -58,9 +39,6 @@ def alignment(path: Path) -> int:
         return _call("alignment", fd) or 1
     finally:
         os.close(fd)
-
-
-# ---- by the native core
 
 
 class Fetcher:
@@ -74,7 +52,7 @@ class Fetcher:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
         self.memory_bytes = (depth or _DEPTH) * max(REQUEST, stride + 3 * BLOCK)
         self._handle = _handle("fetcher", ctypes.c_int64(stride), ring, ctypes.c_int64(depth or 0))
-        weakref.finalize(self, native.core().hotrows_file_fetcher_free, self._handle)
+        weakref.finalize(self, native.load().hotrows_file_fetcher_free, self._handle)
 
     def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
         """out[targets[i]] = the record at byte places[i] of the file."""
@@ -100,7 +78,7 @@ class Index:
 
     def __init__(self, rows: int) -> None:
         self._handle = _handle("index", ctypes.c_int64(rows))
-        weakref.finalize(self, native.core().hotrows_file_index_free, self._handle)
+        weakref.finalize(self, native.load().hotrows_file_index_free, self._handle)
 
     def __len__(self) -> int:
         return _call("index_size", self._handle)
@@ -124,7 +102,13 @@ class Index:
         return places
 
 
-def _sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
+def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
+    """Writes the records of `rows`, ascending, of the table that begins at byte `first`, in order.
+
+    Returns the bytes read and the bytes written.
+    """
+    if not rows.size:
+        return 0, 0
     counters = np.zeros(3, np.int64)  # bytes read, bytes written, where it failed
     rows, records = np.ascontiguousarray(rows), np.ascontiguousarray(records)
     to_write = (first, file.stride, rows, rows.size, records)
@@ -139,65 +123,16 @@ def _sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) 
 
 def _call(name: str, *arguments) -> int:
     """Calls `hotrows_file_<name>` of the core."""
-    result = native.call(native.core(), f"file_{name}", *arguments)
+    result = native.call(f"file_{name}", *arguments)
     if result == -errno.ENOMEM:
         raise MemoryError(f"{name} of a file store: no memory")
     return result
 
 
 def _handle(kind: str, *arguments) -> ctypes.c_void_p:
-    make = getattr(native.core(), f"hotrows_file_{kind}_new")
+    make = getattr(native.load(), f"hotrows_file_{kind}_new")
     make.restype = ctypes.c_void_p
     handle = ctypes.c_void_p(make(*arguments))
     if not handle.value:
         raise MemoryError(f"{kind} of a file store: no memory")
     return handle
-
-
-# ---- plainly
-
-
-class PlainFetcher:
-    """Reads records of a file one after the other, adjacent ones in one read."""
-
-    memory_bytes = 0
-
-    def __init__(self, stride: int) -> None:
-        self.stride, self.num_requests, self.num_bytes = stride, 0, 0
-
-    def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
-        """out[targets[i]] = the record at byte places[i] of the file."""
-        order = np.argsort(places, kind="stable")
-        places, targets = places[order], targets[order]
-        for begin, end in runs(places, self.stride):
-            size = (end - begin) * self.stride
-            records = np.frombuffer(file.read(size, int(places[begin])), np.uint8)
-            out[targets[begin:end]] = records.reshape(-1, self.stride)
-            self.num_requests += 1
-            self.num_bytes += size
-
-
-class PlainIndex:
-    """Where rows are in a file, as a dictionary."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def put(self, rows: np.ndarray, first: int, stride: int) -> None:
-        places = range(first, first + rows.size * stride, stride)
-        self._places.update(zip(rows.tolist(), places, strict=True))
-
-    def find(self, rows: np.ndarray) -> np.ndarray:
-        return np.array([self._places.get(row, ABSENT) for row in rows.tolist()], np.int64)
-
-
-def _plain_sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
-    for begin, end in runs(rows, 1):
-        file.write(np.ascontiguousarray(records[begin:end]), first + int(rows[begin]) * file.stride)
-    return 0, records.size
-
-
-AnyFetcher = Fetcher | PlainFetcher

@@ -226,9 +226,8 @@ def _reserved_records(num_rows: int, stride: int) -> Tensor:
 
 def _on_huge_pages(records: Tensor) -> Tensor:
     """The records, whose memory the system is advised to take in huge pages."""
-    library = native.load()
-    if library is not None and records.numel():
-        library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
+    if records.numel():
+        native.load().hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
     return records
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrows.storage import record_io
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.log import UNTOUCHED, RecordLog, UndoJournal
-from hotrows.storage.record_io import ABSENT, AnyFetcher, new_fetcher
+from hotrows.storage.record_io import ABSENT, Fetcher
 from hotrows.storage.store_state import Named, StoreState, check_restorable, read_state
 
 
@@ -51,7 +52,7 @@ class StoreView:
                 log.index_segments()
         self._journals: set[Named] = set()
         self._add_journals(state)
-        self._reader, self._open = new_fetcher(form.stride), True
+        self._reader, self._open = record_io.Fetcher(form.stride), True
 
     def read(self, rows: Tensor, out: Tensor) -> None:
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
@@ -103,7 +104,7 @@ class StoreView:
 def read_rows(
     sources: Sequence[RecordLog | UndoJournal],
     base: BaseFile,
-    fetcher: AnyFetcher,
+    fetcher: Fetcher,
     initial_values: FillInitial,
     rows: np.ndarray,
     out: np.ndarray,

@@ -232,6 +232,4 @@ def keep_freed_memory() -> None:
 
     A step frees and takes the same large blocks again and again.
     """
-    library = native.load()
-    if library is not None:
-        library.hotrows_keep_freed_memory()
+    native.load().hotrows_keep_freed_memory()

@@ -37,7 +37,7 @@ from hotrows.planning.packing import Group, group_packs, pack_tables
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
-from hotrows.planning.slots import Allocation, SlotMap, slot_map
+from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
 from hotrows.train.defaults import settle
 from hotrows.tuning.file_replay import FileCounts, FileReplay
 
@@ -360,7 +360,7 @@ def _replay(
         bound = Caching(fast_memory).lookahead_bytes // len(groups)
         bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
         bounds = {"lookahead_bytes": bound if bounded else None, "num_rows": group.rows}
-        allocator = slot_map(slots[g], group_policy, in_flight, **bounds)
+        allocator = NativeSlotMap(slots[g], group_policy, in_flight, **bounds)
         for j, read in enumerate(reads):
             if j == trace.skipped:
                 drained_before = allocator.num_drained

@@ -8,7 +8,6 @@ from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
 from hotrows.record import MAX_KERNEL_DIM, RecordLayout, views
-from hotrows.runtime import native
 from tests.ops.triton.cases import (
     DTYPES,
     FIRST_ROWS,
@@ -66,7 +65,6 @@ def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):
         assert torch.equal(result.step, expected.step)
 
 
-@pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "optimizer", [o for o in OPTIMIZERS if not isinstance(o, RowWiseAdagrad)], ids=repr

@@ -29,7 +29,7 @@ class ColumnMoments:
                 _add_in_python(moments, column)
             return
         arguments = (*values.shape, chosen.view(np.uint8), self._moments, threads)
-        call(library, "add_moments", np.ascontiguousarray(values), *arguments)
+        call("add_moments", np.ascontiguousarray(values), *arguments)
 
     def state(self) -> list[list[float]]:
         """The moments as JSON-able numbers, which JSON stores exactly."""
@@ -67,7 +67,7 @@ class Transform:
             self._apply_in_python(values, dense)
         else:
             arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
-            call(library, "transform", np.ascontiguousarray(values), *arguments)
+            call("transform", np.ascontiguousarray(values), *arguments)
         for f in self._indicators:
             dense[:, f] = np.isnan(values[f])
         return dense

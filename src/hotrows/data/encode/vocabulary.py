@@ -101,13 +101,13 @@ class Counts:
         self._resumed = state is not None
         self._settling, self._settled = Lock(), False
         name = np.frombuffer(os.fsencode(folder) + b"\0", np.uint8)
-        self._handle = call(library, "counts_create", self._num_vocabularies, memory, name)
+        self._handle = call("counts_create", self._num_vocabularies, memory, name)
         runs = [[] for _ in range(self._num_vocabularies)] if state is None else state["runs"]
         self._adopt(runs, 0 if state is None else state["num_runs"])
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
-            call(self._library, "counts_destroy", self._handle)
+            call("counts_destroy", self._handle)
 
     def add(self, columns: Sequence[RawIds], chosen: np.ndarray) -> None:
         """Counts the values of the chosen rows, [rows] bool; of a list, all of them."""
@@ -169,7 +169,7 @@ class Counts:
                 path.unlink()
         for v, names in enumerate(runs):
             numbers = np.array([int(run.rsplit("-", 1)[1]) for run in names], np.int64)
-            call(self._library, "counts_resume", self._handle, v, numbers, len(names), num_runs)
+            call("counts_resume", self._handle, v, numbers, len(names), num_runs)
 
     def _settle(self) -> None:
         """Spills all vocabularies if one was spilled, before the first is written.
@@ -194,19 +194,19 @@ class Counts:
 
     def runs(self, v: int) -> list[Path]:
         """The run files of vocabulary v so far."""
-        numbers = np.zeros(call(self._library, "counts_runs", self._handle, v, 0, 0), np.int64)
-        call(self._library, "counts_runs", self._handle, v, numbers, len(numbers))
+        numbers = np.zeros(call("counts_runs", self._handle, v, 0, 0), np.int64)
+        call("counts_runs", self._handle, v, numbers, len(numbers))
         return [self._folder / f"run-{v:05d}-{number}" for number in numbers.tolist()]
 
     def _sizes(self) -> tuple[int, int, int]:
         """Bytes that the tables use, the largest number so far, and the number of runs written."""
         sizes = np.zeros(3, np.int64)
-        call(self._library, "counts_sizes", self._handle, sizes)
+        call("counts_sizes", self._handle, sizes)
         return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
     def _call(self, name: str, *arguments) -> None:
         problem = np.zeros(4096, np.uint8)
-        code = call(self._library, name, self._handle, *arguments, problem)
+        code = call(name, self._handle, *arguments, problem)
         if code != 0:
             raise _failure(code, os.fsdecode(problem.tobytes().split(b"\0", 1)[0]), self._memory)
 
@@ -243,7 +243,7 @@ class Vocabularies:
         places = np.array([column_ids.ctypes.data for column_ids in ids[: len(columns)]], np.int64)
         read = (self._stored.rows, packed.rows, self._owners, len(columns))
         how = (self._threads, int(self._in_files))
-        call(self._library, "vocabularies_encode", *read, places, *how)
+        call("vocabularies_encode", *read, places, *how)
         return ids[: len(columns)]
 
 
@@ -288,7 +288,7 @@ class _Stored:
         """Advises the system against reading ahead."""
         for arrays in self._arrays:
             for array in arrays:
-                call(library, "read_at_random", array, array.nbytes)
+                call("read_at_random", array, array.nbytes)
 
 
 def _arrays_of(values: Values) -> _Arrays:

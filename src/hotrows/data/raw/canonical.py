@@ -45,11 +45,11 @@ def canonical(values: RawIds, threads: int) -> RawIds:
     starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
     spans = np.empty((2, len(values)), np.uint32)
     arguments = (values.text, starts, lengths, len(values))
-    size = call(library, "canonical", *arguments, spans[0], spans[1], threads)
+    size = call("canonical", *arguments, spans[0], spans[1], threads)
     if not size:
         return RawIds(values.text, spans[0], spans[1], values.offsets)
     text = np.empty(size, np.uint8)
-    call(library, "write_canonical", *arguments, text, spans[0], spans[1])
+    call("write_canonical", *arguments, text, spans[0], spans[1])
     return RawIds(text, spans[0], spans[1], values.offsets)
 
 

@@ -132,7 +132,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple |
     text = np.frombuffer(chunk.text, np.uint8)
     of_lines = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
     to = (chunk.num_lines, starts, lengths, changing.view(np.uint8), problem, how.threads)
-    kind = call(library, "tokenize", text, len(text), *of_lines, *to)
+    kind = call("tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
     return TextCells(chunk, layout, how, RawIds(text, starts, lengths), changing), bad_line
 

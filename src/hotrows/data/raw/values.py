@@ -55,7 +55,7 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
     text = np.frombuffer(b"".join(words) or b"\0", np.uint8)
     ends = np.cumsum([len(word) for word in words], dtype=np.int64)
     arguments = (starts, lengths, starts.size, int(strip), text, ends, len(words), threads)
-    call(library, "blank", values.text, *arguments)
+    call("blank", values.text, *arguments)
 
 
 def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
@@ -73,9 +73,9 @@ def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
     starts, lengths = np.ascontiguousarray(cells.starts), np.ascontiguousarray(cells.lengths)
     offsets = np.empty(n + 1, np.int64)
     cell_arguments = (cells.text, starts, lengths, n, ord(separator), offsets)
-    total = call(library, "count_values", *cell_arguments, threads)
+    total = call("count_values", *cell_arguments, threads)
     spans = np.empty((2, total), np.uint32)
-    call(library, "cut_values", *cell_arguments, spans[0], spans[1], threads)
+    call("cut_values", *cell_arguments, spans[0], spans[1], threads)
     return RawIds(cells.text, spans[0], spans[1], offsets)
 
 
@@ -140,7 +140,7 @@ def parse_fields(
     which = np.zeros(1, np.int64)
     of_fields = (fields.text, len(fields.text), starts, lengths, num_rows)
     places = np.array(columns, np.int32)
-    row = call(library, "parse_numbers", *of_fields, places, len(columns), numbers, which, threads)
+    row = call("parse_numbers", *of_fields, places, len(columns), numbers, which, threads)
     return numbers, None if row < 0 else (row, int(which[0]))
 
 
@@ -158,7 +158,7 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
     how = np.frombuffer(format.encode(), np.uint8)
     of_values = (values.text, starts, lengths, len(values))
-    bad = call(library, "parse_times", *of_values, how, len(how), seconds, threads)
+    bad = call("parse_times", *of_values, how, len(how), seconds, threads)
     return seconds, None if bad < 0 else bad
 
 

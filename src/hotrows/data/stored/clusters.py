@@ -131,7 +131,7 @@ def _native(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: 
     numbers = np.empty(rows, np.uint8)
     num, num_bytes = len(state.sizes), state.seen.shape[1]
     sizes = (len(columns), rows, num, num_bytes, state.bits, state.step, state.most)
-    call(native.core(), "clusters", described, *sizes, state.seen, state.sizes, numbers)
+    call("clusters", described, *sizes, state.seen, state.sizes, numbers)
     return numbers
 
 

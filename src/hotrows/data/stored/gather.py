@@ -73,7 +73,7 @@ def take(column: np.ndarray, order: np.ndarray, out: np.ndarray) -> np.ndarray:
         out[:] = column[order]
     else:
         bytes_per_row = int(np.prod(column.shape[1:])) * column.itemsize
-        call(library, "take", column, bytes_per_row, order, len(order), out)
+        call("take", column, bytes_per_row, order, len(order), out)
     return out
 
 
@@ -83,7 +83,7 @@ def interleave(columns: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
     if library is None:
         return np.stack(columns, axis=1, out=out)
     places = np.array([column.ctypes.data for column in columns], np.int64)
-    call(library, "interleave", places, len(columns), len(out), out)
+    call("interleave", places, len(columns), len(out), out)
     return out
 
 
@@ -97,7 +97,7 @@ def measured(offsets: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
         legal = not ((starts < 0) | (lengths < 0) | (ends > size)).any()
     else:
         arguments = (offsets, offsets.itemsize, size, order, len(order), lengths)
-        legal = call(library, "measure_lists", *arguments) == 0
+        legal = call("measure_lists", *arguments) == 0
     if not legal:
         raise ValueError(DAMAGED)
     return lengths
@@ -124,7 +124,7 @@ def take_lists(
         out[:] = ids[np.arange(ends[-1]) + np.repeat(starts - ends[:-1], np.diff(ends))]
     else:
         arguments = (ids, ids.itemsize, offsets, offsets.itemsize)
-        call(library, "take_lists", *arguments, order, len(order), ends, out)
+        call("take_lists", *arguments, order, len(order), ends, out)
     return out
 
 

@@ -149,7 +149,7 @@ def permutation(n: int, *seed: int) -> np.ndarray:
     library = native.load()
     if library is None or not _FEW <= n < 1 << 32:
         return _plain_permutation(raw, np.uint64(bits))
-    call(library, "permutation", raw, bits, n, np.empty_like(raw))
+    call("permutation", raw, bits, n, np.empty_like(raw))
     return raw.view(np.int64)
 
 

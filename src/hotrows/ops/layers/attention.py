@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import highest_by_sample, samples_of, sum_by_sample
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 
 def target_projection(
@@ -28,7 +28,7 @@ def target_projection(
     offsets = _checked(offsets, len(queries), len(keys))
     out = torch.empty(len(keys), len(weight))
     sizes = (*queries.shape, len(weight))
-    call(core(), "target_projection", queries, keys, offsets, weight, bias, *sizes, out)
+    call("target_projection", queries, keys, offsets, weight, bias, *sizes, out)
     return out
 
 
@@ -52,7 +52,7 @@ def target_projection_backward(
     grad_bias = torch.empty(len(weight))
     inputs, sizes = (grad, queries, keys, offsets, weight), (*queries.shape, len(weight))
     grads = grad_queries, grad_keys, grad_weight, grad_bias
-    call(core(), "target_projection_backward", *inputs, *sizes, *grads)
+    call("target_projection_backward", *inputs, *sizes, *grads)
     if more is not None:
         grad_keys += more
     return grads
@@ -68,7 +68,7 @@ def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
     scores, size = scores.contiguous(), len(offsets) - 1
     offsets = _checked(offsets, size, len(scores))
     out = torch.empty_like(scores)
-    call(core(), "softmax_jagged", scores, offsets, size, out)
+    call("softmax_jagged", scores, offsets, size, out)
     return out
 
 
@@ -79,7 +79,7 @@ def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> T
     grad, weights, size = grad.contiguous(), weights.contiguous(), len(offsets) - 1
     offsets = _checked(offsets, size, len(weights))
     out = torch.empty_like(weights)
-    call(core(), "softmax_jagged_backward", grad, weights, offsets, size, out)
+    call("softmax_jagged_backward", grad, weights, offsets, size, out)
     return out
 
 
@@ -91,7 +91,7 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     size, width = len(offsets) - 1, values.shape[1]
     offsets = _checked(offsets, size, len(values))
     out = torch.empty(size, width)
-    call(core(), "weighted_sum", weights, values, offsets, size, width, out)
+    call("weighted_sum", weights, values, offsets, size, width, out)
     return out
 
 
@@ -102,7 +102,7 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     queries, keys = queries.contiguous(), keys.contiguous()
     offsets = _checked(offsets, len(queries), len(keys))
     out = torch.empty(len(keys))
-    call(core(), "jagged_dot", queries, keys, offsets, *queries.shape, out)
+    call("jagged_dot", queries, keys, offsets, *queries.shape, out)
     return out
 
 
@@ -125,7 +125,7 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
     weights, queries = weights.contiguous(), queries.contiguous()
     offsets = _checked(offsets, len(queries), len(weights))
     out = torch.empty(len(weights), queries.shape[1])
-    call(core(), "weighted_copies", weights, queries, offsets, *queries.shape, out)
+    call("weighted_copies", weights, queries, offsets, *queries.shape, out)
     return out
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import samples_of, sum_by_sample
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 
 def co_action(
@@ -37,7 +37,7 @@ def co_action(
     weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
     network = (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders
-    call(core(), "co_action", weights, inputs, offsets, len(weights), *network, out)
+    call("co_action", weights, inputs, offsets, len(weights), *network, out)
     return out
 
 
@@ -60,7 +60,7 @@ def co_action_backward(
     grads = torch.empty_like(weights), torch.empty_like(inputs)
     network = (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders
     arguments = grad, weights, inputs, offsets, len(weights), *network, *grads
-    call(core(), "co_action_backward", *arguments)
+    call("co_action_backward", *arguments)
     return grads
 
 

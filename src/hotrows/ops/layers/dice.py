@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,7 +18,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         return by_device(moments_reference, x)
     x = x.contiguous()
     mean, var = torch.empty(x.shape[1]), torch.empty(x.shape[1])
-    call(core(), "moments", x, *x.shape, mean, var)
+    call("moments", x, *x.shape, mean, var)
     return mean, var
 
 
@@ -51,7 +51,7 @@ def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
         return by_device(dice_reference, x, mean, rstd, alpha)
     x, alpha = x.contiguous(), alpha.contiguous()
     out = torch.empty_like(x)
-    call(core(), "dice", x, mean, rstd, alpha, *x.shape, out)
+    call("dice", x, mean, rstd, alpha, *x.shape, out)
     return out
 
 
@@ -65,7 +65,7 @@ def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor
         return by_device(dice_sums_reference, grad, x, mean, rstd, alpha)
     grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
     sums = x.new_empty(3, x.shape[1])
-    call(core(), "dice_sums", grad, x, mean, rstd, alpha, *x.shape, sums)
+    call("dice_sums", grad, x, mean, rstd, alpha, *x.shape, sums)
     return sums
 
 
@@ -81,7 +81,7 @@ def dice_to_x(
         return by_device(dice_to_x_reference, grad, x, mean, rstd, alpha, sums, num_rows)
     grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
     grad_x = torch.empty_like(x)
-    call(core(), "dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
+    call("dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
     return grad_x
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.rows.reference_random import random_bits
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 LEVELS = 1 << 16
 _PER_DRAW = 4  # a draw of 64 random bits serves four neighbours, the lowest bits the first
@@ -26,7 +26,7 @@ def dropout(x: Tensor, key: int, dropped: int) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     scale = c_float(_scale(dropped))
-    call(core(), "dropout", x, x.numel(), key, dropped, scale, x.itemsize, out)
+    call("dropout", x, x.numel(), key, dropped, scale, x.itemsize, out)
     return out
 
 

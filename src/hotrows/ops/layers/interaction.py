@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hotrows.runtime import native
-from hotrows.runtime.native import call, core
+from hotrows.runtime.native import call
 
 _SCHEMAS = {
     "dot_interaction": "(Tensor bottom, Tensor vectors, int padding=0) -> Tensor",
@@ -40,7 +40,7 @@ def _dot_interaction(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tenso
     size, count, width = vectors.shape
     out = bottom.new_empty(size, width + count * (count + 1) // 2)
     itemsizes = bottom.itemsize, vectors.itemsize
-    call(core(), "dot_interaction", bottom, vectors, *_sizes(vectors), *itemsizes, out)
+    call("dot_interaction", bottom, vectors, *_sizes(vectors), *itemsizes, out)
     return out
 
 
@@ -50,7 +50,7 @@ def _dot_interaction_backward(grad: Tensor, bottom: Tensor, vectors: Tensor) -> 
     grad, bottom, vectors = grad.contiguous(), bottom.contiguous(), _by_sample(vectors)
     grads = torch.empty_like(bottom), vectors.new_empty(vectors.shape)
     sizes = *_sizes(vectors), bottom.itemsize, vectors.itemsize
-    call(core(), "dot_interaction_backward", grad, bottom, vectors, *sizes, *grads)
+    call("dot_interaction_backward", grad, bottom, vectors, *sizes, *grads)
     return grads
 
 
@@ -59,7 +59,7 @@ def _second_order(vectors: Tensor) -> Tensor:
         return second_order_reference(vectors)
     vectors = _by_sample(vectors)
     out = torch.empty(vectors.shape[0])
-    call(core(), "second_order", vectors, *_sizes(vectors), vectors.itemsize, out)
+    call("second_order", vectors, *_sizes(vectors), vectors.itemsize, out)
     return out
 
 
@@ -68,7 +68,7 @@ def _second_order_backward(grad: Tensor, vectors: Tensor) -> Tensor:
         return second_order_backward_reference(grad, vectors)
     grad, vectors = grad.contiguous(), _by_sample(vectors)
     out = vectors.new_empty(vectors.shape)
-    call(core(), "second_order_backward", grad, vectors, *_sizes(vectors), vectors.itemsize, out)
+    call("second_order_backward", grad, vectors, *_sizes(vectors), vectors.itemsize, out)
     return out
 
 

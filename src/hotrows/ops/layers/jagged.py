@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 
 def samples_of(offsets: Tensor, num: int | None = None) -> Tensor:
@@ -52,7 +52,7 @@ def repeat_lists(values: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
         return repeat_lists_reference(values, offsets, starts)
     values, (offsets, starts, ends) = values.contiguous(), _repetitions(offsets, starts)
     out = torch.empty(int(ends[-1]), values.shape[1])
-    call(core(), "repeat_lists", values, offsets, starts, ends, len(starts) - 1, values.shape[1], out)
+    call("repeat_lists", values, offsets, starts, ends, len(starts) - 1, values.shape[1], out)
     return out
 
 
@@ -62,7 +62,7 @@ def sum_lists(grad: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
         return sum_lists_reference(grad, offsets, starts)
     grad, (offsets, starts, ends) = grad.contiguous(), _repetitions(offsets, starts)
     out = torch.empty(int(offsets[-1]), grad.shape[1])
-    call(core(), "sum_lists", grad, offsets, starts, ends, len(starts) - 1, grad.shape[1], out)
+    call("sum_lists", grad, offsets, starts, ends, len(starts) - 1, grad.shape[1], out)
     return out
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 
 def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -19,7 +19,7 @@ def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tens
         return by_device(prelu_backward_reference, grad, x, slope)
     grad, x, slope = grad.contiguous(), x.contiguous(), slope.contiguous()
     grads = torch.empty_like(x), torch.empty_like(slope)
-    call(core(), "prelu_backward", grad, x, slope, *x.shape, *grads)
+    call("prelu_backward", grad, x, slope, *x.shape, *grads)
     return *grads, None
 
 

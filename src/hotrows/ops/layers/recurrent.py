@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 KINDS = ("gru", "augru", "augru_code", "agru")
 RESETS = ("before", "after")
@@ -54,7 +54,7 @@ def recurrent(
     inner = torch.empty_like(states) if reset == "after" else None
     lists = attention, offsets, len(offsets) - 1
     form = weight.shape[1], KINDS.index(kind), reset == "after"
-    call(core(), "recurrent", parts, *lists, weight, bias, *form, inner, states)
+    call("recurrent", parts, *lists, weight, bias, *form, inner, states)
     return states, parts, inner
 
 
@@ -87,7 +87,7 @@ def recurrent_backward(
     lists = attention, offsets, len(offsets) - 1
     form = weight.shape[1], KINDS.index(kind), reset == "after"
     passed = grad_states, states, gates, inner
-    call(core(), "recurrent_backward", *passed, *lists, weight, *form, *grads)
+    call("recurrent_backward", *passed, *lists, weight, *form, *grads)
     return grads
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -21,7 +21,7 @@ def relu_backward(grad: Tensor, activation: Tensor | None, out: Tensor) -> tuple
     if not takes(grad, activation, out, dtypes=_DTYPES):
         return relu_backward_reference(grad, activation, out)
     sums = torch.empty(grad.shape[1])
-    call(core(), "relu_backward", grad, activation, *grad.shape, grad.itemsize, out, sums)
+    call("relu_backward", grad, activation, *grad.shape, grad.itemsize, out, sums)
     return (grad if activation is None else out), sums
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotrows.runtime.native import call, core, takes
+from hotrows.runtime.native import call, takes
 from hotrows.shapes import Float32, Int32, Int64
 
 _WIDTH_OF_CHUNK = 256  # columns of the vectors whose products are summed apart
@@ -93,7 +93,7 @@ class _Product(torch.autograd.Function):
             chunks = min(max(columns.shape[1] // _WIDTH_OF_CHUNK, 1), _MOST_CHUNKS, read.num_features)
             scratch = weight.new_empty(chunks, batch_size, -(-len(weight) // 16) * 16)
             sizes = columns, weight.stride(0), len(weight), chunks
-            call(core(), "row_products", *_arguments(part, read), *sizes, scratch, y)
+            call("row_products", *_arguments(part, read), *sizes, scratch, y)
         return y
 
     @staticmethod
@@ -115,7 +115,7 @@ class _Product(torch.autograd.Function):
             of_rows = torch.empty_like(part)
             sizes = columns, weight.stride(0), len(weight)
             arguments = *_arguments(part, read), *sizes, grad, of_rows, grad_columns
-            call(core(), "row_products_backward", *arguments)
+            call("row_products_backward", *arguments)
             gradients.append(of_rows)
         return grad_weight, None, *gradients
 

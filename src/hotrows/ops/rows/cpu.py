@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hotrows.ops.rows import reference
 from hotrows.record import dtype_of
-from hotrows.runtime import native
-from hotrows.runtime.native import call, core
+from hotrows.runtime.native import call
 
 _KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
 _INITIALIZERS = ("constant", "uniform", "normal")
@@ -23,9 +22,7 @@ _MAX_IDS = 2**31 - 1
 
 
 def kernels() -> dict[str, Callable[..., Any]]:
-    """The ops to register for CPU tensors, by name: none where the core was not built."""
-    if native.load() is None:
-        return {}
+    """The ops to register for CPU tensors, by name."""
     native_ops = (resolve, unique, pool, sum_gradients, update, initialize, copy_rows)
     return {kernel.__name__: kernel for kernel in native_ops}
 
@@ -36,7 +33,7 @@ def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_column
     tables = features, first_rows, num_rows, routes, num_ranks, features.numel(), num_columns
     if offsets is None:
         rows = torch.empty(features.numel() * batch_size, dtype=torch.int64)
-        bad = call(core(), "resolve_single", ids, batch_size, *tables, rows)
+        bad = call("resolve_single", ids, batch_size, *tables, rows)
         empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
         return rows, *empty, torch.tensor([bad])
     num_ids, num_sequence_ids = _count(offsets, batch_size, features, num_columns)
@@ -45,14 +42,14 @@ def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_column
     num_bags = num_columns * batch_size + num_sequence_ids
     bag_starts = torch.empty(num_bags + 1, dtype=torch.int32)
     results = rows, source, bag_starts
-    bad = call(core(), "resolve_jagged", ids, offsets.contiguous(), batch_size, *tables, *results)
+    bad = call("resolve_jagged", ids, offsets.contiguous(), batch_size, *tables, *results)
     return rows, source, bag_starts, torch.tensor([bad])
 
 
 def unique(rows: Tensor):
     n = rows.numel()
     results = _results_of_unique(n)
-    return _cut(results, call(core(), "unique", rows.contiguous(), n, *results))
+    return _cut(results, call("unique", rows.contiguous(), n, *results))
 
 
 def _results_of_unique(n: int) -> tuple[Tensor, ...]:
@@ -69,11 +66,9 @@ def _cut(runs: tuple[Tensor, ...], num_distinct: int) -> tuple[Tensor, ...]:
 
 
 def unique_of_columns(ids, batch_size, features, first_rows, num_rows):
-    if native.load() is None:
-        return reference.unique_of_columns(ids, batch_size, features, first_rows, num_rows)
     results = _results_of_unique(features.numel() * batch_size)
     columns = features, first_rows, num_rows, features.numel()
-    num_distinct = call(core(), "unique_of_columns", ids.contiguous(), batch_size, *columns, *results)
+    num_distinct = call("unique_of_columns", ids.contiguous(), batch_size, *columns, *results)
     return *_cut(results, max(num_distinct, 0)), -1 - min(num_distinct, 0)
 
 
@@ -85,17 +80,17 @@ def pool(records, layout, slots, inverse, bag_starts, weights, narrow=False):
     scratch = torch.empty(slots.numel(), layout[0])
     rows = records, _layout(records, layout), slots, slots.numel()
     bags = inverse, inverse.numel(), bag_starts, weights, num_bags
-    call(core(), "pool", *rows, *bags, scratch, out)
+    call("pool", *rows, *bags, scratch, out)
     return out
 
 
 def collect(records, layout, slots):
-    if native.load() is None or dtype_of(layout) == torch.float16:
+    if dtype_of(layout) == torch.float16:
         return reference.collect(records, layout, slots)
     out = torch.empty(slots.numel(), layout[0])
     rows = records, _layout(records, layout), slots, slots.numel()
     no_bags = torch.empty(0, dtype=torch.int32), 0, None, None, 0
-    call(core(), "pool", *rows, *no_bags, out, out)
+    call("pool", *rows, *no_bags, out, out)
     return out
 
 
@@ -104,7 +99,7 @@ def sum_gradients(grad, order, starts, bags, weights):
     num_rows = starts.numel() - 1
     out = torch.empty(num_rows, grad.shape[1])
     runs = order, starts, num_rows, bags, weights
-    call(core(), "sum_gradients", grad, grad.shape[1], *runs, out)
+    call("sum_gradients", grad, grad.shape[1], *runs, out)
     return out
 
 
@@ -120,7 +115,7 @@ def update(
     assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "see RowRule"
     places = records, _layout(records, layout), slots, rows, rows.numel()
     rule = _KINDS.index(kind), hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
-    call(core(), "update", *places, *runs, *rule, decay, mean_squares)
+    call("update", *places, *runs, *rule, decay, mean_squares)
 
 
 def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
@@ -130,13 +125,13 @@ def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
     places = records, _layout(records, layout), rows, rows.numel()
     keys = first_rows, _checked(pieces), len(pieces)
     values = _INITIALIZERS.index(kind), c_double(scale), (c_float * len(state))(*state)
-    call(core(), "initialize", *places, *keys, *values)
+    call("initialize", *places, *keys, *values)
 
 
 def copy_rows(source, source_rows, target, target_rows):
     count = next(len(rows) for rows in (source_rows, target_rows, source) if rows is not None)
     places = source, source.stride(0), source_rows, target, target.stride(0), target_rows
-    call(core(), "copy_rows", *places, count, source.shape[1])
+    call("copy_rows", *places, count, source.shape[1])
 
 
 def _count(offsets: Tensor, batch_size: int, features: Tensor, num_columns: int) -> tuple[int, int]:

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, MOST_SKETCHED, Dynamic
-from hotrows.keys.table import COUNTERS, MOST_COUNTED, SKETCH_ROWS, KeyTable, Resolved
+from hotrows.keys.table import COUNTERS, MOST_COUNTED, READ, SKETCH_ROWS, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64, random_bits
-
-READ = 16
-"""What a read adds to the count of a live key, so that halving keeps fractions of reads."""
 
 
 class ReferenceKeyTable(KeyTable):
