@@ -30,7 +30,7 @@ class NewIds:
 
 @dataclass(frozen=True)
 class RequestFeatures:
-    """What samples of one request share, once for each of R requests.
+    """The features that samples of one request share, once for each of R requests.
 
     shared: a batch whose samples are the requests, of the features that are shared: their ids, and no
         dense values or labels. starts: [R + 1] int64 from 0 to B; request r has the samples starts[r] ..

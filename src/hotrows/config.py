@@ -366,7 +366,7 @@ def _plain(known: Setting, value: Any) -> Any:
 
 
 def advice_on(name: str) -> str:
-    """What to do about a name that is none of a setting, for messages."""
+    """Advice for a name that is not a setting, for messages."""
     if name in ("lr", "learning_rate", "embedding_lr"):
         return "; of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"
     elsewhere = (

@@ -165,7 +165,7 @@ def types_of(kind: Any) -> dict[str, Any]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a file, and leads nowhere else."""
+    """True if a text can be the name of a file, and leads nowhere else."""
     return text.isprintable() and text not in ("", ".", "..") and "/" not in text
 
 
@@ -177,7 +177,7 @@ def shown(value: Any) -> str:
 
 
 def _is_legal(value: Any, kind: Any) -> bool:
-    """Whether a value is of a plain type; numbers must be finite and fit int64."""
+    """True if a value is of a plain type; numbers must be finite and fit int64."""
     if isinstance(kind, types.UnionType):
         return any(_is_legal(value, one) for one in typing.get_args(kind))
     if kind is float:
@@ -192,7 +192,7 @@ def _is_legal(value: Any, kind: Any) -> bool:
 
 
 def _may_be(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON has the form of a type that is made of others."""
+    """True if a value of JSON has the form of a type that is made of others."""
     if dataclasses.is_dataclass(kind) or typing.get_origin(kind) in _OBJECTS:
         return isinstance(value, dict)
     return typing.get_origin(kind) is tuple and isinstance(value, list | tuple)

@@ -53,13 +53,13 @@ class LabelRange:
     binary: bool = False
 
     def wrong(self, values: np.ndarray) -> np.ndarray:
-        """Whether each number is no such label; NaN is none."""
+        """True if each number is no such label; NaN is none."""
         if self.binary:
             return (values != 0) & (values != 1)
         return ~((values >= self.low) & (values <= self.high))
 
     def includes(self, other: LabelRange) -> bool:
-        """Whether every label of the other range is one of this."""
+        """True if every label of the other range is one of this."""
         return self.low <= other.low and other.high <= self.high and (other.binary or not self.binary)
 
 
@@ -104,7 +104,7 @@ class Loss:
         return outputs
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What the model predicts of samples, in the units of the label, of any shape."""
+        """The predictions for samples, in the units of the label, of any shape."""
         outputs = self.calibrated(outputs.float())
         if self.link == "sigmoid":
             return outputs.sigmoid()

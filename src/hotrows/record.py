@@ -148,5 +148,5 @@ class RankShard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds all rows and columns of all tables."""
+        """True if the rank holds all rows and columns of all tables."""
         return self.num_ranks == 1

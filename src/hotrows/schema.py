@@ -160,7 +160,7 @@ class Label:
 
     @property
     def values(self) -> losses.LabelRange:
-        """What the labels of prepared data are."""
+        """The labels of prepared data."""
         if self.positive or self.at_least is not None:
             return losses.ZERO_OR_ONE
         return losses.parse(self.loss or "log_loss").labels
@@ -276,12 +276,12 @@ class Schema:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether some label is a number; all are then stored as float32, else as 0 and 1."""
+        """True if some label is a number; all are then stored as float32, else as 0 and 1."""
         return not all(label.values.binary for label in self.labels)
 
     @cached_property
     def keeps_times(self) -> bool:
-        """Whether samples are stored with times, by which keys expire."""
+        """True if samples are stored with times, by which keys expire."""
         return bool(expiring(self.id_features))
 
     @cached_property
@@ -405,7 +405,7 @@ def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
 
 
 def is_list(feature: Feature) -> bool:
-    """Whether a sample has a list of ids of the feature, instead of one."""
+    """True if a sample has a list of ids of the feature, instead of one."""
     return isinstance(feature, Sequence) or (isinstance(feature, Sparse) and feature.many)
 
 

@@ -30,7 +30,7 @@ SPLITS = ("reads", "rows", "even")  # of fast memory over groups of packs
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a field of a configuration.
+    """The declaration of a field of a configuration.
 
     help: a sentence for the command line and the documentation, without its last full stop.
     unset: what holds where the value is None or empty.

@@ -66,7 +66,7 @@ class Table:
 
     @property
     def grows(self) -> bool:
-        """Whether the table has room for so many keys that only those that come take any."""
+        """True if the table has room for so many keys that only those that come take any."""
         return self.reserved is not None and self.rows > GROWING
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ _LIVE = "live"
 
 
 def changes(state: Mapping[str, Tensor], since: Mapping[str, int]) -> dict[str, Tensor]:
-    """What an increment has of a state. since: by key table, the number of batches when its base was
+    """A state without what is in the base. since: by key table, the number of batches when its base was
     written."""
     out = dict(state)
     for name, first_batch in since.items():

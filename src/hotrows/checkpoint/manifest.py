@@ -195,7 +195,7 @@ def check_files(checkpoints: Chain) -> None:
 
 
 def _are_of(below: Sequence[SavedTable], above: Sequence[SavedTable]) -> bool:
-    """Whether tables of a base checkpoint are those of one made on it, which may have grown since."""
+    """True if tables of a base checkpoint are those of one made on it, which may have grown since."""
     known = {table.name: table for table in above}
     return len(below) == len(above) and all(
         (now := known.get(table.name)) and now.layout == table.layout and now.rows >= table.rows
@@ -241,7 +241,7 @@ def _table(piece: SavedPiece) -> str:
 
 
 def _share_ids(a: SavedPiece, b: SavedPiece) -> bool:
-    """Whether two pieces, of regular ids, have some in common."""
+    """True if two pieces, of regular ids, have some in common."""
     if a.id_step == b.id_step and (a.first_id - b.first_id) % a.id_step:
         return False  # as ranks deal them; `common_range` takes longer to say so
     return len(common_range(a.ids, b.ids)) > 0

@@ -185,7 +185,7 @@ def _verify(checkpoints: Chain, ranks: Ranks) -> None:
 
 
 def _is_as_written(checkpoints: Chain, embedding: Embedding) -> bool:
-    """Whether every rank holds what one rank wrote, in files that it can read from end to end."""
+    """True if every rank holds what one rank wrote, in files that it can read from end to end."""
     (_, manifest), num_ranks = checkpoints[-1], embedding.ranks.num_ranks
     # Files can be read into memory without gaps.
     as_files = all(store.device.on_host and store.block is None for store in embedding.stores)

@@ -165,7 +165,7 @@ class Writer:
         return sum(size.touched for size in sizes) <= _MOST * sum(size.full for size in sizes)
 
     def _fits(self, sizes: list[_Sizes], needed: list[int]) -> bool:
-        """Whether every machine has the memory for the copies of its ranks; equal on all ranks."""
+        """True if every machine has the memory for the copies of its ranks; equal on all ranks."""
         for machine in {size.machine for size in sizes}:
             local = [k for k, size in enumerate(sizes) if size.machine == machine]
             known = [num for k in local if (num := sizes[k].available) is not None]

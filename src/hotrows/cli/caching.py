@@ -237,7 +237,7 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
 
 
 def _print_words(simulation: Simulation) -> None:
-    """What the table leaves out: rows of a batch, rows that are pinned, and what an order saves."""
+    """Prints rows of a batch, rows that are pinned, and what an order saves."""
     click.echo(
         f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
         f"{simulation.untouched:,.0f} of them never read before; means of batches "
@@ -286,7 +286,7 @@ def _measured(
 
 
 def _order_table(simulation: Simulation, shuffled: Simulation) -> Table:
-    """What an order saves of the rows that Bélády's optimum reads of a plain shuffle."""
+    """The rows that an order saves of those that Bélády's optimum reads of a plain shuffle."""
     policy = simulation.policies[0]
     columns = ("fast memory", "of all rows", f"rows read, {simulation.order}, {policy}")
     table = new_table(*columns, "shuffle, belady", "times fewer")

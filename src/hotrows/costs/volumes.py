@@ -76,7 +76,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Volumes:
-    """What tables bring to each rank in a step: [P] each, unless a number.
+    """The work of tables on each rank in a step: [P] each, unless a number.
 
     gathered_rows, gathered_bytes: rows and bytes read at random places.
     copied: bytes through memory before the wire and after it.

@@ -10,7 +10,7 @@ class RankLost(RuntimeError):
 
 
 def is_several() -> bool:
-    """Whether several ranks make up the job."""
+    """True if several ranks make up the job."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -20,7 +20,7 @@ def ranks_here() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, alone or among several."""
+    """True if this process is rank 0, alone or among several."""
     return not is_several() or os.environ.get("RANK", "0") == "0"
 
 
@@ -30,5 +30,5 @@ def name() -> str:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
+    """True if torchrun has started this job again after a failure (`--max-restarts`)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

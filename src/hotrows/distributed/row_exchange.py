@@ -86,7 +86,7 @@ class RowExchange:
 
     @property
     def all_sent(self) -> bool:
-        """Whether the gradients of all micro-batches were sent."""
+        """True if the gradients of all micro-batches were sent."""
         return self._num_sent == len(self.plan.micro_batches)
 
     def gradients(self, p: int) -> Tensor:

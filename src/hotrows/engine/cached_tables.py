@@ -224,7 +224,7 @@ class CachedTables:
         )
 
     def _maps_on_device(self, num_slots: Sequence[int], read_only: bool) -> bool:
-        """Whether the device maps the slots; logs why, where it was to and cannot."""
+        """True if the device maps the slots; logs why, where it was to and cannot."""
         caching = self.caching
         if caching.map_slots == "host" or read_only:
             return False
@@ -245,7 +245,7 @@ class CachedTables:
 
     @property
     def wants(self) -> bool:
-        """Whether another batch should be fed before moves are planned."""
+        """True if another batch should be fed before moves are planned."""
         return any(group.host_slots.wants() for group in self.groups)
 
     def feed(self, rows: Sequence[Tensor]) -> None:
@@ -332,7 +332,7 @@ class CachedTables:
             group.cache.flush()
 
     def requests_checkpoint(self) -> bool:
-        """Whether the log of a file store is so long that it should be closed by a checkpoint.
+        """True if the log of a file store is so long that it should be closed by a checkpoint.
 
         True once until there is one: while batches that were planned before are trained, the log is still
         as long.

@@ -68,7 +68,7 @@ class Caching:
 
     @property
     def can_grow(self) -> bool:
-        """Whether the store takes room as rows come: memory that a device reads by itself is locked."""
+        """True if the store takes room as rows come: memory that a device reads by itself is locked."""
         return self.path is not None or self.cache_transfer != "zero_copy"
 
     @property

@@ -24,7 +24,7 @@ class DecayByCount:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether `set_counts` must come before the first update."""
+        """True if `set_counts` must come before the first update."""
         return bool(self._of)
 
     def set_counts(self, counts: Mapping[str, Tensor]) -> None:

@@ -119,7 +119,7 @@ class DenseRows:
 
     @property
     def is_due(self) -> bool:
-        """Whether all rows should catch up: each batch pays for the number of steps on record."""
+        """True if all rows should catch up: each batch pays for the number of steps on record."""
         return self.num_recorded >= MAX_DEFERRED_STEPS
 
     # ---- rows
@@ -229,7 +229,7 @@ class DenseRows:
 
     @property
     def counts_squares(self) -> bool:
-        """Whether the sums of squared weights are followed."""
+        """True if the sums of squared weights are followed."""
         return self._squares is not None
 
     def forget_squares(self) -> None:

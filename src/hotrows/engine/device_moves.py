@@ -43,7 +43,7 @@ class _Coming:
 
 @dataclass
 class Ahead:
-    """What is launched for a batch, and what that makes.
+    """The launches for a batch, and their results.
 
     fed: batches looked at, or the rows of each group that they read. touched: batches whose packs are
     planned. taken: the slots of the batch by group, counted once `mark` is passed.
@@ -94,7 +94,7 @@ class DeviceMoves:
     # ---- thread `plan`
 
     def has_input(self) -> bool:
-        """Whether the next batch has arrived."""
+        """True if the next batch has arrived."""
         assert self._arrived is not None
         return bool(self._coming) or self._arrived()
 

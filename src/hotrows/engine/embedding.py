@@ -57,7 +57,7 @@ log = logging.getLogger("hotrows")
 
 
 class Declares(Protocol):
-    """What a model declares of its tables: a `hotrows.models.Model`, as a rule."""
+    """The tables that a model declares: a `hotrows.models.Model`, as a rule."""
 
     tables: tuple[Table, ...]
     sequences: tuple[str, ...]
@@ -246,7 +246,7 @@ class Embedding:
         return Plan((), step, batch.size, signals=signals, on_device=True)
 
     def plans_on_device(self, batch: Batch) -> bool:
-        """Whether the device finds the rows and runs of such a batch."""
+        """True if the device finds the rows and runs of such a batch."""
         if self.device_planner is None or (self.cached_tables and not self.cached_tables.maps_on_device):
             return False
         reason = self.device_planner.refusal(batch)
@@ -406,7 +406,7 @@ class Embedding:
 
     @property
     def wants_catch_up(self) -> bool:
-        """Whether `catch_up` would save time: rows under a dense optimizer are up to so many steps behind
+        """True if `catch_up` would save time: rows under a dense optimizer are up to so many steps behind
         that every batch pays for it."""
         return self.packed.dense_rows.is_due
 

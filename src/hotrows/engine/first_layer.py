@@ -35,7 +35,7 @@ def packs_by_rows(packs: Sequence[Pack], roles: Collection[str], device: Device)
 
 
 def _can_go_by_rows(pack: Pack, roles: Collection[str]) -> bool:
-    """Whether all of the pack is of these roles, and each of its rows of one feature alone."""
+    """True if all of the pack is of these roles, and each of its rows of one feature alone."""
     return (
         all(table.role in roles for table in pack.tables)
         and not pack.sequences
@@ -44,7 +44,7 @@ def _can_go_by_rows(pack: Pack, roles: Collection[str]) -> bool:
 
 
 def pays(pack: Pack, part: PackPlan) -> bool:
-    """Whether the first layer is computed faster from the distinct rows than from the vectors."""
+    """True if the first layer is computed faster from the distinct rows than from the vectors."""
     num_ids = part.inverse.numel()
     return num_ids > 0 and (1 - part.num_rows / num_ids) * pack.dim >= LEAST_SAVING
 

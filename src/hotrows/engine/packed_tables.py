@@ -43,7 +43,7 @@ _LEAST_NARROW = 8  # columns of vectors in bfloat16: weights of single ids, whic
 
 @dataclass(frozen=True)
 class _Gradients:
-    """What an update is computed from.
+    """The inputs of an update.
 
     leaves: [M, D] per pack, of its bags; None: the loss did not use the pack, which stays as it is.
     hyperparameters: see `Embedding.hyperparameters`. mean_squares: [U] per pack, of each row's gradient
@@ -189,7 +189,7 @@ class PackedTables:
         return records
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
-        """Whether every row of the plan's batch has a slot in group g."""
+        """True if every row of the plan's batch has a slot in group g."""
         return self.cached is None or (bool(plan.moves) and not plan.moves[g].bypasses_cache)
 
     def _records(self, p: int) -> UInt8[Tensor, "C _"]:
@@ -370,7 +370,7 @@ class PackedTables:
 
 
 def held_by_streams(plan: Plan) -> list[Tensor]:
-    """What streams hold of a plan: the block that all its tensors are views of."""
+    """The memory of a plan that streams hold: the block that all its tensors are views of."""
     return [] if plan.on_host is None else [plan.packs[0].inverse, plan.packs[0].slots]
 
 

@@ -117,7 +117,7 @@ class ReadThrough:
         self._held.pop(g, None)
 
     def _may_hold(self, plan: Plan, g: int) -> bool:
-        """Whether a device holds the plan's rows from the lookup to the update."""
+        """True if a device holds the plan's rows from the lookup to the update."""
         group = self._groups[g].group
         num_bytes = plan.packs[group.packs[0]].num_rows * group.stride
         return not self._device.on_host and num_bytes <= _MOST_HELD

@@ -54,7 +54,7 @@ class SharedVectors(Vectors):
         self._repeated: dict[tuple[str, str], Tensor] = {}
 
     def repeated(self, values: Float[Tensor, "R K"]) -> Float[Tensor, "B K"]:
-        """What was computed for each request, for each of its samples."""
+        """Repeats the values of each request for each of its samples."""
         return SharedLists(self._starts, self._starts).of_samples(values)
 
     def __getitem__(self, key: str | tuple[str, str]) -> Float[Tensor, "B D"]:

@@ -49,7 +49,7 @@ Arrived = Callable[[], bool]  # whether the next batch is there, or none will co
 
 @dataclass
 class StagedBatch:
-    """What the stages make of a batch: `Work.item`.
+    """A batch on its way through the stages: `Work.item`.
 
     ready: marks that training waits for on the device; blocks: the memory of what was copied there.
     transfers: of the rows that it moves, by group. trained: the mark behind its training.
@@ -154,7 +154,7 @@ def _nothing(work: Work) -> None:
 
 
 class _Stages:
-    """What stages do after planning. moves: what plans on the device, where it maps slots."""
+    """The stages after planning. moves: what plans on the device, where it maps slots."""
 
     moves: DeviceMoves | None = None
 
@@ -230,7 +230,7 @@ class _PlanMoves:
         self._ahead = 0  # batches fed beyond those planned
 
     def has_input(self) -> bool:
-        """Whether the next batch has arrived."""
+        """True if the next batch has arrived."""
         assert self._arrived is not None
         return self._ahead > 0 or self._arrived()
 

@@ -55,7 +55,7 @@ _TOLERANCE = 1e-3  # for other results than rounding gives; tests compare a thou
 
 @dataclass(frozen=True)
 class BundleForm:
-    """What a bundle is to be.
+    """The form of a bundle.
 
     format: of its programs, one of `PROGRAMS`; table_dtype: one of `table_rows.DTYPES`; shared: features
     that all candidates of a user have in common, for a program that computes them once.

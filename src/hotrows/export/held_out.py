@@ -1,4 +1,4 @@
-"""What tables in fewer bits cost: the metric of a bundle on held-out rows, next to that of its run."""
+"""The cost of tables in fewer bits: the metric of a bundle on held-out rows, next to that of its run."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Published:
 
     @staticmethod
     def before(head: VersionHead, state: RunState, differs: bool) -> Published:
-        """What a run has published that begins, or resumes, at `state`, perhaps before its last version.
+        """The versions that a run which begins or resumes at `state` has published.
 
         On prepared data it comes to the step of that version with its bits. On a stream it comes to its
         events, but with batches that may be cut otherwise, and so with other rows after other steps.

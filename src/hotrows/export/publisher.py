@@ -63,7 +63,7 @@ class Every:
 
     @staticmethod
     def parse(text: str) -> Every:
-        """What 30s, 0.5s or 500b says."""
+        """Parses 30s, 0.5s or 500b."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)s|(\d+)b", text.strip())
         if match is None or (match[2] is not None and int(match[2]) < 1):
             raise ValueError(
@@ -77,7 +77,7 @@ class Every:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What a delta is made of: weights [n, D] of ids [n] ascending by table, the dense part, and by
+    """The content of a delta: weights [n, D] of ids [n] ascending by table, the dense part, and by
     vocabulary, keys [n] whose rows are others, and their ids, `GONE` where they have none."""
 
     progress: Published

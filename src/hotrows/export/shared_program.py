@@ -205,7 +205,7 @@ class _Run:
         return _Size(size * self._size, size)
 
     def _of_sizes(self, node: fx.Node, arguments: Any, named: Any, leaves: Sequence[Any]) -> Any:
-        """What follows from sizes alone: another size, or a tensor of this shape."""
+        """A value that follows from sizes alone: another size, or a tensor of this shape."""
         if not any(isinstance(leaf, _Size) for leaf in leaves):
             return _call(node, arguments, named)
         if isinstance(node.meta.get("val"), Tensor):
@@ -219,7 +219,7 @@ class _Run:
         return _Size(by_sample, _call(node, _all_once(arguments), _all_once(named)))
 
     def _side_by_side(self, node: fx.Node, arguments: Any, leaves: Sequence[Any]) -> Any:
-        """What keeps values of one sample and of B apart: None where they are to be repeated."""
+        """Keeps values of one sample and of B apart: None where they are to be repeated."""
         kinds = {type(leaf) for leaf in leaves if _is_value(leaf)}
         if node.target is _CAT and (_Both in kinds or {_Once, _Each} <= kinds):
             dim = arguments[1] if len(arguments) > 1 else 0

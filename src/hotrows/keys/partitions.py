@@ -38,7 +38,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a vocabulary of dynamic features declares."""
+    """The declaration of a vocabulary of dynamic features."""
 
     dynamic: Dynamic
     num_unknown: int
@@ -55,7 +55,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class KeyChanges:
-    """What a batch changes of a vocabulary: the ids of new keys, these keys, and, of the partitions of
+    """The changes of a vocabulary by a batch: the ids of new keys, these keys, and, of the partitions of
     this rank, keys that have lost their rows before."""
 
     ids: Tensor
@@ -236,7 +236,7 @@ class KeyPartitions:
 
     @property
     def has_plans(self) -> bool:
-        """Whether a batch is resolved and not trained."""
+        """True if a batch is resolved and not trained."""
         return len(self._growth) > 1
 
     def trained(self) -> None:
@@ -277,7 +277,7 @@ class KeyPartitions:
         return ids, torch.cat([none, *(state["keys"] for _, state in states)])[order]
 
     def state(self) -> dict[str, Tensor]:
-        """What resume needs of this rank's partitions: PARTITION/NAME, see `KeyTable.state`."""
+        """The state of this rank's partitions, to resume: PARTITION/NAME, see `KeyTable.state`."""
         states = {self._name(k): table.state() for k, table in self._tables.items()}
         return {f"{name}/{what}": value for name, s in states.items() for what, value in s.items()}
 

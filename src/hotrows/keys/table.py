@@ -1,4 +1,4 @@
-"""What every key table does: batches fed, resolved and trained in order, and a state to go on from."""
+"""The base of key tables: batches fed, resolved and trained in order, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hotrows.dynamic import MOST_ROWS, Dynamic
 from hotrows.shapes import Int64
 
 READ = 16
-"""What a read adds to the count of a live key, so that halving keeps fractions of reads."""
+"""The count that a read adds to a live key, so that halving keeps fractions of reads."""
 _OF_EQUAL_LENGTH = (
     ("counters",),
     ("keys", "ids", "last_use", "counts"),
@@ -26,7 +26,7 @@ _MOST = (1 << 62) - 1
 MOST_COUNTED = 2**32 - 1
 SKETCH_ROWS = 4
 COUNTERS = ("batches", "num_unknown", "rows", "admitted", "evicted", "refused", "sketch_place", "time")
-"""What state()["counters"] holds; time: the largest event time, of no meaning without `clock_times`."""
+"""The names of state()["counters"]; time: the largest event time, without meaning if no `clock_times`."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class KeyTable(ABC):
         self._ended = True
 
     def wants(self) -> bool:
-        """Whether another batch should be fed before the next one is resolved."""
+        """True if another batch should be fed before the next one is resolved."""
         ahead = self.dynamic.batches_ahead
         return bool(ahead) and not self._ended and self.num_fed <= self.num_resolved + ahead
 
@@ -206,7 +206,7 @@ def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None
 
 
 def _problem(state: Mapping[str, Tensor]) -> str:
-    """What is wrong with a state by itself; empty: nothing."""
+    """Describes what is wrong with a state by itself; empty: nothing."""
     for names in _OF_EQUAL_LENGTH:
         parts = [state.get(name) for name in names]
         if any(part is None or part.dtype != torch.int64 or part.ndim != 1 for part in parts):

@@ -1,4 +1,4 @@
-"""What one constant prediction for all samples reaches, and where a model is no better than that."""
+"""The log loss of one constant prediction for all samples, and warnings where a model is no better."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def ranking_metrics(
 def ranking_values(
     scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What `ranking_metrics` are means of: a value of each group with a label above 0, in their order."""
+    """Returns values of each group with a label above 0, in their order, for `ranking_metrics`."""
     ranked = _Ranked.from_samples(scores.double(), labels.double(), groups)
     results = {}
     for name in names:

@@ -45,7 +45,7 @@ class History:
     def shared_past(
         self, vectors: LookedUpVectors, role: str = "vector"
     ) -> tuple[Tensor, SharedLists, Tensor] | None:
-        """What `past` returns, once for each request: lists of R requests, and lengths [R]; None where
+        """The result of `past`, once for each request: lists of R requests, and lengths [R]; None where
         samples of a request do not share all of it."""
         pairs = [shared_lists(vectors, name, role) for name in self.sequences]
         present = [pair for pair in pairs if pair is not None]

@@ -100,7 +100,7 @@ class TBSM(Model):
         return self.head(torch.cat([widened(context), now], 1)).squeeze(1).float()
 
     def _query(self, now: Tensor) -> Tensor:
-        """What steps are multiplied with: A^T A w, A w or w."""
+        """The factor of steps: A^T A w, A w or w."""
         if self.inner == "dot":
             return now
         query = functional.linear(now, self.product)

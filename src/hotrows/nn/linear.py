@@ -51,7 +51,7 @@ class PathLinear(nn.Linear):
 
 
 def can_chain(x: Tensor, layers: Iterable[nn.Module]) -> bool:
-    """Whether `chain` computes what the layers would, one after the other, on this input."""
+    """True if `chain` computes what the layers would, one after the other, on this input."""
     return (
         not torch.compiler.is_compiling()
         and x.device.type == "cpu"

@@ -108,7 +108,7 @@ class MLP(nn.Module):
         return x
 
     def _after(self, x: Tensor, place: int) -> Tensor:
-        """What follows the linear layer at that place."""
+        """The module that follows the linear layer at that place."""
         if place == len(self.layers) - 1:
             return self.after[place](x)
         return self.dropout(self.after[place](self.norms[place](x) if self.norms else x))
@@ -138,7 +138,7 @@ def perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Mo
 
 
 def _in_float32_on_gpu(x: Tensor) -> bool:
-    """Whether kernels are to take the way back through layers of x; not where PyTorch compiles them."""
+    """True if kernels are to take the way back through layers of x; not where PyTorch compiles them."""
     if not x.is_cuda or x.dim() != 2 or torch.compiler.is_compiling():
         return False
     return x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)

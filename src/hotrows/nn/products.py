@@ -102,7 +102,7 @@ def paths_for(product: str, num_outputs: int, dtype: torch.dtype = torch.float32
 
 
 def has_onednn(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of the dtype here; of bfloat16 it needs AVX-512, say."""
+    """True if oneDNN multiplies matrices of the dtype here; of bfloat16 it needs AVX-512, say."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -33,7 +33,7 @@ class SharedLists:
 
     @cached_property
     def one_sample_each(self) -> bool:
-        """Whether no list is shared, so that what is repeated is the lists as they are."""
+        """True if no list is shared, so that what is repeated is the lists as they are."""
         return int(self.starts[-1]) == len(self.starts) - 1
 
     def repeated(self, values: Tensor) -> Tensor:

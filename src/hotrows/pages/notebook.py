@@ -58,7 +58,7 @@ def result(value: Any) -> str:
 
 
 def plan(value: Any) -> str:
-    """What a `Plan` reads, a row for each pack, and how many rows it moves."""
+    """The ids that a `Plan` reads, a row for each pack, and how many rows it moves."""
     rows = [
         (number, *map(_number, (pack.inverse.numel(), pack.num_bags, pack.num_rows)))
         for number, pack in enumerate(value.packs)
@@ -92,7 +92,7 @@ def _number(value: float | None) -> str:
 
 
 def _settings(declared: Any) -> str:
-    """What is declared of a label or feature beyond its defaults, such as `transform=log`."""
+    """The settings of a label or feature other than the defaults, such as `transform=log`."""
     changed = [
         f"{field.name}={getattr(declared, field.name)}"
         for field in dataclasses.fields(declared)

@@ -227,7 +227,7 @@ class Overlapped(_Runner):
             self._changed.notify_all()
 
     def _is_idle(self) -> bool:
-        """Whether nothing runs, and in lockstep all that may be planned is planned."""
+        """True if nothing runs, and in lockstep all that may be planned is planned."""
         is_busy = self._running or (self._lockstep and self._may_plan())
         return self._error is not None or not is_busy
 

@@ -54,7 +54,7 @@ class Stage:
 
 
 def may_run(stages: Sequence[Stage], s: int, batch: int, waits_for: int, done: Sequence[int]) -> bool:
-    """Whether stage s of `batch` may run once stage t has been run for the first done[t] batches."""
+    """True if stage s of `batch` may run once stage t has been run for the first done[t] batches."""
     if done[s] != batch or (s > 0 and done[s - 1] <= batch):
         return False
     return not stages[s].enters or done[-1] > waits_for

@@ -54,7 +54,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a batch moves: the number of rows that it reads, the moves, on the device, and whether it
+    """The moves of a batch: the number of rows that it reads, the moves, on the device, and whether it
     waits until all batches before it have left the pipeline, and the next one for it."""
 
     num_rows: int
@@ -124,7 +124,7 @@ class DeviceSlots:
         return min(most, fits) if isinstance(most, int) else fits
 
     def wants(self, ahead: int) -> bool:
-        """Whether the batch `ahead` batches after the next one to plan should be fed."""
+        """True if the batch `ahead` batches after the next one to plan should be fed."""
         return ahead < self.in_flight or ahead <= self.window
 
     def begin(self) -> None:
@@ -181,12 +181,12 @@ class DeviceSlots:
     # ---- on the host
 
     def memory(self, num_rows: int) -> Taken:
-        """What `take` fills for so many rows, padding included."""
+        """Memory that `take` fills for so many rows, padding included."""
         int64 = partial(self._device.empty, LANE, dtype=torch.int64)
         return Taken(int64(num_rows), int64(4, num_rows), self._device.staging(4, dtype=torch.int64))
 
     def read(self, batch: int, taken: Taken) -> Counted:
-        """What a batch moves, once the lane has come so far."""
+        """The moves of a batch, once the lane has computed them."""
         rows, misses, num_out, case = taken.counts.tolist()
         num_in = 0 if case == BYPASSES else misses
         self.misses += misses

@@ -190,7 +190,7 @@ _Read = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _read_by_a_step(batch: Batch) -> _Read:
-    """What a step reads of a batch beside its plan."""
+    """The tensors of a batch that a step reads in addition to its plan."""
     return batch.dense, batch.labels, batch.sample_weights, batch.groups
 
 

@@ -68,7 +68,7 @@ class Planner:
 
     @property
     def routes(self) -> bool:
-        """Whether rows are exchanged: between ranks, or micro-batch by micro-batch."""
+        """True if rows are exchanged: between ranks, or micro-batch by micro-batch."""
         return self.ranks.num_ranks > 1 or self.micro_batches > 1
 
     def plan(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
@@ -158,7 +158,7 @@ class Planner:
         return self._reads[key]
 
     def _reads_of_halves(self, batch: Batch) -> list[tuple[Reads, ...]]:
-        """What each pack reads of samples and, where these share features, what it reads of requests."""
+        """The ids that each pack reads of samples and, where these share features, of requests."""
         reads = [
             self.reads_of(half.batch.features, half.others) for half in shared_features.halves(batch)
         ]
@@ -252,7 +252,7 @@ class Reads:
 
     @property
     def has_columns_alone(self) -> bool:
-        """Whether all it reads are columns of tables in this process, of 2^32 rows at most."""
+        """True if all it reads are columns of tables in this process, of 2^32 rows at most."""
         alone = self.num_columns == len(self.names) > 0 and self.routes is None and self.scattered is None
         return alone and int(self.num_rows.max()) <= 2**32
 

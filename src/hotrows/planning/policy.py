@@ -120,7 +120,7 @@ def parse(text: str) -> Policy:
 
 
 def chooses_anew(policy: Policy, batch: int) -> bool:
-    """Whether protected rows are chosen before this batch, from the rows that batches before it used."""
+    """True if protected rows are chosen before this batch, from the rows that batches before it used."""
     if isinstance(policy, Frequency):
         after = batch - policy.warmup
         return batch > 0 and after >= 0 and after % policy.refresh_every == 0
@@ -176,11 +176,11 @@ class Window:
         return 4 * num_uses + 40 * num_known
 
     def knows(self, ahead: int) -> bool:
-        """Whether the policy may know of a use `ahead` batches after the present one."""
+        """True if the policy may know of a use `ahead` batches after the present one."""
         return self._grows or self.batches is None or ahead <= self.batches
 
     def reaches(self, ahead: int, num_bytes: int) -> bool:
-        """Whether to look at the batch `ahead` batches after the next one, with num_bytes in use."""
+        """True if to look at the batch `ahead` batches after the next one, with num_bytes in use."""
         if ahead <= self._future_pins:
             return True
         if num_bytes >= self._most_bytes:

@@ -234,7 +234,7 @@ def _counts(
 
 
 def _messages(requests: Sequence[IdRequests], sizes: Int64[Tensor, "P K 5"]) -> list[Tensor]:
-    """What is sent to rank 0, to rank 1, ..: its part of each tensor of each request, if it is any."""
+    """The tensors for rank 0, for rank 1, ..: its part of each tensor of each request."""
     is_sent = sizes.sum(0).tolist()  # [K][5]
     tensors = [
         tensor

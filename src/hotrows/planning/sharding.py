@@ -212,7 +212,7 @@ class Sharding:
 
     @property
     def has_runs(self) -> bool:
-        """Whether hot ids of a table are not its first ones, so that `rows_among_ranks` numbers rows."""
+        """True if hot ids of a table are not its first ones, so that `rows_among_ranks` numbers rows."""
         return any(placement.runs for placement in self.placements)
 
     @functools.cached_property

@@ -23,7 +23,7 @@ from hotrows.shapes import Float, Int32, Int64
 
 @dataclass(frozen=True)
 class Bags:
-    """What a pack reads of a batch, bag by bag. rows: of each id; see `PackPlan` for the other fields."""
+    """The ids that a pack reads, bag by bag. rows: of each id; see `PackPlan` for the other fields."""
 
     rows: Int64[Tensor, "N"]
     num_bags: int

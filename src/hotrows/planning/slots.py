@@ -127,7 +127,7 @@ class SlotMap(ABC):
         self._ended = True
 
     def wants(self) -> bool:
-        """Whether another batch should be fed before slots of the next one are allocated."""
+        """True if another batch should be fed before slots of the next one are allocated."""
         return not self._ended and self._reaches(self.num_fed)
 
     @abstractmethod

@@ -50,7 +50,7 @@ class Assessment:
     slices: dict[str, dict[str, list[MeasuredSlice]]]
 
     def is_paired(self, other: Assessment) -> bool:
-        """Whether both have predicted equal rows, so that their difference has an interval."""
+        """True if both have predicted equal rows, so that their difference has an interval."""
         return self.scored.keys() == other.scored.keys() and all(
             torch.equal(one.labels, other.scored[label].labels)
             and torch.equal(one.rows, other.scored[label].rows)

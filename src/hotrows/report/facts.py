@@ -92,7 +92,7 @@ def _read(run: Path, name: str, folder: Path | None) -> Facts:
 
 
 def training(facts: Facts) -> Texts:
-    """What was trained on what."""
+    """The model and the data of a run."""
     config, schema, result = facts.config, facts.schema, facts.result
     kinds = {"dense": schema.dense, "sparse": schema.sparse, "sequence": schema.sequences}
     num_ids = {vocabulary_of(f): f.rows or 0 for f in schema.id_features}

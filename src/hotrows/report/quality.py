@@ -45,7 +45,7 @@ class MetricInterval:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """True if the interval leaves out 0."""
         return self.low > 0 or self.high < 0
 
 

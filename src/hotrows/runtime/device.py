@@ -108,7 +108,7 @@ class Device:
 
     @contextmanager
     def ahead_of_lanes(self) -> Iterator[None]:
-        """What the calling thread launches within is done before what waits on lanes: training's steps
+        """Runs the launches of the calling thread ahead of those on lanes: training's steps
         before moves of rows."""
         yield
 

@@ -72,7 +72,7 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has not released it; `check` says whether others still respect it."""
+        """True if this process has not released it; `check` says whether others still respect it."""
         return self._fd >= 0
 
     def check(self) -> None:

@@ -103,7 +103,7 @@ def forget() -> None:
 
 
 def _machine() -> dict[str, Any]:
-    """What times of computations on the host depend on; it does not name the machine."""
+    """Describes what times on the host depend on, without the machine's name."""
     return {
         "processor": machine.processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),

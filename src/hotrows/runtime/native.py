@@ -57,7 +57,7 @@ def name() -> str:
 
 
 def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None) -> bool:
-    """Whether the core can compute on these tensors: on the CPU, of `dtypes` (default: float32), in no
+    """True if the core can compute on these tensors: on the CPU, of `dtypes` (default: float32), in no
     compiled graph."""
     import torch
 

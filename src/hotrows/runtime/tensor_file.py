@@ -29,7 +29,7 @@ class Stored:
 
 
 def entries(tensors: Mapping[str, Stored]) -> dict[str, Any]:
-    """What a file says of its tensors, which follow in this order."""
+    """Describes the tensors of a file, in their order."""
     fields, end = {}, 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.num_bytes

@@ -19,7 +19,7 @@ def messages() -> Console:
 
 
 def is_watched() -> bool:
-    """Whether standard error is a terminal, or this is a notebook."""
+    """True if standard error is a terminal, or this is a notebook."""
     console = messages()
     return console.is_terminal or console.is_jupyter
 

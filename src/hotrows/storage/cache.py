@@ -204,7 +204,7 @@ class Cache:
         return row_of[row_of >= 0].sort().values
 
     def holds(self, slots: Tensor, rows: Tensor) -> bool:
-        """Whether slots[i] has row rows[i], for all i."""
+        """True if slots[i] has row rows[i], for all i."""
         return torch.equal(self._row_of[slots], self._device.put(rows))
 
     def warm(self, moves: Moves) -> None:
@@ -359,5 +359,5 @@ def chunks(num_rows: int, size: int = CHUNK_ROWS) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(moves: Moves) -> list[Tensor]:
-    """What a launch on moves holds: their blocks, each through a view of it."""
+    """The blocks of moves that a launch holds, each through a view of it."""
     return [moves.rows_in, moves.rows_out]

@@ -161,7 +161,7 @@ class FileStore:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the open log has more than `log_rows` records, so that it should be closed soon.
+        """True if the open log has more than `log_rows` records, so that it should be closed soon.
 
         This bounds the log on disk and its index in memory. The default is a record per 4 KiB of
         the tables: by then about every block of `base` has a changed row, and merging is one

@@ -99,7 +99,7 @@ class MergePace:
             self.note("held back", "write", begin, end)
 
     def _holds_back(self) -> bool:
-        """Whether the merge is farther behind than writes may be ahead of it."""
+        """True if the merge is farther behind than writes may be ahead of it."""
         fullness, first = self._fullness(), max(self._begin, WAIT)
         if fullness >= MOST_FULL:
             return True

@@ -82,7 +82,7 @@ class Merger:
 
     @property
     def is_running(self) -> bool:
-        """Whether logs are merged in the background."""
+        """True if logs are merged in the background."""
         return not self.ended.is_set()
 
     def join(self) -> None:

@@ -22,7 +22,7 @@ Named = tuple[int, int, int]  # a log or journal: number, bytes, checksum
 
 @dataclass(frozen=True)
 class StoreState:
-    """What store.json says besides the form of the store."""
+    """The fields of store.json besides the form of the store."""
 
     open: int = 1  # the generation that is being written
     merged: int = 0  # `base` holds all generations up to this one

@@ -64,7 +64,7 @@ class StoreView:
             read_rows(self._sources, self._base, self._reader, self._initial_values, numbers, records)
 
     def _was_overwritten(self) -> bool:
-        """Whether another process may have merged into `base` what came after `generation`: it has then
+        """True if another process may have merged into `base` what came after `generation`: it has then
         named the undo journal, with the records of before, in the state."""
         if self._state_now is None:
             return False

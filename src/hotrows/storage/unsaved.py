@@ -49,7 +49,7 @@ def _stores(path: Path) -> list[Path] | None:
 
 
 def _was_saved(store: Path) -> bool:
-    """Whether a store has had a checkpoint, as far as its description says; not without one."""
+    """True if a store has had a checkpoint, as far as its description says; not without one."""
     try:
         fields = json.loads((store / NAME).read_bytes())
     except FileNotFoundError:  # it was not complete yet

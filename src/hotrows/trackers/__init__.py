@@ -44,7 +44,7 @@ _FILES = ("config.json", "schema.json", "environment.json", "metrics.jsonl", "re
 
 
 class Tracker(Callback, ABC):
-    """What trackers have in common; a subclass knows its service.
+    """The base of trackers; a subclass calls its service.
 
     `_open` is called by training; all else by the thread that sends.
     """

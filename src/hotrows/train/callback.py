@@ -56,7 +56,7 @@ class Callback:
 
 
 class Requests:
-    """What a callback may request of the run that calls it."""
+    """The requests that a callback may make of its run."""
 
     _stop_called = _checkpoint_requested = False
 

@@ -1,4 +1,4 @@
-"""What a training does where its config leaves it open: chosen from schema and size of the data."""
+"""Defaults of a training that its config leaves open, chosen from schema and size of the data."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int, rate: flo
 
 
 def _is_counted(data: EncodedData) -> bool:
-    """Whether it is known how frequent each id is, by which the decay of rows is divided."""
+    """True if it is known how frequent each id is, by which the decay of rows is divided."""
     is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
     return bool(data.vocabularies) and not is_dynamic
 
@@ -129,7 +129,7 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
 
 
 def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
-    """Whether samples are few and are to be read more than once, while vectors decay.
+    """True if samples are few and are to be read more than once, while vectors decay.
 
     That takes counts of ids, and a validation part, which tells when to stop. Optimizer and number of
     steps must be open: runs of before have theirs.

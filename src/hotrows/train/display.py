@@ -42,14 +42,14 @@ def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
 
 
 def _standing(now: Progress) -> str:
-    """What an evaluation is among those so far."""
+    """The place of an evaluation among those so far."""
     if not now.is_best:
         return ""
     return ", best so far" if now.is_peak else ", kept: within one standard error of the best so far"
 
 
 def _note(now: Progress) -> str:
-    """What stands behind the bar."""
+    """The text behind the bar."""
     note = ""
     if now.loss is not None and now.samples_per_second is not None:
         note = f"loss {now.loss:.4f}  {now.samples_per_second:,.0f} samples/s"

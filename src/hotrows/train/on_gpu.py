@@ -1,4 +1,4 @@
-"""What a run on a GPU does where its config leaves it open, and the line that says what and why."""
+"""Defaults of a run on a GPU, and the line that states them with the reason."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Keyed = tuple[np.ndarray, np.ndarray]  # ids [n], and the key that each stands f
 
 
 def differ(run: Path, data: EncodedData) -> bool:
-    """Whether a run was trained on other data than this, or this extends, and features of either are
+    """True if a run was trained on other data than this, or this extends, and features of either are
     dynamic: keys find their rows wherever they come from."""
     features = (*run_folder.read_schema(run).id_features, *data.schema.id_features)
     is_other = run_folder.read_data(run).fingerprint not in data.lineage

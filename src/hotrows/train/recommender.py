@@ -203,7 +203,7 @@ class Recommender:
         return torch.stack([loss(*of_task, groups) for loss, *of_task in tasks]).sum()
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What outputs of the model, [B] or [B, T], predict of the labels, in the labels' units."""
+        """The predictions of the labels by outputs of the model, [B] or [B, T], in the labels' units."""
         if outputs.dim() == 1:
             return self.losses[0].predictions(outputs)
         tasks = zip(self.losses, outputs.unbind(1), strict=True)

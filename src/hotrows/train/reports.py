@@ -1,4 +1,4 @@
-"""What a run reports while it trains: lines of metrics.jsonl, progress for its caller, and a display."""
+"""Reports of a run while it trains: lines of metrics.jsonl, progress for its caller, and a display."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Reports:
 
     @property
     def interval_is_over(self) -> bool:
-        """Whether a line is due: there are 200 in a run, but one in 100 steps at least."""
+        """True if a line is due: there are 200 in a run, but one in 100 steps at least."""
         return self._meter.interval.steps == min(max(self._steps.batches.total_steps // 200, 1), 100)
 
     def begin_step(self, runner: Runner) -> None:

@@ -96,7 +96,7 @@ def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | Ho
 
 
 def groups_are_scattered(data: EncodedData) -> bool:
-    """Whether rows of a group come in batches far apart though each pool keeps them together: of several
+    """True if rows of a group come in batches far apart though each pool keeps them together: of several
     pools, in whose data they are not neighbours, or of regrouped data."""
     part = data.parts["train"]
     if data.halves is not None or part.rows <= POOL_ROWS:

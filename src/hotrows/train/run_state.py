@@ -88,7 +88,7 @@ def _has_one_minimum(config: TrainConfig) -> bool:
 
 
 def stops_early(state: RunState, config: TrainConfig) -> bool:
-    """Whether `stop_patience` evaluations in a row were not better."""
+    """True if `stop_patience` evaluations in a row were not better."""
     return config.stop_patience is not None and state.stale >= config.stop_patience
 
 
@@ -99,7 +99,7 @@ def lr_scale(state: RunState, config: TrainConfig) -> float:
 
 
 def evaluation_is_due(state: RunState, config: TrainConfig, epoch_steps: int, total_steps: int) -> bool:
-    """Whether an evaluation comes before the next step.
+    """True if an evaluation comes before the next step.
 
     At the end always; before it every `evaluate_every` steps, or at each quarter of the first epoch
     and at the end of each one.

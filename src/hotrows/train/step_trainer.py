@@ -102,7 +102,7 @@ class StepTrainer:
         self._runner: Runner | None = None
 
     def _captures(self) -> bool:
-        """Whether steps are launched as CUDA graphs; says on a GPU what the config has left open."""
+        """True if steps are launched as CUDA graphs; says on a GPU what the config has left open."""
         config, schema = self.config, self.data.schema
         if config.cuda_graph:
             reason = on_gpu.refusal_of_capture(self.embedding, self.ranks)

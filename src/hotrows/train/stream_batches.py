@@ -43,7 +43,7 @@ class StreamBatches:
 
     @property
     def arrived(self) -> Callable[[], bool]:
-        """Whether the next batch has arrived, or none will; see `hotrows.engine.stages`."""
+        """True if the next batch has arrived, or none will; see `hotrows.engine.stages`."""
         return lambda: self.events.has_arrived or self._next_step >= self._limit
 
     def on_arrival(self, wake: Callable[[], None]) -> None:

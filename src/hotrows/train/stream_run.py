@@ -174,7 +174,7 @@ class StreamRun(Callback):
 
 
 class OnStream:
-    """What a Trainer can do on a stream."""
+    """The methods of a Trainer for streams."""
 
     _stream: StreamRun | None = None
 
@@ -243,7 +243,7 @@ class ScoredWindow:
         return self._num_samples >= self._size
 
     def is_finite(self) -> bool:
-        """Whether the logits since the last call are finite numbers."""
+        """True if the logits since the last call are finite numbers."""
         unchecked, self._num_checked = self._pieces[self._num_checked :], len(self._pieces)
         return all(bool(logits.isfinite().all()) for logits, _, _ in unchecked)
 

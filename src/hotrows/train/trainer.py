@@ -67,7 +67,7 @@ def train(
 
 
 def _advice_on(name: str) -> str:
-    """What to do about an argument that `Trainer` or `fit` does not have."""
+    """Advice for an argument that `Trainer` or `fit` does not have."""
     if name in SETTINGS:
         return f"; it is a setting: Trainer(data, TrainConfig({name}=...))"
     is_of_fit = name in ("callbacks", "verbose")
@@ -184,7 +184,7 @@ class Trainer(Requests, OnStream):
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes the results of all."""
+        """True if this rank writes the results of all."""
         return self.ranks.rank == 0
 
     def evaluate(self, part: str) -> Metrics:
@@ -383,7 +383,7 @@ class Trainer(Requests, OnStream):
         self.reports.write_interval()
 
     def _describe(self) -> str:
-        """What is under way, for who waits for it."""
+        """The work under way, for messages to who waits for it."""
         where = f"{self._doing} after {self.steps.place}"
         if self.ranks.num_ranks == 1:
             return where

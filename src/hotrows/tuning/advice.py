@@ -21,7 +21,7 @@ _PER_OCTAVE = 32  # sizes between one and twice it, at which the gain is looked 
 
 
 class Slow(Protocol):
-    """What says how long steps take behind a cache."""
+    """The rates that decide how long steps take behind a cache."""
 
     def step(self, result: PolicyResult, in_memory: float) -> float:
         """Seconds of a step that takes `in_memory` seconds with all rows in memory."""

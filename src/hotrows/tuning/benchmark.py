@@ -96,11 +96,11 @@ class Comparison:
 
     @property
     def wins(self) -> bool:
-        """Whether the second is faster beyond what the windows vary by."""
+        """True if the second is faster beyond what the windows vary by."""
         return self.ratio > WIN and self.quartiles[0] > 1
 
     def is_lost(self, num_pairs: int) -> bool:
-        """Whether `wins` is out of reach in so many pairs: too many ratios are at most 1 already."""
+        """True if `wins` is out of reach in so many pairs: too many ratios are at most 1 already."""
         return sum(ratio <= 1 for ratio in self.ratios) >= (num_pairs - 1) // 4 + 2
 
     def to_json(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class PairedBenchmark:
 
     @property
     def holds_both(self) -> bool:
-        """Whether memory has room for what is open and once more for as much; all ranks agree."""
+        """True if memory has room for what is open and once more for as much; all ranks agree."""
         if len(self._open) != 1:
             return len(self._open) > 1
         (training,) = self._open.values()
@@ -260,7 +260,7 @@ class TimedTraining:
 
     @property
     def measures_paths(self) -> bool:
-        """Whether the paths of matrix products were measured for it."""
+        """True if the paths of matrix products were measured for it."""
         return bool(self.steps.choices)
 
     @property

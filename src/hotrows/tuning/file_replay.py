@@ -25,7 +25,7 @@ _SECTOR = 512  # where direct reads begin, on most disks
 
 @dataclass(frozen=True)
 class FileCounts:
-    """What a file store does for a batch, in the mean.
+    """The work of a file store for a batch, on average.
 
     requests, bytes_fetched: of reads. checkpoints: that close a full log; closing: share of batches
     that are trained between a full log and its checkpoint. rows_flushed, bytes_flushed: of the cache,

@@ -1,4 +1,4 @@
-"""What `hotrows simulate --store file --disk measured` measures: training in memory, and the disk.
+"""Measurements of `hotrows simulate --store file --disk measured`: training in memory, and the disk.
 
 speed, slow = measured_speed(data, config, Path("."))      # samples a second in memory; FileSpeed
 advise(simulation, samples_per_second=speed, slow=slow)
@@ -82,7 +82,7 @@ def measured_speed(
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured with a cache of one size.
+    """A measurement with a cache of one size.
 
     plain: windows of training in memory; behind: of a cache, in turn with them; beside: of training in
     memory while rows are read from the disk.

@@ -89,7 +89,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning came to.
+    """The result of a tuning.
 
     config: the fastest; defaults: where it began, which `config` equals where nothing was faster.
     final: the two compared afresh at the end; None where there was nothing to compare.
@@ -267,7 +267,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def verdict(decision: Decision) -> str:
-    """What became of a value, in words."""
+    """The outcome of a value, in words."""
     if decision.comparison is None:
         return f"refused: {decision.refused}"
     if decision.taken:
@@ -328,11 +328,11 @@ class _Search:
 
 
 def _places(steps: StepTrainer, kind: str) -> bool:
-    """Whether the tables are dealt in this way already, by whatever name."""
+    """True if the tables are dealt in this way already, by whatever name."""
     placements = uniform(kind, steps.embedding.tables, steps.ranks.num_ranks)
     return dict(steps.placing.sharding) == dict(placements)
 
 
 def _has_statistics(model: Any) -> bool:
-    """Whether layers learn from statistics of the batch at hand, which a part of it changes."""
+    """True if layers learn from statistics of the batch at hand, which a part of it changes."""
     return any(isinstance(layer, OverRanks) for layer in model.modules())

@@ -60,7 +60,7 @@ class PackedTargets:
 
     @property
     def slow(self) -> Any:
-        """What computes on these where the core does not."""
+        """The implementation for tensors that the core does not compute on."""
         return on_device if self.targets[0].weights.is_cuda else reference
 
 

@@ -166,5 +166,5 @@ class DeviceSteps:
 
 
 def _decays(numbers: Numbers) -> bool:
-    """Whether a step with these numbers moves a row whose gradient is zero and that never moved."""
+    """True if a step with these numbers moves a row whose gradient is zero and that never moved."""
     return numbers[0] != 0 or numbers[1] != 1

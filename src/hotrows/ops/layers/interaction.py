@@ -28,7 +28,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether the core has a kernel for these tensors; vectors are not narrower than the first one."""
+    """True if the core has a kernel for these tensors; vectors are not narrower than the first one."""
     widening = tensors[0].itemsize > tensors[-1].itemsize
     return not widening and native.takes(*tensors, dtypes=_DTYPES)
 

@@ -252,7 +252,7 @@ def _load_pair(p_queries, p_keys, b_sample, o_n, m_n, o_d, D: tl.constexpr):
 
 @triton.jit
 def _load_weights(p_w, m_w, D: tl.constexpr):
-    """What q, k and q * k are multiplied with: Q + S, K - S and P."""
+    """The factors of q, k and q * k: Q + S, K - S and P."""
     b_difference = tl.load(p_w + 2 * D, mask=m_w, other=0.0)
     b_of_query = tl.load(p_w, mask=m_w, other=0.0) + b_difference
     b_of_key = tl.load(p_w + D, mask=m_w, other=0.0) - b_difference

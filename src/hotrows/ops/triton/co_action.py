@@ -25,7 +25,7 @@ _MOST_WIDTH = 64  # of a layer: gradients of all matrices of a sample stay in re
 
 
 def takes(*arguments) -> bool:
-    """Whether there is a kernel for networks of these sizes."""
+    """True if there is a kernel for networks of these sizes."""
     sizes = next(a for a in arguments if not isinstance(a, Tensor))
     return max(sizes) <= _MOST_WIDTH and len(sizes) <= 5
 

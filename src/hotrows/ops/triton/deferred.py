@@ -252,7 +252,7 @@ def _rests(
     b_w, b_first, b_second, b_at, b_begin, p_before, p_newest, m_row, KIND: tl.constexpr,
     STATES: tl.constexpr, T: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
-    """Whether no step from b_at on can move a row's weights, but for what they shrink by.
+    """True if no step from b_at on can move a row's weights, but for what they shrink by.
 
     p_before: of each row, the numbers of the step before; p_newest: of the last one on record, whose
     column 11 says from which step on nothing decays, and column 12 how far all steps to come can move

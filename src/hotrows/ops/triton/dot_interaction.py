@@ -22,7 +22,7 @@ _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether there are kernels for these dtypes and as many vectors as the last tensor has."""
+    """True if there are kernels for these dtypes and as many vectors as the last tensor has."""
     return all(t.dtype in _DTYPES for t in tensors) and tensors[-1].shape[1] < _MOST_ROWS
 
 

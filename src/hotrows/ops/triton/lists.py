@@ -73,5 +73,5 @@ def clear(p_out, begin, end, BLOCK: tl.constexpr):
 
 
 def search_of(offsets: Tensor) -> tuple[Tensor, int, int]:
-    """What `samples_of` searches: offsets, the number of samples, and the steps."""
+    """The arguments of `samples_of`: offsets, the number of samples, and the steps."""
     return offsets.contiguous(), len(offsets) - 1, len(offsets).bit_length()

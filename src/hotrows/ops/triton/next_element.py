@@ -16,7 +16,7 @@ _PARTS = 1024  # of programs, added up at once by the last one
 
 
 def takes(*arguments) -> bool:
-    """Whether the kernels can hold a vector whole: [N, D]."""
+    """True if the kernels can hold a vector whole: [N, D]."""
     return next(a for a in arguments if a.dim() == 2).shape[1] <= launch.BAG_ELEMENTS
 
 

@@ -15,7 +15,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether there are kernels for these dtypes."""
+    """True if there are kernels for these dtypes."""
     return all(t.dtype in _DTYPES for t in tensors)
 
 

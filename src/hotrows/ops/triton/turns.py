@@ -22,7 +22,7 @@ def counts(num: int, device: torch.device) -> torch.Tensor:
 
 @triton.jit
 def is_last(p_count, num_programs):
-    """Whether all other programs have come here: it may read what they stored before. p_count: theirs."""
+    """True if all other programs have come here: it may read what they stored before. p_count: theirs."""
     tl.debug_barrier()  # the stores of all threads come before the count
     count = tl.atomic_add(p_count, 1, sem="acq_rel")
     if count == num_programs - 1:
