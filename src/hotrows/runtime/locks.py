@@ -146,7 +146,7 @@ def _locked(fd: int, folder: Path) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as error:  # ENOLCK, EIO and others: what no waiting mends, and no holder is to blame for
+    except OSError as error:  # ENOLCK, EIO and others: no other process is the reason, no waiting helps
         log.warning(
             f"the file system of {folder} has no locks ({error.strerror}): see that one process alone "
             f"writes there"

@@ -33,14 +33,22 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.runtime.suggestions import refusing_unknown
-from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train import notes, pictures, run_folder, store_folder
 from hotrows.train.callback import Callback, Requests
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.progress import Progress, Result
 from hotrows.train.reports import Reports
 from hotrows.train.run_checkpoints import RunCheckpoints
-from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
+from hotrows.train.run_state import (
+    RunState,
+    after_block,
+    after_evaluation,
+    evaluation_is_due,
+    has_rate,
+    lr_scale,
+    stops_early,
+)
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
 from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
@@ -109,6 +117,8 @@ class Trainer(Requests, OnStream):
         config = _checked(config)
         if model is not None:
             config = dataclasses.replace(config, model=models.name_of(model))
+        if resume and run is not None:
+            config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
         self.config = settle(config, self.data, is_made=isinstance(model, Model))
         self.run = Path(
@@ -123,6 +133,8 @@ class Trainer(Requests, OnStream):
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
+            if self.is_first and config.model is None:
+                notes.of_model(self.config, self.data.schema)
             self.reports = Reports(self.steps, progress)
             on_error.pop_all()
 
@@ -155,7 +167,9 @@ class Trainer(Requests, OnStream):
             self.checkpoints.first_values()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
         if self.is_first:
+            run_folder.keep_config(self.run, self.config)
             store_folder.claim(self.config, self.run)
+            notes.of_tables(self.steps.placing.reasons, self.checkpoints.coverage, self.run)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
 
@@ -187,12 +201,18 @@ class Trainer(Requests, OnStream):
         """Whether this rank writes the results of all."""
         return self.ranks.rank == 0
 
-    def evaluate(self, part: str) -> Metrics:
-        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training."""
+    def evaluate(self, part: str, *, warn: bool = True) -> Metrics:
+        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training.
+
+        warn: of predictions that are no better than one constant, and of a part without metrics.
+        """
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
         self._doing = f"evaluating on the {part} part"
-        return self._evaluate(self.data.parts[part], self._evaluation_progress)
+        metrics = self._evaluate(self.data.parts[part], self._evaluation_progress)
+        if self.is_first and warn:
+            notes.of_metrics(part, metrics)
+        return metrics
 
     @refusing_unknown(_advice_on)
     def fit(
@@ -248,12 +268,6 @@ class Trainer(Requests, OnStream):
                 raise Interrupted(
                     f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
                 ) from None
-
-    def _own_signals(self) -> int:
-        is_requested = self.cached_tables is not None and self.cached_tables.requests_checkpoint()
-        stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
-        stop |= RankSignals.FINISH if self._stop_called else RankSignals(0)
-        return stop | (RankSignals.CHECKPOINT if is_requested else RankSignals(0))
 
     def _train_block(self) -> bool:
         """Trains on all batches, of regrouped data on the next block; returns whether the run is over."""
@@ -324,21 +338,12 @@ class Trainer(Requests, OnStream):
 
         Ctrl-C waits for it: the checkpoint would be one of a block's end with the rate of before.
         """
-        position = self.state.position
-        assert position is not None
-        if position.rate is None or not self.data.parts["validation"].rows:
-            return
-        metrics = self._evaluate(self.data.parts["validation"], self.reports.show_evaluation)
-        position = dataclasses.replace(position, rate=position.rate.after(metrics.validation_loss))
-        self.steps.state = dataclasses.replace(self.state, position=position)
+        part = self.data.parts["validation"]
+        if has_rate(self.state) and part.rows:
+            self.steps.state = after_block(self.state, self._evaluate(part, self.reports.show_evaluation))
 
     def _evaluation_is_due(self) -> bool:
         return evaluation_is_due(self.state, self.config, self.reports.epoch_steps, self._last_step)
-
-    def _checkpoint_is_due(self) -> bool:
-        every = self.config.checkpoint_every
-        periodic = every is not None and self.state.step > 0 and self.state.step % every == 0
-        return periodic or self._checkpoint_requested
 
     def _validate(self) -> None:
         if self._stream is not None:
@@ -346,7 +351,7 @@ class Trainer(Requests, OnStream):
         if self._stream is not None or not self.data.parts["validation"].rows:
             self.steps.state = dataclasses.replace(self.state, evaluated_at=self.state.step)
             return
-        metrics = self.evaluate("validation")
+        metrics = self.evaluate("validation", warn=False)
         self.steps.state = after_evaluation(self.state, metrics, self.config, self.reports.epoch_steps)
         self.reports.write_evaluation(metrics)
         for callback in self._callbacks:
@@ -362,16 +367,19 @@ class Trainer(Requests, OnStream):
     def _finish(self) -> Result:
         self._lock.check()
         self.checkpoints.load_best()
+        validation = self.state.best if self._stream is None else self._stream.last
         result = Result(
             run=self.run,
             steps=self.state.step,
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
             samples_per_second=self.reports.samples_per_second(),
-            validation=self.state.best if self._stream is None else self._stream.last,
+            validation=validation,
             test=self.evaluate("test") if self._stream is None and self.data.parts["test"].rows else None,
         )
         if self.is_first:
+            notes.of_metrics("validation" if self._stream is None else "last window", validation)
+            notes.of_pins(self.cached_tables)
             run_folder.write_json(self.run / "result.json", result.to_json())
             pictures.draw_run(self.run)
         for callback in _whole(self._callbacks):
