@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows import models
+from hotrows import checkpoint, models
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
@@ -213,6 +213,31 @@ def prepared_parts(run: Path) -> Collection[Part] | None:
     """The parts of the run's training data as they were counted then; None: that came encoded."""
     folder = run / _ENCODERS
     return EncodedData.open(folder).parts.values() if folder.is_dir() else None
+
+
+def read_files(run: Path) -> dict[str, bytes]:
+    """The contents of all files that `load_run` reads of the best checkpoint, by their paths in the run;
+    ValueError where tables are elsewhere, in a file store."""
+    if (store := read_config(run).store) != "memory":
+        raise ValueError(
+            f"the rows of {run} are in the store {store}, which no pickle holds: keep both where they "
+            f"are, and read the model in another process with hotrows.load_run({str(run)!r})"
+        )
+    best = checkpoint.folder_of(run, "best")
+    unread = {path.name for path in best.parent.iterdir()} - {best.name, *checkpoint.bases(best)}
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != LOCK]
+    return {
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for path in files
+        if not (path.is_relative_to(best.parent) and unread.intersection(path.parts))
+    }
+
+
+def write_files(run: Path, files: Mapping[str, bytes]) -> None:
+    """Makes a folder of what `read_files` has read."""
+    for name, content in files.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
 
 
 def read_config(run: Path) -> TrainConfig:

@@ -129,7 +129,7 @@ class Trainer(Requests, OnStream):
         self._callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
         self._stop_requested: Callable[[], bool] = lambda: False
-        self._all_stop, self._doing = False, "starting"
+        self._all_stop, self._is_fitting, self._doing = False, False, "starting"
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
@@ -201,16 +201,14 @@ class Trainer(Requests, OnStream):
         """Whether this rank writes the results of all."""
         return self.ranks.rank == 0
 
-    def evaluate(self, part: str, *, warn: bool = True) -> Metrics:
-        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training.
-
-        warn: of predictions that are no better than one constant, and of a part without metrics.
-        """
+    def evaluate(self, part: str) -> Metrics:
+        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training. Warns of
+        bad ones, as `fit` does once it is over."""
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
         self._doing = f"evaluating on the {part} part"
         metrics = self._evaluate(self.data.parts[part], self._evaluation_progress)
-        if self.is_first and warn:
+        if self.is_first and not self._is_fitting:
             notes.of_metrics(part, metrics)
         return metrics
 
@@ -244,8 +242,9 @@ class Trainer(Requests, OnStream):
         self._evaluate = evaluate or self._evaluate
         self._lock.take()
         self._callbacks = callbacks
-        self._stop_called = self._all_stop = False
+        self._stop_called, self._all_stop, self._is_fitting = False, False, True
         with ExitStack() as stack:
+            stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
             self._stop_requested = stack.enter_context(stop_signals(self._describe))
             listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
@@ -351,7 +350,7 @@ class Trainer(Requests, OnStream):
         if self._stream is not None or not self.data.parts["validation"].rows:
             self.steps.state = dataclasses.replace(self.state, evaluated_at=self.state.step)
             return
-        metrics = self.evaluate("validation", warn=False)
+        metrics = self.evaluate("validation")
         self.steps.state = after_evaluation(self.state, metrics, self.config, self.reports.epoch_steps)
         self.reports.write_evaluation(metrics)
         for callback in self._callbacks:
@@ -367,18 +366,19 @@ class Trainer(Requests, OnStream):
     def _finish(self) -> Result:
         self._lock.check()
         self.checkpoints.load_best()
-        validation = self.state.best if self._stream is None else self._stream.last
         result = Result(
             run=self.run,
             steps=self.state.step,
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
             samples_per_second=self.reports.samples_per_second(),
-            validation=validation,
+            validation=self.state.best if self._stream is None else self._stream.last,
             test=self.evaluate("test") if self._stream is None and self.data.parts["test"].rows else None,
         )
         if self.is_first:
-            notes.of_metrics("validation" if self._stream is None else "last window", validation)
+            name = "validation" if self._stream is None else "last window"
+            notes.of_metrics(name, result.validation)
+            notes.of_metrics("test", result.test)
             notes.of_pins(self.cached_tables)
             run_folder.write_json(self.run / "result.json", result.to_json())
             pictures.draw_run(self.run)
