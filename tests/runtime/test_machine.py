@@ -127,7 +127,6 @@ print(torch.get_num_threads(), num_threads(None))
     [
         ("hotrows first", {}, "2 2"),
         ("torch first", {}, "2 2"),
-        ("hotrows first", {"OMP_NUM_THREADS": "5"}, "5 2"),
         ("torch first", {"OMP_NUM_THREADS": "5"}, "16 2"),
     ],
 )

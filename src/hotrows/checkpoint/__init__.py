@@ -22,7 +22,7 @@ than when it was saved; the new ones keep their initial values.
 """
 
 from hotrows.checkpoint.convert import export_tables, merge
-from hotrows.checkpoint.manifest import Manifest, bases, chain, read_manifest
+from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
 from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
 from hotrows.checkpoint.read import fill_tables, load, read_state
 from hotrows.checkpoint.renumber import load_renumbered
@@ -35,7 +35,6 @@ __all__ = [
     "Pointer",
     "State",
     "Writer",
-    "bases",
     "chain",
     "checkpoints_of",
     "export_tables",

@@ -41,7 +41,7 @@ from hotrows.metrics.base_rate import base_log_loss, shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
 from hotrows.metrics.ranking import group_aucs, grouped_auc, ranking_metrics, ranking_values
 from hotrows.metrics.regression import regression_metrics
-from hotrows.metrics.result import Metrics, mean_of, no_metrics, word_of
+from hotrows.metrics.result import Metrics, mean_of, word_of
 from hotrows.metrics.sums import standard_error, weighted_mean
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
     "grouped_auc",
     "mean_of",
     "metrics_by",
-    "no_metrics",
     "ranking_metrics",
     "ranking_values",
     "regression_metrics",

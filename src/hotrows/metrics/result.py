@@ -154,8 +154,9 @@ _FIRST_NUMBERS = _NUMBERS[: _NUMBERS.index("gauc") + 1]  # that every kind of la
 
 def no_metrics(decides: str) -> Metrics:
     """The metrics of no sample: all nan."""
+    numbers: dict[str, Any] = {**dict.fromkeys(_FIRST_NUMBERS, math.nan), "samples": 0}
     ranking = {} if decides in _NUMBERS else {decides: math.nan}
-    return Metrics(0, *[math.nan] * (len(_FIRST_NUMBERS) - 1), decides=decides, ranking=ranking)
+    return Metrics(**numbers, decides=decides, ranking=ranking)
 
 
 def word_of(name: str) -> str:

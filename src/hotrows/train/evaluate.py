@@ -20,7 +20,8 @@ from hotrows.data import Loader, Part
 from hotrows.data.stored.order import Share
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
-from hotrows.metrics import Metrics, mean_of, metrics_by, no_metrics
+from hotrows.metrics import Metrics, mean_of, metrics_by
+from hotrows.metrics.result import no_metrics
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
 from hotrows.train.recommender import Recommender

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import checkpoint, models
+from hotrows.checkpoint.manifest import bases
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
@@ -224,7 +225,7 @@ def read_files(run: Path) -> dict[str, bytes]:
             f"are, and read the model in another process with hotrows.load_run({str(run)!r})"
         )
     best = checkpoint.folder_of(run, "best")
-    unread = {path.name for path in best.parent.iterdir()} - {best.name, *checkpoint.bases(best)}
+    unread = {path.name for path in best.parent.iterdir()} - {best.name, *bases(best)}
     files = [path for path in run.rglob("*") if path.is_file() and path.name != LOCK]
     return {
         path.relative_to(run).as_posix(): path.read_bytes()
