@@ -1,13 +1,23 @@
 """AUC, log loss and calibration against their definitions."""
 
 import math
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.metrics import Metrics, auc, base_log_loss, compute_metrics, grouped_auc, shortcomings
+from hotrows import losses
+from hotrows.metrics import (
+    Metrics,
+    auc,
+    base_log_loss,
+    compute_metrics,
+    grouped_auc,
+    metrics_by,
+    shortcomings,
+)
 from hotrows.metrics.regression import regression_metrics
 from tests.support.choice import examples
 
@@ -100,6 +110,17 @@ def test_calibration_error_sees_what_the_mean_hides():
     assert metrics.calibration_error > 0.99
 
 
+def test_calibration_error_of_one_prediction_for_all_is_that_of_the_mean():
+    """Bins cut ties in the order of the file: a perfect constant had an error of .5 where the file was
+    sorted by label."""
+    labels = torch.cat([torch.zeros(1000), torch.ones(1000)])
+    assert compute_metrics(torch.zeros(2000), labels).calibration_error == 0
+    weights = (torch.arange(2000) % 3 + 1).double()
+    gap = 0.5 - float((labels * weights).sum() / weights.sum())
+    found = compute_metrics(torch.zeros(2000), labels, weights).calibration_error
+    assert found == pytest.approx(abs(gap), abs=1e-12)
+
+
 def test_no_prediction_is_not_a_number():
     assert math.isnan(compute_metrics(torch.tensor([0.0, math.nan]), torch.tensor([0.0, 1.0])).auc)
 
@@ -145,6 +166,30 @@ def test_a_weight_counts_as_that_many_samples(rows):
     for name in ("auc", "log_loss", "click_rate", "mean_prediction", "gauc"):
         value = getattr(expected, name)
         assert getattr(found, name) == pytest.approx(value, abs=1e-9, nan_ok=True)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-2, 2), st.integers(0, 1), st.sampled_from([0.1, 1, 3]), st.integers(0, 2)),
+        min_size=30,  # more than there are bins
+        max_size=60,
+    ),
+    st.integers(0, 1000),
+    st.booleans(),
+    st.sampled_from(["log_loss", "soft", "weighted:3", "focal", "squared", "huber", "poisson", "bpr"]),
+)
+def test_no_metric_depends_on_the_order_of_samples(rows, seed, is_weighted, loss):
+    def measured(rows):
+        outputs, labels, weights, groups = (torch.tensor(of) for of in zip(*rows, strict=True))
+        ranking = ("ndcg@2", "ndcg", "hit@2", "mrr")
+        weights = weights.float() if is_weighted else None
+        return metrics_by(losses.parse(loss), outputs / 2, labels.float(), weights, groups, ranking)
+
+    found, again = measured(rows), measured(random.Random(seed).sample(rows, len(rows)))
+    names = (*set(Metrics.__dataclass_fields__) - {"decides", "ranking", "tasks"}, *found.ranking)
+    for name in names:
+        assert again.value(name) == pytest.approx(found.value(name), abs=1e-9, nan_ok=True), name
 
 
 @settings(max_examples=examples(150), deadline=None)

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hotrows.runtime.lazy import lazy_names
+from hotrows.runtime.machine import limit_threads
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
     # beside other programs that makes two threads many times slower than one (docs/speed.md). Read by
     # the library when PyTorch loads it, so without effect where PyTorch was imported first.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+limit_threads()
 
 __all__ = [
     "FTRL",

@@ -137,7 +137,11 @@ class TrainConfig:
         "Random order: shuffle, or reuse:CLUSTERS (2 to 64), which fetches fewer rows; not for histories",
     )
     evaluate_every: int | None = setting(
-        None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
+        None,
+        "Steps between evaluations",
+        unset="quarters of epoch 1, ends of epochs",
+        least=1,
+        resumable=True,
     )
     metrics: str | None = setting(
         None,
@@ -169,10 +173,10 @@ class TrainConfig:
         above=0,
     )
     decay_patience: int | None = setting(
-        2, "Evaluations without a better score that lower the learning rates", least=1
+        2, "Evaluations without a better score that lower the learning rates", least=1, resumable=True
     )
     stop_patience: int | None = setting(
-        4, "Evaluations without a better score after which training stops", least=1
+        4, "Evaluations without a better score after which training stops", least=1, resumable=True
     )
     plan_depth: int = setting(
         2,

@@ -277,7 +277,7 @@ class BPR(Loss):
             gaps = (outputs[apart:] - outputs[:-apart]) * above.sign()
             total = total + (functional.softplus(gaps) * counts).sum()
             num_pairs = num_pairs + counts.sum()
-        return total / num_pairs.clamp(min=1e-30)
+        return total / num_pairs.where(num_pairs > 0, 1.0)
 
     def first_output(self, mean: float) -> float:
         return 0.0

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hotrows.runtime.locks import Held, Lock
+from hotrows.runtime.locks import Held, Lock, holder_of
 
 _HOLDER = """
 import os, sys
@@ -102,12 +102,53 @@ def test_a_release_deletes_no_lock_of_another_process(tmp_path):
     assert lock.path.read_text() == "process 1 on another host\n"
 
 
-def test_where_the_file_system_has_no_locks_a_warning_says_so(tmp_path, monkeypatch, caplog):
-    def without(fd, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
+@pytest.mark.parametrize("number", ["ENOLCK", "EINVAL", "ENOTSUP", "EBADF", "EIO", "EPERM", "EACCES"])
+def test_a_file_system_that_cannot_lock_is_no_other_process(tmp_path, monkeypatch, caplog, number):
+    """All but four errors once counted as a holder: no waiting helped where a lock daemon was dead."""
+    error = OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
-    monkeypatch.setattr(fcntl, "flock", without)
+    def failing(fd, operation):
+        raise error
+
+    monkeypatch.setattr(fcntl, "flock", failing)
+    assert holder_of(tmp_path) is None
     lock = Lock(tmp_path)
     lock.check()
     lock.release()
-    assert "has no locks: see that one process alone writes there" in caplog.text
+    said = f"has no locks ({error.strerror}): see that one process alone writes there"
+    assert said in caplog.text
+
+
+def test_a_lock_that_would_block_is_held(tmp_path, monkeypatch, caplog):
+    def held(fd, operation):
+        raise OSError(errno.EWOULDBLOCK, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(fcntl, "flock", held)
+    with pytest.raises(Held):
+        Lock(tmp_path)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_file_that_its_holder_deletes_before_it_is_locked_is_no_lock(tmp_path, monkeypatch, is_taken):
+    """A process opens the file, whose holder then deletes it as it ends: its lock keeps no one out. One
+    that took it as the folder's wrote the tables of a third process, which had locked the new file."""
+    (tmp_path / "lock").touch()
+    flock, others = fcntl.flock, []
+
+    def late(fd, operation):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "lock").unlink()
+        others.extend([Lock(tmp_path)] if is_taken else [])
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    if is_taken:
+        with pytest.raises(Held, match=f"process {os.getpid()} on"):
+            Lock(tmp_path)
+        others[0].check()
+        return
+    lock = Lock(tmp_path)
+    with pytest.raises(Held):
+        Lock(tmp_path)
+    lock.release()

@@ -83,6 +83,14 @@ def test_here_it_is_a_number_of_bytes():
         ),
         (
             {
+                "/proc/self/cgroup": "5:memory:/\n4:cpuacct,cpu:/docker/a\n0::/\n",
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000\n",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000\n",
+            },
+            3,
+        ),
+        (
+            {
                 "/proc/self/cgroup": "4:cpu:/\n",
                 "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
                 "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
@@ -97,6 +105,39 @@ def test_cores_are_those_of_the_process_and_of_its_container(texts, monkeypatch,
     assert num_cores() == num_threads(None) == expected
     assert num_threads(0) == 1
     assert num_threads(5) == 5
+
+
+PRETENDED = """
+import os, pathlib, sys
+if sys.argv[1] == "torch first":
+    import torch
+    torch.set_num_threads(16)
+os.sched_getaffinity = lambda process: set(range(16))
+quota, read = "150000 100000", pathlib.Path.read_text
+texts = {"/proc/self/cgroup": "0::/pod/a", "/sys/fs/cgroup/pod/cpu.max": quota}
+pathlib.Path.read_text = lambda self, *how, **more: texts.get(str(self)) or read(self, *how, **more)
+import hotrows, torch
+from hotrows.runtime.machine import num_threads
+print(torch.get_num_threads(), num_threads(None))
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "given", "expected"),
+    [
+        ("hotrows first", {}, "2 2"),
+        ("torch first", {}, "2 2"),
+        ("torch first", {"OMP_NUM_THREADS": "5"}, "16 2"),
+    ],
+)
+def test_threads_follow_the_quota_of_a_container_unless_the_user_says_how_many(order, given, expected):
+    """PyTorch took a thread for each of the host's cores: those beyond the quota were stopped, and each
+    step waited for them."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"PYTHONPATH": str(Path(hotrows.__file__).parents[1]), **given}
+    command = [sys.executable, "-c", PRETENDED, order]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,13 @@
 
 import copy
 import gc
+import json
 import pickle
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -121,9 +126,55 @@ def test_parameters_are_got_set_and_cloned():
     )
 
 
-def test_a_fitted_one_is_pickled_and_copied(frame, fitted):
-    for same in (pickle.loads(pickle.dumps(fitted)), copy.deepcopy(fitted)):
-        assert np.array_equal(same.predict_proba(frame), fitted.predict_proba(frame))
+@pytest.mark.parametrize("kind", ["pickle", "deepcopy", "joblib", "copy of a copy", "unfitted"])
+@pytest.mark.parametrize("run", [None, "run"])
+def test_a_fitted_one_is_pickled_and_copied(frame, tmp_path, kind, run):
+    """A pickle once named the temporary folder of the first one, which was deleted with it."""
+    settings = {**SMALL, "epochs": 2, "keep_last": 3, "full_every": 2}
+    first = Classifier(run=run and tmp_path / run, **settings)
+    if kind == "unfitted":
+        assert pickle.loads(pickle.dumps(first)).get_params() == first.get_params()
+        return
+    first.fit(frame, "answer")
+    expected, folder = first.predict_proba(frame), first.run_
+    if kind == "joblib":
+        joblib = pytest.importorskip("joblib")
+        joblib.dump(first, tmp_path / "model.joblib")
+        same = joblib.load(tmp_path / "model.joblib")
+    elif kind == "pickle":
+        same = pickle.loads(pickle.dumps(first))
+    else:
+        same = copy.deepcopy(copy.deepcopy(first) if kind == "copy of a copy" else first)
+    del first
+    gc.collect()
+    shutil.rmtree(folder, ignore_errors=True)
+    assert np.array_equal(same.predict_proba(frame), expected)
+    assert same.result_.history.num_rows > 2 and same.run_ != folder
+
+
+def test_a_pickle_is_read_in_another_process(frame, fitted, tmp_path):
+    frame.to_parquet(tmp_path / "frame.parquet")
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(fitted))
+    program = """
+import pickle, sys, pandas
+fitted = pickle.load(open(sys.argv[1] + "/model.pickle", "rb"))
+print(fitted.predict_proba(pandas.read_parquet(sys.argv[1] + "/frame.parquet"))[:, 1].tolist())
+print(fitted.run_)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    chances, run = subprocess.check_output(command, text=True).splitlines()
+    expected = fitted.predict_proba(frame)[:, 1].tolist()
+    assert json.loads(chances) == pytest.approx(expected, abs=1e-6)
+    assert not Path(run).exists()
+
+
+def test_a_pickle_of_rows_in_a_file_store_is_refused(frame, tmp_path):
+    stored = {"fast_memory": "16KiB", "store": f"file:{tmp_path / 'tables'}", "run": tmp_path / "run"}
+    classifier = Classifier(**SMALL, **stored, steps=4).fit(frame, "answer")
+    with pytest.raises(ValueError, match=r"are in the store file:.*hotrows.load_run\('.*run'\)"):
+        pickle.dumps(classifier)
+    expected = classifier.predict_proba(frame)[:, 1]
+    assert np.array_equal(load_run(tmp_path / "run").predict(frame.drop(columns="answer")), expected)
 
 
 def test_callbacks_reach_the_trainer(frame):
@@ -179,6 +230,8 @@ def test_scikit_learn_clones_searches_and_validates_it(frame):
     rows, answers = frame.drop(columns="answer"), frame["answer"]
     classifier = Classifier(**SMALL)
     assert is_classifier(classifier) and clone(classifier).get_params() == classifier.get_params()
+    fitted = Classifier(**SMALL, steps=2).fit(rows, answers)
+    assert clone(fitted).get_params() == fitted.get_params() and not hasattr(clone(fitted), "result_")
     scores = sklearn.cross_val_score(classifier, rows, answers, cv=2, scoring="roc_auc")
     assert scores.min() > 0.7
     search = sklearn.GridSearchCV(make_pipeline(classifier), {"classifier__epochs": [1, 2]}, cv=2)

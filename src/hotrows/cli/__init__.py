@@ -130,7 +130,8 @@ class _Messages(logging.Handler):
     """Writes messages to what standard error is at the time, where a bar makes room for them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
+        kind = "hotrows: warning: " if record.levelno >= logging.WARNING else ""
+        click.echo(kind + self.format(record), err=True)
 
 
 _FIRST_STEPS = """\

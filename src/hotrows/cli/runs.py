@@ -32,7 +32,6 @@ def eval_command(
     test part of its data.
     """
     with bar() as progress:
-        from hotrows.data import ValueRates
         from hotrows.train import load_run, run_folder
 
         predictor = load_run(run, **how)
@@ -42,10 +41,6 @@ def eval_command(
                 f"the {part} part of {encoded.path} has no rows: choose another one (--part validation), "
                 f"or prepare the data with another split"
             )
-        if (usual := run_folder.prepared_parts(run)) is not None:
-            rates = ValueRates.of_parts([encoded.parts[part]], usual)
-            click.echo(rates.summary(), err=True)
-            rates.warn()
         evaluated = predictor.evaluate(
             encoded.parts[part], lambda done, total: progress("evaluating", done, total), metrics
         )
@@ -108,10 +103,7 @@ def predict_command(
                 progress("predicting", done, None)
     click.echo(batches.rates.summary(), err=True)
     if evaluated:
-        try:
-            print_metrics("labels", evaluate.metrics_of(predictor, evaluated), err=True)
-        except ValueError as error:
-            click.echo(f"no metrics: {error}", err=True)
+        print_metrics("labels", evaluate.metrics_of(predictor, evaluated), err=True)
 
 
 @command(
@@ -224,11 +216,8 @@ def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
-    """Prints a line for each label, and one for the mean of several, and warns of bad predictions.
-
-    err: on standard error, beside predictions, and without warnings.
-    """
-    from hotrows.metrics import base_log_loss, shortcomings
+    """Prints a line for each label, and one for the mean of several. err: on standard error."""
+    from hotrows.metrics import base_log_loss
 
     for label, task in metrics.tasks.items():
         print_metrics(f"{part} {label}", task, err)
@@ -237,9 +226,7 @@ def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
     shown = {name: f"{value:.6f}" for name, value in metrics.shown().items()}
     if "calibration" in shown:
         shown["calibration"] = f"{metrics.calibration:.4f}"
-    if "log loss" in shown and not metrics.tasks:
+    if "log loss" in shown and metrics.samples and not metrics.tasks:
         shown["log loss"] += f" (base rate {base_log_loss(metrics.click_rate):.6f})"
     numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
     click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} rows)", err=err)
-    for line in () if metrics.tasks or err else shortcomings(metrics):
-        click.echo(f"hotrows: warning: {part}: {line}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +29,8 @@ from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from hotrows import data
-    from hotrows.engine.cached_tables import CachedTables
-    from hotrows.schema import Schema
     from hotrows.train.progress import Result
 
-_SHOWN_REASONS = 8
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (
     *("model", "model_options", "label", "label_weights", "loss", "frozen"),
@@ -221,16 +217,8 @@ def _train(
     shown = shown_by(progress) if ranks.rank == 0 else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
-        if ranks.rank == 0:
-            if config.model is None:
-                print(f"model: {model} ({_counts(encoded.schema)}); choose with --model", file=sys.stderr)
-            _print_reasons(trainer.steps.placing.reasons, run)
-            for covered in trainer.checkpoints.coverage:
-                print(covered, file=sys.stderr)
         fit = fit or Trainer.fit
         result = fit(trainer, callbacks=callbacks)
-        if ranks.rank == 0 and trainer.cached_tables:
-            print(_pins(trainer.cached_tables), file=sys.stderr)
         process_group.end()
         return run, result
     except KeyboardInterrupt as stopped:
@@ -238,27 +226,6 @@ def _train(
         words = publishing.words(callbacks) + tracking.words(callbacks)
         again = f"{_command_line(**source)} --run {run} --resume{named} {shlex.join(words)}".rstrip()
         raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
-
-
-def _pins(cached_tables: CachedTables) -> str:
-    """What batches in flight have pinned, beside the slots that there are."""
-    slots = [group.slots for group in cached_tables.groups]
-    drained = max(one.num_drained for one in slots)
-    advice = "" if not drained else "; a lower --in-flight pins fewer, a larger --fast-memory has more"
-    return (
-        f"fast memory: {sum(one.num_slots for one in slots):,} slots; {slots[0].in_flight} batches in "
-        f"flight pinned at most {sum(one.most_pinned for one in slots):,} rows, and {drained:,} of "
-        f"{slots[0].num_allocated:,} batches waited for all before them{advice}"
-    )
-
-
-def _counts(schema: Schema) -> str:
-    """What a model is chosen by, such as: sequences none, 26 id features, 13 dense."""
-    labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
-    return (
-        f"{labels}sequences {len(schema.sequences) or 'none'}, {len(schema.sparse)} id features, "
-        f"{len(schema.dense)} dense"
-    )
 
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
@@ -345,15 +312,6 @@ def open_data(
     if len(folder) != 1:
         raise click.UsageError(f"expected one folder of prepared data, not {len(folder)} arguments")
     return data.EncodedData.open(folder[0])
-
-
-def _print_reasons(reasons: Sequence[str], run: Path) -> None:
-    """Prints why tables are sharded as they are: the first reasons; the run's folder has all."""
-    for reason in reasons[:_SHOWN_REASONS]:
-        print(reason, file=sys.stderr)
-    if len(reasons) > _SHOWN_REASONS:
-        left = len(reasons) - _SHOWN_REASONS
-        print(f"and {left:,} more in {run / 'placing.json'}", file=sys.stderr)
 
 
 def _utilization(run: Path) -> Iterator[str]:

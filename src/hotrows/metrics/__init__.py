@@ -19,9 +19,10 @@ and within groups, such as the samples of a user, averaged over groups:
     Hit@k        whether the first k places have a label above 0
     MRR          1 / place of the first label above 0
 
-Groups without a label above 0 do not count for these three. Where samples of a group have equal
-outputs, a metric is its mean over all their orders, as AUC is. Where samples have weights, a sample
-counts as often as its weight says, but for NDCG, Hit and MRR, where any weight above 0 counts once.
+Groups without a label above 0 do not count for these three. Where samples have equal outputs, a metric
+is its mean over all their orders, and in the calibration error each has the mean of their gaps: the
+order of samples changes no metric. Where samples have weights, a sample counts as often as its weight
+says, but for NDCG, Hit and MRR, where any weight above 0 counts once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hotrows.metrics.result import Metrics
+from hotrows.metrics.result import Metrics, word_of
 
 _ABOVE_BASE = 1.001  # times the log loss of the base rate: more is no chance
 _MISCALIBRATED = 2.0  # times too high or too low
@@ -19,7 +19,12 @@ def base_log_loss(click_rate: float) -> float:
 
 def shortcomings(metrics: Metrics) -> Iterator[str]:
     """Says where predictions are worse than one constant for all samples, or off by more than a factor
-    of two on average, a line each; nothing of labels that are all equal."""
+    of two on average, a line each, or that there is nothing to compare them with; nothing of labels that
+    are all equal."""
+    if not metrics.samples:
+        yield "no sample has this label and a weight above 0, so there are no metrics"
+    elif math.isnan(metrics.score):
+        yield f"no group has a label above 0, so there is no {word_of(metrics.decides)}"
     if metrics.r2 < 0:
         yield (
             f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: train "

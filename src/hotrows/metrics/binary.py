@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from hotrows.metrics.ranking import grouped_auc
 from hotrows.metrics.result import Metrics
-from hotrows.metrics.sums import weighted_mean
+from hotrows.metrics.sums import sums_by, weighted_mean
 
 _BINS = 20
 
@@ -72,7 +72,13 @@ def auc_of_sorted(scores: Tensor, clicks: Tensor, weights: Tensor | None = None)
 
 
 def calibration_error(predictions: Tensor, labels: Tensor, weights: Tensor | None) -> float:
-    """The mean distance of predictions, which rise, from labels, over 20 bins of equal size."""
+    """The mean distance of predictions, which rise, from labels, over 20 bins of equal size.
+
+    Samples of equal predictions count alike, each with the mean of all of them: their order decides
+    nothing.
+    """
     gaps = predictions - labels if weights is None else (predictions - labels) * weights
     total = len(labels) if weights is None else weights.sum().item()
+    _, run, sizes = predictions.unique_consecutive(return_inverse=True, return_counts=True)
+    gaps = (sums_by(gaps, run) / sizes)[run]
     return sum(abs(gap.sum().item()) for gap in gaps.tensor_split(min(_BINS, len(labels)))) / total

@@ -31,7 +31,7 @@ class Metrics:
     """The quality of predictions; see `hotrows.metrics`.
 
     nan: `auc` where all labels are equal, `calibration` where their mean is 0, `gauc` where no group
-    has both labels, and what is not of this kind of label.
+    has both labels, what is not of this kind of label, and all where no sample has a weight above 0.
     click_rate: the mean label. ranking: further metrics within groups, such as ndcg@10.
     decides: the metric that validation compares; error: its standard error.
     tasks: metrics by label, where there are several; all other fields are then means over them.
@@ -62,17 +62,18 @@ class Metrics:
     def score(self) -> float:
         """The number that validation compares, higher is better.
 
-        The metric that decides, negative where less is better; -log loss where AUC is nan, 0 where
-        another is. Of several labels that different metrics decide: the mean of their scores.
+        The metric that decides, negative where less is better; -log loss where AUC is nan; nan where
+        samples have no metric that decides. Of several labels that different metrics decide: the mean of
+        their scores.
         """
+        if not self.samples:
+            return math.nan
         if not self.decides:
-            return math.fsum(task.score for task in self.tasks.values()) / len(self.tasks)
+            return _mean([task.score for task in self.tasks.values()])
         value = self.value(self.decides)
         if self.decides in LOWER_IS_BETTER:
             return -value if math.isfinite(value) else -sys.float_info.max
-        if not math.isnan(value):
-            return value
-        return 0.0 if math.isnan(self.log_loss) else -self.log_loss
+        return -self.log_loss if math.isnan(value) else value
 
     @property
     def validation_loss(self) -> float:
@@ -98,10 +99,11 @@ class Metrics:
         return math.sqrt(max(variance, 0.0))  # fewer than one click may be expected
 
     def shown(self) -> dict[str, float]:
-        """The metrics to print, by their names in words, in order; nan only of probabilities."""
+        """The metrics to print, by their names in words, in order; nan only of probabilities, and of the
+        metric that decides."""
         names = [name for name in _WORDS if name in _NUMBERS]
         names[names.index("calibration") :] = [*self.ranking, "calibration"]
-        always = _OF_PROBABILITIES if self.decides == "auc" else ()
+        always = _OF_PROBABILITIES if self.decides == "auc" else (self.decides,)
         values = {name: self.value(name) for name in names}
         return {word_of(n): v for n, v in values.items() if n in always or not math.isnan(v)}
 
@@ -148,6 +150,13 @@ _NUMBERS = tuple(
     name for name in Metrics.__dataclass_fields__ if name not in ("tasks", "ranking", "decides")
 )
 _FIRST_NUMBERS = _NUMBERS[: _NUMBERS.index("gauc") + 1]  # that every kind of label has, if only as nan
+
+
+def no_metrics(decides: str) -> Metrics:
+    """The metrics of no sample: all nan."""
+    numbers: dict[str, Any] = {**dict.fromkeys(_FIRST_NUMBERS, math.nan), "samples": 0}
+    ranking = {} if decides in _NUMBERS else {decides: math.nan}
+    return Metrics(**numbers, decides=decides, ranking=ranking)
 
 
 def word_of(name: str) -> str:

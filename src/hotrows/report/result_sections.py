@@ -81,7 +81,7 @@ def cards(facts: Facts, assessment: Assessment | None) -> Html:
     qualities = assessment.quality if assessment else {}
     for label, quality in qualities.items():
         of_label = f" of {label}" if len(qualities) > 1 else ""
-        for name in list(dict.fromkeys((quality.decisive, *quality.names)))[:2]:
+        for name in [name for name in dict.fromkeys((quality.decisive, *quality.names)) if name][:2]:
             value, _, spread = _plus_minus(quality.estimate(name)).partition(" ")
             figures.append((value, f"{_word(name)}{of_label}, {spread}"))
     speeds = [line["samples_per_second"] for line in facts.steps]

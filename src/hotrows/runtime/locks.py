@@ -30,7 +30,6 @@ except ImportError:  # not a POSIX system: two processes are not kept apart
 
 NAME = "lock"
 _POLL, _TRIES = 0.05, 3  # seconds between tries; several, since a holder deletes the file as it ends
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of a file system without
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 log = logging.getLogger("hotrows")
@@ -145,10 +144,13 @@ def _locked(fd: int, folder: Path) -> bool:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            return False
-        log.warning(f"the file system of {folder} has no locks: see that one process alone writes there")
+    except BlockingIOError:
+        return False
+    except OSError as error:  # ENOLCK, EIO and others: no other process is the reason, no waiting helps
+        log.warning(
+            f"the file system of {folder} has no locks ({error.strerror}): see that one process alone "
+            f"writes there"
+        )
     return True
 
 

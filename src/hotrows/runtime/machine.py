@@ -1,29 +1,29 @@
 """The machine: its cores and memory, as far as this process may use them, and its software.
 
 Affinity and the limits of containers (control groups of either version) are respected. `environment`
-is stored with every run; nothing in it names the machine or its user.
+is stored with every run; nothing in it names the machine or its user. Importing hotrows imports this
+module, which therefore imports what it needs where it needs it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
 import os
-import platform
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
-
-from hotrows.runtime import native
 from hotrows.version import VERSION
 
 
 def environment() -> dict[str, Any]:
     """Versions, processor, cores, memory, native core, GPU and commit; plain values for JSON."""
+    import platform
+
+    import numpy
     import torch
+
+    from hotrows.runtime import native
 
     return {
         "hotrows": VERSION,
@@ -44,6 +44,8 @@ def environment() -> dict[str, Any]:
 
 def _gpu() -> dict[str, Any]:
     """The first GPU: its name, memory and compute capability, and the versions of CUDA and Triton."""
+    import importlib.metadata
+
     import torch
 
     if not torch.cuda.is_available():
@@ -64,9 +66,28 @@ def _gpu() -> dict[str, Any]:
 
 def num_cores() -> int:
     """Cores that this process may run on: by its affinity and by any container's limits, at least 1."""
+    return max(1, min([_usable_cores(), *_core_limits()]))
+
+
+def _usable_cores() -> int:
+    """Cores by affinity alone, as OpenMP counts them."""
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min([cores, *_core_limits()]))
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def limit_threads() -> None:
+    """Lets loops of PyTorch and of the native core have at most as many threads as `num_cores`.
+
+    OpenMP knows no quota: of threads beyond it some are stopped for the rest of each period, while the
+    others wait for them. Does nothing where the user says how many (OMP_NUM_THREADS), or nothing limits.
+    """
+    cores = num_cores()
+    if "OMP_NUM_THREADS" in os.environ or cores >= _usable_cores():
+        return
+    os.environ["OMP_NUM_THREADS"] = str(cores)  # read when OpenMP is loaded, and by child processes
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)
 
 
 def num_threads(requested: int | None) -> int:
@@ -84,6 +105,8 @@ def total_memory() -> int:
 
 
 def _windows_memory() -> int:
+    import ctypes
+
     kibibytes = ctypes.c_ulonglong()
     kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
     if not kernel.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes)):
@@ -148,12 +171,16 @@ def _groups(controller: str) -> Iterator[tuple[Path, int]]:
         if controllers and controller not in controllers.split(","):
             continue
         group = Path(path.lstrip("/"))
+        mounted = {controllers, controller} if controllers else {""}  # cpuacct,cpu is mounted as cpu, too
         for folder in {group, *group.parents}:
-            yield Path("/sys/fs/cgroup") / controllers / folder, 1 if controllers else 2
+            for name in mounted:
+                yield Path("/sys/fs/cgroup") / name / folder, 1 if controllers else 2
 
 
 def processor() -> str:
     """The processor's model, as the system calls it."""
+    import platform
+
     lines = _text_of("/proc/cpuinfo").splitlines()
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
@@ -167,6 +194,8 @@ def _huge_pages() -> str | None:
 
 def _commit() -> str | None:
     """The commit that is checked out in the working directory, if that is a git repository."""
+    import subprocess
+
     command = ["git", "rev-parse", "--verify", "HEAD"]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

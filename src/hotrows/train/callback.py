@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hotrows.planning.routing import RankSignals
 
 if TYPE_CHECKING:
     from hotrows.metrics import Metrics
@@ -71,3 +73,14 @@ class Requests:
     def request_checkpoint(self) -> None:
         """Writes a checkpoint after this step: to be called by a callback; of several ranks by each."""
         self._checkpoint_requested = True
+
+    def _own_signals(self: Any) -> int:
+        is_requested = self.cached_tables is not None and self.cached_tables.requests_checkpoint()
+        stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
+        stop |= RankSignals.FINISH if self._stop_called else RankSignals(0)
+        return stop | (RankSignals.CHECKPOINT if is_requested else RankSignals(0))
+
+    def _checkpoint_is_due(self: Any) -> bool:
+        every = self.config.checkpoint_every
+        periodic = every is not None and self.state.step > 0 and self.state.step % every == 0
+        return periodic or self._checkpoint_requested

@@ -29,6 +29,7 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
 from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
+from hotrows.train.run_folder import read_files, write_files
 from hotrows.train.trainer import Trainer
 
 _ARGUMENTS = ("model", "schema", "run", "validation", "verbose")
@@ -45,7 +46,8 @@ class Classifier:
     verbose: as `Trainer.fit` takes it. settings: fields of `TrainConfig`, such as epochs=2.
 
     After `fit`: classes_, both values of the labels; schema_; notes_, what a drafted schema is unsure of;
-    run_, the folder; result_, a `Result`; predictor_, a `Predictor`.
+    run_, the folder; result_, a `Result`; predictor_, a `Predictor`. Copies and pickles of a fitted one
+    hold its model, in a folder of their own.
     """
 
     _estimator_type = "classifier"
@@ -150,9 +152,17 @@ class Classifier:
         return f"Classifier({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_predictor"} | {
-            "_predictor": None
-        }
+        """What a copy or another process predicts with: a fitted one has the files of its run in it."""
+        state = {**vars(self), "_predictor": None}
+        return {**state, "_files": read_files(self.run_)} if self.__sklearn_is_fitted__() else state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = state.pop("_files", None)
+        vars(self).update(state)
+        if files is not None:
+            self.run_ = self._temporary_folder()
+            write_files(self.run_, files)
+            self.result_ = dataclasses.replace(self.result_, run=self.run_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "result_")
@@ -178,8 +188,10 @@ class Classifier:
             raise ValueError(f"validation must be from 0 to below 1, not {self.validation!r}")
 
     def _folder(self) -> Path:
-        if self.run is not None:
-            return Path(self.run)
+        return self._temporary_folder() if self.run is None else Path(self.run)
+
+    def _temporary_folder(self) -> Path:
+        """A folder that is deleted with this object."""
         folder = tempfile.mkdtemp(prefix="hotrows-run-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder)

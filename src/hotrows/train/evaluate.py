@@ -21,6 +21,7 @@ from hotrows.data.stored.order import Share
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
 from hotrows.metrics import Metrics, mean_of, metrics_by
+from hotrows.metrics.result import no_metrics
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
 from hotrows.train.recommender import Recommender
@@ -120,7 +121,7 @@ def _metrics(samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str])
     if weights is not None:  # a weight of 0 counts as no sample
         counts = weights > 0
         if not counts.any():
-            raise ValueError(f"no sample of this part has the label {label} and a weight above 0")
+            return no_metrics(loss.decides)
         logits, labels, weights = logits[counts], labels[counts], weights[counts]
         groups = None if groups is None else groups[counts]
     wrong = int((~logits.isfinite()).sum())

@@ -27,7 +27,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import Encoder, Loader, Part
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
-from hotrows.train import evaluate, run_folder
+from hotrows.train import evaluate, notes, run_folder
 from hotrows.train.recommender import Recommender
 from hotrows.train.targets import ranking_of
 from hotrows.train.vectors import vectors_of
@@ -110,13 +110,22 @@ class Predictor(Recommender):
         """Computes metrics over a `Part` of prepared data, or over raw rows, as `predict` takes them.
 
         progress: called with samples done and in all, of a part. metrics: further ones within groups,
-        such as "ndcg@10,mrr" (default: those that the run was trained with). ValueError where the rows
-        have no labels.
+        such as "ndcg@10,mrr" (default: those that the run was trained with). Warns of predictions that
+        are no better than one constant, and of values far from those trained on. ValueError where the
+        rows have no labels.
         """
         if metrics is not None:
             self.ranking = ranking_of(self.schema, metrics)
         if isinstance(data, Part):
-            return evaluate.evaluate(self, data, progress)
+            if (usual := run_folder.prepared_parts(self.run)) is not None and data.rows:
+                notes.of_values(data, usual)
+            result = evaluate.evaluate(self, data, progress)
+        else:
+            result = self._evaluate_raw(data)
+        notes.of_metrics(data.name if isinstance(data, Part) else "rows", result)
+        return result
+
+    def _evaluate_raw(self, data: Any) -> Metrics:
         evaluated = []
         for batch, logits in self.logits(self.encoder.encode(data)):
             if batch.labels is None:

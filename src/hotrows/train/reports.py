@@ -118,6 +118,7 @@ class Reports:
         fields = {"epoch": self._epoch, **metrics.to_json(), "is_best": is_best}
         self._log.write("evaluation", state.step, fields)
         is_peak = state.peak is not None and metrics.score >= state.peak
+        is_best = is_best and state.peak is not None
         self._show(replace(self._now(validation=metrics), is_best=is_best, is_peak=is_peak))
 
     def write_window(self, metrics: Metrics, fields: Mapping[str, Any]) -> None:

@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotrows import checkpoint, models
+from hotrows.checkpoint.manifest import bases
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
@@ -47,6 +49,10 @@ log = logging.getLogger("hotrows")
 
 _ENCODERS = "encoders"
 _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
+# Settings whose None on resume means: as the run has it.
+_MAY_BE_OPEN = (
+    *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
+)
 _PLACING, _STREAM = "placing.json", "stream.json"
 _JSON = JsonFile("restore it from a copy")
 
@@ -87,7 +93,7 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
             f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
         )
     make_folder(run)
-    write_json(run / "config.json", _JSON.sign(json.loads(config.to_json())))
+    _write_config(run, config)
     write_json(run / "schema.json", _JSON.sign(json.loads(data.schema.to_json())))
     source = {"path": str(Path(data.path).resolve())} if data.source is None else {"source": data.source}
     write_json(run / "data.json", _JSON.sign({"fingerprint": data.fingerprint, **source}))
@@ -101,10 +107,26 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     write_json(run / "choices.json", _JSON.sign(choices))
 
 
-def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
-    """Raises ValueError where settings or data differ from those that the run was begun with."""
+def with_settings_of(run: Path, config: TrainConfig) -> TrainConfig:
+    """The config of a run to resume: what it leaves open is as the run has it, also where that was filled
+    in. A model that is code is none that may be left open."""
+    path = run / "config.json"
+    if not path.exists():  # `check` refuses it
+        return config
     stored = read_config(run)
-    config = TrainConfig.from_json(config.to_json())  # a list where the options have a tuple
+    names = [name for name in _MAY_BE_OPEN if getattr(config, name) is None]
+    if config.epochs is config.steps is None:
+        names += ["epochs", "steps"]
+    changes = {name: getattr(stored, name) for name in names}
+    changes["model"] = models.confirmed(stored.model, path, config.model, trust=False)
+    changes["model_options"] = {**stored.model_options, **config.model_options}
+    return dataclasses.replace(config, **changes)
+
+
+def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
+    """Raises ValueError where settings that may not change, or data, differ from those that the run was
+    begun with."""
+    stored, config = read_config(run), _as_read(config)
     for name, setting in SETTINGS.items():
         then, now = getattr(stored, name), getattr(config, name)
         if then != now and not setting.resumable:
@@ -118,6 +140,21 @@ def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
             f"run {run} was begun on other data than {data.path}: {difference}; resume it with the "
             f"same data, or begin a new run"
         )
+
+
+def keep_config(run: Path, config: TrainConfig) -> None:
+    """Writes the settings with which a run goes on, where they are others than before."""
+    if read_config(run) != _as_read(config):
+        _write_config(run, config)
+
+
+def _as_read(config: TrainConfig) -> TrainConfig:
+    """The config as a file has it: with a list where options have a tuple."""
+    return TrainConfig.from_json(config.to_json())
+
+
+def _write_config(run: Path, config: TrainConfig) -> None:
+    write_json(run / "config.json", _JSON.sign(json.loads(config.to_json())))
 
 
 def _difference(then: Schema, now: Schema) -> str:
@@ -177,6 +214,31 @@ def prepared_parts(run: Path) -> Collection[Part] | None:
     """The parts of the run's training data as they were counted then; None: that came encoded."""
     folder = run / _ENCODERS
     return EncodedData.open(folder).parts.values() if folder.is_dir() else None
+
+
+def read_files(run: Path) -> dict[str, bytes]:
+    """The contents of all files that `load_run` reads of the best checkpoint, by their paths in the run;
+    ValueError where tables are elsewhere, in a file store."""
+    if (store := read_config(run).store) != "memory":
+        raise ValueError(
+            f"the rows of {run} are in the store {store}, which no pickle holds: keep both where they "
+            f"are, and read the model in another process with hotrows.load_run({str(run)!r})"
+        )
+    best = checkpoint.folder_of(run, "best")
+    unread = {path.name for path in best.parent.iterdir()} - {best.name, *bases(best)}
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != LOCK]
+    return {
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for path in files
+        if not (path.is_relative_to(best.parent) and unread.intersection(path.parts))
+    }
+
+
+def write_files(run: Path, files: Mapping[str, bytes]) -> None:
+    """Makes a folder of what `read_files` has read."""
+    for name, content in files.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
 
 
 def read_config(run: Path) -> TrainConfig:

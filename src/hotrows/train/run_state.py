@@ -7,6 +7,7 @@ was never stopped.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,8 @@ def after_evaluation(
     whose weights decay, in all epochs: its loss has one minimum, and each is nearer to it.
     """
     evaluated = dataclasses.replace(state, evaluated_at=state.step)
+    if math.isnan(metrics.score):  # nothing decides, as where there is no validation part
+        return dataclasses.replace(evaluated, best_step=state.step, best=metrics)
     peak = metrics.score if state.peak is None else state.peak
     later_is_better = state.step <= epoch_steps or _has_one_minimum(config)
     margin = metrics.chance if later_is_better else 0.0
@@ -73,6 +76,20 @@ def after_evaluation(
     plateau = patience is not None and stale % patience == 0
     decay = state.lr_decay * (config.decay_factor if plateau else 1.0)
     return dataclasses.replace(evaluated, stale=stale, lr_decay=decay)
+
+
+def has_rate(state: RunState) -> bool:
+    """Whether the validation loss decides how long the next block of regrouped data is."""
+    return state.position is not None and state.position.rate is not None
+
+
+def after_block(state: RunState, metrics: Metrics) -> RunState:
+    """The state whose next block is as long as the validation loss says, if there is one."""
+    assert state.position is not None and state.position.rate is not None
+    if math.isnan(metrics.validation_loss):
+        return state
+    rate = state.position.rate.after(metrics.validation_loss)
+    return dataclasses.replace(state, position=dataclasses.replace(state.position, rate=rate))
 
 
 def best_rule(config: TrainConfig, metric: str) -> str:

@@ -33,14 +33,22 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.runtime.suggestions import refusing_unknown
-from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train import notes, pictures, run_folder, store_folder
 from hotrows.train.callback import Callback, Requests
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.progress import Progress, Result
 from hotrows.train.reports import Reports
 from hotrows.train.run_checkpoints import RunCheckpoints
-from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
+from hotrows.train.run_state import (
+    RunState,
+    after_block,
+    after_evaluation,
+    evaluation_is_due,
+    has_rate,
+    lr_scale,
+    stops_early,
+)
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
 from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
@@ -109,6 +117,8 @@ class Trainer(Requests, OnStream):
         config = _checked(config)
         if model is not None:
             config = dataclasses.replace(config, model=models.name_of(model))
+        if resume and run is not None:
+            config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
         self.config = settle(config, self.data, is_made=isinstance(model, Model))
         self.run = Path(
@@ -119,10 +129,12 @@ class Trainer(Requests, OnStream):
         self._callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
         self._stop_requested: Callable[[], bool] = lambda: False
-        self._all_stop, self._doing = False, "starting"
+        self._all_stop, self._is_fitting, self._doing = False, False, "starting"
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
+            if self.is_first and config.model is None:
+                notes.of_model(self.config, self.data.schema)
             self.reports = Reports(self.steps, progress)
             on_error.pop_all()
 
@@ -155,7 +167,9 @@ class Trainer(Requests, OnStream):
             self.checkpoints.first_values()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
         if self.is_first:
+            run_folder.keep_config(self.run, self.config)
             store_folder.claim(self.config, self.run)
+            notes.of_tables(self.steps.placing.reasons, self.checkpoints.coverage, self.run)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
 
@@ -188,11 +202,15 @@ class Trainer(Requests, OnStream):
         return self.ranks.rank == 0
 
     def evaluate(self, part: str) -> Metrics:
-        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training."""
+        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training. Warns of
+        bad ones, as `fit` does once it is over."""
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
         self._doing = f"evaluating on the {part} part"
-        return self._evaluate(self.data.parts[part], self._evaluation_progress)
+        metrics = self._evaluate(self.data.parts[part], self._evaluation_progress)
+        if self.is_first and not self._is_fitting:
+            notes.of_metrics(part, metrics)
+        return metrics
 
     @refusing_unknown(_advice_on)
     def fit(
@@ -224,8 +242,9 @@ class Trainer(Requests, OnStream):
         self._evaluate = evaluate or self._evaluate
         self._lock.take()
         self._callbacks = callbacks
-        self._stop_called = self._all_stop = False
+        self._stop_called, self._all_stop, self._is_fitting = False, False, True
         with ExitStack() as stack:
+            stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
             self._stop_requested = stack.enter_context(stop_signals(self._describe))
             listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
@@ -248,12 +267,6 @@ class Trainer(Requests, OnStream):
                 raise Interrupted(
                     f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
                 ) from None
-
-    def _own_signals(self) -> int:
-        is_requested = self.cached_tables is not None and self.cached_tables.requests_checkpoint()
-        stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
-        stop |= RankSignals.FINISH if self._stop_called else RankSignals(0)
-        return stop | (RankSignals.CHECKPOINT if is_requested else RankSignals(0))
 
     def _train_block(self) -> bool:
         """Trains on all batches, of regrouped data on the next block; returns whether the run is over."""
@@ -324,21 +337,12 @@ class Trainer(Requests, OnStream):
 
         Ctrl-C waits for it: the checkpoint would be one of a block's end with the rate of before.
         """
-        position = self.state.position
-        assert position is not None
-        if position.rate is None or not self.data.parts["validation"].rows:
-            return
-        metrics = self._evaluate(self.data.parts["validation"], self.reports.show_evaluation)
-        position = dataclasses.replace(position, rate=position.rate.after(metrics.validation_loss))
-        self.steps.state = dataclasses.replace(self.state, position=position)
+        part = self.data.parts["validation"]
+        if has_rate(self.state) and part.rows:
+            self.steps.state = after_block(self.state, self._evaluate(part, self.reports.show_evaluation))
 
     def _evaluation_is_due(self) -> bool:
         return evaluation_is_due(self.state, self.config, self.reports.epoch_steps, self._last_step)
-
-    def _checkpoint_is_due(self) -> bool:
-        every = self.config.checkpoint_every
-        periodic = every is not None and self.state.step > 0 and self.state.step % every == 0
-        return periodic or self._checkpoint_requested
 
     def _validate(self) -> None:
         if self._stream is not None:
@@ -372,6 +376,10 @@ class Trainer(Requests, OnStream):
             test=self.evaluate("test") if self._stream is None and self.data.parts["test"].rows else None,
         )
         if self.is_first:
+            name = "validation" if self._stream is None else "last window"
+            notes.of_metrics(name, result.validation)
+            notes.of_metrics("test", result.test)
+            notes.of_pins(self.cached_tables)
             run_folder.write_json(self.run / "result.json", result.to_json())
             pictures.draw_run(self.run)
         for callback in _whole(self._callbacks):

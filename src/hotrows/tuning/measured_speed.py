@@ -7,7 +7,6 @@ advise(simulation, samples_per_second=speed, slow=slow)
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from hotrows.costs.measure_disk import DiskRates, measure_disk
 from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData
 from hotrows.planning.packing import Group, group_packs, pack_tables
-from hotrows.runtime.machine import available_memory
+from hotrows.runtime.machine import available_memory, num_cores
 from hotrows.runtime.units import format_bytes
 from hotrows.train.defaults import settle
 from hotrows.tuning.benchmark import PairedBenchmark, TimedSteps, TimedTraining
@@ -46,7 +45,7 @@ def measured_speed(
     assert config.batch_size is not None
     groups = _groups(data, config)
     stride = max(groups, key=lambda g: g.rows * g.stride).stride
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     if samples_per_second is not None:
         busy = cores * config.batch_size / samples_per_second
         disk = measure_disk(folder, stride)

@@ -1,0 +1,63 @@
+"""Notes of a run in the log: what it chose at its start, and where its predictions fall short."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hotrows.config import TrainConfig
+from hotrows.data import Part, ValueRates
+from hotrows.engine.cached_tables import CachedTables
+from hotrows.metrics import Metrics, shortcomings
+from hotrows.schema import Schema
+
+_SHOWN_REASONS = 8
+log = logging.getLogger("hotrows")
+
+
+def of_model(config: TrainConfig, schema: Schema) -> None:
+    """Names the model that was chosen, and what it was chosen by."""
+    labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
+    log.info(
+        f"model: {config.model} ({labels}sequences {len(schema.sequences) or 'none'}, "
+        f"{len(schema.sparse)} id features, {len(schema.dense)} dense); choose with --model, or model="
+    )
+
+
+def of_tables(reasons: Sequence[str], coverage: Iterable[object], run: Path) -> None:
+    """Lists why tables are sharded as they are, the first reasons, and what pretrained values cover."""
+    for reason in reasons[:_SHOWN_REASONS]:
+        log.info(reason)
+    if len(reasons) > _SHOWN_REASONS:
+        log.info(f"and {len(reasons) - _SHOWN_REASONS:,} more in {run / 'placing.json'}")
+    for covered in coverage:
+        log.info(str(covered))
+
+
+def of_pins(cached_tables: CachedTables | None) -> None:
+    """Compares what batches in flight have pinned with the slots of a cache, where there is one."""
+    if cached_tables is None:
+        return
+    slots = [group.slots for group in cached_tables.groups]
+    drained = max(one.num_drained for one in slots)
+    advice = "" if not drained else "; a lower --in-flight pins fewer, a larger --fast-memory has more"
+    log.info(
+        f"fast memory: {sum(one.num_slots for one in slots):,} slots; {slots[0].in_flight} batches in "
+        f"flight pinned at most {sum(one.most_pinned for one in slots):,} rows, and {drained:,} of "
+        f"{slots[0].num_allocated:,} batches waited for all before them{advice}"
+    )
+
+
+def of_metrics(part: str, metrics: Metrics | None) -> None:
+    """Warns of what is wrong with the predictions of a part, label by label."""
+    for label, task in (metrics.tasks or {"": metrics}).items() if metrics else ():
+        for line in shortcomings(task):
+            log.warning(f"{part} {label}".rstrip() + f": {line}")
+
+
+def of_values(part: Part, usual: Iterable[Part]) -> None:
+    """Shows how many values of a part are missing and unknown; warns where that is far from `usual`."""
+    rates = ValueRates.of_parts([part], usual)
+    log.info(rates.summary())
+    rates.warn()
