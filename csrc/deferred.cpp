@@ -16,6 +16,7 @@
 #include <memory>
 #include <tuple>
 
+#include "codes.h"
 #include "deferred_rows.h"
 #include "replay.h"
 
@@ -309,16 +310,14 @@ void pool(const T* __restrict rows, int64_t dim, const int32_t* inverse, int64_t
 
 // ---- which rule, in which precision ---------------------------------------------------------------------
 
-enum Kind { kSgd, kAdagrad, kRmsProp, kAdam };
-
 // call(Rule<T>, its path), as types that are never made.
 template <class T, class Call>
 void for_kind(int kind, Call call) {
-  switch (kind) {
-    case kSgd: return call(static_cast<Sgd<T>*>(nullptr), static_cast<SgdPath<T>*>(nullptr));
-    case kAdagrad: return call(static_cast<Adagrad<T>*>(nullptr), static_cast<Path<Adagrad<T>, T>*>(nullptr));
-    case kRmsProp: return call(static_cast<RmsProp<T>*>(nullptr), static_cast<Path<RmsProp<T>, T>*>(nullptr));
-    case kAdam: return call(static_cast<Adam<T>*>(nullptr), static_cast<AdamPath<T>*>(nullptr));
+  switch (static_cast<DeferredRule>(kind)) {
+    case DeferredRule::sgd: return call(static_cast<Sgd<T>*>(nullptr), static_cast<SgdPath<T>*>(nullptr));
+    case DeferredRule::adagrad: return call(static_cast<Adagrad<T>*>(nullptr), static_cast<Path<Adagrad<T>, T>*>(nullptr));
+    case DeferredRule::rmsprop: return call(static_cast<RmsProp<T>*>(nullptr), static_cast<Path<RmsProp<T>, T>*>(nullptr));
+    case DeferredRule::adam: return call(static_cast<Adam<T>*>(nullptr), static_cast<AdamPath<T>*>(nullptr));
   }
 }
 
@@ -359,7 +358,7 @@ void look_up(const Rows& rows, int64_t dim, const int32_t* inverse, int64_t num_
 
 }  // namespace
 
-// targets: [T, 12] as struct Target. kind: 0 sgd, 1 adagrad, 2 rmsprop, 3 adam. itemsize: 4 float, 8 double.
+// targets: [T, 12] as struct Target. kind: a DeferredRule. itemsize: 4 float, 8 double.
 // squares: [T], or null.
 HOTROWS_API void hotrows_deferred_catch_up(int kind, int64_t itemsize, int64_t dim, const int64_t* targets,
                                            int64_t num_targets, const int64_t* slots, const int64_t* bounds,

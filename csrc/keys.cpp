@@ -12,6 +12,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "codes.h"
 #include "key_order.h"
 #include "key_sketch.h"
 #include "key_window.h"
@@ -27,15 +28,17 @@ using hotrows::mix64;
 using hotrows::SketchJournal;
 using hotrows::Sketches;
 
-enum Admission : int64_t { kFirst, kAfter, kSketched, kProbability, kAhead };
-enum Eviction : int64_t { kNone, kLru, kLfu, kFarthest, kIdle, kTime };
+using hotrows::Admission;
+using hotrows::Eviction;
 
 struct Settings {
-  int64_t capacity, num_unknown, admission, reads, probability, sketch_width, eviction, limit;
+  HOTROWS_KEY_SETTINGS(HOTROWS_FIELD)
+  Admission admits() const { return static_cast<Admission>(admission); }
+  Eviction evicts() const { return static_cast<Eviction>(eviction); }
 };
 
 struct Totals {
-  int64_t rows, admitted, evicted, refused, sketch_place, time;
+  HOTROWS_KEY_TOTALS(HOTROWS_FIELD)
 };
 
 struct Row {
@@ -140,7 +143,7 @@ class KeyTable {
   void feed(const int64_t* keys, int64_t n) {
     const uint32_t batch = static_cast<uint32_t>(windowed_++);
     const std::vector<int64_t>& fresh = window_.feed(batch, keys, n);
-    if (s_.eviction != kFarthest) return;
+    if (s_.evicts() != Eviction::ahead) return;
     rows_.find_all(fresh.data(), static_cast<int64_t>(fresh.size()), [&](int64_t, uint32_t row) {
       if (row == rows_.kNone || rows_[row].extra) return;
       rows_[row].extra = KeyWindow::known(batch);
@@ -154,7 +157,7 @@ class KeyTable {
     order_.set_now(now_);
     journals_.emplace_back();
     journal().totals = totals_;
-    journal().clock = s_.eviction == kTime ? clock_ : std::deque<Point>();
+    journal().clock = s_.evicts() == Eviction::time ? clock_ : std::deque<Point>();
     if (!window_.empty() && !window_.is_of_reads(n)) return false;
     if (has_time) advance_clock(time);
     read_live(keys, n, ids);
@@ -218,7 +221,7 @@ class KeyTable {
       keys[count] = row.key;
       ids[count] = place + first_id_;
       last_use[count] = newest - static_cast<uint32_t>(static_cast<uint32_t>(newest) - row.last_use);
-      counts[count++] = s_.eviction == kLfu ? row.extra : 0;
+      counts[count++] = s_.evicts() == Eviction::lfu ? row.extra : 0;
     }
   }
 
@@ -257,13 +260,13 @@ class KeyTable {
       if (i + kNear < n) rows_.prefetch(keys[i + kNear]);
       rows_.insert_at(keys[i], row);
       rows_[row].last_use = static_cast<uint32_t>(last_use[i]);
-      if (s_.eviction == kLfu) rows_[row].extra = static_cast<uint32_t>(counts[i]);
+      if (s_.evicts() == Eviction::lfu) rows_[row].extra = static_cast<uint32_t>(counts[i]);
     }
     num_unread_ = n;
   }
 
   void load_waiting(int64_t n, const int64_t* keys, const int64_t* counts) {
-    if (s_.admission != kAfter) return;
+    if (s_.admits() != Admission::after) return;
     waiting_.reserve(n);
     for (int64_t i = 0; i < n; ++i) waiting_[waiting_.insert(keys[i])].reads = static_cast<uint32_t>(counts[i]);
   }
@@ -271,7 +274,7 @@ class KeyTable {
   void load_sketch(const uint8_t* sketch) { sketches_.load(sketch); }
 
   void load_clock(int64_t n, const int64_t* batches, const int64_t* times) {
-    if (s_.eviction != kTime) return;
+    if (s_.evicts() != Eviction::time) return;
     for (int64_t i = 0; i < n; ++i) clock_.push_back({batches[i], times[i]});
   }
 
@@ -308,7 +311,7 @@ class KeyTable {
 
   // Rows of batches before the first point kept have expired.
   void advance_clock(int64_t time) {
-    if (s_.eviction != kTime || (!clock_.empty() && time <= totals_.time)) return;
+    if (s_.evicts() != Eviction::time || (!clock_.empty() && time <= totals_.time)) return;
     clock_.push_back({clock_.empty() ? 0 : resolved_, time});
     totals_.time = time;
     while (static_cast<__int128>(time) - clock_.front().time >= s_.limit) clock_.pop_front();
@@ -319,7 +322,7 @@ class KeyTable {
     new_.clear(n);
     touched_.resize(std::max(touched_.size(), static_cast<size_t>(n)));
     Journal::Touched* end = touched_.data();
-    const bool counts = s_.eviction == kLfu;
+    const bool counts = s_.evicts() == Eviction::lfu;
     rows_.find_all(keys, n, [&](int64_t i, uint32_t place) {
       if (place == rows_.kNone) {
         ids[i] = ~static_cast<int64_t>(new_.add(keys[i]));
@@ -370,7 +373,7 @@ class KeyTable {
     const int64_t num_read = static_cast<int64_t>(read_.size());
     if (!window_.is_of_keys(num_new + num_read)) return false;
     return window_.find_all(now_, read_.data(), num_read, [&](int64_t i, KeyWindow::Reads ahead) {
-      if (s_.eviction != kFarthest) return;
+      if (s_.evicts() != Eviction::ahead) return;
       Row& row = rows_[touched[static_cast<size_t>(i)].row];
       num_unread_ -= row.extra == 0;
       row.extra = ahead.next;
@@ -381,21 +384,21 @@ class KeyTable {
 
   // Leaves in `admitted_` which of the new keys get a row if there is room, by ascending hash.
   void admit() {
-    if (s_.admission == kAfter) count_waiting();
+    if (s_.admits() == Admission::after) count_waiting();
     admitted_.resize(new_.keys.size());
     std::iota(admitted_.begin(), admitted_.end(), 0);
-    if (s_.admission == kSketched) new_.sort_by_hash(admitted_);  // a count depends on those before it
+    if (s_.admits() == Admission::sketch) new_.sort_by_hash(admitted_);  // a count depends on those before it
     const auto is_refused = [this](uint32_t number) { return !is_admitted(number); };
     admitted_.erase(std::remove_if(admitted_.begin(), admitted_.end(), is_refused), admitted_.end());
-    if (s_.admission != kSketched) new_.sort_by_hash(admitted_);
+    if (s_.admits() != Admission::sketch) new_.sort_by_hash(admitted_);
   }
 
   bool is_admitted(size_t i) {
-    switch (s_.admission) {
-      case kAfter: return waiting_reads_[i] >= s_.reads;
-      case kSketched: return count_in_sketch(i) >= s_.reads;
-      case kProbability: return hotrows::random_bits(new_.keys[i], 0) >> 11 < static_cast<uint64_t>(s_.probability);
-      case kAhead: return new_ahead_[i].reads >= s_.reads;
+    switch (s_.admits()) {
+      case Admission::after: return waiting_reads_[i] >= s_.reads;
+      case Admission::sketch: return count_in_sketch(i) >= s_.reads;
+      case Admission::probability: return hotrows::random_bits(new_.keys[i], 0) >> 11 < static_cast<uint64_t>(s_.probability);
+      case Admission::ahead: return new_ahead_[i].reads >= s_.reads;
       default: return true;
     }
   }
@@ -421,8 +424,8 @@ class KeyTable {
   // Says what a row weighs, unless it is free, was read by this batch, or is read by one to come.
   bool weigh(uint32_t place, Leaving* leaving) const {
     const Row& row = rows_[place];
-    if (row.last_use == now_ || rows_.is_free(place) || (s_.eviction == kFarthest && row.extra)) return false;
-    *leaving = {s_.eviction == kLfu ? weight(row) : 0, row.last_use, place};
+    if (row.last_use == now_ || rows_.is_free(place) || (s_.evicts() == Eviction::ahead && row.extra)) return false;
+    *leaving = {s_.evicts() == Eviction::lfu ? weight(row) : 0, row.last_use, place};
     return true;
   }
 
@@ -437,7 +440,7 @@ class KeyTable {
     const KeyTable* table;
     bool operator()(uint32_t place, Leaving* leaving) const { return table->weigh(place, leaving); }
     bool is_after(uint32_t place, const Leaving& bound) const {
-      return table->s_.eviction != kLfu &&
+      return table->s_.evicts() != Eviction::lfu &&
              table->now_ - table->rows_[place].last_use < table->now_ - bound.last_use;
     }
     void prefetch(uint32_t place) const { hotrows::prefetch(&table->rows_[place]); }
@@ -447,20 +450,20 @@ class KeyTable {
 
   // The row that goes last.
   Leaving most() const {
-    if (s_.eviction == kLfu) return {UINT64_MAX, now_, UINT32_MAX};
+    if (s_.evicts() == Eviction::lfu) return {UINT64_MAX, now_, UINT32_MAX};
     return {0, now_ - 1, UINT32_MAX};
   }
 
   // The first batch whose rows have not expired.
   int64_t oldest() const {
-    if (s_.eviction == kIdle) return resolved_ - s_.limit + 1;
-    return s_.eviction == kTime && !clock_.empty() ? clock_.front().batch : 0;
+    if (s_.evicts() == Eviction::idle) return resolved_ - s_.limit + 1;
+    return s_.evicts() == Eviction::time && !clock_.empty() ? clock_.front().batch : 0;
   }
 
   int64_t room() const { return s_.capacity - static_cast<int64_t>(rows_.size()); }
 
   void evict() {
-    if (s_.eviction == kNone) return;
+    if (s_.evicts() == Eviction::none) return;
     auto& died = journal().died;
     Leaving leaving;
     if (oldest() > 0) {
@@ -472,7 +475,7 @@ class KeyTable {
     const int64_t others = static_cast<int64_t>(rows_.size() - journal().touched.size()) - num_expired;
     const int64_t num_more = std::min(static_cast<int64_t>(admitted_.size()) - room() - num_expired, others);
     int64_t left = std::max<int64_t>(num_more, 0);
-    const int64_t in_order = s_.eviction == kFarthest ? std::min(left, num_unread_ - num_unread_now_) : left;
+    const int64_t in_order = s_.evicts() == Eviction::ahead ? std::min(left, num_unread_ - num_unread_now_) : left;
     left -= in_order;
     for (int64_t i = 0; i < in_order && order_.next(weigher(), rows_.end(), most(), most(), &leaving); ++i) {
       let_die(leaving.row);
@@ -484,7 +487,7 @@ class KeyTable {
   void let_die(uint32_t place) {
     Row& row = rows_[place];
     journal().died.push_back({place, row});
-    if (s_.eviction == kFarthest) num_unread_ -= row.extra == 0;
+    if (s_.evicts() == Eviction::ahead) num_unread_ -= row.extra == 0;
     row.last_use = now_;
   }
 
@@ -526,12 +529,12 @@ class KeyTable {
       const uint32_t place = rows_.insert(key);
       Row& row = rows_[place];
       row.last_use = now_;
-      if (s_.eviction == kLfu) add_read(row, new_.reads[number]);
-      if (s_.eviction == kFarthest) {
+      if (s_.evicts() == Eviction::lfu) add_read(row, new_.reads[number]);
+      if (s_.evicts() == Eviction::ahead) {
         row.extra = new_ahead_[number].next;
         num_unread_ += row.extra == 0;
       }
-      if (s_.admission == kAfter) waiting_.erase(waiting_places_[number]);
+      if (s_.admits() == Admission::after) waiting_.erase(waiting_places_[number]);
       new_ids_[number] = place + first_id_;
       born.push_back(place), born_keys.push_back(key);
     }
@@ -542,11 +545,11 @@ class KeyTable {
 
   // Collects the rows that go next ahead of need, and those read now that come before them.
   void tend_order() {
-    if (s_.eviction == kNone) return;
+    if (s_.evicts() == Eviction::none) return;
     const bool is_full = room() < s_.capacity / 32;
     const int64_t num_going = static_cast<int64_t>(journal().died.size() + (is_full ? journal().born.size() : 0));
     const int64_t ahead = std::max<int64_t>((resolved_ - oldest()) / 8, 1);
-    const bool expires = (s_.eviction == kIdle || s_.eviction == kTime) && oldest() + ahead > 0;
+    const bool expires = (s_.evicts() == Eviction::idle || s_.evicts() == Eviction::time) && oldest() + ahead > 0;
     Leaving needed = order_.lowest(), least = needed;
     if (expires) {
       needed.last_use = static_cast<uint32_t>(std::min(oldest() + ahead / 2, resolved_));
@@ -559,7 +562,7 @@ class KeyTable {
     const int64_t pace = num_used * EvictionOrder::kRowsPerLeaving + EvictionOrder::kFew +
                          (expires ? rows_.end() / std::max<int64_t>(ahead / 2, 1) : 0);
     order_.prepare(weigher(), rows_.end(), pace, is_full, needed, least, most());
-    if (s_.eviction != kLfu) return;
+    if (s_.evicts() != Eviction::lfu) return;
     std::vector<Leaving> run;
     const auto add = [&](uint32_t place) {
       const Leaving row{weight(rows_[place]), now_, place};
@@ -576,9 +579,9 @@ class KeyTable {
     int64_t num = 0;
     const auto& touched = journals_.back().touched;
     for (size_t i = 0; i < touched.size(); i += kStride) {
-      if (s_.eviction == kFarthest && touched[i].extra) continue;
+      if (s_.evicts() == Eviction::ahead && touched[i].extra) continue;
       const Row was{0, touched[i].last_use, touched[i].extra};
-      num += order_.had_collected({s_.eviction == kLfu ? weight(was) : 0, was.last_use, touched[i].row});
+      num += order_.had_collected({s_.evicts() == Eviction::lfu ? weight(was) : 0, was.last_use, touched[i].row});
     }
     return num * static_cast<int64_t>(kStride);
   }

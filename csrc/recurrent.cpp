@@ -11,6 +11,7 @@
 // No thread waits for another. Forward writes the gates over the input parts: backward needs them and
 // nothing needs the parts again. A sample's bits depend on nothing but the sample; gradients of weights
 // are summed in chunks of tiles, which follow from the batch alone, and the chunks in their order.
+#include "codes.h"
 #include "matrix.h"
 #include "vector_math.h"
 
@@ -18,7 +19,7 @@ namespace {
 
 using namespace hotrows;
 
-enum class Kind { gru, augru, augru_code, agru };
+using Kind = RecurrentKind;
 
 constexpr int64_t kTile = 32;    // samples side by side
 constexpr int64_t kKept = 128;   // rows of gates' gradients between two products for the weights
@@ -347,7 +348,7 @@ void with_constants(int64_t kind, int64_t after, Run run) {
 
 }  // namespace
 
-// kind: in the order of `Kind`; after: whether the reset gate comes after the candidate's product.
+// kind: a RecurrentKind; after: whether the reset gate comes after the candidate's product.
 // parts: [N, 3H], and the gates on return; inner: [N, H], written where `after`; attention: [N], null
 // for gru; states: [N, H].
 HOTROWS_API void hotrows_recurrent(float* parts, const float* attention, const int64_t* offsets, int64_t B,

@@ -4,6 +4,7 @@
 // distinct rows, so every sum is made by one thread in the order of the batch: results do not depend
 // on the number of threads. Rows are far apart in memory; each loop asks for the one it needs a few
 // turns later.
+#include "codes.h"
 #include "runs.h"
 
 namespace {
@@ -11,7 +12,7 @@ namespace {
 using namespace hotrows;
 
 struct Layout {
-  int64_t dim, itemsize, state_offset, state_width, step_offset, stride;
+  HOTROWS_RECORD_LAYOUT(HOTROWS_FIELD)
 };
 
 inline float from_bfloat16(uint16_t x) {
@@ -203,7 +204,7 @@ struct Ftrl {
 // Which ids the rows of a store hold: row first_rows[p] + k of piece p is id first_id + k * id_step of
 // the table with this key, and the store has the table's columns from first_column on.
 struct Piece {
-  int64_t key, first_id, id_step, first_column, num_columns;
+  HOTROWS_PIECE(HOTROWS_FIELD)
 };
 
 // The random stream of each row: a function of the table's key and the id.
@@ -331,7 +332,7 @@ HOTROWS_API void hotrows_sum_gradients(const float* grad, int64_t dim, const int
 #undef CALL
 }
 
-// kind: 0 sgd, 1 adagrad, 2 rowwise_adagrad, 3 adam, 4 ftrl.
+// kind: a RowOptimizer.
 HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
                                 const int64_t* rows, int64_t num_rows, const int32_t* order,
                                 const int32_t* starts, const int32_t* bags, const float* weights,
@@ -342,22 +343,23 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
   std::memcpy(&target.layout, layout_ints, sizeof target.layout);
   const Runs<float> runs{order, starts, bags, weights, grad, num_rows, starts[num_rows]};
   const Rounding rounding{{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces}, step};
-  switch (kind) {
-    case 0: update_any_width<Sgd>(hyper, target, runs, rounding); break;
-    case 1: update_any_width<Adagrad>(hyper, target, runs, rounding); break;
-    case 2: update_any_width<RowWiseAdagrad>(hyper, target, runs, rounding); break;
-    case 3: update_any_width<Adam>(hyper, target, runs, rounding); break;
-    case 4: update_any_width<Ftrl>(hyper, target, runs, rounding); break;
+  switch (static_cast<RowOptimizer>(kind)) {
+    case RowOptimizer::sgd: update_any_width<Sgd>(hyper, target, runs, rounding); break;
+    case RowOptimizer::adagrad: update_any_width<Adagrad>(hyper, target, runs, rounding); break;
+    case RowOptimizer::rowwise_adagrad: update_any_width<RowWiseAdagrad>(hyper, target, runs, rounding); break;
+    case RowOptimizer::adam: update_any_width<Adam>(hyper, target, runs, rounding); break;
+    case RowOptimizer::ftrl: update_any_width<Ftrl>(hyper, target, runs, rounding); break;
   }
 }
 
 // Record n gets the first value of row rows[n] of a store made of pieces of tables, end to end.
-// kind: 0 constant, 1 uniform, 2 normal.
+// kind: an Initializer.
 HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints, const int64_t* rows,
                                     int64_t num_records, const int64_t* first_rows, const int64_t* pieces,
                                     int64_t num_pieces, int64_t kind, double scale, const float* state) {
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
+  const auto initializer = static_cast<Initializer>(kind);
   constexpr double kTwoPi = 6.283185307179586;
   const Pieces tables{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces};
   // Few rows are made beside training, on a thread of their own: a second team would be in its way.
@@ -369,8 +371,8 @@ HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints
     for (int64_t d = 0; d < layout.dim; ++d) {
       const int64_t c = first_column + d;
       double w = scale;
-      if (kind == 1) w = 2 * scale * unit(random_bits(row, c)) - scale;
-      if (kind == 2)
+      if (initializer == Initializer::uniform) w = 2 * scale * unit(random_bits(row, c)) - scale;
+      if (initializer == Initializer::normal)
         w = scale * std::sqrt(-2 * std::log(1 - unit(random_bits(row, 2 * c)))) *
             std::cos(kTwoPi * unit(random_bits(row, 2 * c + 1)));
       const float weight = static_cast<float>(w);

@@ -10,7 +10,7 @@ Rows are fetched, cached, evicted and saved together with their state.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class RecordLayout:
     dim: weights per row (D); dtype: of weights; state_width: float32 numbers of state (S);
     has_step: whether an int32 step of the row comes last.
     """
+
+    FIELDS: ClassVar = ("dim", "itemsize", "state_offset", "state_width", "step_offset", "stride")
 
     dim: int
     dtype: str = "float32"
@@ -53,8 +55,8 @@ class RecordLayout:
         return {**asdict(self), "stride": self.stride}
 
     def as_ints(self) -> list[int]:
-        """dim, bytes per weight, state offset, state width, step offset (-1: none), stride, dtype (0
-        float32, 1 bfloat16, 2 float16)."""
+        """The numbers of `FIELDS`, step_offset -1 where there is no step, and the dtype: 0 float32,
+        1 bfloat16, 2 float16."""
         step_offset = self.step_offset if self.has_step else -1
         itemsize = _DTYPES[self.dtype].itemsize
         sizes = [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]

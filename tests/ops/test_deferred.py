@@ -28,10 +28,7 @@ from tests.support.deferred import (
 SEVERAL = ["sgd dampened", "adagrad l2", "rmsprop decay", "adam", "adam decay", "adamw"]
 
 
-MODULES = [
-    pytest.param(deferred, id="core"),
-    pytest.param(reference_deferred, id="reference"),
-]
+MODULES = [pytest.param(deferred, id="core"), pytest.param(reference_deferred, id="reference")]
 
 
 @pytest.mark.few(25)

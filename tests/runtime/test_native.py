@@ -42,6 +42,16 @@ def test_without_the_core_one_sentence_says_what_to_do(tmp_path):
     assert out.strip().endswith("run `python csrc/build.py` in a source tree")
 
 
+def test_names_that_the_core_has_in_another_order_are_an_error(monkeypatch):
+    """They went by place in a tuple: adagrad and sgd swapped on one side trained by the other rule."""
+    assert native.codes("initializer", "constant", "uniform", "normal")["uniform"] == 1
+    message = "initializer is constant uniform normal there and uniform constant normal here"
+    with pytest.raises(ImportError, match=message):
+        native.codes("initializer", "uniform", "constant", "normal")
+    with pytest.raises(ImportError, match="colors is missing there and red here"):
+        native.codes("colors", "red")
+
+
 def test_a_core_built_on_an_older_machine_is_taken(monkeypatch):
     if native.name() not in ("core_v3", "core_v4"):
         pytest.skip("needs a processor with AVX2, and a core")

@@ -43,8 +43,13 @@ from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 
 _NONE = torch.empty(0, dtype=torch.int64)
-_ADMISSIONS = ("first", "after", "sketch", "probability", "ahead")
-_EVICTIONS = ("none", "lru", "lfu", "ahead", "idle", "time")
+_ADMISSIONS = native.codes("key_admission", "first", "after", "sketch", "probability", "ahead")
+_EVICTIONS = native.codes("key_eviction", "none", "lru", "lfu", "ahead", "idle", "time")
+_SETTINGS = native.codes(
+    *("key_settings", "capacity", "num_unknown", "admission", "reads", "probability"),
+    *("sketch_width", "eviction", "limit"),
+)
+_TOTALS = native.codes("key_totals", *COUNTERS[2:])
 
 
 class NativeKeyTable(KeyTable):
@@ -56,12 +61,17 @@ class NativeKeyTable(KeyTable):
         super().__init__(dynamic, num_unknown)
         self._core = native.load()
         admission, eviction = dynamic.admission, dynamic.eviction
-        settings = _ints(
-            dynamic.capacity or MOST_ROWS, num_unknown,
-            _ADMISSIONS.index("sketch" if admission.sketch else admission.kind), admission.reads,
-            int(admission.probability * 2**53), dynamic.sketch_width,
-            _EVICTIONS.index(eviction.kind), eviction.limit,
-        )  # fmt: skip
+        values = {
+            "capacity": dynamic.capacity or MOST_ROWS,
+            "num_unknown": num_unknown,
+            "admission": _ADMISSIONS["sketch" if admission.sketch else admission.kind],
+            "reads": admission.reads,
+            "probability": int(admission.probability * 2**53),
+            "sketch_width": dynamic.sketch_width,
+            "eviction": _EVICTIONS[eviction.kind],
+            "limit": eviction.limit,
+        }
+        settings = _ints(*(values[name] for name in _SETTINGS))
         self._handle = ctypes.c_void_p(self._call("new", settings, returns=ctypes.c_void_p))
         self._now = self._totals(trained=False)
 
@@ -103,7 +113,7 @@ class NativeKeyTable(KeyTable):
         self._call("trained", self._handle)
 
     def _totals(self, trained: bool) -> list[int]:
-        totals = _ints(*[0] * len(COUNTERS[2:]))
+        totals = _ints(*[0] * len(_TOTALS))
         self._call("totals", self._handle, int(trained), totals)
         return totals.tolist()
 
@@ -134,7 +144,7 @@ class NativeKeyTable(KeyTable):
         state = {name: part.contiguous() for name, part in state.items()}
         totals = state["counters"][2:].clone()
         keeps_sketch = state["sketch"].shape[2] == self.dynamic.sketch_width
-        totals[COUNTERS.index("sketch_place") - 2] *= keeps_sketch
+        totals[_TOTALS["sketch_place"]] *= keeps_sketch
         rows = [state[name] for name in ("keys", "ids", "last_use", "counts")]
         num_batches = int(state["counters"][0])
         self._call("load", self._handle, num_batches, totals, rows[0].numel(), *rows)

@@ -116,8 +116,9 @@ class AttentionalGRU(_Cell):
         reset: str = "after",
         gate_bias: float | None = None,
     ) -> None:
-        if kind not in KINDS[1:]:
-            raise ValueError(f"kind must be one of {', '.join(KINDS[1:])}, not {kind!r}")
+        others = [name for name in KINDS if name != "gru"]
+        if kind not in others:
+            raise ValueError(f"kind must be one of {', '.join(others)}, not {kind!r}")
         super().__init__(input_size, hidden_size, reset, gate_bias)
         self.kind = kind
 

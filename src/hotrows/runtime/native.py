@@ -51,6 +51,30 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def codes(kind: str, *names: str) -> dict[str, int]:
+    """The number of each name that Python passes to the core: of row optimizers, of fields of records, ..
+
+    names: in the order of Python. ImportError where the core has other names, or another order: it would
+    compute with other rules, or read other fields.
+    """
+    reported = _reported_codes().get(kind, ())
+    if reported != names:
+        raise ImportError(
+            f"the native core was built from other sources than this Python code: {kind} is "
+            f"{' '.join(reported) or 'missing'} there and {' '.join(names)} here; install hotrows again, "
+            f"or run `python csrc/build.py` in a source tree"
+        )
+    return {name: code for code, name in enumerate(names)}
+
+
+@functools.cache
+def _reported_codes() -> dict[str, tuple[str, ...]]:
+    report = load().hotrows_codes
+    report.restype = ctypes.c_char_p
+    lines = (line.split() for line in report().decode().splitlines())
+    return {kind: tuple(names) for kind, *names in lines}
+
+
 def name() -> str:
     """The name of the build of the core that runs, such as `core_v4`; for reports."""
     return Path(load()._name).stem

@@ -42,7 +42,7 @@ from hotrows.ops.deferred.reference import Target
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 
-_KINDS = {"sgd": 0, "adagrad": 1, "rmsprop": 2, "adam": 3}
+_KINDS = native.codes("deferred_rule", "sgd", "adagrad", "rmsprop", "adam")
 _DTYPES = (torch.float32, torch.float64)
 _COLUMNS = 12  # of struct Target in csrc/deferred_rows.h
 _NO_NUMBERS = torch.empty(0, dtype=torch.int64)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
+from hotrows.runtime import native
 from hotrows.runtime.native import call, takes
 
-KINDS = ("gru", "augru", "augru_code", "agru")
+KINDS = native.codes("recurrent_kind", "gru", "augru", "augru_code", "agru")
 RESETS = ("before", "after")
 MOST_STATES = 128
 """The widest state that the kernel for a GPU takes."""
@@ -53,7 +54,7 @@ def recurrent(
     states = parts.new_empty(len(parts), weight.shape[1])
     inner = torch.empty_like(states) if reset == "after" else None
     lists = attention, offsets, len(offsets) - 1
-    form = weight.shape[1], KINDS.index(kind), reset == "after"
+    form = weight.shape[1], KINDS[kind], reset == "after"
     call("recurrent", parts, *lists, weight, bias, *form, inner, states)
     return states, parts, inner
 
@@ -85,7 +86,7 @@ def recurrent_backward(
     grad_bias_ih, grad_bias_hh = weight.new_empty(len(weight)), weight.new_empty(len(weight))
     grads = grad_parts, grad_attention, grad_weight, grad_bias_ih, grad_bias_hh
     lists = attention, offsets, len(offsets) - 1
-    form = weight.shape[1], KINDS.index(kind), reset == "after"
+    form = weight.shape[1], KINDS[kind], reset == "after"
     passed = grad_states, states, gates, inner
     call("recurrent_backward", *passed, *lists, weight, *form, *grads)
     return grads

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from hotrows.ops.rows import reference
-from hotrows.record import dtype_of
+from hotrows.record import RecordLayout, dtype_of
+from hotrows.runtime import native
 from hotrows.runtime.native import call
 
-_KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
-_INITIALIZERS = ("constant", "uniform", "normal")
+_KINDS = native.codes("row_optimizer", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
+_INITIALIZERS = native.codes("initializer", "constant", "uniform", "normal")
+_LAYOUT = native.codes("record_layout", *RecordLayout.FIELDS)
+_PIECE = native.codes("piece", "key", "first_id", "id_step", "first_column", "num_columns")
 _MAX_IDS = 2**31 - 1
 
 
@@ -114,7 +117,7 @@ def update(
         return
     assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "see RowRule"
     places = records, _layout(records, layout), slots, rows, rows.numel()
-    rule = _KINDS.index(kind), hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
+    rule = _KINDS[kind], hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
     call("update", *places, *runs, *rule, decay, mean_squares)
 
 
@@ -124,7 +127,7 @@ def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
         return
     places = records, _layout(records, layout), rows, rows.numel()
     keys = first_rows, _checked(pieces), len(pieces)
-    values = _INITIALIZERS.index(kind), c_double(scale), (c_float * len(state))(*state)
+    values = _INITIALIZERS[kind], c_double(scale), (c_float * len(state))(*state)
     call("initialize", *places, *keys, *values)
 
 
@@ -147,5 +150,5 @@ def _layout(records: Tensor, layout: list[int]) -> Array[c_int64]:
 
 
 def _checked(pieces: Tensor) -> Tensor:
-    assert pieces.dim() == 2 and pieces.shape[1] == 5 and pieces.is_contiguous(), "[K, 5] int64"
+    assert pieces.dim() == 2 and pieces.shape[1] == len(_PIECE) and pieces.is_contiguous(), "[K, 5] int64"
     return pieces

@@ -1,0 +1,35 @@
+// Names of what Python passes by number: the codes of kinds, and the int64 fields of structs. Enums and structs
+// are made of these lists, and Python compares them with its own when it loads the core (native.codes), so that
+// an order that differs is an error there and no wrong row here.
+#pragma once
+
+#include <cstdint>
+
+#define HOTROWS_ROW_OPTIMIZERS(name) name(sgd) name(adagrad) name(rowwise_adagrad) name(adam) name(ftrl)
+#define HOTROWS_INITIALIZERS(name) name(constant) name(uniform) name(normal)
+#define HOTROWS_RECORD_LAYOUT(name) \
+  name(dim) name(itemsize) name(state_offset) name(state_width) name(step_offset) name(stride)
+#define HOTROWS_PIECE(name) name(key) name(first_id) name(id_step) name(first_column) name(num_columns)
+#define HOTROWS_DEFERRED_RULES(name) name(sgd) name(adagrad) name(rmsprop) name(adam)
+#define HOTROWS_RECURRENT_KINDS(name) name(gru) name(augru) name(augru_code) name(agru)
+#define HOTROWS_KEY_ADMISSIONS(name) name(first) name(after) name(sketch) name(probability) name(ahead)
+#define HOTROWS_KEY_EVICTIONS(name) name(none) name(lru) name(lfu) name(ahead) name(idle) name(time)
+#define HOTROWS_KEY_SETTINGS(name)                                                                 \
+  name(capacity) name(num_unknown) name(admission) name(reads) name(probability) name(sketch_width) \
+      name(eviction) name(limit)
+#define HOTROWS_KEY_TOTALS(name) \
+  name(rows) name(admitted) name(evicted) name(refused) name(sketch_place) name(time)
+
+#define HOTROWS_ENUMERATOR(name) name,
+#define HOTROWS_FIELD(name) int64_t name;
+
+namespace hotrows {
+
+enum class RowOptimizer : int64_t { HOTROWS_ROW_OPTIMIZERS(HOTROWS_ENUMERATOR) };
+enum class Initializer : int64_t { HOTROWS_INITIALIZERS(HOTROWS_ENUMERATOR) };
+enum class DeferredRule : int { HOTROWS_DEFERRED_RULES(HOTROWS_ENUMERATOR) };
+enum class RecurrentKind : int64_t { HOTROWS_RECURRENT_KINDS(HOTROWS_ENUMERATOR) };
+enum class Admission : int64_t { HOTROWS_KEY_ADMISSIONS(HOTROWS_ENUMERATOR) };
+enum class Eviction : int64_t { HOTROWS_KEY_EVICTIONS(HOTROWS_ENUMERATOR) };
+
+}  // namespace hotrows
