@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 import hotrows
 from hotrows.serving import Limits, Scorer, application
