@@ -4,7 +4,7 @@
 
 `JsonFile` is a kind of file; its `read` refuses, in one line that names the file, what is no JSON object,
 is nested too deeply, names a field twice, has numbers that no field holds, is of an unknown version, or
-does not match its checksum. `build` makes a value of a type, and names the first field that does not fit it.
+does not match its checksum. `build` makes a value of a type, and names the first field that does not fit.
 """
 
 from __future__ import annotations
@@ -95,9 +95,14 @@ class JsonFile:
 
 def parse(text: str | bytes) -> Any:
     """The value of a text of JSON; ValueError, in one line, where it is none that a file may hold."""
-    numbers = {"parse_int": _integer, "parse_float": _number, "parse_constant": _number}
     try:
-        return json.loads(text, object_pairs_hook=_object, **numbers)
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_number,
+        )
     except RecursionError:
         raise ValueError("expected a JSON object, found one that is nested too deeply") from None
     except MemoryError:

@@ -70,7 +70,7 @@ from hotrows.runtime.units import format_bytes
     type=POSITIVE,
     default=75.0,
     show_default=True,
-    help="Seconds that a connection may stay open between two requests; more than in the proxy before it.",
+    help="Seconds that a connection may be idle; more than in a proxy before the server.",
 )
 @click.option(
     "--drain",

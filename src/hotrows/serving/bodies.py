@@ -1,7 +1,7 @@
-"""Bodies of requests as Arrow tables, rows and what they share; what is too large is refused before it is made.
+"""Bodies of requests as Arrow tables: the rows, and what they share; too large ones are refused.
 
-A body of JSON is a list of rows, an object of columns each, or {"rows": [...], "shared": {...}}; one of Arrow
-is an IPC stream.
+A body of JSON is a list of rows, an object of columns each, or {"rows": [...], "shared": {...}}; one of
+Arrow is an IPC stream.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
     its answer   --most-seconds, until the client has read it and sent what is left of its body
     in between   --most-idle
 
-Where there are too many, the one is closed that has waited longest for its client: first those that never
-sent a request, then those with half of one, then idle ones. Only where all others wait for the server is
-the new one refused.
+If there are too many, the one is closed that has waited longest for its client: before a request, within
+one, or idle. The new one is refused only if all others wait for the server.
 """
 
 from __future__ import annotations
@@ -24,20 +23,19 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-if TYPE_CHECKING:
-    from hotrows.serving.server import Limits
+from hotrows.serving.limits import Limits
 
 log = logging.getLogger("hotrows")
 
 _AT_ONCE, _QUEUE = 64, 2048  # connections that are accepted in a row, and that the system keeps meanwhile
 _OTHER_FILES = 32  # that may be opened later
 _READ = 64 << 10  # bytes that are read of a connection in turn with others
-_HEADER = 64 << 10  # bytes of a header
+_HEADER, _LINES = 32 << 10, 200  # bytes of a header, and its lines
 _PIPELINED = 8  # requests that may be sent before the answer to the first
 _PIECES, _PIECE = 4096, 64  # pieces of a chunked body that may be smaller than so many bytes
 _QUIET = 60.0  # seconds between two messages of one kind
@@ -49,23 +47,19 @@ _FULL_DETAIL = b'{"detail": "the server has more connections than it can take; c
 
 
 class Connection(HttpToolsProtocol):
-    """A connection, which ends where its client lets it wait."""
+    """A connection, which ends where its client lets it wait.
 
-    def __init__(self, limits: Limits, most: int, **arguments: Any) -> None:
+    most: connections there may be; waiting: those that wait for their clients, the longest first.
+    """
+
+    def __init__(
+        self, limits: Limits, most: int, waiting: dict[Connection, None], **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
-        self._limits, self._most = limits, most
-        self._since, self._is_read = time.monotonic(), False
+        self._limits, self._most, self._waiting = limits, most, waiting
         self._alarm: asyncio.TimerHandle | None = None
+        self._is_read = False
         self._in_header, self._header_bytes, self._small_pieces, self._left_over = False, 0, 0, 0
-
-    @property
-    def waits_for_client(self) -> int:
-        """0: the server is at work for it; else how much it would be missed, the least first."""
-        if self.cycle is None:
-            return 1
-        if self.cycle.response_complete:
-            return 3
-        return 2 if self.cycle.more_body else 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -76,6 +70,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._waiting.pop(self, None)
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -90,6 +85,11 @@ class Connection(HttpToolsProtocol):
         self._in_header, self._header_bytes, self._small_pieces, self._left_over = True, 0, 0, 0
         if self._is_idle:
             self._expect(self._limits.seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > _LINES:
+            raise ValueError("a header of too many lines")
 
     def on_headers_complete(self) -> None:
         self._in_header = False
@@ -111,6 +111,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self.cycle.more_body = False  # also of a request that was answered before
         super().on_message_complete()
+        if not self._is_idle:
+            self._waiting.pop(self, None)
 
     def on_response_complete(self) -> None:
         is_pipelined = bool(self.pipeline)
@@ -125,8 +127,10 @@ class Connection(HttpToolsProtocol):
         """Sets the deadline of what the connection does now."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._since, self._is_read = time.monotonic(), False
-        self._alarm = self.loop.call_later(seconds, self._late)
+        self._alarm, self._is_read = self.loop.call_later(seconds, self._late), False
+        self._waiting.pop(self, None)
+        if self._is_idle or self.cycle.more_body:
+            self._waiting[self] = None
 
     def _late(self) -> None:
         """Ends the connection; one whose answer was read stays until it has been idle for too long."""
@@ -139,14 +143,14 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _make_room(self) -> None:
-        waiting = [c for c in self.connections if c is not self and c.waits_for_client]
-        if waiting:
-            oldest = min(waiting, key=lambda one: (one.waits_for_client, one._since))
-            self.connections.discard(oldest)
-            oldest.transport.abort()
-        else:
+        longest = next(iter(self._waiting))
+        if longest is self:
             self.transport.write(_FULL % (len(_FULL_DETAIL), _FULL_DETAIL))
             self.transport.close()
+        else:
+            del self._waiting[longest]
+            self.connections.discard(longest)
+            longest.transport.abort()
 
 
 class Server(uvicorn.Server):
@@ -193,11 +197,13 @@ def run(app: Any, host: str, port: int, limits: Limits, end: Callable[[], None])
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ValueError(
-            f"no connections can be taken at {host}:{port}: {error.strerror}; give another --host or --port"
+            f"nothing can listen at {host}:{port}: {error.strerror}; give another --host or --port"
         ) from None
+    connection: Any = functools.partial(Connection, limits, most_connections(limits.connections), {})
+    idle: Any = limits.idle  # a fraction will do
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, limits, most_connections(limits.connections)),
+        http=connection,
         loop="asyncio",
         ws="none",
         log_level="error",
@@ -205,14 +211,14 @@ def run(app: Any, host: str, port: int, limits: Limits, end: Callable[[], None])
         proxy_headers=False,
         server_header=False,
         backlog=_AT_ONCE,
-        timeout_keep_alive=limits.idle,
+        timeout_keep_alive=idle,
         timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
     )
     Server(config, end, limits.drain).run([listening])
 
 
 def most_connections(wanted: int) -> int:
-    """How many connections there may be, fewer than wanted where the process may not open so many files."""
+    """How many connections there may be: fewer than wanted if the process may not open so many files."""
     free = os.open(os.devnull, os.O_RDONLY)  # the least number that is free
     os.close(free)
     others = free + _OTHER_FILES + _AT_ONCE

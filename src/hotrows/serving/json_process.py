@@ -1,10 +1,12 @@
 """A process that reads bodies of JSON, so that a large one does not hold up the server.
 
-Python makes objects of JSON while it holds its global lock, up to seconds for some MB. The process does it
-elsewhere, and sends back Arrow, which the server takes without a copy.
+Python makes objects of JSON while it holds its global lock, up to seconds for some MB. The process does
+it elsewhere, and sends back Arrow, which the server takes without a copy.
 
-    to it      its limits, once; then bodies             each message: int64 of its size, then so many bytes
-    from it    b"ok": sizes and streams of rows and shared; else a status and a line
+    a message        int64 of its size, then so many bytes
+    to the process   its settings; then bodies
+    from it          of each body three: b"ok", a stream of the rows, one of what they share; or the
+                     status of a refusal, its line, and nothing
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any
 
@@ -25,19 +29,34 @@ from hotrows.serving.bodies import Refused, json_tables
 from hotrows.serving.requests import Names
 
 _SIZE = struct.Struct("<q")
+_LATE = "the body could not be read in time; send fewer rows, or come back later"
 
 
 class JsonProcess:
-    """Reads bodies as `json_tables` does, one after the other; call it from one thread.
+    """Reads bodies as `json_tables` does, one after the other.
 
     The process begins with the first body, or `start`, and again after one that was given up.
     """
 
     def __init__(self, most_rows: int, names: Names) -> None:
+        self._thread = ThreadPoolExecutor(1, "hotrows reading")
         self._settings = json.dumps({"most_rows": most_rows, "names": asdict(names)}).encode()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Begins to start the process."""
+        self._thread.submit(self._start)
+
+    def submit(self, parts: list[bytes], deadline: float) -> Future[tuple[Any, Any]]:
+        """The tables of a body, to come. parts: the body, which is taken out of it; deadline: of
+        `time.monotonic`, when the process is ended."""
+        return self._thread.submit(self._tables, parts, deadline)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._kill()
+
+    def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
@@ -46,19 +65,20 @@ class JsonProcess:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         _send(self._process.stdin, self._settings)
 
-    def tables(self, body: bytes, deadline: float) -> tuple[Any, Any]:
-        """The tables of a body; deadline: of `time.monotonic`, when the process is ended."""
-        self.start()
+    def _tables(self, parts: list[bytes], deadline: float) -> tuple[Any, Any]:
+        if (left := deadline - time.monotonic()) < 0:
+            raise Refused(503, _LATE)
+        self._start()
         process = self._process
         assert process is not None
-        alarm = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
+        alarm = threading.Timer(left, process.kill)
         alarm.start()
         try:
-            _send(process.stdin, body)
+            _send(process.stdin, parts.pop())
             status, *streams = _received(process.stdout), *(_received(process.stdout) for _ in range(2))
         except (OSError, EOFError):
-            self.close()
-            raise Refused(503, "the body could not be read in time; send fewer rows") from None
+            self._kill()
+            raise Refused(503, _LATE) from None
         finally:
             alarm.cancel()
         if status != b"ok":
@@ -66,11 +86,15 @@ class JsonProcess:
         rows, shared = (pyarrow().ipc.open_stream(stream).read_all() for stream in streams)
         return rows, shared
 
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with suppress(OSError):
+                    pipe.close()
 
 
 def main() -> None:

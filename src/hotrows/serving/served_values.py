@@ -1,8 +1,8 @@
 """Values of the rows that are scored, by feature: how many are missing, unknown or out of range.
 
-Rows that are spelled otherwise than those of the training get scores, and wrong ones: a column that is gone,
-another format, another unit. `predict` warns of it at the end of its rows; requests have no end. So they are
-counted, and compared with the prepared data whenever twice as many rows have come as at the last comparison.
+Rows that are spelled otherwise than those of the training get scores, and wrong ones: a column that is
+gone, another format, another unit. `predict` warns of it at the end of its rows; requests have no end. So
+they are counted, and compared with the prepared data when there are twice as many as last time.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A JSON body is a list of rows, an object of columns each, or {"rows": [...], "sh
 application/vnd.apache.arrow.stream; so is its answer, a column a label.
 
 A wrong request is answered by one line that says what was expected, as {"detail": "..."}: 400 no JSON or
-Arrow, 408 a body that does not arrive, 413 too large, 415 another type or encoding, 422 rows that cannot be
-scored; and 503, with Retry-After, where the server has more to do than it can.
+Arrow, 408 a body that does not arrive, 413 too large, 415 another type or encoding, 422 rows that cannot
+be scored; and 503, with Retry-After, where the server has more to do than it can.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from hotrows.serving.bodies import (
     size_in_memory,
 )
 from hotrows.serving.json_process import JsonProcess
+from hotrows.serving.limits import Limits
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
@@ -46,40 +47,18 @@ _T = TypeVar("_T")
 
 ARROW = "application/vnd.apache.arrow.stream"
 VERSION = "X-Hotrows-Version"
-_LARGE = 256 << 10  # bytes of a body that are read apart from smaller ones
+_APART = 64 << 10  # bytes of a body of JSON that a process of its own reads
+_LARGE = 256 << 10  # bytes of a body that is read and scored apart from smaller ones
 _FREE = 64 << 10  # bytes of each body that do not count in those of all: small ones are always taken
 _NEEDS = "the server needs Starlette, uvicorn and httptools: pip install 'hotrows[serving]'"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What requests and connections may take.
-
-    body: bytes of a body, also once it is decompressed; rows: of a request; seconds: a header may take to
-    arrive, a request from its header to its scores, and a client to read the answer; waiting: requests that
-    wait for the program; places: rows times values of the longest list, to which the program pads all;
-    bodies: bytes of all bodies that are under way, less the first 64 KiB of each; connections: open at
-    once, fewer where the process may not open so many files; idle: seconds that a connection may stay open
-    between two requests; drain: seconds between SIGTERM and the end, in which /healthz answers 503.
-    """
-
-    body: int = 8 << 20
-    rows: int = 5000
-    seconds: float = 2.0
-    waiting: int = 256
-    places: int = 1 << 20
-    bodies: int = 64 << 20
-    connections: int = 1000
-    idle: float = 75.0
-    drain: float = 3.0
-
-
-def application(scorer: Scorer, limits: Limits = Limits()) -> Any:
+def application(scorer: Scorer, limits: Limits | None = None) -> Any:
     """The application, for any ASGI server.
 
     Limits of connections, of headers and of the time that a client takes to read are those of `serve`.
     """
-    return _application(_Server(scorer, limits))
+    return _application(_Server(scorer, limits or Limits()))
 
 
 def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
@@ -92,7 +71,8 @@ def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
     except ImportError:
         raise ValueError(_NEEDS) from None
     server = _Server(scorer, limits)
-    server.json.start()
+    for process in server.readers:
+        process.start()
     run(_application(server), host, port, limits, server.end)
 
 
@@ -147,7 +127,7 @@ class _Server:
         self._scorer, self._limits = scorer, limits
         self._metrics = ServerMetrics()
         self._bytes, self._ends = 0, False
-        self.json = JsonProcess(limits.rows, scorer.requests.names)
+        self.readers = [JsonProcess(limits.rows, scorer.requests.names) for _ in range(2)]
         self.large = ScoringThread(scorer, limits.waiting)
         self.thread = ScoringThread(scorer, limits.waiting, self.large)
 
@@ -158,7 +138,8 @@ class _Server:
     def close(self) -> None:
         for thread in (self.thread, self.large):  # in the order in which requests go through them
             thread.close(self._limits.seconds)
-        self.json.close()
+        for process in self.readers:
+            process.close()
 
     async def score(self, request: Any) -> Any:
         from starlette.responses import Response
@@ -249,26 +230,27 @@ class _Server:
     async def _submitted(self, body: _Body, is_arrow: bool, deadline: float) -> Scored:
         is_large = body.size > _LARGE or (is_arrow and size_in_memory(body.parts[0]) > _LARGE)
         thread = self.large if is_large else self.thread
-        encode = self._encoding(body, is_arrow, deadline if is_large else None)
+        tables = None
+        if body.size > _APART and not is_arrow:
+            tables = await asyncio.wrap_future(self.readers[is_large].submit(body.parts, deadline))
+        encode = self._encoding(body.parts, is_arrow, tables)
         return await asyncio.wrap_future(thread.submit(encode, deadline))
 
     def _encoding(
-        self, body: _Body, is_arrow: bool, deadline: float | None
+        self, parts: list[bytes], is_arrow: bool, tables: tuple[Any, Any] | None
     ) -> Callable[[], list[Request]]:
-        """What makes a request of a body, on a thread that scores. deadline: for the process that reads
-        JSON; None: it is read here."""
-        limits, requests = self._limits, self._scorer.requests
+        """What makes a request, on a thread that scores. parts: the body; tables: made of it before."""
+        limits, names = self._limits, self._scorer.requests.names
 
         def encode() -> list[Request]:
-            content = body.parts.pop()
-            if is_arrow:
-                rows, shared = arrow_tables(content, limits.body, limits.rows, requests.names)
-            elif deadline is None:
-                rows, shared = json_tables(content, limits.rows, requests.names)
+            if tables is not None:
+                rows, shared = tables
+            elif is_arrow:
+                rows, shared = arrow_tables(parts.pop(), limits.body, limits.rows, names)
             else:
-                rows, shared = self.json.tables(content, deadline)
+                rows, shared = json_tables(parts.pop(), limits.rows, names)
             check_lists(rows, limits.places)
-            encoded = requests.encode(rows, shared)
+            encoded = self._scorer.requests.encode(rows, shared)
             check_places(sum(map(self._scorer.places_of, encoded)), limits.places)
             return encoded
 
