@@ -32,7 +32,7 @@ from hotrows.serving.limits import Limits
 
 log = logging.getLogger("hotrows")
 
-_AT_ONCE, _QUEUE = 64, 2048  # connections that are accepted in a row, and that the system keeps meanwhile
+_AT_ONCE, _QUEUE = 16, 2048  # connections that are accepted in a row, and that the system keeps meanwhile
 _OTHER_FILES = 32  # that may be opened later
 _READ = 64 << 10  # bytes that are read of a connection in turn with others
 _HEADER, _LINES = 32 << 10, 200  # bytes of a header, and its lines
@@ -221,7 +221,7 @@ def most_connections(wanted: int) -> int:
     """How many connections there may be: fewer than wanted if the process may not open so many files."""
     free = os.open(os.devnull, os.O_RDONLY)  # the least number that is free
     os.close(free)
-    others = free + _OTHER_FILES + _AT_ONCE
+    others = free + _OTHER_FILES + 3 * _AT_ONCE  # accepted, begun, and closed to make room
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted + others:
         soft = wanted + others if hard == resource.RLIM_INFINITY else min(wanted + others, hard)

@@ -59,6 +59,7 @@ class JsonProcess:
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
+        self._kill()
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
         command = [sys.executable, "-c", code]
         pipe = subprocess.PIPE

@@ -59,23 +59,24 @@ class ServedValues:
         """Counts rows; logs a warning where those since the last one differ from the prepared data."""
         with self._lock:
             self._recent.add(columns, rows)
-            if self._recent.rows >= self._next:
-                self._compare()
+            is_due = self._recent.rows >= self._next and time.monotonic() >= self._quiet_until
+            if (is_due and self._warned()) or self._recent.rows >= _MOST_ROWS:
+                self._before = self._total()
+                self._begin()
 
     def by_feature(self) -> dict[str, Served]:
         """The counts of each feature, in the order of the schema."""
         with self._lock:
             return self._total()
 
-    def _compare(self) -> None:
+    def _warned(self) -> bool:
+        """Compares the rows with the prepared data; whether it logs a warning."""
         self._next = 2 * self._recent.rows
-        far = tuple(self._recent.far()) if time.monotonic() >= self._quiet_until else ()
+        far = tuple(self._recent.far())
         if far:
             log.warning("%s", warning_of(far))
             self._quiet_until = time.monotonic() + _QUIET
-        if far or self._next > _MOST_ROWS:
-            self._before = self._total()
-            self._begin()
+        return bool(far)
 
     def _begin(self) -> None:
         self._recent, self._next = _Recent(self._encoder), 1
