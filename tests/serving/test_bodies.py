@@ -9,12 +9,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from hotrows.serving import Limits, Scorer, application
-from tests.serving.test_server import JSON_ROWS, arrow_bytes, send_arrow, server_of
+from tests.serving.http_client import arrow_bytes, send_arrow, server_of
+from tests.support.bundles import raw_rows
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
     pytest.mark.filterwarnings("ignore:values differ from those"),
 ]
+
+JSON_ROWS = raw_rows(12).to_pylist()
 
 
 @pytest.fixture(scope="module")

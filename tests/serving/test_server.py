@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from hotrows.serving import Limits, Scorer, application
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.server import ARROW
+from tests.serving.http_client import arrow_bytes, send_arrow, server_of
 from tests.support.bundles import raw_rows
 from tests.support.server_process import served
 
@@ -35,22 +36,6 @@ def scorer(din_bundle):
 def client(scorer):
     with TestClient(application(scorer, Limits(body=20_000, rows=50, seconds=20, waiting=4))) as client:
         yield client
-
-
-def arrow_bytes(table, options=None):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def server_of(client):
-    """What is behind the routes."""
-    return next(route.endpoint.__self__ for route in client.app.routes if route.path == "/score")
-
-
-def send_arrow(client, body):
-    return client.post("/score", content=body, headers={"content-type": ARROW})
 
 
 def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
