@@ -2,14 +2,15 @@
 
     python -m benchmarks.serving make FOLDER deepfm         once
     python -m benchmarks.serving_load FOLDER                half a minute
-    python -m benchmarks.serving_load FOLDER beside         a minute: small requests beside a client that would stop the server
+    python -m benchmarks.serving_load FOLDER beside         two minutes
 
 A DeepFM of `benchmarks.serving`, one user and 100 candidates a request, as JSON. Connections that stay
 open send one request after the other, 6 s each: 1, 4 and 16 of them; then 64 at a server where 8 requests
 may wait, and once more with every fourth body hostile. Server and clients share the machine's cores.
 
-`beside`: one connection sends requests of 10 candidates, alone and beside 300 connections that send half a header and one client that
-sends the largest legal bodies of JSON one after the other, from a process of its own; five times in turn.
+`beside`: one connection sends requests of 10 candidates, alone, and beside 300 connections that send half
+a header and a client that sends the largest legal bodies of JSON one after the other, from a process of
+its own; five times in turn.
 """
 
 import http.client
@@ -108,9 +109,9 @@ def small_requests(bundle: Path, is_beside: bool) -> dict:
         time.sleep(2)
         statuses, seconds = Counter[int](), list[float]()
         send(port, 0, time.monotonic() + SECONDS, statuses, seconds, 0, FEW)
+        memory = peak_memory(server.pid)
         if is_beside:
             sender.kill()
-        memory = peak_memory(server.pid)
     finally:
         server.terminate()
         server.wait()
@@ -136,7 +137,8 @@ def largest_body() -> bytes:
 
 
 def peak_memory(process: int) -> list[int]:
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    children = [number for task in tasks for number in (task / "children").read_text().split()]
     texts = [Path(f"/proc/{number}/status").read_text() for number in (process, *children)]
     return [int(text.split("VmHWM:")[1].split()[0]) >> 10 for text in texts]
 

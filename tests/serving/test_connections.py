@@ -140,6 +140,17 @@ def test_a_few_requests_may_be_sent_before_the_first_answer(connect):
     assert statuses == [200, 200, 400, 200]
 
 
+def test_an_answer_does_not_wait_for_its_second_part(connect):
+    """Of a socket that asyncio has not made, it leaves Nagle's algorithm on: 40 ms for each answer."""
+    connection, seconds = connect(), []
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(30):
+        begin = time.monotonic()
+        assert asked(connection, HEALTH)[0] == 200
+        seconds.append(time.monotonic() - begin)
+    assert min(seconds[5:]) < 0.03
+
+
 def test_more_idle_clients_than_connections_keep_nobody_out(connect):
     kept = connect()
     idle = [connect() for _ in range(3 * CONNECTIONS)]

@@ -64,6 +64,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.max_size = _READ
+        # asyncio does so only for sockets that it made; an answer in two parts takes 40 ms more without.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._expect(self._limits.seconds)
         if len(self.connections) > self._most:
             self._make_room()
