@@ -186,8 +186,9 @@ def test_all_bodies_together_are_bounded_and_small_ones_are_always_taken(connect
 
 def test_one_sender_of_the_largest_bodies_holds_up_nobody(din_bundle):
     """8 MiB of empty lists once held the interpreter, and /healthz with it, for two seconds each."""
-    body, statuses, seconds, ends = b"[" + b"[]," * 2_700_000 + b"[]]", set(), [], time.monotonic() + 5
+    body, statuses, seconds = b"[" + b"[]," * 2_700_000 + b"[]]", set(), []
     with served(din_bundle, "--most-seconds", "30", "--drain", "0") as (_, port):
+        ends = time.monotonic() + 5
 
         def ask(raw):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
