@@ -2,14 +2,20 @@
 
     python -m benchmarks.serving make FOLDER deepfm         once
     python -m benchmarks.serving_load FOLDER                half a minute
+    python -m benchmarks.serving_load FOLDER beside         two minutes
 
 A DeepFM of `benchmarks.serving`, one user and 100 candidates a request, as JSON. Connections that stay
 open send one request after the other, 6 s each: 1, 4 and 16 of them; then 64 at a server where 8 requests
 may wait, and once more with every fourth body hostile. Server and clients share the machine's cores.
+
+`beside`: one connection sends requests of 10 candidates, alone, and beside 300 connections that send half
+a header and a client that sends the largest legal bodies of JSON one after the other, from a process of
+its own; five times in turn.
 """
 
 import http.client
 import json
+import multiprocessing
 import socket
 import subprocess
 import sys
@@ -25,6 +31,7 @@ from benchmarks.harness import conditions, write
 from benchmarks.serving import request_of
 
 SECONDS, CANDIDATES = 6, 100
+IDLE, REPEATS, FEW = 300, 5, 10
 HOSTILE = (b"", b"{", b"[" * 100_000, b'{"rows": 7}', b'[{"C0": {}}]', b"\xff\xfe", b'[{"no": 1}]', b"[]")
 
 
@@ -70,15 +77,87 @@ def under_load(bundle: Path, connections: int, waiting: int, hostile: int) -> di
     }
 
 
+def beside(folder: Path) -> None:
+    figures: dict[str, list[dict]] = {"alone": [], "beside": []}
+    for _ in range(REPEATS):
+        for name, runs in figures.items():
+            runs.append(small_requests(folder / "deepfm" / "float32", name == "beside"))
+            print(name, runs[-1], flush=True)
+    medians = {
+        name: {key: float(np.median([run[key] for run in runs])) for key in ("p50_ms", "p99_ms")}
+        for name, runs in figures.items()
+    }
+    note = "server and clients shared the cores of this machine with other work"
+    sizes = {"candidates": FEW, "idle_connections": IDLE, "body_bytes": len(largest_body())}
+    write("serving_beside", {**sizes, "note": note, "medians": medians, "runs": figures, **conditions(1)})
+
+
+def small_requests(bundle: Path, is_beside: bool) -> dict:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "hotrows", "serve", str(bundle), "--port", str(port), "--drain", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(port)
+        kept = [socket.create_connection(("127.0.0.1", port)) for _ in range(IDLE if is_beside else 0)]
+        for connection in kept:
+            connection.sendall(b"GET /healthz HT")
+        sender = multiprocessing.Process(target=send_largest, args=(port,), daemon=True)
+        if is_beside:
+            sender.start()
+        time.sleep(2)
+        statuses, seconds = Counter[int](), list[float]()
+        send(port, 0, time.monotonic() + SECONDS, statuses, seconds, 0, FEW)
+        memory = peak_memory(server.pid)
+        if is_beside:
+            sender.kill()
+    finally:
+        server.terminate()
+        server.wait()
+    return {
+        "answers_by_status": dict(statuses),
+        **{f"p{q}_ms": round(1e3 * float(np.percentile(seconds, q)), 1) for q in (50, 99)},
+        "peak_mib_of_server_and_readers": memory,
+    }
+
+
+def send_largest(port: int) -> None:
+    body = largest_body()
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/score", body, {"content-type": "application/json"})
+        connection.getresponse().read()
+
+
+def largest_body() -> bytes:
+    """As many rows and bytes as a request may have."""
+    rows = request_of("deepfm", 0)[0].slice(0, 1).to_pylist() * 5000
+    return json.dumps(rows).encode().ljust(8 << 20)
+
+
+def peak_memory(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    children = [number for task in tasks for number in (task / "children").read_text().split()]
+    texts = [Path(f"/proc/{number}/status").read_text() for number in (process, *children)]
+    return [int(text.split("VmHWM:")[1].split()[0]) >> 10 for text in texts]
+
+
 def send(
-    port: int, number: int, end: float, statuses: Counter, seconds: list[float], hostile: int
+    port: int,
+    number: int,
+    end: float,
+    statuses: Counter,
+    seconds: list[float],
+    hostile: int,
+    candidates: int = CANDIDATES,
 ) -> None:
     """Sends requests until `end`; of those that are scored, it notes the seconds.
 
     hostile: every how many-th body is one of HOSTILE; 0: none.
     """
     table, shared = request_of("deepfm", number)
-    rows = table.slice(0, CANDIDATES).to_pylist()
+    rows = table.slice(0, candidates).to_pylist()
     body = json.dumps({"rows": rows, "shared": shared}).encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     count = 0
@@ -115,4 +194,4 @@ def wait_for(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (beside if sys.argv[2:] == ["beside"] else main)(Path(sys.argv[1]))

@@ -8,12 +8,15 @@ refused. Needs `pip install 'hotrows[online]'`.
 """
 
 import sys
-from typing import Any
 
 import pyarrow as pa
 import torch
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 import hotrows
 from hotrows.data import Encoder
@@ -21,12 +24,16 @@ from hotrows.data import Encoder
 MOST_ROWS = 1000
 
 
-def scorer(run: str, data: str) -> FastAPI:
+def scorer(run: str, data: str) -> Starlette:
     predictor, encoder = hotrows.load_run(run), Encoder.open(data, threads=1)
-    app = FastAPI()
 
-    @app.post("/score")
-    async def score(rows: list[dict[str, Any]]) -> list[float]:
+    async def score(request: Request) -> JSONResponse:
+        try:
+            rows = await request.json()
+        except ValueError as error:
+            raise HTTPException(400, f"the body is no JSON: {error}") from None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise HTTPException(422, "expected a list of rows, an object of columns each")
         if not 0 < len(rows) <= MOST_ROWS:
             raise HTTPException(422, f"expected 1 to {MOST_ROWS} rows, found {len(rows)}")
         names = dict.fromkeys(name for row in rows for name in row)
@@ -36,9 +43,13 @@ def scorer(run: str, data: str) -> FastAPI:
             batches = list(encoder.encode(table))
         except (ValueError, pa.ArrowException) as error:
             raise HTTPException(422, str(error)) from None
-        return torch.cat(list(predictor.predict(batches))).tolist()
+        return JSONResponse(torch.cat(list(predictor.predict(batches))).tolist())
 
-    return app
+    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"detail": error.detail}, error.status_code)
+
+    routes = [Route("/score", score, methods=["POST"])]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
 if __name__ == "__main__":

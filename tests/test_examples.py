@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hotrows import json_file
 from hotrows.json_file import JsonFile, build
 
 FILE = JsonFile("bring it back", "use the other hotrows", number=3, editable=False)
@@ -85,13 +86,20 @@ def test_only_what_people_edit_may_have_no_checksum(tmp_path):
         (b'{"a": 1e999}', "expected finite numbers"),
         (b'{"a": 1180591620717411303424}', "expected numbers of 64 bits, found '1180591620717411303424'"),
         (b'{"a": ' + b"9" * 5000 + b"}", "expected numbers of 64 bits, found '9999"),
+        (b'{"a": 18446744073709551616}', "expected numbers of 64 bits"),
         (b'{"a": "\xff"}', "can't decode byte 0xff"),
+        (b'{"a": 1, "b": 2, "a": 1}', "expected each name of an object once, found 'a' again"),
+        (b'{"a": [{"b": 1, "b": 2}]}', "found 'b' again"),
     ],
 )
 def test_what_is_no_json_that_a_file_may_hold_is_one_line(tmp_path, content, said):
     with pytest.raises(ValueError, match=rf"m\.json is damaged: .*{said}.*; bring it back$") as error:
         read(tmp_path, content)
     assert str(error.value).isprintable() and len(str(error.value)) < 400
+
+
+def test_the_largest_whole_number_is_of_64_bits():
+    assert json_file.parse(b"[18446744073709551615, -9223372036854775808]") == [2**64 - 1, -(2**63)]
 
 
 def test_values_are_built_of_their_types():

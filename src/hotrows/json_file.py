@@ -3,8 +3,8 @@
     {"format": 3, ..., "crc32": 2774413601}     the crc32 of all other fields: compact JSON, sorted keys
 
 `JsonFile` is a kind of file; its `read` refuses, in one line that names the file, what is no JSON object,
-is nested too deeply, has numbers that no field holds, is of an unknown version, or does not match its
-checksum. `build` makes a value of a type, and names the first field that does not fit it.
+is nested too deeply, names a field twice, has numbers that no field holds, is of an unknown version, or
+does not match its checksum. `build` makes a value of a type, and names the first field that does not fit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import types
 import typing
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,7 +96,13 @@ class JsonFile:
 def parse(text: str | bytes) -> Any:
     """The value of a text of JSON; ValueError, in one line, where it is none that a file may hold."""
     try:
-        return json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_number)
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_number,
+        )
     except RecursionError:
         raise ValueError("expected a JSON object, found one that is nested too deeply") from None
     except MemoryError:
@@ -202,6 +209,14 @@ def _checksum(fields: Mapping[str, Any]) -> int:
     """The crc32 of the fields as they will be read: keys are texts, tuples are lists."""
     content = json.loads(json.dumps(fields, allow_nan=False))
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"expected each name of an object once, found {shown(twice)} again")
+    return fields
 
 
 def _integer(text: str) -> int:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from hotrows.cli import main
 from hotrows.config import TrainConfig

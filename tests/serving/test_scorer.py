@@ -18,12 +18,14 @@ import hotrows
 from hotrows import cli, load_run
 from hotrows.cli.checkpoints import merge_command
 from hotrows.export.whole import export
+from hotrows.losses import parse
 from hotrows.metrics import compute_metrics
 from hotrows.models import Model, tables
 from hotrows.planning.crosses import bucket_of as bucket_of_tensors
 from hotrows.serving import Scorer, chain, table_rows
 from hotrows.serving.deltas import VersionHead
 from hotrows.serving.requests import bucket_of
+from hotrows.serving.scorer import predictions
 from hotrows.train import Trainer
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 from tests.support.clicks import SCHEMA, table
@@ -313,3 +315,13 @@ def test_formats_and_dtypes_that_do_not_go_together_are_refused(din_run, tmp_pat
         export(din_run, tmp_path / "a", format="tf")
     with pytest.raises(ValueError, match="for format onnx or pt2, not 'int8' for safetensors"):
         export(din_run, tmp_path / "a", table_dtype="int8")
+
+
+def test_predictions_beyond_float32_are_refused_as_logits_are():
+    losses = (parse("poisson"), parse("log_loss"))
+    for outputs in ([95.0, 1.0], [np.inf, 1.0], [1.0, np.nan]):
+        with pytest.raises(ValueError, match="the score of row 2 is no finite number"):
+            predictions(np.array([[0.0, 0.0], outputs], np.float32), losses)
+    with pytest.raises(ValueError, match="the score of row 1 is no finite number"):
+        predictions(np.array([95.0, 1.0], np.float32), losses[:1])
+    assert predictions(np.array([0.0], np.float32), losses[:1]).tolist() == [1.0]

@@ -1,27 +1,22 @@
 """The server over loopback: scores of JSON and Arrow, together and in turn; limits, overload, the end."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
-import hotrows
 from hotrows.serving import Limits, Scorer, application
+from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.server import ARROW
+from tests.serving.http_client import arrow_bytes, send_arrow, server_of
 from tests.support.bundles import raw_rows
-from tests.support.server_process import wait_for
+from tests.support.server_process import served
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
@@ -41,17 +36,6 @@ def scorer(din_bundle):
 def client(scorer):
     with TestClient(application(scorer, Limits(body=20_000, rows=50, seconds=20, waiting=4))) as client:
         yield client
-
-
-def arrow_bytes(table, options=None):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def send_arrow(client, body):
-    return client.post("/score", content=body, headers={"content-type": ARROW})
 
 
 def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
@@ -79,7 +63,13 @@ def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
         (b'{"row": []}', 422, "expected a list of rows, or an object of rows and shared"),
         (b'{"rows": [], "shared": [1]}', 422, "and shared as an object"),
         (b"[]", 422, "expected 1 to 50 rows, found 0"),
-        (b"[1, 2]", 422, "expected rows, an object of columns each, found int"),
+        (b"[1, 2]", 422, "expected rows, an object of columns each, found int as row 1"),
+        (b"[{}, null]", 422, "expected rows, an object of columns each, found null as row 2"),
+        (b'[{"user": 1, "user": 2}]', 400, "expected each name of an object once, found 'user' again"),
+        (b'{"rows": [{}], "rows": [{}]}', 400, "found 'rows' again"),
+        (b'[{"user": 18446744073709551616}]', 400, "expected numbers of 64 bits"),
+        (b'[{"user": -18446744073709551616}]', 400, "expected numbers of 64 bits"),
+        (b'[{"user": 18446744073709551615}, {"user": -1}]', 422, "whole numbers beyond int64"),
         (b"[" + b"{}," * 50 + b"{}]", 413, "expected 1 to 50 rows, found 51"),
         (b'[{"usr": 3}]', 422, "no column 'usr' is read; did you mean 'user'?"),
         (b'[{"price": "much"}]', 422, "expected a number, found 'much'"),
@@ -167,13 +157,6 @@ def test_long_lists_of_many_rows_are_refused_before_they_are_padded(scorer):
     assert "expected at most 20 rows times values of the longest list, 25 came" in long.json()["detail"]
 
 
-def test_another_type_or_a_long_body_in_pieces_is_refused(client):
-    answer = client.post("/score", content=b"a,b", headers={"content-type": "text/csv"})
-    assert answer.status_code == 415 and "found 'text/csv'" in answer.json()["detail"]
-    answer = client.post("/score", content=iter([b" " * 15_000] * 3))
-    assert answer.status_code == 413 and "found more" in answer.json()["detail"]
-
-
 class Gate:
     """Stops the scorer's program until it is opened."""
 
@@ -206,7 +189,7 @@ def test_requests_that_wait_are_scored_together_and_others_shed(client, scorer, 
     assert gate.began.wait(60)
     for thread in threads[1:]:
         thread.start()
-    server = next(route.endpoint.__self__ for route in client.app.routes if route.path == "/score")
+    server = server_of(client)
     for _ in range(6000):
         if server.thread.waiting == 4:
             break
@@ -227,6 +210,39 @@ def test_requests_that_wait_are_scored_together_and_others_shed(client, scorer, 
         "hotrows_request_seconds_count 5", 'hotrows_request_seconds_bucket{le="+Inf"} 5',
     ):  # fmt: skip
         assert line in page.splitlines(), line
+
+
+def test_requests_that_take_long_do_not_hold_up_short_ones(scorer, monkeypatch):
+    compute, gate = scorer.logits_of, Gate(scorer, monkeypatch)
+    gated = scorer.logits_of
+
+    def of_size(requests, version):
+        return (gated if requests[0].size > 1024 else compute)(requests, version)
+
+    monkeypatch.setattr(scorer, "logits_of", of_size)
+    with TestClient(application(scorer, Limits(seconds=60))) as client:
+        results, threads = in_threads([lambda: client.post("/score", json=[{}] * 1025)])
+        threads[0].start()
+        assert gate.began.wait(60)
+        assert client.post("/score", json=[{}] * 1024).status_code == 200
+        gate.opened.set()
+        threads[0].join(60)
+    assert results[0].status_code == 200
+
+
+def test_every_time_is_in_the_bucket_of_the_next_bound():
+    metrics = ServerMetrics()
+    for seconds in (0.0005, 0.001, 0.0011, 0.3, 2.5, 2.6):
+        metrics.count(200, seconds, 1)
+    metrics.count(422, 0.0001, 0)
+    lines = metrics.page(0, 0, {}).splitlines()
+    name = "hotrows_request_seconds"
+    counts = dict(line.rpartition(" ")[::2] for line in lines if line.startswith(name))
+    bounds = ("0.001", "0.0025", "0.25", "0.5", "1.0", "2.5", "+Inf")
+    of_bounds = [counts[f'{name}_bucket{{le="{bound}"}}'] for bound in bounds]
+    assert of_bounds == ["2", "3", "3", "4", "4", "5", "6"]
+    assert counts[f"{name}_count"] == "6"
+    assert float(counts[f"{name}_sum"]) == pytest.approx(5.4026)
 
 
 def codes_of_one_group(client, gate, bodies):
@@ -296,7 +312,7 @@ def test_a_mistake_after_the_logits_is_answered_500_and_the_server_goes_on(clien
 
 
 def test_health_says_when_nothing_scores_any_more(client):
-    server = next(route.endpoint.__self__ for route in client.app.routes if route.path == "/score")
+    server = server_of(client)
     server.thread.close()
     assert client.get("/healthz").status_code == 503
 
@@ -310,23 +326,12 @@ def test_a_mistake_of_ours_is_answered_500_and_the_server_goes_on(client, scorer
 
 
 def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
-    command = [sys.executable, "-m", "hotrows", "serve", str(din_bundle), "--port", str(port)]
-    command += ["--most-seconds", "60"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_for(f"{url}/healthz", process)
-            body = json.dumps([{"user": 3}]).encode()
-            request = urllib.request.Request(f"{url}/score", body, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                (score,) = json.load(answer)["scores"]
-            assert score == pytest.approx(float(scorer.score([{"user": 3}])[0]), rel=1e-6)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-            assert f"click at http://127.0.0.1:{port}/score" in process.stderr.read()
-        finally:
-            process.kill()
+    with served(din_bundle, "--most-seconds", "60", "--drain", "0") as (process, port):
+        body = json.dumps([{"user": 3}]).encode()
+        url, kind = f"http://127.0.0.1:{port}/score", {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, kind), timeout=60) as answer:
+            (score,) = json.load(answer)["scores"]
+        assert score == pytest.approx(float(scorer.score([{"user": 3}])[0]), rel=1e-6)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert f"click at http://127.0.0.1:{port}/score" in process.stderr.read()

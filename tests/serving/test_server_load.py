@@ -2,21 +2,16 @@
 
 import http.client
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-import hotrows
-from tests.support.server_process import wait_for
+from tests.support.server_process import served
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 
@@ -56,18 +51,8 @@ def client(port, number, answers):
 @pytest.fixture
 def server(din_bundle):
     """A server where few may wait, and its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
-    command = [sys.executable, "-m", "hotrows", "serve", str(din_bundle), "--port", str(port)]
-    command += ["--most-waiting", str(WAITING), "--most-seconds", "30"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_for(f"http://127.0.0.1:{port}/healthz", process)
-            yield process, port
-        finally:
-            process.kill()
+    with served(din_bundle, "--most-waiting", str(WAITING), "--most-seconds", "30") as (process, port):
+        yield process, port
 
 
 def test_overload_and_hostile_bodies_are_answered_and_the_server_stays(server):

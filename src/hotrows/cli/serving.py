@@ -48,6 +48,40 @@ from hotrows.runtime.units import format_bytes
 @click.option(
     "--most-waiting", type=COUNT, default=256, show_default=True, help="Requests that may wait."
 )
+@click.option(
+    "--most-places",
+    type=COUNT,
+    default=1 << 20,
+    show_default=True,
+    help="Rows of a request times the values of its longest list.",
+)
+@click.option(
+    "--most-bodies",
+    type=BYTES,
+    default="64MiB",
+    show_default=True,
+    help="Bytes of all bodies that are under way, less the first 64 KiB of each.",
+)
+@click.option(
+    "--most-connections", type=COUNT, default=1000, show_default=True, help="That are open at once."
+)
+@click.option(
+    "--most-idle",
+    type=POSITIVE,
+    default=75.0,
+    show_default=True,
+    help="Seconds that a connection may be idle; more than in a proxy before the server.",
+)
+@click.option(
+    "--drain",
+    type=click.FloatRange(0),
+    default=3.0,
+    show_default=True,
+    help="Seconds between SIGTERM and the end, in which /healthz answers 503.",
+)
+@click.option(
+    "--verify", is_flag=True, help="Compare the tables of a BUNDLE with their checksums before serving."
+)
 @program_trust_option()
 def serve_command(
     bundle: Path | None,
@@ -59,6 +93,12 @@ def serve_command(
     most_bytes: int,
     most_seconds: float,
     most_waiting: int,
+    most_places: int,
+    most_bodies: int,
+    most_connections: int,
+    most_idle: float,
+    drain: float,
+    verify: bool,
     trust: bool,
 ) -> None:
     """Serve the scores of a bundle over HTTP.
@@ -74,16 +114,30 @@ def serve_command(
 
     if (bundle is None) == (follow is None):
         raise click.UsageError("give a BUNDLE, or the versions to --follow")
+    if verify and follow is not None:
+        raise click.UsageError("--verify is of a BUNDLE; versions to --follow are compared as they come")
     if follow is not None:
         scorer = Scorer.watch(follow, threads=threads, trust=trust)
     else:
         assert bundle is not None
-        scorer = Scorer(bundle, threads=threads, trust=trust)
+        scorer = Scorer(bundle, threads=threads, trust=trust, verify=verify)
     scorer.logits([{}])  # the first one takes longest
+    scorer.requests.value_counts.clear()
+    limits = Limits(
+        body=most_bytes,
+        rows=most_rows,
+        seconds=most_seconds,
+        waiting=most_waiting,
+        places=most_places,
+        bodies=most_bodies,
+        connections=most_connections,
+        idle=most_idle,
+        drain=drain,
+    )
     what = f"{bundle}" if follow is None else f"{follow}, version {scorer.version.number:,}"
     click.echo(f"{what}: {', '.join(scorer.labels)} at http://{host}:{port}/score", err=True)
     try:
-        serve(scorer, host, port, Limits(most_bytes, most_rows, most_seconds, most_waiting))
+        serve(scorer, host, port, limits)
     finally:
         scorer.close()
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hotrows.serving.follower import Follower
+from hotrows.serving.served_values import Served
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+_VALUES = {
+    "values": "Values of the rows that were encoded, by feature.",
+    "missing": "Those that were missing.",
+    "unknown": "Those that training never saw.",
+    "out_of_range": "Numbers further than 10 deviations from the mean in training.",
+}
 
 
 class ServerMetrics:
@@ -27,10 +35,13 @@ class ServerMetrics:
             self._seconds += seconds
             self._buckets[bisect_left(_SECONDS, seconds)] += 1
 
-    def page(self, waiting: int, groups: int, follower: Follower | None = None) -> str:
-        """waiting: requests that wait now; groups: how often the program has run; follower: what keeps
-        the version up to date, where something does."""
-        lines = [*self._lines(waiting, groups), *(_of_version(follower) if follower else ())]
+    def page(
+        self, waiting: int, groups: int, values: Mapping[str, Served], follower: Follower | None = None
+    ) -> str:
+        """waiting: requests that wait now; groups: how often the program has run; values: by feature;
+        follower: what keeps the version up to date, where something does."""
+        lines = [*self._lines(waiting, groups), *_of_values(values)]
+        lines += _of_version(follower) if follower else ()
         return "\n".join(lines) + "\n"
 
     def _lines(self, waiting: int, groups: int) -> Iterator[str]:
@@ -49,6 +60,14 @@ class ServerMetrics:
             yield f'hotrows_{name}_bucket{{le="{bound}"}} {total}'
         yield f"hotrows_{name}_sum {self._seconds:.6f}"
         yield f"hotrows_{name}_count {total}"
+
+
+def _of_values(values: Mapping[str, Served]) -> Iterator[str]:
+    for kind, text in _VALUES.items():
+        yield from _head(f"{kind}_total", "counter", text)
+        for feature, counts in values.items():
+            name = feature.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            yield f'hotrows_{kind}_total{{feature="{name}"}} {getattr(counts, kind)}'
 
 
 def _of_version(follower: Follower) -> Iterator[str]:

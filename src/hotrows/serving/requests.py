@@ -6,18 +6,20 @@ rows of a request are recognized, and encoded and looked up as one row.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder
+from hotrows.data.encode.encoding import Encoder, check_columns
 from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
 from hotrows.data.raw.cells import Reading, columns_of
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.values import mix64
 from hotrows.schema import Schema
+from hotrows.serving.served_values import ServedValues
 from hotrows.table import Cross
 
 MOST_ROWS = 65_536  # of one request: longer inputs are cut
@@ -57,25 +59,25 @@ class RequestEncoder:
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
         self._columns = dict.fromkeys(self.schema.column_of(f) for f in self.schema.features)
         self._how = Reading(self.schema, encoder.threads, False)
+        self.value_counts = ServedValues(encoder)
 
-    def encode(self, rows: Any, shared: Mapping[str, Any] | None = None) -> list[Request]:
+    def encode(self, rows: Any, shared: Any = None) -> list[Request]:
         """Raw rows as requests of at most MOST_ROWS rows, in order.
 
         rows: a list of objects, or what `Encoder.encode` takes as a table: Arrow, frames, dicts of
-        columns. shared: values by column that all rows have. Columns that are left out are missing; names
-        of `shared` and of a list of objects that no feature reads are refused, as a misspelt one would
-        change scores in silence.
+        columns. shared: values by column that all rows have, or an Arrow table of one row. Columns that
+        are left out are missing; names of `shared` and of a list of objects that no feature reads are
+        refused, as a misspelt one would change scores in silence.
         """
-        table, shared = self._table(rows), shared or {}
-        self.check_names(shared)
-        if twice := sorted(set(shared) & set(table.column_names)):
-            raise ValueError(f"{twice[0]!r} is shared and a column of the rows; give it once")
+        table, shared = self._table(rows), self._shared(shared)
         names = table.column_names
-        counts = {name: names.count(name) for name in self._columns}
-        if twice := sorted(name for name, count in counts.items() if count > 1):
+        if twice := sorted(set(shared.column_names) & set(names)):
+            raise ValueError(f"{twice[0]!r} is shared and a column of the rows; give it once")
+        counts = Counter(names)
+        if twice := sorted(name for name in self._columns if counts[name] > 1):
             raise ValueError(f"the rows have the column {twice[0]!r} twice; rename one")
-        read = [name for name in self._columns if name in names]
-        if not read and not shared:
+        read = [name for name in self._columns if name in counts]
+        if not read and not shared.num_columns:
             raise ValueError(
                 f"the rows have none of the columns that are read: {', '.join(self._columns)}; they have "
                 f"{', '.join(names) or 'none'}"
@@ -84,27 +86,22 @@ class RequestEncoder:
         parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))
         return [self._request(part, shared) for part in parts]
 
-    def check_names(self, names: Iterable[str]) -> None:
-        """Refuses names of columns that are not read; ValueError names the first one."""
-        self._encoder.check_columns(names)
+    @property
+    def names(self) -> Names:
+        """The names of columns that objects may have."""
+        return Names(self.schema.raw_columns, tuple(self._columns))
 
     def _table(self, rows: Any) -> Any:
-        if not isinstance(rows, list | tuple):
-            return as_table(rows)
-        wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
-        if wrong is not None or not rows:
-            what = "no row" if not rows else type(wrong).__name__
-            raise ValueError(f"expected rows, an object of columns each, found {what}")
-        names = dict.fromkeys(name for row in rows for name in row)
-        self.check_names(names)
-        if not names:  # rows that have all values missing
-            names = dict.fromkeys(list(self._columns)[:1])
-        return as_table({name: [row.get(name) for row in rows] for name in names})
+        return table_of_rows(rows, self.names) if isinstance(rows, list | tuple) else as_table(rows)
 
-    def _request(self, table: Any, shared: Mapping[str, Any]) -> Request:
+    def _shared(self, shared: Any) -> Any:
+        if isinstance(shared, pyarrow().Table):
+            return shared
+        return table_of_shared(shared or {}, self.names)
+
+    def _request(self, table: Any, shared: Any) -> Request:
         pa, size = pyarrow(), table.num_rows
-        of_all = {name: [value] for name, value in shared.items() if name in self._columns}
-        once = dict(zip(of_all, as_table(of_all).columns, strict=True))
+        once = dict(zip(shared.column_names, shared.columns, strict=True))
         arrays = (table.to_batches() or [table])[0].columns
         for name, column in zip(table.column_names, arrays, strict=True) if size > 1 else ():
             same_ends = column[0].equals(column[size - 1])  # in most columns that differ they do
@@ -114,6 +111,7 @@ class RequestEncoder:
         if once:
             columns = self._joined(columns, self._read(pa.table(once)), set(once))
         encoded = self._encoder.encode_columns(columns)
+        self.value_counts.add(columns, encoded)
         features = [feature.name for feature in self.schema.id_features]
         request = Request(
             size,
@@ -155,6 +153,41 @@ class RequestEncoder:
                         f"the lists {first!r} and {other!r} belong together and differ in length in a "
                         f"row; give both the same number of values"
                     )
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of columns: all that a schema knows, and those of them that features read."""
+
+    known: tuple[str, ...]
+    read: tuple[str, ...]
+
+    def check(self, names: Iterable[str]) -> None:
+        """Refuses a name that is not known; ValueError names the first one."""
+        check_columns(names, self.known)
+
+
+def table_of_rows(rows: Sequence[Any], names: Names) -> Any:
+    """A list of objects as an Arrow table; ValueError names the first row that is no object."""
+    if not rows:
+        raise ValueError("expected rows, an object of columns each, found no row")
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            what = "null" if row is None else type(row).__name__
+            raise ValueError(
+                f"expected rows, an object of columns each, found {what} as row {place + 1:,}"
+            )
+    columns = dict.fromkeys(name for row in rows for name in row)
+    names.check(columns)
+    if not columns:  # rows that have all values missing
+        columns = dict.fromkeys(names.read[:1])
+    return as_table({name: [row.get(name) for row in rows] for name in columns})
+
+
+def table_of_shared(shared: Mapping[str, Any], names: Names) -> Any:
+    """What all rows have in common as an Arrow table of one row, of columns that features read."""
+    names.check(shared)
+    return as_table({name: [value] for name, value in shared.items() if name in names.read})
 
 
 def bucket_of(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:

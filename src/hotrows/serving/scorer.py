@@ -157,8 +157,10 @@ class Scorer:
         return bool(shared) and request.size >= _LEAST_SHARED and request.shared.issuperset(shared)
 
     def places_of(self, request: Request) -> int:
-        """The rows of a request times its longest sequence: what the program computes and pads to."""
-        return request.size * self._longest([request])
+        """The rows of a request times its longest sequence, to which the program pads all, and the values
+        of its lists that are pooled."""
+        pooled = [n for n, o in request.offsets.items() if o is not None and n not in self._sequences]
+        return request.size * self._longest([request]) + sum(len(request.ids[n]) for n in pooled)
 
     def _longest(self, requests: Sequence[Request]) -> int:
         """The length of the longest sequence that the program reads, at least _LEAST_PLACES."""
@@ -265,16 +267,20 @@ def _check_rows(version: Version, encoder: Encoder) -> None:
 
 
 def predictions(outputs: np.ndarray, losses: Sequence[Loss]) -> np.ndarray:
-    """What outputs of the model, [N] or [N, T], predict of the labels, in their units."""
-    wrong = np.argwhere(~np.isfinite(outputs))
+    """What outputs of the model, [N] or [N, T], predict of the labels, in their units.
+
+    ValueError names the first row for which an output or a prediction is not a finite number.
+    """
+    columns = outputs[:, None] if outputs.ndim == 1 else outputs
+    with np.errstate(over="ignore", invalid="ignore"):  # such rows are refused below
+        predicted = np.stack([_predictions(columns[:, t], loss) for t, loss in enumerate(losses)], 1)
+    wrong = np.argwhere(~(np.isfinite(columns) & np.isfinite(predicted)))
     if len(wrong):
         raise ValueError(
             f"the score of row {int(wrong[0, 0]) + 1:,} is no finite number: training diverged, or the "
             f"row has numbers that training never saw"
         )
-    if outputs.ndim == 1:
-        return _predictions(outputs, losses[0])
-    return np.stack([_predictions(outputs[:, t], loss) for t, loss in enumerate(losses)], 1)
+    return predicted.reshape(outputs.shape)
 
 
 def _predictions(outputs: np.ndarray, loss: Loss) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The server: scores over HTTP, of JSON and Arrow bodies.
 
     POST /score      rows -> {"labels": ["click"], "scores": [0.12, 0.07]}
-    GET  /healthz    200 while requests are taken
+    GET  /healthz    200 while requests are taken, 503 once the server is to end
     GET  /metrics    counts and times, as Prometheus reads them
 
 A JSON body is a list of rows, an object of columns each, or {"rows": [...], "shared": {...}}, where
@@ -9,8 +9,8 @@ A JSON body is a list of rows, an object of columns each, or {"rows": [...], "sh
 application/vnd.apache.arrow.stream; so is its answer, a column a label.
 
 A wrong request is answered by one line that says what was expected, as {"detail": "..."}: 400 no JSON or
-Arrow, 413 too large, 415 another type, 422 rows that cannot be scored; and 503, with Retry-After, where
-the server has more to do than it can.
+Arrow, 408 a body that does not arrive, 413 too large, 415 another type or encoding, 422 rows that cannot
+be scored; and 503, with Retry-After, where the server has more to do than it can.
 """
 
 from __future__ import annotations
@@ -18,72 +18,47 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
-import signal
-import struct
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
-from hotrows import json_file
 from hotrows.data.raw.arrow import pyarrow
-from hotrows.serving.arrow_size import decompressed_size, repeated_size
+from hotrows.serving.bodies import (
+    Refused,
+    arrow_tables,
+    check_lists,
+    check_places,
+    json_tables,
+    size_in_memory,
+)
+from hotrows.serving.json_process import JsonProcess
+from hotrows.serving.limits import Limits
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
 from hotrows.serving.scoring_thread import Overloaded, Scored, ScoringThread
 
 log = logging.getLogger("hotrows")
+_T = TypeVar("_T")
 
 ARROW = "application/vnd.apache.arrow.stream"
 VERSION = "X-Hotrows-Version"
+_APART = 64 << 10  # bytes of a body of JSON that a process of its own reads
+_LARGE = 256 << 10  # bytes of a body that is read and scored apart from smaller ones
+_FREE = 64 << 10  # bytes of each body that do not count in those of all: small ones are always taken
+_NEEDS = "the server needs Starlette, uvicorn and httptools: pip install 'hotrows[serving]'"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a request may be, and how many may wait.
+def application(scorer: Scorer, limits: Limits | None = None) -> Any:
+    """The application, for any ASGI server.
 
-    body: bytes; rows: of one request; places: its rows times the longest sequence, to which the program
-    pads all; seconds: from arrival to scores; waiting: requests that wait for the program.
+    Limits of connections, of headers and of the time that a client takes to read are those of `serve`.
     """
-
-    body: int = 8 << 20
-    rows: int = 5000
-    seconds: float = 2.0
-    waiting: int = 256
-    places: int = 1 << 22
-
-
-class _Refused(Exception):
-    """A request that is answered by a status and a line."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status = status
-
-
-def application(scorer: Scorer, limits: Limits = Limits()) -> Any:
-    """The application, for any ASGI server."""
-    try:
-        from fastapi import FastAPI
-    except ImportError:
-        raise ValueError("the server needs FastAPI and uvicorn: pip install 'hotrows[serving]'") from None
-    server = _Server(scorer, limits)
-
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(server.thread.close, limits.seconds)  # then nobody waits for scores
-
-    app = FastAPI(title="hotrows", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_route("/score", server.score, methods=["POST"])
-    app.add_route("/healthz", server.health, methods=["GET"])
-    app.add_route("/metrics", server.metrics, methods=["GET"])
-    return app
+    return _application(_Server(scorer, limits or Limits()))
 
 
 def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
@@ -92,30 +67,79 @@ def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
     Call it from the main thread, which gets the signals.
     """
     try:
-        import uvicorn
+        from hotrows.serving.connections import run
     except ImportError:
-        raise ValueError("the server needs FastAPI and uvicorn: pip install 'hotrows[serving]'") from None
-    # uvicorn repeats the signal that ended it: SIGTERM by default would end this process there.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        raise ValueError(_NEEDS) from None
+    server = _Server(scorer, limits)
+    for process in server.readers:
+        process.start()
+    run(_application(server), host, port, limits, server.end)
+
+
+def _application(server: _Server) -> Any:
     try:
-        with suppress(KeyboardInterrupt):
-            uvicorn.run(
-                application(scorer, limits),
-                host=host,
-                port=port,
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
-            )
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.routing import Route
+    except ImportError:
+        raise ValueError(_NEEDS) from None
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(server.close)  # then nobody waits for scores
+
+    routes = [
+        Route("/score", server.score, methods=["POST"]),
+        Route("/healthz", server.health, methods=["GET"]),
+        Route("/metrics", server.metrics, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+
+
+async def _no_route(request: Any, error: Any) -> Any:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+
+
+@dataclass
+class _Body:
+    """The body of a request as it arrives, in the end one part. size: its bytes."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Its bytes that count in those of all bodies."""
+        return max(0, self.size - _FREE)
+
+    def add(self, part: bytes) -> None:
+        self.parts.append(part)
+        self.size += len(part)
 
 
 class _Server:
+    """What the routes share: the threads that score, and the bytes of all bodies under way."""
+
     def __init__(self, scorer: Scorer, limits: Limits) -> None:
         self._scorer, self._limits = scorer, limits
         self._metrics = ServerMetrics()
-        self.thread = ScoringThread(scorer, limits.waiting)
+        self._bytes, self._ends = 0, False
+        self.readers = [JsonProcess(limits.rows, scorer.requests.names) for _ in range(2)]
+        self.large = ScoringThread(scorer, limits.waiting)
+        self.thread = ScoringThread(scorer, limits.waiting, self.large)
+
+    def end(self) -> None:
+        """From now on /healthz answers 503, and connections end with their answers."""
+        self._ends = True
+
+    def close(self) -> None:
+        for thread in (self.thread, self.large):  # in the order in which requests go through them
+            thread.close(self._limits.seconds)
+        for process in self.readers:
+            process.close()
 
     async def score(self, request: Any) -> Any:
         from starlette.responses import Response
@@ -128,87 +152,107 @@ class _Server:
             status, kind = 200, ARROW if is_arrow else "application/json"
             headers = {VERSION: str(scored.version)} if scored.version else {}
             content = self._arrow(scores) if is_arrow else self._json(scores)
-        except _Refused as refused:
+        except Refused as refused:
             status, kind = refused.status, "application/json"
             content = json.dumps({"detail": str(refused)}).encode()
             headers = {"Retry-After": "1"} if status == 503 else {}
+            headers |= {"Accept-Encoding": "identity"} if status == 415 else {}
         self._metrics.count(status, time.monotonic() - begin, len(scores))
-        return Response(content, status, headers, kind)
+        return Response(content, status, headers | self._connection, kind)
 
     async def health(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        labels, is_ok = list(self._scorer.labels), self.thread.is_alive
+        labels, is_ok = list(self._scorer.labels), self.thread.is_alive and self.large.is_alive
         version = self._scorer.version
         fields: dict[str, Any] = {"bundle": version.bundle.path.name, "labels": labels}
         fields |= {"version": version.number} if version.number else {}
-        status = "ok" if is_ok else "the thread that scores has ended; start the server again"
-        return JSONResponse({"status": status, **fields}, 200 if is_ok else 503)
+        status = "ok" if is_ok else "a thread that scores has ended; start the server again"
+        status = "the server is about to end" if self._ends else status
+        is_taking = is_ok and not self._ends
+        return JSONResponse({"status": status, **fields}, 200 if is_taking else 503, self._connection)
 
     async def metrics(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse
 
-        page = self._metrics.page(self.thread.waiting, self.thread.groups, self._scorer.follower)
-        return PlainTextResponse(page, media_type="text/plain; version=0.0.4")
+        waiting, groups = self.thread.waiting + self.large.waiting, self.thread.groups + self.large.groups
+        values = self._scorer.requests.value_counts.by_feature()
+        page = self._metrics.page(waiting, groups, values, self._scorer.follower)
+        return PlainTextResponse(page, 200, self._connection, media_type="text/plain; version=0.0.4")
+
+    @property
+    def _connection(self) -> dict[str, str]:
+        return {"Connection": "close"} if self._ends else {}
 
     async def _scores(self, request: Any, deadline: float) -> tuple[bool, Scored]:
         """Whether the body is Arrow, and the scores of its rows."""
-        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if kind not in ("application/json", ARROW):
-            raise _Refused(415, f"expected a body of application/json or {ARROW}, found {kind[:60]!r}")
-        is_arrow = kind == ARROW
+        from starlette.requests import ClientDisconnect
+
+        is_arrow, body, begun = _is_arrow(request.headers), _Body(), False
         try:
-            left = deadline - time.monotonic()
-            return is_arrow, await asyncio.wait_for(self._computed(request, is_arrow, deadline), left)
+            await _until(deadline, self._receive(request, body))
+            begun = True
+            return is_arrow, await _until(deadline, self._submitted(body, is_arrow, deadline))
         except asyncio.TimeoutError:
-            raise _Refused(503, f"no score after {self._limits.seconds:g} s; come back later") from None
+            status, what = (503, "score") if begun else (408, "whole body")
+            line = f"no {what} after {self._limits.seconds:g} s; come back later"
+            raise Refused(status, line) from None
         except Overloaded as overloaded:
-            raise _Refused(503, str(overloaded)) from None
+            raise Refused(503, str(overloaded)) from None
         except ValueError as error:
-            raise _Refused(422, " ".join(str(error).split())[:500]) from None
-        except _Refused:
+            raise Refused(422, " ".join(str(error).split())[:500]) from None
+        except Refused:
             raise
+        except ClientDisconnect:
+            raise Refused(400, "the body ends early") from None
         except Exception as error:
-            if type(error).__name__ == "ClientDisconnect":
-                raise _Refused(400, "the body ends early") from None
             log.error("a request could not be scored: %s", _line_of(error))
-            raise _Refused(500, "the request could not be scored; the server's log says why") from None
+            raise Refused(500, "the request could not be scored; the server's log says why") from None
+        finally:
+            self._bytes -= body.counted
+            body.parts.clear()  # a thread may still hold them
 
-    async def _computed(self, request: Any, is_arrow: bool, deadline: float) -> Scored:
-        encode = self._encoding(await self._body(request), is_arrow)
-        return await asyncio.wrap_future(self.thread.submit(encode, deadline))
-
-    async def _body(self, request: Any) -> bytes:
-        most, parts, size = self._limits.body, [], 0
+    async def _receive(self, request: Any, body: _Body) -> None:
+        most = self._limits.body
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > most:
-            raise _Refused(413, f"expected a body of at most {most:,} bytes, found {int(length[:20]):,}")
+            raise Refused(413, f"expected a body of at most {most:,} bytes, found {int(length[:20]):,}")
         async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise _Refused(413, f"expected a body of at most {most:,} bytes, found more")
-            parts.append(part)
-        return b"".join(parts)
+            before = body.counted
+            body.add(part)
+            self._bytes += body.counted - before
+            if body.size > most:
+                raise Refused(413, f"expected a body of at most {most:,} bytes, found more")
+            if body.counted and self._bytes > self._limits.bodies:
+                raise Refused(503, "the server has more bodies than it can hold; come back later")
+        body.parts[:] = [b"".join(body.parts)]
 
-    def _encoding(self, body: bytes, is_arrow: bool) -> Callable[[], list[Request]]:
-        """What makes a request of a body, on the thread that scores."""
+    async def _submitted(self, body: _Body, is_arrow: bool, deadline: float) -> Scored:
+        is_large = body.size > _LARGE or (is_arrow and size_in_memory(body.parts[0]) > _LARGE)
+        thread = self.large if is_large else self.thread
+        tables = None
+        if body.size > _APART and not is_arrow:
+            tables = await asyncio.wrap_future(self.readers[is_large].submit(body.parts, deadline))
+        encode = self._encoding(body.parts, is_arrow, tables)
+        return await asyncio.wrap_future(thread.submit(encode, deadline))
+
+    def _encoding(
+        self, parts: list[bytes], is_arrow: bool, tables: tuple[Any, Any] | None
+    ) -> Callable[[], list[Request]]:
+        """What makes a request, on a thread that scores. parts: the body; tables: made of it before."""
+        limits, names = self._limits, self._scorer.requests.names
 
         def encode() -> list[Request]:
-            rows, shared = _arrow_rows(body, self._limits.body) if is_arrow else _json_rows(body)
-            if not 0 < len(rows) <= self._limits.rows:
-                status = 413 if len(rows) else 422
-                raise _Refused(status, f"expected 1 to {self._limits.rows:,} rows, found {len(rows):,}")
-            if is_arrow:
-                self._scorer.requests.check_names(rows.column_names)
-            requests = self._scorer.requests.encode(rows, shared)
-            places = sum(map(self._scorer.places_of, requests))
-            if places > self._limits.places:
-                raise _Refused(
-                    413,
-                    f"expected at most {self._limits.places:,} rows times values of the longest list, "
-                    f"{places:,} came; send fewer rows, or shorter lists",
-                )
-            return requests
+            if tables is not None:
+                rows, shared = tables
+            elif is_arrow:
+                rows, shared = arrow_tables(parts.pop(), limits.body, limits.rows, names)
+            else:
+                rows, shared = json_tables(parts.pop(), limits.rows, names)
+            check_lists(rows, limits.places)
+            encoded = self._scorer.requests.encode(rows, shared)
+            check_places(sum(map(self._scorer.places_of, encoded)), limits.places)
+            return encoded
 
         return encode
 
@@ -225,37 +269,20 @@ class _Server:
         return sink.getvalue().to_pybytes()
 
 
-def _json_rows(body: bytes) -> tuple[Any, Mapping[str, Any] | None]:
-    try:
-        content = json_file.parse(body)
-    except ValueError as error:
-        raise _Refused(400, f"the body is no JSON: {error}"[:300]) from None
-    if isinstance(content, dict):
-        if set(content) - {"rows", "shared"} or "rows" not in content:
-            raise _Refused(422, "expected a list of rows, or an object of rows and shared")
-        content, shared = content["rows"], content.get("shared") or {}
-    else:
-        shared = {}
-    if not isinstance(content, list) or not isinstance(shared, dict):
-        raise _Refused(422, "expected a list of rows, an object of columns each, and shared as an object")
-    return content, shared
+def _is_arrow(headers: Any) -> bool:
+    """Whether a body is Arrow, or JSON; other ones are refused."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        line = "expected a body without Content-Encoding (compress the buffers of an Arrow stream)"
+        raise Refused(415, f"{line}, found {encoding[:60]!r}")
+    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind not in ("application/json", ARROW):
+        raise Refused(415, f"expected a body of application/json or {ARROW}, found {kind[:60]!r}")
+    return kind == ARROW
 
 
-def _arrow_rows(body: bytes, most: int) -> tuple[Any, None]:
-    """The rows of an Arrow stream; most: bytes that its buffers may have once they are decompressed."""
-    pa = pyarrow()
-    try:
-        if (size := decompressed_size(body)) > most:
-            raise _Refused(413, f"expected at most {most:,} bytes once decompressed, found {size:,}")
-        table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
-        table.validate(full=True)  # offsets of a hostile body may point anywhere
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise _Refused(
-            400, f"the body is no Arrow stream: {' '.join(str(error).split())[:200]}"
-        ) from None
-    if (size := sum(map(repeated_size, table.columns))) > most:
-        raise _Refused(413, f"expected at most {most:,} bytes of text in all rows, found {size:,}")
-    return table, None
+async def _until(deadline: float, work: Coroutine[Any, Any, _T]) -> _T:
+    return await asyncio.wait_for(work, deadline - time.monotonic())
 
 
 def _line_of(error: Exception) -> str:

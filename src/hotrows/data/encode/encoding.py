@@ -98,8 +98,12 @@ class Encoder:
         columns: which of the input to keep beside the batches, as they are; None: all.
         """
         how = Reading(self.schema, self.threads, False, columns)
-        counter, kept = RateCounter(self.schema, self._usual), deque[Any]()
+        counter, kept = self.rate_counter(), deque[Any]()
         return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
+
+    def rate_counter(self) -> RateCounter:
+        """What compares rows that are encoded with the prepared data."""
+        return RateCounter(self.schema, self._usual)
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Refuses names that the schema does not read: ValueError names the first one.
@@ -107,12 +111,7 @@ class Encoder:
         `encode` takes no notice of such columns, and counts absent ones as missing: a misspelt field
         of a request would change its prediction in silence.
         """
-        known = self.schema.raw_columns
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
-                )
+        check_columns(names, self.schema.raw_columns)
 
     def _batches(
         self, raw: Any, batch_size: int, how: Reading, counter: RateCounter, kept: deque[Any]
@@ -168,6 +167,15 @@ class EncodedBatches(Iterator["Batch"]):
     def rates(self) -> ValueRates:
         """Rates of missing and unknown values by feature, of the rows encoded so far."""
         return self._counter.rates()
+
+
+def check_columns(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses a name that is none of the known columns; ValueError names the first one."""
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
+            )
 
 
 def stored_values(data: EncodedData, checked: bool = True) -> dict[str, Values]:

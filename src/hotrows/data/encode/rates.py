@@ -13,7 +13,7 @@ was moved) are encoded without an error: their values become unknown or missing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -111,11 +111,7 @@ class ValueRates:
     def warn(self) -> None:
         """Warns, in a line, of the features whose rates are far from the usual ones."""
         if far := self.far:
-            more = f"; and {len(far) - _NAMED:,} more" if len(far) > _NAMED else ""
-            warn(
-                f"values differ from those that the data was prepared from: "
-                f"{'; '.join(far[:_NAMED])}{more}; is the column the same, and written as it was there?"
-            )
+            warn(warning_of(far))
 
     def _far(self) -> Iterator[tuple[float, float, str]]:
         """Yields rate, nearest usual rate and description of every rate that is far."""
@@ -158,6 +154,15 @@ class RateCounter:
         return ValueRates(self._rows, features, self._usual, dict(self._examples))
 
 
+def warning_of(far: Sequence[str]) -> str:
+    """The line that warns of features; far: what is said of each."""
+    more = f"; and {len(far) - _NAMED:,} more" if len(far) > _NAMED else ""
+    return (
+        f"values differ from those that the data was prepared from: "
+        f"{'; '.join(far[:_NAMED])}{more}; is the column the same, and written as it was there?"
+    )
+
+
 def usual_of(parts: Iterable[Part]) -> UsualCounts:
     """The counts of every part that has rows."""
     return UsualCounts(tuple(_counts_of(part, part.rows) for part in parts if part.rows))
@@ -182,8 +187,12 @@ def _nearest(counts: ValueCounts, kind: str, usual: tuple[float, float] | None) 
         return None
     if abs(rate - nearest) <= FAR:
         return None
-    is_chance = counts.values * _divergence(rate, nearest) <= -math.log(CHANCE)
-    return None if is_chance else nearest
+    return None if is_chance(counts.values, rate, nearest) else nearest
+
+
+def is_chance(values: int, rate: float, usual: float) -> bool:
+    """Whether so many values may show a rate by chance where another one is usual."""
+    return values * _divergence(rate, usual) <= -math.log(CHANCE)
 
 
 def _divergence(p: float, q: float) -> float:
