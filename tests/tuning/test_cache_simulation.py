@@ -10,9 +10,9 @@ from hotrows.config import TrainConfig
 from hotrows.data import Loader
 from hotrows.datasets import schemas, synthetic
 from hotrows.dynamic import Dynamic
-from hotrows.planning.policy import LRU, Newest
+from hotrows.planning.policy import LRU, SIMULATED, Newest
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.tuning.cache_simulation import POLICIES, simulate
+from hotrows.tuning.cache_simulation import simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,9 +65,9 @@ def test_lru_misses_what_a_textbook_lru_misses(encoded, simulation):
 
 
 def test_every_policy_stands_at_every_size_and_none_beats_belady(simulation):
-    assert simulation.policies == tuple(POLICIES)
+    assert simulation.policies == tuple(SIMULATED)
     assert (simulation.batches, simulation.skipped, simulation.batch_size) == (32, 8, 64)
-    for name in POLICIES:
+    for name in SIMULATED:
         small, large = simulation.results(name)
         assert (small.fast_memory, large.fast_memory) == (8_000, 11_000)
         assert large.slots == (11_000 // STRIDE,) and large.misses < small.misses
@@ -192,7 +192,7 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     run = hotrows(*common, "--picture", tmp_path / "c.svg", "--samples-per-second", 10_000)
     assert run.code == 0, run.err
     lines = run.out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:13:2]] == list(POLICIES)
+    assert [line.split("  ")[0] for line in lines[1:13:2]] == list(SIMULATED)
     assert "of in-memory speed; the knee is" in lines[-1]
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     figures = json.loads(hotrows(*common, "--json").out)

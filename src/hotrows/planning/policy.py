@@ -79,6 +79,16 @@ class Newest:
 Policy = Lookahead | Frequency | Hot | Newest
 LRU = Lookahead(0)
 BELADY = Lookahead(None)
+SIMULATED: dict[str, Policy] = {
+    "lookahead": Lookahead(),
+    "frequency": Frequency(),
+    "hot": Hot(torch.empty(0, dtype=torch.int64)),
+    "two batches": Lookahead(2),  # the published window, of ScratchPipe
+    "lru": LRU,
+    "belady": BELADY,
+}
+"""The policies that reports compare, by name; `Hot` without its rows."""
+_KINDS: dict[str, type] = {cls.kind: cls for cls in (Lookahead, Frequency, Hot, Newest)}
 
 
 def to_json(policy: Policy) -> dict:
@@ -91,11 +101,10 @@ def from_json(fields: dict) -> Policy:
     settings = dict(fields)
     kind = settings.pop("kind")
     if kind == Hot.kind:
-        return Hot(torch.empty(0, dtype=torch.int64))
-    kinds: dict[str, type] = {cls.kind: cls for cls in (Lookahead, Frequency, Newest)}
-    if kind not in kinds:
-        raise ValueError(f"policy must be one of {sorted([*kinds, Hot.kind])}, not {kind!r}")
-    return kinds[kind](**settings)
+        return SIMULATED["hot"]
+    if kind not in _KINDS:
+        raise ValueError(f"policy must be one of {sorted(_KINDS)}, not {kind!r}")
+    return _KINDS[kind](**settings)
 
 
 def parse(text: str) -> Policy:
@@ -110,7 +119,7 @@ def parse(text: str) -> Policy:
         if text == "lru":
             return LRU
         if text == "hot":
-            return from_json({"kind": "hot"})
+            return SIMULATED["hot"]
     except ValueError:
         pass
     raise ValueError(

@@ -35,21 +35,13 @@ from hotrows.optim import RowOptimizer
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.planning.packing import Group, group_packs, pack_tables
 from hotrows.planning.planner import Planner
-from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Policy
+from hotrows.planning.policy import SIMULATED, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
 from hotrows.train.defaults import settle
 from hotrows.tuning.file_replay import FileCounts, FileReplay
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-POLICIES: dict[str, Policy] = {
-    "lookahead": Lookahead(),
-    "frequency": Frequency(),
-    "hot": Hot(torch.empty(0, dtype=torch.int64)),
-    "two batches": Lookahead(2),  # the published window, of ScratchPipe
-    "lru": LRU,
-    "belady": BELADY,
-}
 BOUNDS = ("lru", "belady")
 
 
@@ -142,7 +134,7 @@ def simulate(
     table_dtype: str = "float32",
     batch_size: int | None = None,
     fast_memory: Sequence[int] = (),
-    policies: Mapping[str, Policy] = POLICIES,
+    policies: Mapping[str, Policy] = SIMULATED,
     batches: int | None = None,
     in_flight: int = TrainConfig.in_flight,
     seed: int = 0,
@@ -172,13 +164,13 @@ def simulate(
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
     how = (batches, fast_memory, in_flight, in_file, report)
-    chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
+    chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
     simulation = _simulate(data, config, chosen, *how)
     if parse_order(order) == 1:
         return simulation
     plain, bounds = (
         dataclasses.replace(config, order="shuffle"),
-        {name: POLICIES[name] for name in BOUNDS},
+        {name: SIMULATED[name] for name in BOUNDS},
     )
     return dataclasses.replace(simulation, shuffled=_simulate(data, plain, bounds, *how))
 
