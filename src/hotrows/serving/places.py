@@ -146,14 +146,20 @@ class Mirror:
 
     def _check_own(self, names: set[str], local: chain.Chain) -> None:
         """Refuses a place with versions of another run, or later ones than the folder has."""
-        remote, own = chain.listed(self.folder, _top(names)), chain.head_of(local, local.newest).chain
-        whole = _whole(remote, names)
-        for top, number in whole.items():  # bases first: if they are this run's, so are the deltas it has
+        remote, name_of_run = (
+            chain.listed(self.folder, _top(names)),
+            chain.head_of(local, local.newest).chain,
+        )
+        complete = _complete(remote, names)
+        for (
+            top,
+            number,
+        ) in complete.items():  # bases first: if they are this run's, so are the deltas it has
             is_here, is_base = top in local.names, top == chain.base_path(self.folder, number).name
             if top in self._own or (self._own and is_here and not is_base):
                 continue
             head = self._head(top, names)
-            if head is None or head.chain != own:
+            if head is None or head.chain != name_of_run:
                 raise ValueError(_OTHER_RUN.format(top))
             if number > local.newest or (is_here and head != chain.head_of(local, number)):
                 raise ValueError(
@@ -161,19 +167,19 @@ class Mirror:
                     f"folder back from a copy, or publish to another URL"
                 )
             self._own.add(top)
-        for top in remote.names.keys() - whole.keys() - local.names.keys():
+        for top in remote.names.keys() - complete.keys() - local.names.keys():
             if not self._own:  # else what is left of a base that was being deleted
                 raise ValueError(_OTHER_RUN.format(top))
 
     def _check_folder(self, names: set[str], local: chain.Chain) -> None:
         """Refuses a folder with versions of another run than those of the place."""
-        whole = _whole(chain.listed(self.folder, _top(names)), names)
-        head = next((self._head(top, names) for top in whole), None)
+        complete = _complete(chain.listed(self.folder, _top(names)), names)
+        head = next((self._head(top, names) for top in complete), None)
         if head is None or head.chain != chain.head_of(local, local.newest).chain:
             raise ValueError(
                 f"{self.folder} has versions of another run than the place; choose an empty folder"
             )
-        self._own = {*whole}
+        self._own = {*complete}
 
     def _put_first(self, base: Path, inner: str, names: Iterable[str] = ()) -> None:
         """Puts a file that tells whose a base is; refuses another one in its place, or, among the `names`
@@ -182,8 +188,8 @@ class Mirror:
         is_other = name not in names and any(other.startswith(f"{base.name}/") for other in names)
         if not is_other and not self.place.put_new(name, path):
             with tempfile.TemporaryDirectory(prefix="hotrows-") as folder:
-                self.place.get(name, there := Path(folder, inner))
-                is_other = there.read_bytes() != path.read_bytes()
+                self.place.get(name, stored := Path(folder, inner))
+                is_other = stored.read_bytes() != path.read_bytes()
         if is_other:
             raise ValueError(_OTHER_RUN.format(base.name))
 
@@ -232,7 +238,7 @@ def open_place(url: str) -> RemotePlace:
     return _Redis(url) if url.startswith(("redis://", "rediss://", "unix://")) else _Files(url)
 
 
-def _whole(remote: chain.Chain, names: set[str]) -> dict[str, int]:
+def _complete(remote: chain.Chain, names: set[str]) -> dict[str, int]:
     """The numbers of versions whose heads are among the `names` of a place, by name; bases first."""
     return {top: n for top, n in remote.names.items() if not names.isdisjoint(_heads(top))}
 
