@@ -146,20 +146,14 @@ class Mirror:
 
     def _check_own(self, names: set[str], local: chain.Chain) -> None:
         """Refuses a place with versions of another run, or later ones than the folder has."""
-        remote, name_of_run = (
-            chain.listed(self.folder, _top(names)),
-            chain.head_of(local, local.newest).chain,
-        )
+        remote, newest = chain.listed(self.folder, _top(names)), chain.head_of(local, local.newest)
         complete = _complete(remote, names)
-        for (
-            top,
-            number,
-        ) in complete.items():  # bases first: if they are this run's, so are the deltas it has
+        for top, number in complete.items():  # bases first: if they are this run's, its deltas are
             is_here, is_base = top in local.names, top == chain.base_path(self.folder, number).name
             if top in self._own or (self._own and is_here and not is_base):
                 continue
             head = self._head(top, names)
-            if head is None or head.chain != name_of_run:
+            if head is None or head.chain != newest.chain:
                 raise ValueError(_OTHER_RUN.format(top))
             if number > local.newest or (is_here and head != chain.head_of(local, number)):
                 raise ValueError(
