@@ -237,7 +237,7 @@ class _OpenBatch:
         pieces = self._decoder.decode(events)
         self.pieces += pieces
         self.size += sum(map(len, pieces))
-        self.reads.append({name: value for name, value in position.items() if name[0] != "_"})
+        self.reads.append({n: value for n, value in position.items() if not n.startswith("_")})
 
 
 class _Decoder:
