@@ -177,7 +177,8 @@ class EventStream:
         if self._cuts is None:
             self._fill(batch)
         else:
-            self._refill(batch, next(self._cuts, ()))
+            while not batch.size and (reads := next(self._cuts, None)) is not None:
+                self._refill(batch, reads)
         if not batch.size or self._closed:
             return None
         rows = batch.pieces[0] if len(batch.pieces) == 1 else _joined(batch.pieces, batch.size)

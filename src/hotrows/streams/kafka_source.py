@@ -79,9 +79,7 @@ class KafkaSource:
         for partition in self._offsets.keys() - {int(name) for name in position["offsets"]}:
             self._offsets[partition] = self._bounds(partition)[0]  # it is new
         for name, offset in position["offsets"].items():
-            partition = int(name)
-            if partition not in self._offsets:
-                raise ValueError(f"{self.name} has no partition {partition} any more: it was made anew")
+            partition = self._partition(name)
             first, end = self._bounds(partition)
             if not first <= offset <= end:
                 raise ValueError(
@@ -113,7 +111,8 @@ class KafkaSource:
         return events
 
     def has_reached(self, position: dict[str, Any]) -> bool:
-        return all(self._offsets[int(name)] >= offset for name, offset in position["offsets"].items())
+        offsets = position["offsets"].items()
+        return all(self._offsets[self._partition(name)] >= offset for name, offset in offsets)
 
     def close(self) -> None:
         self._consumer.close()
@@ -124,6 +123,12 @@ class KafkaSource:
         with suppress(ValueError):
             new = set(self._partitions()).difference(self._offsets)
             self._offsets |= {partition: self._bounds(partition)[0] for partition in new}
+
+    def _partition(self, name: str) -> int:
+        """The partition of a name in a position."""
+        if int(name) not in self._offsets:
+            raise ValueError(f"{self.name} has no partition {name} any more: it was made anew")
+        return int(name)
 
     def _is_end(self, message: Any) -> bool:
         """Whether a message is none, but says that a partition has no more of them."""
