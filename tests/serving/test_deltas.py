@@ -263,6 +263,34 @@ def test_a_damaged_delta_is_refused_and_the_version_stays(to, where):
     assert scorer.follower.look() == 1
 
 
+def test_what_is_before_a_damaged_delta_is_served_and_a_base_behind_it_is_gone_to(to, published):
+    """Good deltas that came together with a damaged one waited for it, as did all versions behind it, even
+    if a later base was there."""
+    back = {n: chain.base_path(to, n).rename(to / f"aside-{n}") for n in (4, 7)}
+    for number in range(2, STEPS + 2):
+        chain.delta_path(to, number).rename(to / f"aside-{number}.delta")
+    scorer = Scorer.watch(to, every=None)
+    for number in range(2, STEPS + 2):
+        (to / f"aside-{number}.delta").rename(chain.delta_path(to, number))
+    damaged = chain.delta_path(to, 6)
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"delta-0000000006\.safetensors"):
+            scorer.follower.look()
+        assert scorer.version.number == 5
+        assert scorer.logits(ROWS).tobytes() == logits_at(published[0], 5)
+    back[7].rename(chain.base_path(to, 7))
+    assert scorer.follower.look() == 4 and scorer.version.number == STEPS + 1
+    assert scorer.logits(ROWS).tobytes() == logits_at(published[0], STEPS + 1)
+
+
+def logits_at(folder, number):
+    scorer = Scorer(chain.base_path(folder, 1))
+    requests = scorer.requests.encode(ROWS)
+    return np.concatenate(scorer.logits_of(requests, version_at(folder, number))).tobytes()
+
+
 @pytest.mark.parametrize("inner", ["{}/evil", "../../evil", "tables/../../../evil"])
 def test_a_file_of_a_place_stays_in_the_folder_of_its_version(tmp_path, inner):
     """`/etc/x` below a folder is `/etc/x`."""

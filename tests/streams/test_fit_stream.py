@@ -179,7 +179,7 @@ def test_a_batch_that_has_lost_events_since_is_named_when_it_is_made_again(
         def read_to(self, position, wait):
             return self.read(position["events"] - self._events, wait)[1:]
 
-    source = Compacted(folder, Encoder.open(data).schema)
+    source = Compacted(folder, Encoder.open(data.path).schema)
     run = tmp_path / "again"
     Trainer(data, CONFIG, run).fit_stream(source, DRAINED, repeat=whole)
     (message,) = [text for text in caplog.messages if "in the run that is repeated" in text]
