@@ -264,7 +264,7 @@ def test_a_damaged_delta_is_refused_and_the_version_stays(to, where):
 
 
 def test_what_is_before_a_damaged_delta_is_served_and_a_base_behind_it_is_gone_to(to, published):
-    """Good deltas that came together with a damaged one waited for it, as did all versions behind it, even
+    """Good deltas that came with a damaged one waited for it, as did all versions behind it, even
     if a later base was there."""
     back = {n: chain.base_path(to, n).rename(to / f"aside-{n}") for n in (4, 7)}
     for number in range(2, STEPS + 2):
