@@ -32,7 +32,8 @@ log = logging.getLogger("hotrows")
 _UNFINISHED = (".tmp", ".part", ".crdownload")
 _POLL = 0.02  # seconds between two looks
 _PATIENCE = 10.0  # seconds after which a file that is not whole is spoken of
-_FIRST = {"offset": 0, "line": 1, "is_read": False, "sum": 0}  # the place before all events of a file
+# The place before all events of a file.
+_FIRST: dict[str, Any] = {"offset": 0, "line": 1, "is_read": False, "sum": 0}
 
 
 class FolderSource:

@@ -24,8 +24,8 @@ _LINE = JsonFile("bring it back from a copy")
 
 
 @dataclass(frozen=True)
-class Line:
-    """A batch of the log: its step, how many events it has, and the reads that it was made of."""
+class LoggedBatch:
+    """A batch of a run: its step, how many events it has, and the reads that it was made of."""
 
     step: int
     size: int
@@ -46,7 +46,7 @@ class BatchLog:
         self._log.write(_LINE.sign({"step": step, "size": cut.batch.size, "reads": cut.reads}))
 
 
-def lines_after(place: Path, step: int) -> list[Line]:
+def batches_after(place: Path, step: int) -> list[LoggedBatch]:
     """The batches after a step, by the log of a run or its folder."""
     path = place / NAME if place.is_dir() else place
     if not path.exists():
@@ -58,7 +58,7 @@ def lines_after(place: Path, step: int) -> list[Line]:
         saved = checkpoint.read_manifest(checkpoint.folder_of(path.parent, "last")).step
     fields = [_LINE.verified(path, line) for line in read_lines(path)]
     with _LINE.naming(path):
-        lines = [build(Line, line, "batch") for line in fields]
+        lines = [build(LoggedBatch, line, "batch") for line in fields]
         later = [line for line in lines if line.step > step]
         if [line.step for line in later] != list(range(step + 1, step + 1 + len(later))):
             raise ValueError(f"it does not have each batch after step {step:,} once")

@@ -23,7 +23,7 @@ from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig,
 from hotrows.streams.alarms import Alarm
 from hotrows.streams.settings import ONE_RANK
 from hotrows.train import run_folder
-from hotrows.train.batch_log import BatchLog, lines_after
+from hotrows.train.batch_log import BatchLog, batches_after
 from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
 from hotrows.train.progress import Result
@@ -78,9 +78,9 @@ class StreamRun(Callback):
             self._files = (self._log, letters)
             size = steps.config.batch_size
             assert size is not None, "settle the config first"
-            lines = None if repeat is None else lines_after(Path(repeat), state.step)
-            self._sizes = {line.step: line.size for line in lines or ()}
-            cuts = lines and [line.reads for line in lines]
+            batches = [] if repeat is None else batches_after(Path(repeat), state.step)
+            self._sizes = {batch.step: batch.size for batch in batches}
+            cuts = None if repeat is None else [batch.reads for batch in batches]
             events = EventStream(source, encoder, size, self._config, state.stream, letters, cuts)
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
