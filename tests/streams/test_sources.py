@@ -267,6 +267,16 @@ def test_a_whole_file_that_is_replaced_while_it_is_read_is_refused(
         everything(source)
 
 
+def test_an_arrow_file_that_is_truncated_while_it_is_read_is_an_error(opened, tmp_path):
+    """It was mapped into memory, and a bus error ended the process."""
+    path, source = tmp_path / "a.arrow", opened()
+    feather.write_feather(table(range(40_000)), path, compression="uncompressed", chunksize=10_000)
+    assert numbers_of(source.read(5, 0)) == list(range(5))
+    os.truncate(path, 5000)
+    with pytest.raises(ValueError, match=r"a\.arrow is damaged"):
+        everything(source, 10_000)
+
+
 def test_a_file_that_came_too_late_is_named_whether_a_process_ran_or_not(opened, tmp_path, caplog):
     """Late files come mostly while the run is down, at the outage that their writer had, too."""
     for name in "bcd":

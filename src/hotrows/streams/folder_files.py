@@ -12,8 +12,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Protocol
 
+from hotrows.data.raw.arrow import pyarrow
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import Layout
 from hotrows.data.raw.reading import COMPRESSIONS
@@ -80,8 +82,10 @@ def open_file(path: Path, schema: Schema) -> Reader | None:
     kind = kind_of(start)
     if kind is None:
         return _TextFile(path, schema) if start else None
+    # A memory map would end the process where a file is truncated.
+    file = File(str(path), str(path), system=SimpleNamespace(open=pyarrow().OSFile))
     try:
-        return _RowsFile(path, kind, open_typed_file(File(str(path), str(path)), kind), status, sum_)
+        return _RowsFile(path, kind, open_typed_file(file, kind), status, sum_)
     except ValueError:
         return None
 
@@ -139,9 +143,7 @@ class _RowsFile:
             if self._batch is None:
                 return LineEvents(str(self._path), b"")
         batch, self._batch = self._batch.slice(0, limit), self._batch.slice(limit)
-        import pyarrow
-
-        events = TableEvents(str(self._path), pyarrow.Table.from_batches([batch]), self.offset)
+        events = TableEvents(str(self._path), pyarrow().Table.from_batches([batch]), self.offset)
         self.offset += batch.num_rows
         return events
 
