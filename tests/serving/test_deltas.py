@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import json
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,6 +263,34 @@ def test_a_damaged_delta_is_refused_and_the_version_stays(to, where):
     assert scorer.follower.look() == 1
 
 
+def test_what_is_before_a_damaged_delta_is_served_and_a_base_behind_it_is_gone_to(to, published):
+    """Good deltas that came with a damaged one waited for it, as did all versions behind it, even
+    if a later base was there."""
+    back = {n: chain.base_path(to, n).rename(to / f"aside-{n}") for n in (4, 7)}
+    for number in range(2, STEPS + 2):
+        chain.delta_path(to, number).rename(to / f"aside-{number}.delta")
+    scorer = Scorer.watch(to, every=None)
+    for number in range(2, STEPS + 2):
+        (to / f"aside-{number}.delta").rename(chain.delta_path(to, number))
+    damaged = chain.delta_path(to, 6)
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"delta-0000000006\.safetensors"):
+            scorer.follower.look()
+        assert scorer.version.number == 5
+        assert scorer.logits(ROWS).tobytes() == logits_at(published[0], 5)
+    back[7].rename(chain.base_path(to, 7))
+    assert scorer.follower.look() == 4 and scorer.version.number == STEPS + 1
+    assert scorer.logits(ROWS).tobytes() == logits_at(published[0], STEPS + 1)
+
+
+def logits_at(folder, number):
+    scorer = Scorer(chain.base_path(folder, 1))
+    requests = scorer.requests.encode(ROWS)
+    return np.concatenate(scorer.logits_of(requests, version_at(folder, number))).tobytes()
+
+
 @pytest.mark.parametrize("inner", ["{}/evil", "../../evil", "tables/../../../evil"])
 def test_a_file_of_a_place_stays_in_the_folder_of_its_version(tmp_path, inner):
     """`/etc/x` below a folder is `/etc/x`."""
@@ -376,6 +405,157 @@ def test_a_place_has_the_same_versions(published, tmp_path, request, place):
     scorer.follower.look()
     assert chain.look(scorer.follower.folder).bases == (7,)
     assert Scorer.watch(url, every=None).logits(ROWS).tobytes() == expected
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def empty_place(request, tmp_path):
+    """The URL of a place without versions."""
+    if request.param == "redis":
+        return f"redis://127.0.0.1:{request.getfixturevalue('redis_server').port}/0?name={tmp_path.name}"
+    pytest.importorskip("fsspec")
+    return f"memory://{tmp_path.name}/model" if request.param == "memory" else f"file://{tmp_path}/place"
+
+
+def contents(place, folder):
+    """The bytes of all files of a place, by name."""
+    names = sorted(place.names())
+    for number, name in enumerate(names):
+        place.get(name, folder / f"content-{number}")
+    return {name: (folder / f"content-{number}").read_bytes() for number, name in enumerate(names)}
+
+
+def renamed_chain(published, folder, name, indent=1):
+    """A copy of the first version of the chain, as one of another run. indent: of its manifest, by which
+    models of other weights are told apart."""
+    base = chain.base_path(folder, 1)
+    shutil.copytree(chain.base_path(published[0], 1), base)
+    head = dataclasses.replace(chain.base_head(base), chain=name, checksum=0)
+    fields = json.loads((base / "export.json").read_text())
+    (base / "export.json").write_text(json.dumps(fields, indent=indent))
+    chain.write_base_head(base, head)
+    return folder
+
+
+def test_files_that_are_no_versions_stay_in_a_place(to, empty_place, tmp_path):
+    """Publishing to s3://bucket/models deleted all other files below it, of any name and depth."""
+    others = [
+        "README.md",
+        "other-team/weights.bin",
+        "base-1/export.json",
+        "delta-0000000002.txt",
+        "pin.json",
+    ]
+    mirror = Mirror.open(empty_place, to)
+    (tmp_path / "other").write_text('{"version": 3}')
+    for name in others:
+        mirror.place.put(name, tmp_path / "other")
+    mirror.push()
+    chain.prune(to, keep=1)
+    Mirror.open(empty_place, to).push()
+    versions = {"base-0000000007", "delta-0000000008.safetensors", "delta-0000000009.safetensors"}
+    kept = {name for name in mirror.place.names() if name.partition("/")[0] not in versions}
+    assert kept == {*others}
+
+
+@pytest.mark.parametrize("there", ["base", "delta", "begun", "damaged"])
+def test_a_place_with_versions_of_another_run_is_refused_and_stays_as_it_is(
+    published, to, empty_place, tmp_path, there
+):
+    other = Mirror.open(empty_place, tmp_path / "other")
+    if there == "delta":
+        delta = read_delta(chain.delta_path(to, 9))
+        path = chain.delta_path(tmp_path / "other", 9)
+        write_delta(path, dataclasses.replace(delta, head=dataclasses.replace(delta.head, chain="0123")))
+        other.place.put(path.name, path)
+    else:
+        base = chain.base_path(renamed_chain(published, tmp_path / "other", "0123"), 1)
+        if there == "damaged":
+            (base / chain.HEAD).write_text("{}")
+        elif there == "begun":
+            (base / chain.HEAD).unlink()
+        for file in (file for file in base.rglob("*") if file.is_file()):
+            other.place.put(file.relative_to(other.folder).as_posix(), file)
+    before = contents(other.place, tmp_path)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not of this run, or is damaged: publish each run to a URL"):
+            Mirror.open(empty_place, to).push()
+    assert contents(other.place, tmp_path) == before
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["the same seed", "another seed"])
+def test_of_two_runs_that_push_to_one_place_at_once_one_is_refused(
+    published, empty_place, tmp_path, alike
+):
+    mirrors = [
+        Mirror.open(
+            empty_place, renamed_chain(published, tmp_path / name, name, 1 if alike else len(name))
+        )
+        for name in ("a", "bb")
+    ]
+    together, refusals = threading.Barrier(2), []
+
+    def push(mirror):
+        together.wait()
+        try:
+            mirror.push()
+        except ValueError as error:
+            refusals.append(str(error))
+
+    threads = [threading.Thread(target=push, args=(mirror,)) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refusals) == 1 and "publish each run to a URL of its own" in refusals[0]
+    assert Scorer.watch(empty_place, every=None).version.number == 1  # whole, and of one of them
+
+
+def test_what_a_killed_push_has_left_is_written_again_or_removed(published, to, empty_place, tmp_path):
+    """A delta of which a part was written had its name, and was never written again."""
+    mirror = Mirror.open(empty_place, to)
+    mirror.push()
+    (tmp_path / "part").write_bytes(chain.delta_path(to, 9).read_bytes()[:-9])
+    mirror.place.put("delta-0000000009.safetensors", tmp_path / "part")
+    for base in (1, 7):  # one that was being deleted, one that was being written
+        mirror.place.remove(f"base-{base:010}/{chain.HEAD}")
+    mirror.place.remove("base-0000000007/model.onnx")
+    chain.prune(to, keep=2)
+    Mirror.open(empty_place, to).push()
+    assert not any(name.startswith("base-0000000001") for name in mirror.place.names())
+    expected = Scorer.watch(published[0], every=None).logits(ROWS).tobytes()
+    assert Scorer.watch(empty_place, every=None).logits(ROWS).tobytes() == expected
+
+
+def test_a_run_whose_copy_is_gone_does_not_replace_what_it_had_published(to, empty_place, tmp_path):
+    Mirror.open(empty_place, to).push()
+    for number in (4, 7):
+        shutil.rmtree(chain.base_path(to, number))
+    without(to, *range(2, STEPS + 2))
+    with pytest.raises(ValueError, match="does not have it: bring that folder back from a copy"):
+        Mirror.open(empty_place, to).push()
+    assert Scorer.watch(empty_place, every=None).version.number == STEPS + 1
+
+
+def test_a_copy_for_serving_is_not_made_among_versions_of_another_run(published, empty_place, tmp_path):
+    Mirror.open(empty_place, renamed_chain(published, tmp_path / "a", "a")).push()
+    mine = renamed_chain(published, tmp_path / "b", "b")
+    for url in (empty_place, f"{empty_place}-without"):
+        with pytest.raises(
+            ValueError, match="has versions of another run than the place; choose an empty"
+        ):
+            Scorer.watch(url, every=None, cache=mine)
+    assert chain.base_head(chain.base_path(mine, 1)).chain == "b"
+
+
+def test_only_what_a_killed_run_has_left_of_versions_is_swept(to):
+    mine = [to / "base-images.part", to / "base-notes.gone", to / "delta-x.part"]
+    left = [to / "base-0000000010.part", to / "base-0000000001.gone"]
+    for path in (*mine, *left):
+        path.mkdir()
+    (to / "delta-0000000010.safetensors.part").touch()
+    chain.sweep(to, ".part", ".gone")
+    assert all(path.exists() for path in mine) and not any(path.exists() for path in left)
+    assert not list(to.glob("*.safetensors.part"))
 
 
 class Plain(torch.nn.Module):

@@ -57,6 +57,37 @@ def test_a_version_that_was_begun_and_given_up_leaves_no_trace(all_ids):
     assert (overlay.read(EACH, len(all_ids), lambda ids: FILE[ids]) == expected).all()
 
 
+@given(changes, st.integers(1, 12), st.booleans())
+def test_rows_of_later_versions_that_were_given_up_are_not_those_of_the_next(
+    all_ids, num_given_up, copies
+):
+    """A damaged delta ends an attempt, and its versions are begun again, perhaps only the first, as it is
+    pinned. The rows that the attempt had written under a later number were read."""
+    overlay, expected = Overlay(ROWS, WIDTH, capacity=16), FILE
+    versions = [(overlay, FILE)]
+    for number, ids in enumerate(all_ids, 1):
+        attempt = overlay
+        for later in range(number, number + num_given_up):
+            attempt, _ = written(attempt, expected, {0, 1, later, *ids}, later)
+        if copies:
+            overlay = overlay.since(0, number - 1, ROWS)
+        overlay, expected = written(overlay, expected, ids, number)
+        versions.append((overlay, expected))
+    for number, (of_version, rows) in enumerate(versions):
+        assert (of_version.read(EACH, number, lambda ids: FILE[ids]) == rows).all()
+
+
+def test_a_copy_is_read_as_of_its_version_while_the_next_one_is_written():
+    overlay, expected = written(Overlay(ROWS, WIDTH, capacity=16), FILE, {0, 1}, 1)
+    overlay, expected = written(overlay, expected, {1, 2}, 2)
+    copy = overlay.since(1, 2, ROWS)
+    file = overlay.read(EACH, 1, lambda ids: FILE[ids])
+    later, _ = written(copy, expected, {2, 3}, 3)
+    assert later is copy
+    assert (copy.read(EACH, 2, lambda ids: file[ids]) == expected).all()
+    assert (copy.changed_ids(2) == [1, 2]).all()
+
+
 def test_memory_is_that_of_the_rows_that_changed_not_of_how_often():
     overlay, rows = Overlay(ROWS, WIDTH, capacity=64), np.zeros((8, WIDTH), np.uint8)
     for number in range(1, 2000):

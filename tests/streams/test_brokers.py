@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from hotrows import Callback, TrainConfig, Trainer
 from hotrows.data.raw.cells import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
 from hotrows.serving import places
-from hotrows.streams import StreamConfig, open_source, redis_source
+from hotrows.streams import StreamConfig, kafka_source, open_source, redis_source
 from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
@@ -118,6 +119,101 @@ def test_events_that_a_topic_has_lost_are_missed(cluster):
             open_source(text, SCHEMA)
 
 
+class Topic:
+    """A stand-in for a topic: the offsets that each partition has, and its end; for messages that a mock
+    cluster cannot have lost."""
+
+    def __init__(self, partitions):
+        self.partitions = partitions
+
+    def open(self, monkeypatch):
+        monkeypatch.setattr(kafka, "Consumer", lambda settings: TopicConsumer(self.partitions))
+        return open_source("kafka://host:1/topic", SCHEMA)
+
+
+class TopicConsumer:
+    def __init__(self, partitions):
+        self.partitions, self.at, self.has_said_end = partitions, {}, set()
+
+    def list_topics(self, topic, timeout):
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=self.partitions)})
+
+    def get_watermark_offsets(self, place, timeout):
+        offsets, end = self.partitions[place.partition]
+        return min(offsets, default=end), end
+
+    def assign(self, places):
+        self.at, self.has_said_end = {place.partition: place.offset for place in places}, set()
+
+    def consume(self, number, timeout):
+        messages = []
+        for partition, at in self.at.items():
+            offsets, end = self.partitions[partition]
+            left = [offset for offset in offsets if offset >= at][: number - len(messages)]
+            messages += [TopicMessage(partition, offset) for offset in left]
+            self.at[partition] = left[-1] + 1 if left else at
+            if len(messages) < number and partition not in self.has_said_end:
+                messages.append(TopicMessage(partition, end, is_end=True))
+                self.has_said_end.add(partition)
+        return messages
+
+    def poll(self, timeout):
+        return next(iter(self.consume(1, timeout)), None)
+
+    def close(self):
+        pass
+
+
+class TopicMessage:
+    def __init__(self, partition, offset, is_end=False):
+        self.partition, self.offset, self._is_end = (lambda: partition), (lambda: offset), is_end
+
+    def error(self):
+        return kafka.KafkaError(kafka.KafkaError._PARTITION_EOF) if self._is_end else None
+
+    def value(self):
+        return None if self._is_end else message(self.offset())
+
+
+def read_to(source, offset):
+    """The events up to an offset of partition 0, as a batch that is made again reads them."""
+    position, numbers = {"offsets": {"0": offset}}, []
+    for _ in range(20):
+        if source.has_reached(position):
+            return numbers
+        numbers += numbers_of(source.read_to(position, 0))
+    raise AssertionError(f"not reached: {source.position}")
+
+
+@pytest.mark.parametrize(
+    "offsets, end",
+    [([5, 9, 10], 11), ([5], 12), ([], 12), ([5, 6, 7, 9, 10], 11)],
+    ids=["a later message", "markers behind it", "none", "all"],
+)
+def test_a_batch_ends_though_its_last_messages_were_compacted_away(monkeypatch, offsets, end):
+    """It was waited for them without an end; and the messages behind it, which had come, were dropped."""
+    topic = Topic({0: (offsets, end)})
+    source = topic.open(monkeypatch)
+    source.seek({"offsets": {"0": 5 if offsets else 12}})
+    assert read_to(source, 8) == [offset for offset in offsets if offset < 8]
+    assert source.position == {"offsets": {"0": 8 if offsets else 12}}
+    rest = [offset for offset in offsets if offset >= 8]
+    assert some(source, len(rest)) == rest and len(source.read(9, 0)) == 0
+
+
+def test_partitions_that_a_topic_gets_are_read_from_their_first_event_on(monkeypatch):
+    """They were read from the next start of the process on."""
+    monkeypatch.setattr(kafka_source, "_LOOK", -1)
+    topic = Topic({0: ([3, 4], 5)})
+    source = topic.open(monkeypatch)
+    assert some(source, 2) == [3, 4]
+    topic.partitions[1] = ([7, 8], 9)
+    assert some(source, 2) == [7, 8]
+    assert source.position == {"offsets": {"0": 5, "1": 9}}
+    with pytest.raises(ValueError, match="has no partition 2 any more"):
+        source.has_reached({"offsets": {"2": 1}})
+
+
 def opened(server, stream, words=""):
     return open_source(f"redis://127.0.0.1:{server.port}/{stream}{words}", SCHEMA)
 
@@ -160,6 +256,50 @@ def test_entries_that_were_deleted_are_missed(redis_server):
     for text in ("redis://localhost/", "redis:///clicks"):
         with pytest.raises(ValueError, match="a Redis stream is redis://HOST:PORT/STREAM"):
             open_source(text, SCHEMA)
+
+
+def test_entries_that_are_trimmed_while_a_reader_lags_are_missed(redis_server):
+    """A stream with MAXLEN: what was trimmed before it was read was passed over."""
+    client = redis_server.client
+
+    def add(stream, numbers, most=None):
+        for n in numbers:
+            client.xadd(stream, {"event": message(n)}, maxlen=most, approximate=False)
+
+    add("lags", range(10))
+    source = opened(redis_server, "lags")
+    assert some(source, 4, limit=2) == [0, 1, 2, 3]
+    client.xtrim("lags", maxlen=6, approximate=False)  # what was read
+    assert some(source, 6) == list(range(4, 10))
+    add("lags", range(10, 30), most=5)
+    with pytest.raises(ValueError, match="15 entries after .* were trimmed: events are lost; keep more"):
+        source.read(9, 0.1)
+    fresh = opened(redis_server, "lags")
+    add("lags", range(30, 32), most=5)  # before its first event
+    assert some(fresh, 5) == list(range(27, 32))
+    add("lags", range(32, 34), most=1)
+    with pytest.raises(ValueError, match="1 entries after .* were trimmed"):
+        fresh.read(9, 0.1)
+    client.delete("lags")
+    add("lags", [1])
+    with pytest.raises(ValueError, match="was made anew; begin a new run"):
+        source.read(9, 0.1)
+
+
+def test_a_batch_of_entries_that_were_trimmed_ends(redis_server):
+    """It was waited for its last entry without an end."""
+    for n in range(6):
+        redis_server.client.xadd("cut", {"event": message(n)})
+    source = opened(redis_server, "cut")
+    assert some(source, 4) == [0, 1, 2, 3]
+    end = source.position
+    redis_server.client.xdel("cut", *[entry for entry, _ in redis_server.client.xrange("cut")[2:4]])
+    again, numbers = opened(redis_server, "cut"), []
+    for _ in range(5):
+        if not again.has_reached(end):
+            numbers += numbers_of(again.read_to(end, 0))
+    assert again.has_reached(end) and numbers == [0, 1]
+    assert some(again, 2) == [4, 5]
 
 
 def test_a_server_that_is_away_is_waited_for(redis_server, caplog):

@@ -16,6 +16,7 @@ from hotrows.dynamic import Dynamic
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
 from hotrows.streams import Alarm, EventStream, StreamConfig, open_source
+from hotrows.streams.folder import FolderSource
 from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
 from hotrows.train.metrics_log import read_metrics
@@ -167,6 +168,22 @@ def test_the_batches_of_a_run_are_made_again(data, folder, whole, tmp_path):
     train(data, folder, again, DRAINED, config, repeat=run)
     assert batches_of(again) == batches_of(run)
     assert same_weights(again, run)
+
+
+def test_a_batch_that_has_lost_events_since_is_named_when_it_is_made_again(
+    data, folder, whole, tmp_path, caplog
+):
+    """As retention and compaction of a topic leave it: it was another model, and nothing said so."""
+
+    class Compacted(FolderSource):
+        def read_to(self, position, wait):
+            return self.read(position["events"] - self._events, wait)[1:]
+
+    source = Compacted(folder, Encoder.open(data.path).schema)
+    run = tmp_path / "again"
+    Trainer(data, CONFIG, run).fit_stream(source, DRAINED, repeat=whole)
+    (message,) = [text for text in caplog.messages if "in the run that is repeated" in text]
+    assert message.startswith("batch 1 has 63 events, and had 64") and len(batches_of(run)) == 15
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,154 @@ def test_files_may_go_once_they_are_read_and_not_before(opened, tmp_path):
         cut.read(1, 0)
 
 
+def written(path, name, text):
+    path.with_name(name).write_text(text)
+    return path.with_name(name)
+
+
+def rename(path):
+    path.rename(path.with_name("a.jsonl.1"))
+
+
+CHANGES = {
+    "shorter": lambda path, text: path.write_text(text[:30]),
+    "longer": lambda path, text: path.write_text(text),
+    "by a rename": lambda path, text: written(path, ".new", text).rename(path),
+    "by another link": lambda path, text: (path.unlink(), path.symlink_to(written(path, ".b", text))),
+    "made anew": lambda path, text: (path.unlink(), path.write_text(text)),
+    "renamed, and made anew": lambda path, text: (rename(path), path.write_text(text)),
+    "renamed": lambda path, text: rename(path),
+}
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_file_that_is_another_one_while_it_is_read_is_refused(opened, tmp_path, how, is_running):
+    """The new events were lost: the reader stayed at its place in the old file, or in the middle of a
+    line of the new one."""
+    path, source = tmp_path / "a.jsonl", opened()
+    if how == "by another link":
+        path.symlink_to(written(path, ".a", json_lines(range(9))))
+    else:
+        path.write_text(json_lines(range(9)))
+    assert everything(source) == list(range(9))
+    place = source.position
+    CHANGES[how](path, json_lines(range(100, 140)))
+    if not is_running and how != "renamed":
+        source = opened()
+        source.seek(place)
+    with pytest.raises(ValueError, match="truncated or replaced|was replaced|renamed to a.jsonl.1 while"):
+        everything(source)
+
+
+def test_a_file_that_is_copied_over_with_more_events_is_read_on(opened, tmp_path):
+    """rsync writes a file that has grown anew, and renames it."""
+    path, source = tmp_path / "a.jsonl", opened()
+    path.write_text(json_lines(range(9)))
+    assert everything(source) == list(range(9))
+    written(path, ".a", json_lines(range(12))).rename(path)
+    assert everything(source) == [9, 10, 11]
+    position = source.position
+    path.unlink()  # as in a restore from a copy
+    path.write_text(json_lines(range(15)))
+    source = opened()
+    source.seek(position)
+    assert everything(source) == [12, 13, 14]
+    old = {name: value for name, value in position.items() if name[0] != "_"}  # as runs before wrote it
+    source = opened()
+    source.seek(old)
+    assert everything(source) == [12, 13, 14]
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize(
+    "name, write", [("a.parquet", parquet.write_table), ("a.arrow", feather.write_feather)]
+)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_whole_file_that_is_replaced_while_it_is_read_is_refused(
+    opened, tmp_path, name, write, in_place, is_running
+):
+    path, source = tmp_path / name, opened()
+    write(table(range(9)), path)
+    assert numbers_of(source.read(5 if is_running else 9, 0)) == list(range(5 if is_running else 9))
+    place = source.position
+    write(table(range(100, 109)), tmp_path / ".new")
+    if in_place and is_running:
+        everything(source)
+        path.write_bytes((tmp_path / ".new").read_bytes())
+    else:
+        (tmp_path / ".new").rename(path)
+    if not is_running:
+        source = opened()
+        source.seek(place)
+    with pytest.raises(ValueError, match="truncated or replaced after . rows of it were read"):
+        everything(source)
+
+
+def test_an_arrow_file_that_is_truncated_while_it_is_read_is_an_error(opened, tmp_path):
+    """It was mapped into memory, and a bus error ended the process."""
+    path, source = tmp_path / "a.arrow", opened()
+    feather.write_feather(table(range(40_000)), path, compression="uncompressed", chunksize=10_000)
+    assert numbers_of(source.read(5, 0)) == list(range(5))
+    os.truncate(path, 5000)
+    with pytest.raises(ValueError, match=r"a\.arrow is damaged"):
+        everything(source, 10_000)
+
+
+def test_a_file_that_came_too_late_is_named_whether_a_process_ran_or_not(opened, tmp_path, caplog):
+    """Late files come mostly while the run is down, at the outage that their writer had, too."""
+    for name in "bcd":
+        (tmp_path / f"{name}.jsonl").write_text(json_lines([1]))
+    source = opened()
+    assert everything(source) == [1, 1, 1]
+    place = json.loads(json.dumps(source.position))
+    (tmp_path / "b.jsonl").unlink()
+    resumed = opened()
+    resumed.seek(place)
+    assert everything(resumed) == [] and not caplog.messages
+    time.sleep(0.02)  # the clock of a file system has coarse ticks
+    (tmp_path / "a.jsonl").write_text(json_lines([0]))  # as many as before
+    with open(tmp_path / "d.jsonl", "a") as file:
+        file.write(json_lines([2]))
+    resumed = opened()
+    resumed.seek(place)
+    assert everything(resumed) == [2] and everything(resumed) == []
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/a.jsonl came after d.jsonl") and "nor are 0 others" in message
+
+
+def test_files_that_are_gone_unread_or_grow_after_they_were_read_are_named(opened, tmp_path, caplog):
+    source = opened()
+    (tmp_path / "a.csv").write_text(csv([1, 2, 3]))
+    (tmp_path / "b.csv").write_text(csv([4]))
+    assert numbers_of(source.read(1, 0)) == [1]
+    (tmp_path / "b.csv").unlink()
+    assert everything(source) == [2, 3]
+    (tmp_path / "c.csv").write_text(csv([5]))
+    assert everything(source) == [5]
+    with open(tmp_path / "a.csv", "a") as file:
+        file.write(csv([6], ""))
+    assert everything(source) == [] and everything(source) == []
+    gone, grown = caplog.messages
+    assert gone.startswith(f"{tmp_path}/b.csv is gone, and its events were not read")
+    assert grown == f"{tmp_path}/a.csv was written to after it was read: that is not read"
+
+
+def test_a_folder_that_is_away_is_waited_for(opened, tmp_path, caplog):
+    folder = tmp_path / "events"
+    folder.mkdir()
+    (folder / "a.csv").write_text(csv([1]))
+    with closing(FolderSource(folder, SCHEMA)) as source:
+        assert everything(source) == [1]
+        folder.rename(tmp_path / "away")
+        assert everything(source) == []
+        (tmp_path / "away").rename(folder)
+        (folder / "b.csv").write_text(csv([2]))
+        assert everything(source) == [2]
+    (message,) = caplog.messages
+    assert "No such file or directory" in message and message.endswith("; it is tried again")
+
+
 def test_a_damaged_file_is_named(opened, tmp_path):
     parquet.write_table(table(range(5)), path := tmp_path / "a.parquet")
     content = path.read_bytes()

@@ -1,13 +1,20 @@
 """An export holds the bits of the run, in files that safetensors reads."""
 
 import dataclasses
+import re
 
+import pyarrow as pa
 import pytest
 
-from hotrows import checkpoint, cli
-from hotrows.checkpoint.table_files import table_file
+from hotrows import TrainConfig, checkpoint, cli
+from hotrows.checkpoint.convert import export_tables
+from hotrows.checkpoint.table_files import export_problems, table_file
 from hotrows.data import prepare
+from hotrows.dynamic import Dynamic
+from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
+from hotrows.schema import Label, Schema, Sparse
+from hotrows.serving import Scorer, bundle
 from hotrows.storage import cache
 from hotrows.train import Trainer
 from tests.support.exports import assert_exported
@@ -74,9 +81,45 @@ def test_the_last_checkpoint_can_be_exported_too(encoded, tmp_path):
     assert same == (pointer.best == pointer.last)
 
 
+NAMES = [
+    "../a b", "c/d", "..", ".", "nul\0x", "CON", "lpt1.x", "User", "user", "a" * 300, "a" * 300 + "/",
+    " x ", "\u7528\u6237\u8fc7\u53bb\u4e09\u5341\u5929" * 9, "\u00e9" * 60,
+]  # fmt: skip
+
+
 def test_a_table_may_have_any_name():
-    files = [table_file(name) for name in ("../a b", "c/d")]
-    assert files == ["tables/..%2Fa b.safetensors", "tables/c%2Fd.safetensors"]
+    """From 28 Chinese characters on, a name was too long for a file once it was percent-encoded."""
+    assert table_file("../a b", NAMES) == "tables/..%2Fa b.safetensors"
+    for file_of in (table_file, bundle.table_file, bundle.keys_file):
+        files = [file_of(name, NAMES).lower() for name in [*NAMES, "\ud800"]]
+        assert len(set(files)) == len(files)  # where case is ignored, too
+        for file in files:
+            folder, _, name = file.partition("/")
+            assert folder in ("tables", "keys") and "/" not in name and len(name) < 143 and name.isascii()
+            assert not re.match(r"(con|nul|lpt1)[ .]", name) and "\0" not in name
+    assert len(table_file(NAMES[-2])) < 143
+
+
+def test_columns_of_any_name_are_exported_and_published(tmp_path):
+    features = [
+        Sparse(name, dynamic=Dynamic()) if name.lower() == "user" else Sparse(name) for name in NAMES
+    ]
+    schema = Schema((*features,), label=Label("y"))
+    columns = {name: [f"{(i * 7) % (3 + n)}" for i in range(96)] for n, name in enumerate(NAMES)}
+    data = prepare(
+        pa.table({"y": [0, 1] * 48, **columns}), schema, tmp_path / "enc", split="position:0.7"
+    )
+    publisher = Publisher(tmp_path / "to", "1b", base_every=2)
+    config = TrainConfig(model="lr", steps=4, batch_size=16, linear_paths="plain")
+    Trainer(data, config, tmp_path / "run").fit(callbacks=[publisher])
+    weights = export(tmp_path / "run", tmp_path / "weights", "last")
+    assert not list(export_problems(weights / "export.json"))
+    converted = export_tables(checkpoint.folder_of(tmp_path / "run", "last"), tmp_path / "converted")
+    assert len(list((converted / "tables").iterdir())) == len(NAMES)
+    served = Scorer(export(tmp_path / "run", tmp_path / "bundle", "last", format="onnx"), verify=True)
+    followed, rows = Scorer.watch(tmp_path / "to", every=None), [dict.fromkeys(NAMES, "1"), {}]
+    assert followed.version.number > 1
+    assert followed.logits(rows).tobytes() == served.logits(rows).tobytes()
 
 
 def test_what_exists_is_not_overwritten_and_nothing_half_is_left(encoded, tmp_path, monkeypatch):

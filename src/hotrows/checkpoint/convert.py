@@ -90,25 +90,27 @@ def export_tables(
     manifest, tables = checkpoints[-1][1], in_files(checkpoints)
     num_rows = sum(table.rows for table in manifest.tables)
     trainer = tensors_from_bytes(files.read_file(folder / DENSE[1], manifest.files[DENSE[1]]))
-    histories = saved_histories(trainer, [table.name for table in manifest.tables])
+    names = [table.name for table in manifest.tables]
+    histories = saved_histories(trainer, names)
     with new_folder(out) as part:
         table_files, described = TableFiles(part, num_rows, progress), []
         for table in manifest.tables:
+            file = table_file(table.name, names)
             columns = _columns(table) if state else _columns(table)[:1]
             tensors = {name: stored for name, stored, _ in columns}
             history = histories.get(table.name)
             chunks = [_chunks(tables[table.name], table, column, history) for column in columns]
-            table_files.write(table.name, tensors, chunks)
+            table_files.write(file, tensors, chunks)
             form = {"rows": table.rows, "dim": table.layout.dim, "dtype": table.layout.dtype}
-            contents = {"file": table_file(table.name), "tensors": list(tensors)}
+            contents = {"file": file, "tensors": list(tensors)}
             described.append({"name": table.name, **form, "optimizer": table.optimizer, **contents})
         dense = list(itertools.islice(_dense(checkpoints), None if state else 1))
         for name, content in dense:
             table_files.sums[name] = files.write_file(part / name, [content])
         source = {"hotrows": VERSION, "step": manifest.step, "fingerprint": manifest.fingerprint}
-        names = [name for name, _ in dense]
+        dense_files = [name for name, _ in dense]
         table_files.describe(
-            EXPORT, {**source, "tables": described, "dense": names, "state": manifest.state}
+            EXPORT, {**source, "tables": described, "dense": dense_files, "state": manifest.state}
         )
     return out
 

@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from hotrows.checkpoint import files
 from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text
+from hotrows.runtime.file_names import file_name
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import EXPORT_FILE, Stored, entries, header
 
 Progress = Callable[[str, int, int], None]
 
 
-def table_file(table: str) -> str:
-    """The file of a table, whose name comes from a column's and may hold any character."""
-    return f"tables/{quote(table, safe=' ')}.safetensors"
+def table_file(table: str, tables: Iterable[str] = ()) -> str:
+    """The file of a table; tables: the names of all of them."""
+    return f"tables/{file_name(table, tables)}.safetensors"
 
 
 class TableFiles:
@@ -41,13 +41,12 @@ class TableFiles:
         (folder / "tables").mkdir()
 
     def write(
-        self, table: str, tensors: Mapping[str, Stored], chunks: Sequence[Iterable[np.ndarray]]
+        self, name: str, tensors: Mapping[str, Stored], chunks: Sequence[Iterable[np.ndarray]]
     ) -> None:
-        """Writes the tensors of a table, one after the other.
+        """Writes the tensors of a table into the file `name`, one after the other.
 
         chunks: of each tensor its rows in order, [n, bytes of a row] uint8 at a time.
         """
-        name = table_file(table)
         self.sums[name] = files.write_file(self._folder / name, self._content(tensors, chunks))
 
     def describe(self, name: str, fields: Mapping[str, Any]) -> None:

@@ -92,7 +92,8 @@ def write_bundle(
     for table in embedding.tables:
         rows = num_rows[table.name]
         chunks = embedding.weight_chunks(table.name, rows)
-        stored, sums[table_file(table.name)] = _write_table(folder, table, rows, chunks, form.table_dtype)
+        file = table_file(table.name, num_rows)
+        stored, sums[file] = _write_table(folder, file, table, rows, chunks, form.table_dtype)
         tables.append(stored)
         done += rows
         progress("exporting", done, sum(num_rows.values()))
@@ -203,13 +204,14 @@ def _write_keys(folder: Path, dynamic: DynamicIds) -> Iterator[StoredKeys]:
     for name, vocabulary in dynamic.vocabularies.items():
         ids, keys = (tensor.numpy() for tensor in dynamic.keys.live(name))
         order = keys.argsort()
-        np.save(folder / keys_file(name), np.stack([keys[order], ids[order]]))
+        file = keys_file(name, dynamic.vocabularies)
+        np.save(folder / file, np.stack([keys[order], ids[order]]))
         features = tuple(f for f, of_feature in dynamic.features.items() if of_feature == name)
-        yield StoredKeys(name, features, vocabulary.num_unknown, keys_file(name))
+        yield StoredKeys(name, features, vocabulary.num_unknown, file)
 
 
 def _write_table(
-    folder: Path, table: Table, rows: int, chunks: Iterable[Tensor], wanted: str
+    folder: Path, name: str, table: Table, rows: int, chunks: Iterable[Tensor], wanted: str
 ) -> tuple[StoredTable, FileSum]:
     dtype = table_rows.smallest_dtype(wanted, table.dim)
     largest, squares = 0.0, 0.0
@@ -227,7 +229,6 @@ def _write_table(
             squares += float(np.square(error).sum())
             yield memoryview(stored.reshape(-1).view(np.uint8).data)
 
-    name = table_file(table.name)
     of_file = files.write_file(folder / name, content())
     rms = (squares / (rows * table.dim)) ** 0.5
     most = None if rows == table.rows else table.rows

@@ -139,7 +139,6 @@ class Publisher(Callback):
         self.folder = self._mirror.folder if self._mirror else Path(self.to)
         make_folder(self.folder)
         self._stack.callback(Lock(self.folder).release)
-        chain.sweep(self.folder)
         self._marks = [_Marks(group.rows) for group in embedding.groups]
         observers = embedding.packed.observers
         observers.append(self._note)
@@ -255,25 +254,29 @@ class Publisher(Callback):
     def _first_version(self, trainer: Trainer) -> Version:
         """The last version of the run, with all rows marked that differ; a new one if there is none."""
         versions, name = chain.look(self.folder), _chain_of(trainer.run)
-        self._differs = False
-        if not versions.newest:
-            path = chain.base_path(self.folder, 1)
-            with new_folder(path) as part:
-                which = f"step {trainer.state.step}"
-                write_whole_bundle(part, trainer.recommender, trainer.run, which, self.form)
-                state = trainer.state
-                head = VersionHead(name, 1, state.step, time.time(), num_events(state))
-                chain.write_base_head(part, head)
-            if self._mirror:
-                self._mirror.push()
-            return version_at(self.folder, trust=True)
-        head = chain.head_of(versions, versions.newest)
-        if head.chain != name:  # before its program is opened, which may be code
+        head = chain.head_of(versions, versions.newest) if versions.newest else None
+        if head is not None and head.chain != name:  # before its program is opened, which may be code
             raise ValueError(
                 f"{self.folder} has the versions of another run, up to step {head.step:,}; "
                 f"publish each run into a folder of its own"
             )
-        version = version_at(self.folder, trust=True)
+        chain.sweep(self.folder, ".part", ".gone")
+        if head is None:
+            with new_folder(chain.base_path(self.folder, 1)) as part:
+                state, step = trainer.state, trainer.state.step
+                write_whole_bundle(part, trainer.recommender, trainer.run, f"step {step}", self.form)
+                first = VersionHead(name, 1, step, time.time(), num_events(state))
+                chain.write_base_head(part, first)
+        if self._mirror:
+            try:
+                self._mirror.push()
+            except OSError as error:
+                if head is None:
+                    raise
+                log.error("versions could not be published to %s: %s", self.to, error)
+        version, self._differs = version_at(self.folder, trust=True), False
+        if head is None:
+            return version
         differences = dict(_differences(trainer.embedding, version))
         self._differs = any(map(len, differences.values()))
         self._mark(trainer.embedding, differences)

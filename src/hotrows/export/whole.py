@@ -139,7 +139,7 @@ def _write_tables(
         numbers = {} if live is None else dict(zip(("ids", "keys"), live, strict=True))
         tensors = {name: Stored("I64", (len(tensor),)) for name, tensor in numbers.items()}
         others = [[_bytes_of(tensor[:, None])] for tensor in numbers.values()]
-        written.write(table.name, {"weight": weight, **tensors}, [chunks, *others])
+        written.write(table_file(table.name, num_rows), {"weight": weight, **tensors}, [chunks, *others])
     return written
 
 
@@ -172,4 +172,4 @@ def _description(recommender: Recommender, which: str) -> dict[str, Any]:
 def _tables(tables: tuple[Table, ...], num_rows: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     for table in tables:
         fields = {name: getattr(table, name) for name in _FIELDS} | {"rows": num_rows[table.name]}
-        yield {**fields, "file": table_file(table.name)}
+        yield {**fields, "file": table_file(table.name, num_rows)}

@@ -13,15 +13,16 @@ PyTorch's reader of a `model.pt2` evaluates expressions of the file, so only a t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hotrows import losses
 from hotrows.json_file import build
 from hotrows.losses import Loss
 from hotrows.runtime import file_sums
+from hotrows.runtime.file_names import file_name
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.table import Cross
@@ -125,14 +126,14 @@ class Bundle:
         file_sums.verify(self.path / name, self.files[name], _REMEDY)
 
 
-def table_file(table: str) -> str:
-    """The file of a table, whose name comes from a column's and may hold any character."""
-    return f"tables/{quote(table, safe=' ')}.npy"
+def table_file(table: str, tables: Iterable[str] = ()) -> str:
+    """The file of a table; tables: the names of all of them."""
+    return f"tables/{file_name(table, tables)}.npy"
 
 
-def keys_file(vocabulary: str) -> str:
-    """The file of the keys of a vocabulary."""
-    return f"keys/{quote(vocabulary, safe=' ')}.npy"
+def keys_file(vocabulary: str, vocabularies: Iterable[str] = ()) -> str:
+    """The file of the keys of a vocabulary; vocabularies: the names of all of them."""
+    return f"keys/{file_name(vocabulary, vocabularies)}.npy"
 
 
 def open_bundle(path: Path | str) -> Bundle:

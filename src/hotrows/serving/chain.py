@@ -47,6 +47,12 @@ class Chain:
         """The number of the newest version; 0 where there is none."""
         return max([*self.bases, *self.deltas], default=0)
 
+    @property
+    def names(self) -> dict[str, int]:
+        """The number of each version, by the name of its folder or file; bases come first."""
+        bases = {base_path(self.folder, n).name: n for n in self.bases}
+        return bases | {delta_path(self.folder, n).name: n for n in self.deltas}
+
     def way(self, current: int, target: int) -> tuple[int | None, range]:
         """How to get from version `current` to version `target`: the base to begin with anew, None where
         the deltas suffice, and the deltas to apply. ValueError says which version is missing."""
@@ -169,16 +175,17 @@ def prune(folder: Path, keep: int) -> None:
     for number in chain.deltas:
         if number <= first:
             delta_path(folder, number).unlink(missing_ok=True)
-    for path in folder.glob("base-*.gone"):
-        shutil.rmtree(path, ignore_errors=True)
+    sweep(folder, ".gone")
 
 
-def sweep(folder: Path) -> None:
-    """Deletes what a process that was killed left behind, half written or half deleted."""
-    for path in [*folder.glob("base-*.gone"), *folder.glob("base-*.part")]:
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob("delta-*.part"):
-        path.unlink(missing_ok=True)
+def sweep(folder: Path, *ends: str) -> None:
+    """Deletes versions whose names have these ends: half deleted, or half written by a killed process."""
+    for path in folder.iterdir():
+        if path.suffix in ends and (_BASE.fullmatch(path.stem) or _DELTA.fullmatch(path.stem)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def describe(folder: Path) -> Iterator[dict[str, Any]]:

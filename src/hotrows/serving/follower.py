@@ -4,7 +4,8 @@
     follower.version                               # the present one; take it once for each request
 
 New deltas are applied beside the version that is served, which stays as it is; then one reference is
-exchanged. What cannot be applied leaves the version as it is: the reason is logged once, and counted.
+exchanged. What cannot be applied, as a damaged delta, leaves the version before it, until there is a base
+behind it: the reason is logged once, and counted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hotrows.serving import chain
@@ -105,25 +108,31 @@ class Follower:
 
     def _go(self, versions: chain.Chain) -> None:
         target = versions.pin or versions.newest
-        version = self.version
-        if target == version.number:
-            self._rest_on_last_base(versions)
-            return
-        try:
-            base, deltas = versions.way(version.number, target)
-        except ValueError:
-            reach = version.number  # the deltas before the gap are right
-            while reach + 1 in versions.deltas and reach + 1 < target:
-                reach += 1
-            if reach > version.number:
-                self.version = with_deltas(version, self.folder, range(version.number + 1, reach + 1))
-            raise
-        if base is not None:
-            opened = open_base(self.folder, base, self._threads, self._trust)
-            _check_same(version, opened)
-            version = opened
-        self.version = with_deltas(version, self.folder, deltas)
+        if target != self.version.number:
+            try:
+                self._go_by(*versions.way(self.version.number, target))
+            except (FileNotFoundError, ValueError):
+                self._go_far(versions, target)
+                if self.version.number != target:
+                    raise
         self._rest_on_last_base(versions)
+
+    def _go_by(self, base: int | None, deltas: Sequence[int]) -> None:
+        """Goes by deltas, from a base where one is given; all the way or not at all."""
+        version = self.version
+        if base is not None:
+            version = open_base(self.folder, base, self._threads, self._trust)
+            _check_same(self.version, version)
+        self.version = with_deltas(version, self.folder, deltas)
+
+    def _go_far(self, versions: chain.Chain, target: int) -> None:
+        """Goes on to the delta that is missing or damaged, and from a base behind it to the next such."""
+        for base in (None, *(base for base in versions.bases if base <= target)):
+            with suppress(FileNotFoundError, ValueError):
+                if base is not None and base > self.version.number:
+                    self._go_by(base, ())
+                while self.version.number < target:
+                    self._go_by(None, (self.version.number + 1,))
 
     def _rest_on_last_base(self, versions: chain.Chain) -> None:
         """Reads unchanged rows from the last base, once it is there: memory has only later ones."""

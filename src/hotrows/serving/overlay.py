@@ -30,7 +30,7 @@ class Overlay:
         self._before = np.zeros(capacity, np.int32)
         self._ids = np.zeros(capacity, np.int64)
         self._used = 1  # slot 0 means: none
-        self._newest = 0  # the version of the latest slot
+        self._newest = 0  # the version that was written last; a copy has none later than its readers'
 
     @property
     def num_bytes(self) -> int:
@@ -39,9 +39,10 @@ class Overlay:
 
     def write(self, ids: np.ndarray, rows: np.ndarray, number: int) -> Overlay:
         """The overlay with the rows [n, width] of distinct ids as of version `number`, the newest one: it
-        itself, or where it has no room another one, which leaves this as it is."""
+        itself, or another one where it has no room, or has rows of a later version that was given up."""
         last, num_rows = int(ids.max(initial=-1)), len(self._slot_of)
-        if self._used + len(ids) > len(self._rows) or last >= num_rows:
+        was_given_up = self._newest >= number  # a version that was begun, whose rows are none of this one
+        if self._used + len(ids) > len(self._rows) or last >= num_rows or was_given_up:
             live = self._live(number - 1)
             num_rows = num_rows if last < num_rows else 2 * (last + 1)
             larger = self._copy(live, 2 * (len(live) + len(ids)) + _LEAST, num_rows)
@@ -94,5 +95,5 @@ class Overlay:
         copy._rows[1:end], copy._number[1:end] = self._rows[slots], self._number[slots]
         copy._ids[1:end] = self._ids[slots]
         copy._slot_of[self._ids[slots]] = np.arange(1, end, dtype=np.int32)
-        copy._used, copy._newest = end, self._newest
+        copy._used = end
         return copy

@@ -3,8 +3,10 @@
     s3://bucket/model, gs://.., memory://..     any URL of fsspec, whose package for it must be there
     redis://host:6379/0?name=model              a hash of Redis: a field for each file
 
-A `Mirror` keeps a folder and a place equal. A version is in a place once all of it is: the head of a
-base is written last and deleted first, and what comes is verified before it gets its name in the folder.
+A `Mirror` keeps the versions of a folder and of a place equal. A version is in a place once all of it
+is: the head of a base is written last and deleted first, and what comes is verified before it gets its
+name in the folder. A place has the versions of one run: the manifest of a base, its first file, and the
+head are written only where there are none. Files that belong to no version of that run stay as they are.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from hotrows.runtime.atomic_files import part_of, publish, replaced
 from hotrows.serving import chain
-from hotrows.serving.bundle import open_bundle
-from hotrows.serving.deltas import read_delta
+from hotrows.serving.bundle import MANIFEST, open_bundle
+from hotrows.serving.deltas import VersionHead, read_delta, read_head
 
 _MOST_IN_REDIS = 512 << 20  # bytes of a value
+_OTHER_RUN = (
+    "the place has {}, which is not of this run, or is damaged: publish each run to a URL of its own, or "
+    "delete it, if nobody needs it"
+)
 _TIMEOUT = 30.0  # seconds for an answer of Redis; older clients wait without an end
 
 
@@ -32,6 +38,10 @@ class RemotePlace(Protocol):
     def names(self) -> set[str]: ...
 
     def put(self, name: str, file: Path) -> None: ...
+
+    def put_new(self, name: str, file: Path) -> bool:
+        """Puts a small file, unless there is one of that name; returns whether it did."""
+        ...
 
     def get(self, name: str, file: Path) -> None: ...
 
@@ -46,6 +56,7 @@ class Mirror:
 
     def __init__(self, place: RemotePlace, folder: Path) -> None:
         self.place, self.folder = place, folder
+        self._own: set[str] = set()  # names of versions of the place that are known to be of this chain
         folder.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
@@ -64,30 +75,38 @@ class Mirror:
         return mirror
 
     def push(self) -> None:
-        """Makes the place have what the folder has, but for the pin, which is the place's."""
+        """Makes the place have the versions that the folder has, and no others. ValueError where it has
+        versions of another run; nothing is changed then."""
         names, local = self.place.names(), chain.look(self.folder)
-        wanted = {chain.delta_path(self.folder, n).name for n in local.deltas}
+        begins, kept = not self._own, local.names
+        self._check_own(names, local)
+        if begins and local.deltas:  # a process that was killed may have written a part of it
+            names.discard(chain.delta_path(self.folder, local.deltas[-1]).name)
+        bases = [chain.base_path(self.folder, number) for number in local.bases]
+        bases = [base for base in bases if f"{base.name}/{chain.HEAD}" not in names]
+        for base in bases:
+            self._put_first(base, MANIFEST, names)
         for number in local.deltas:
             path = chain.delta_path(self.folder, number)
             if path.name not in names:
                 self.place.put(path.name, path)
-        for number in local.bases:
-            base = chain.base_path(self.folder, number)
-            files = {f.relative_to(self.folder).as_posix(): f for f in base.rglob("*") if f.is_file()}
-            wanted |= files.keys()
-            head = f"{base.name}/{chain.HEAD}"
-            if head not in names:
-                for name, file in files.items():
-                    if name != head:
-                        self.place.put(name, file)
-                self.place.put(head, files[head])
-        for name in sorted(names - wanted - {chain.PIN}, key=lambda name: not name.endswith(chain.HEAD)):
-            self.place.remove(name)
+        for base in bases:
+            for file in (file for file in base.rglob("*") if file.is_file()):
+                if file not in (base / MANIFEST, base / chain.HEAD):
+                    self.place.put(file.relative_to(self.folder).as_posix(), file)
+            self._put_first(base, chain.HEAD)
+        gone = chain.listed(self.folder, _top(names)).names.keys() - kept.keys()
+        for name in sorted(names, key=lambda name: not name.endswith(chain.HEAD)):
+            if name.partition("/")[0] in gone:
+                self.place.remove(name)
+        self._own = {*kept}
 
     def pull(self) -> None:
         """Makes the folder have what the place has. ValueError where something came damaged; it is tried
-        again by the next call."""
+        again by the next call; and where the folder has versions of another run, which stay."""
         names, local = self.place.names(), chain.look(self.folder)
+        if local.newest and not self._own:
+            self._check_folder(names, local)
         self.pull_pin(names)
         remote = chain.listed(self.folder, _top(names))
         heads = {n: f"{chain.base_path(self.folder, n).name}/{chain.HEAD}" for n in remote.bases}
@@ -125,6 +144,61 @@ class Mirror:
             self.place.put(chain.PIN, self.folder / chain.PIN)
         self.pull()
 
+    def _check_own(self, names: set[str], local: chain.Chain) -> None:
+        """Refuses a place with versions of another run, or later ones than the folder has."""
+        remote, newest = chain.listed(self.folder, _top(names)), chain.head_of(local, local.newest)
+        complete = _complete(remote, names)
+        for top, number in complete.items():  # bases first: if they are this run's, its deltas are
+            is_here, is_base = top in local.names, top == chain.base_path(self.folder, number).name
+            if top in self._own or (self._own and is_here and not is_base):
+                continue
+            head = self._head(top, names)
+            if head is None or head.chain != newest.chain:
+                raise ValueError(_OTHER_RUN.format(top))
+            if number > local.newest or (is_here and head != chain.head_of(local, number)):
+                raise ValueError(
+                    f"the place has {top} of this run, and {self.folder} does not have it: bring that "
+                    f"folder back from a copy, or publish to another URL"
+                )
+            self._own.add(top)
+        for top in remote.names.keys() - complete.keys() - local.names.keys():
+            if not self._own:  # else what is left of a base that was being deleted
+                raise ValueError(_OTHER_RUN.format(top))
+
+    def _check_folder(self, names: set[str], local: chain.Chain) -> None:
+        """Refuses a folder with versions of another run than those of the place."""
+        complete = _complete(chain.listed(self.folder, _top(names)), names)
+        head = next((self._head(top, names) for top in complete), None)
+        if head is None or head.chain != chain.head_of(local, local.newest).chain:
+            raise ValueError(
+                f"{self.folder} has versions of another run than the place; choose an empty folder"
+            )
+        self._own = {*complete}
+
+    def _put_first(self, base: Path, inner: str, names: Iterable[str] = ()) -> None:
+        """Puts a file that tells whose a base is; refuses another one in its place, or, among the `names`
+        that are there, files of the base without it."""
+        name, path = f"{base.name}/{inner}", base / inner
+        is_other = name not in names and any(other.startswith(f"{base.name}/") for other in names)
+        if not is_other and not self.place.put_new(name, path):
+            with tempfile.TemporaryDirectory(prefix="hotrows-") as folder:
+                self.place.get(name, stored := Path(folder, inner))
+                is_other = stored.read_bytes() != path.read_bytes()
+        if is_other:
+            raise ValueError(_OTHER_RUN.format(base.name))
+
+    def _head(self, top: str, names: Iterable[str]) -> VersionHead | None:
+        """The head of a version of the place; None where it cannot be read."""
+        name = min(_heads(top) & {*names})
+        with tempfile.TemporaryDirectory(prefix="hotrows-") as folder:
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            self.place.get(name, path)
+            try:
+                return read_head(path) if name == top else chain.base_head(path.parent)
+            except ValueError:
+                return None
+
     def _get_base(self, number: int, names: Iterable[str]) -> None:
         path = chain.base_path(self.folder, number)
         part = part_of(path)
@@ -158,6 +232,16 @@ def open_place(url: str) -> RemotePlace:
     return _Redis(url) if url.startswith(("redis://", "rediss://", "unix://")) else _Files(url)
 
 
+def _complete(remote: chain.Chain, names: set[str]) -> dict[str, int]:
+    """The numbers of versions whose heads are among the `names` of a place, by name; bases first."""
+    return {top: n for top, n in remote.names.items() if not names.isdisjoint(_heads(top))}
+
+
+def _heads(top: str) -> set[str]:
+    """The names that the head of a version may have: of the delta itself, or of a file of the base."""
+    return {top, f"{top}/{chain.HEAD}"}
+
+
 def _top(names: Iterable[str]) -> list[str]:
     """The first part of each name, sorted."""
     return sorted({name.partition("/")[0] for name in names})
@@ -187,6 +271,20 @@ class _Files:
         path = self._path(name)
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.put_file(str(file), path)
+
+    def put_new(self, name: str, file: Path) -> bool:
+        path = self._path(name)
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        try:
+            with self._files.open(path, "xb") as target:
+                target.write(file.read_bytes())
+        except FileExistsError:
+            return False
+        except (NotImplementedError, ValueError):  # a file system without that mode
+            if self._files.exists(path):
+                return False
+            self.put(name, file)
+        return True
 
     def get(self, name: str, file: Path) -> None:
         self._files.get_file(self._path(name), str(file))
@@ -225,6 +323,9 @@ class _Redis:
                 f"publish to files, or use --publish-dtype int8"
             )
         self._call("hset", self._key, name, content)
+
+    def put_new(self, name: str, file: Path) -> bool:
+        return bool(self._call("hsetnx", self._key, name, file.read_bytes()))
 
     def get(self, name: str, file: Path) -> None:
         content = self._call("hget", self._key, name)

@@ -177,7 +177,8 @@ class EventStream:
         if self._cuts is None:
             self._fill(batch)
         else:
-            self._refill(batch, next(self._cuts, ()))
+            while not batch.size and (reads := next(self._cuts, None)) is not None:
+                self._refill(batch, reads)
         if not batch.size or self._closed:
             return None
         rows = batch.pieces[0] if len(batch.pieces) == 1 else _joined(batch.pieces, batch.size)
@@ -237,7 +238,7 @@ class _OpenBatch:
         pieces = self._decoder.decode(events)
         self.pieces += pieces
         self.size += sum(map(len, pieces))
-        self.reads.append(position)
+        self.reads.append({n: value for n, value in position.items() if not n.startswith("_")})
 
 
 class _Decoder:

@@ -7,7 +7,9 @@ read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -17,6 +19,7 @@ from hotrows.streams.alarms import Outage
 from hotrows.streams.events import RawEvents, declared_layout, is_json, message_events
 
 _TIMEOUT = 10.0  # seconds for answers about topics and offsets
+_LOOK = 60.0  # seconds between looks for new partitions
 _BEGIN = ("earliest", "latest")
 # Errors of a broker that is away: the consumer tries again by itself.
 _PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT")
@@ -46,12 +49,14 @@ class KafkaSource:
         self._kafka, self._topic, self._schema = confluent_kafka, topic, schema
         self.name = f"kafka://{servers}/{topic}"
         fixed = {"enable.auto.commit": False, "auto.offset.reset": "error", "group.id": "hotrows"}
+        fixed["enable.partition.eof"] = True  # a batch that is made again may end behind the last message
         self._outage = Outage(self.name)
         settings = {"bootstrap.servers": servers, "log_level": 2, **(options or {}), **fixed}
         self._consumer = confluent_kafka.Consumer({**settings, "error_cb": self._warn})
         self._offsets = {
             partition: self._bounds(partition)[_BEGIN.index(start)] for partition in self._partitions()
         }
+        self._look_at = time.monotonic() + _LOOK
         self._layout: Layout | None = None
         self._is_known = False  # whether the layout is
         self._assigned: dict[int, int] = {}
@@ -74,9 +79,7 @@ class KafkaSource:
         for partition in self._offsets.keys() - {int(name) for name in position["offsets"]}:
             self._offsets[partition] = self._bounds(partition)[0]  # it is new
         for name, offset in position["offsets"].items():
-            partition = int(name)
-            if partition not in self._offsets:
-                raise ValueError(f"{self.name} has no partition {partition} any more: it was made anew")
+            partition = self._partition(name)
             first, end = self._bounds(partition)
             if not first <= offset <= end:
                 raise ValueError(
@@ -88,6 +91,8 @@ class KafkaSource:
         self._assigned = {}
 
     def read(self, limit: int, wait: float) -> RawEvents | None:
+        if time.monotonic() > self._look_at:
+            self._add_partitions()
         self._assign(self._offsets)
         messages = self._consumer.consume(limit, 0)
         if not messages and (first := self._consumer.poll(wait)) is not None:
@@ -98,14 +103,37 @@ class KafkaSource:
         ends = {int(name): offset for name, offset in position["offsets"].items()}
         partition = next(p for p in sorted(ends) if self._offsets[p] < ends[p])
         self._assign({partition: self._offsets[partition]})
-        messages = self._consumer.consume(ends[partition] - self._offsets[partition], wait)
-        return self._events([m for m in messages if m.error() or m.offset() < ends[partition]])
+        end = ends[partition]
+        messages = self._consumer.consume(end - self._offsets[partition], wait)
+        events = self._events([m for m in messages if m.error() or m.offset() < end])
+        if any(m.offset() >= end for m in messages if not m.error() or self._is_end(m)):
+            self._offsets[partition], self._assigned = end, {}  # those before it were compacted away
+        return events
 
     def has_reached(self, position: dict[str, Any]) -> bool:
-        return all(self._offsets[int(name)] >= offset for name, offset in position["offsets"].items())
+        offsets = position["offsets"].items()
+        return all(self._offsets[self._partition(name)] >= offset for name, offset in offsets)
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _add_partitions(self) -> None:
+        """Reads partitions that the topic has got from their first event on, where the broker answers."""
+        self._look_at = time.monotonic() + _LOOK
+        with suppress(ValueError):
+            new = set(self._partitions()).difference(self._offsets)
+            self._offsets |= {partition: self._bounds(partition)[0] for partition in new}
+
+    def _partition(self, name: str) -> int:
+        """The partition of a name in a position."""
+        if int(name) not in self._offsets:
+            raise ValueError(f"{self.name} has no partition {name} any more: it was made anew")
+        return int(name)
+
+    def _is_end(self, message: Any) -> bool:
+        """Whether a message is none, but says that a partition has no more of them."""
+        error = message.error()
+        return error is not None and error.code() == self._kafka.KafkaError._PARTITION_EOF
 
     def _partitions(self) -> list[int]:
         try:
@@ -135,6 +163,7 @@ class KafkaSource:
         self._outage.warn(error.str())
 
     def _events(self, messages: list[Any]) -> RawEvents:
+        messages = [message for message in messages if not self._is_end(message)]
         for error in (message.error() for message in messages if message.error()):
             if error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:
                 raise ValueError(

@@ -7,6 +7,7 @@ acknowledged.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -67,35 +68,53 @@ class RedisSource:
                 f"lost it; begin a new run from this one (--from)"
             )
         self._number = position["number"]
-        first = known.get("first-entry")
-        is_trimmed = first is None or _number(first[0]) > _number(self._id)
-        if is_trimmed and (trimmed := _trimmed(known)) > self._number:
-            raise ValueError(
-                f"{self.name}: {trimmed - self._number:,} entries after {self._id} were trimmed: events "
-                f"are lost; keep more (MAXLEN), and begin a new run from this one (--from)"
-            )
+        self._check_kept(known, [])
 
     def read(self, limit: int, wait: float) -> RawEvents | None:
         block = max(int(wait * 1000), 1) if wait else None
         try:
             answer = self._server.xread({self._stream: self._id}, count=limit, block=block)
+            known = self._server.xinfo_stream(self._stream) if answer else {}
         except self._passing as error:
             self._outage.warn(error)
             return self._events([])
         except self._error as error:
             raise ValueError(f"{self.name} cannot be read: {error}") from None
         streams = answer.items() if isinstance(answer, dict) else answer or ()
-        return self._events([entry for _, entries in streams for entry in _flat(entries)])
+        entries = [entry for _, entries in streams for entry in _flat(entries)]
+        if entries:
+            self._check_kept(known, entries)
+        return self._events(entries)
 
     def read_to(self, position: dict[str, Any], wait: float) -> RawEvents | None:
         between = f"({self._id}", position["id"]
-        return self._events(self._ask("xrange", self._stream, *between, count=1 << 14))
+        events = self._events(self._ask("xrange", self._stream, *between, count=1 << 14))
+        if not len(events):  # those that are missing were deleted
+            self._id, self._number = position["id"], position["number"]
+        return events
 
     def has_reached(self, position: dict[str, Any]) -> bool:
         return _number(self._id) >= _number(position["id"])
 
     def close(self) -> None:
         self._server.close()
+
+    def _check_kept(self, known: dict[str, Any], entries: list[Any]) -> None:
+        """Refuses a stream that has lost entries between the last one that was read and `entries`, the
+        next ones. known: what the server said of it after it gave these."""
+        first = known.get("first-entry")
+        kept = (math.inf, 0) if first is None else _number(first[0])
+        num_lost = _trimmed(known) - sum(_number(entry[0]) < kept for entry in entries) - self._number
+        if known.get("entries-added", self._number) < self._number:
+            raise ValueError(f"{self.name} was made anew; begin a new run from this one (--from)")
+        if kept <= _number(self._id) or num_lost <= 0:
+            return
+        if self._id != _FIRST:
+            raise ValueError(
+                f"{self.name}: {num_lost:,} entries after {self._id} were trimmed: events are lost; keep "
+                f"more (MAXLEN), and begin a new run from this one (--from)"
+            )
+        self._number += num_lost  # before a run that has read none yet
 
     def _known(self) -> dict[str, Any]:
         """What the server says of the stream; empty: there is none yet."""

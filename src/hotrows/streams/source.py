@@ -38,7 +38,8 @@ class EventSource(Protocol):
 
     @property
     def position(self) -> dict[str, Any]:
-        """The place behind the last event that `read` has returned: JSON-able."""
+        """The place behind the last event that `read` has returned: JSON-able. Names that begin with `_`
+        are for `seek` alone: the log of batches, which other runs read, does not have them."""
         ...
 
     def seek(self, position: dict[str, Any]) -> None:

@@ -24,7 +24,9 @@ _LINE = JsonFile("bring it back from a copy")
 
 
 @dataclass(frozen=True)
-class _Line:
+class LoggedBatch:
+    """A batch of a run: its step, how many events it has, and the reads that it was made of."""
+
     step: int
     size: int
     reads: tuple[dict[str, Any], ...]
@@ -44,8 +46,8 @@ class BatchLog:
         self._log.write(_LINE.sign({"step": step, "size": cut.batch.size, "reads": cut.reads}))
 
 
-def reads_after(place: Path, step: int) -> list[tuple[dict[str, Any], ...]]:
-    """The reads of the batches after a step, by the log of a run or its folder."""
+def batches_after(place: Path, step: int) -> list[LoggedBatch]:
+    """The batches after a step, by the log of a run or its folder."""
     path = place / NAME if place.is_dir() else place
     if not path.exists():
         raise ValueError(
@@ -56,13 +58,13 @@ def reads_after(place: Path, step: int) -> list[tuple[dict[str, Any], ...]]:
         saved = checkpoint.read_manifest(checkpoint.folder_of(path.parent, "last")).step
     fields = [_LINE.verified(path, line) for line in read_lines(path)]
     with _LINE.naming(path):
-        lines = [build(_Line, line, "batch") for line in fields]
+        lines = [build(LoggedBatch, line, "batch") for line in fields]
         later = [line for line in lines if line.step > step]
         if [line.step for line in later] != list(range(step + 1, step + 1 + len(later))):
             raise ValueError(f"it does not have each batch after step {step:,} once")
         if step + len(later) < saved:
             raise ValueError(f"it lacks batch {step + len(later) + 1:,} of the {saved:,} trained")
-    return [line.reads for line in later]
+    return later
 
 
 def _check_goes_to(path: Path, step: int) -> None:

@@ -6,6 +6,7 @@ update. What is written is cut back to the checkpoint from which a run is resume
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +23,14 @@ from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig,
 from hotrows.streams.alarms import Alarm
 from hotrows.streams.settings import ONE_RANK
 from hotrows.train import run_folder
-from hotrows.train.batch_log import BatchLog, reads_after
+from hotrows.train.batch_log import BatchLog, batches_after
 from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
 from hotrows.train.progress import Result
 from hotrows.train.step_trainer import StepTrainer
 from hotrows.train.targets import Targets
+
+log = logging.getLogger("hotrows")
 
 DEAD_LETTERS = "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
@@ -75,7 +78,9 @@ class StreamRun(Callback):
             self._files = (self._log, letters)
             size = steps.config.batch_size
             assert size is not None, "settle the config first"
-            cuts = None if repeat is None else reads_after(Path(repeat), state.step)
+            batches = [] if repeat is None else batches_after(Path(repeat), state.step)
+            self._sizes = {batch.step: batch.size for batch in batches}
+            cuts = None if repeat is None else [batch.reads for batch in batches]
             events = EventStream(source, encoder, size, self._config, state.stream, letters, cuts)
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
@@ -107,6 +112,12 @@ class StreamRun(Callback):
         cut, step = self._batches.trained, self._steps.state.step
         assert cut is not None
         self._log.write(step, cut)
+        if (size := self._sizes.get(step, cut.batch.size)) != cut.batch.size:
+            log.warning(
+                f"batch {step:,} has {cut.batch.size:,} events, and had {size:,} in the run that is "
+                f"repeated: the stream has other events now, and what comes of them is another model"
+            )
+            self._sizes = {}
         if self._steps.recommender.device.on_host:
             self._check_finite()
         if self.window.is_full:
