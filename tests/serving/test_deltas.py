@@ -514,8 +514,9 @@ def test_what_a_killed_push_has_left_is_written_again_or_removed(published, to, 
     """A delta of which a part was written had its name, and was never written again."""
     mirror = Mirror.open(empty_place, to)
     mirror.push()
-    (tmp_path / "part").write_bytes(chain.delta_path(to, 9).read_bytes()[:-9])
-    mirror.place.put("delta-0000000009.safetensors", tmp_path / "part")
+    (tmp_path / "part").write_bytes(chain.delta_path(to, 8).read_bytes()[:-9])
+    mirror.place.put("delta-0000000008.safetensors", tmp_path / "part")
+    mirror.place.remove("delta-0000000009.safetensors")
     for base in (1, 7):  # one that was being deleted, one that was being written
         mirror.place.remove(f"base-{base:010}/{chain.HEAD}")
     mirror.place.remove("base-0000000007/model.onnx")
@@ -534,6 +535,30 @@ def test_a_run_whose_copy_is_gone_does_not_replace_what_it_had_published(to, emp
     with pytest.raises(ValueError, match="does not have it: bring that folder back from a copy"):
         Mirror.open(empty_place, to).push()
     assert Scorer.watch(empty_place, every=None).version.number == STEPS + 1
+
+
+def test_a_run_is_refused_at_a_url_of_another_one_before_it_trains(
+    clicks_encoded, tmp_path, one_program, empty_place
+):
+    for name, url in (
+        ("a", empty_place),
+        ("b", empty_place),
+        ("b", f"{empty_place}-of-b"),
+        ("b", empty_place),
+    ):
+        run, states = tmp_path / name, States()
+        trainer = Trainer(clicks_encoded, config(steps=2, evaluate_every=2), run, resume=run.exists())
+        callbacks = [states, Publisher(url, "1b")]
+        if name == "b" and url == empty_place:
+            with pytest.raises(ValueError, match="base-0000000001, which is not of this run"):
+                trainer.fit(callbacks=callbacks)
+            assert not states.tables
+        else:
+            trainer.fit(callbacks=callbacks)
+    for name, url in (("a", empty_place), ("b", f"{empty_place}-of-b")):
+        version = Scorer.watch(url, every=None).version
+        assert version.head.step == 2
+        assert version.head.chain == (tmp_path / name / "chain.txt").read_text()
 
 
 def test_a_copy_for_serving_is_not_made_among_versions_of_another_run(published, empty_place, tmp_path):

@@ -80,8 +80,8 @@ class Mirror:
         names, local = self.place.names(), chain.look(self.folder)
         begins, kept = not self._own, local.names
         self._check_own(names, local)
-        if begins and local.deltas:  # a process that was killed may have written a part of it
-            names.discard(chain.delta_path(self.folder, local.deltas[-1]).name)
+        if begins:  # a process that was killed may have written a part of the last one
+            names -= {max((name for name in names & kept.keys() if "/" not in name), default="")}
         bases = [chain.base_path(self.folder, number) for number in local.bases]
         bases = [base for base in bases if f"{base.name}/{chain.HEAD}" not in names]
         for base in bases:

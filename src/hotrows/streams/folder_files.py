@@ -83,9 +83,9 @@ def open_file(path: Path, schema: Schema) -> Reader | None:
     if kind is None:
         return _TextFile(path, schema) if start else None
     # A memory map would end the process where a file is truncated.
-    file = File(str(path), str(path), system=SimpleNamespace(open=pyarrow().OSFile))
+    unmapped = File(str(path), str(path), system=SimpleNamespace(open=pyarrow().OSFile))
     try:
-        return _RowsFile(path, kind, open_typed_file(file, kind), status, sum_)
+        return _RowsFile(path, kind, open_typed_file(unmapped, kind), status, sum_)
     except ValueError:
         return None
 
