@@ -115,7 +115,11 @@ class Fetcher {
       }
       // Answers are taken a few at a time: fewer system calls, and the ring never runs dry.
       const int64_t least = next < count ? std::min(in_flight, std::max<int64_t>(depth_ / 4, 1)) : in_flight;
-      if (const int64_t refused = ring_->enter(static_cast<unsigned>(least))) return refused;
+      if (ring_->enter(static_cast<unsigned>(least)) != 0) {
+        leave_ring();
+        for (Request& request : wanted.requests) request.done = 0;
+        return fetch_by_threads(file, wanted, failed_at);
+      }
       uint64_t slot;
       int64_t result;
       while (ring_->answer(&slot, &result)) {
@@ -131,6 +135,15 @@ class Fetcher {
       }
     }
     return failure;
+  }
+
+  // What is in flight may still be answered, and written to the old staging, which is left to it.
+  void leave_ring() {
+    ring_.reset();
+    Buffer fresh = buffer(depth_ * slot_);
+    static_cast<void>(staging_.release());
+    staging_ = std::move(fresh);
+    depth_ = std::min(depth_, kThreads);
   }
 
   int64_t fetch_by_threads(int file, Wanted& wanted, int64_t* failed_at) {

@@ -1,11 +1,13 @@
 """Ranks that are processes: here one of them, on a process group of its own."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed as dist
 
+from hotrows.distributed import process_group
 from hotrows.distributed.job import RankLost
 from hotrows.distributed.process_group import Processes
 
@@ -63,3 +65,35 @@ def test_a_rank_that_is_lost_to_planning_ends_what_gpus_wait_for(alone):
     with pytest.raises(RankLost):  # as where a connection closes
         planning.all_to_all(torch.ones(2), [1], [2]).wait()
     assert nccl.aborted == 1
+
+
+def test_the_end_frees_the_groups_of_channels_that_are_kept(tmp_path):
+    """Their threads lived into the end of the process, which one that freed a tensor then aborted."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    channel = Processes(timeout=10).channel("checkpoint")
+    assert channel.gather_objects(1) == [1] and channel._group is not None
+    process_group.end()
+    assert channel._group is None and not dist.is_initialized()
+
+
+def test_the_end_leaves_a_group_that_still_waits_for_a_rank(alone, monkeypatch):
+    forever = threading.Event()
+    monkeypatch.setattr(process_group, "_GRACE", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", forever.wait)
+        process_group.end()
+    assert not forever.is_set() and dist.is_initialized()
+    forever.set()
+
+
+def test_the_time_of_arrival_is_known_once_the_result_is():
+    """A thread of Gloo noted it, at times after who waited had read it, or as the process ended."""
+    future = torch.futures.Future()
+    work = SimpleNamespace(get_future=lambda: future, wait=lambda: None)
+    pending = process_group._Pending(SimpleNamespace(notes_times=True), work, torch.ones(3))
+    late = threading.Timer(0.2, future.set_result, [None])
+    late.start()
+    pending.wait()
+    assert pending.arrived_at is not None
+    late.join()

@@ -279,7 +279,7 @@ class GatedMerging:
 
     @property
     def _is_merging(self) -> bool:
-        return threading.current_thread() is self._store._merger._thread
+        return threading.current_thread() is self._store._merger._worker
 
     def before_lock(self) -> None:
         if not self._is_merging or not self._step:

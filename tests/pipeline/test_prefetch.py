@@ -1,5 +1,7 @@
 """prefetch keeps order, raises errors in their place, and leaves no thread behind."""
 
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -78,6 +80,20 @@ def test_a_keyboard_interrupt_of_the_caller_ends_the_thread():
         next(stream)
         raise KeyboardInterrupt
     assert not threads()
+
+
+def test_a_thread_that_cannot_start_is_one_error():
+    """The finalizer joined a thread that was never started: a traceback followed the one line."""
+    script = """
+import threading
+from hotrows.pipeline.prefetch import prefetch
+def start(*arguments): raise RuntimeError("can't start new thread")
+threading._start_new_thread = start
+try: prefetch([1, 2], 1)
+except RuntimeError as error: print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("can't start new thread\n", "")
 
 
 def test_a_negative_depth_is_refused():

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -389,6 +390,30 @@ def test_any_number_of_reads_in_flight_brings_all_records(tmp_path, ring, depth)
     file.close()
 
 
+def _rings():
+    folder = Path("/proc/self/fd")
+    return {int(fd.name) for fd in folder.glob("*") if fd.is_symlink() and "io_uring" in os.readlink(fd)}
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+def test_threads_fetch_what_a_ring_refuses(tmp_path):
+    """A fetch whose io_uring_enter failed left its requests in the ring: the next one took their answers
+    for its own, and waited for ever."""
+    path, chance = tmp_path / "records", np.random.default_rng(0)
+    records = chance.integers(0, 256, (300, 80_000), np.uint8)
+    path.write_bytes(records.tobytes())
+    before, file, fetcher = _rings(), RecordFile(path, 80_000), Fetcher(80_000)
+    for ring in _rings() - before:  # none where the system has no io_uring
+        with open(os.devnull) as other:
+            os.dup2(other.fileno(), ring)
+    for wanted in (np.arange(200), np.arange(250, 253)):
+        out = np.zeros((len(wanted), 80_000), np.uint8)
+        fetcher.fetch(file, wanted * 80_000, np.arange(len(wanted)), out)
+        assert (out == records[wanted]).all()
+    file.close()
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("ring", [False, True])
 def test_failed_reads_name_the_file_and_the_place(tmp_path, ring):
     path = tmp_path / "records"

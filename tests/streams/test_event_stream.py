@@ -140,8 +140,8 @@ def test_reading_pauses_where_enough_batches_wait(encoder):
 
 
 def until_full(stream, size):
-    with stream._changed:
-        assert stream._changed.wait_for(lambda: len(stream._queue) == size, 60)
+    with stream._queue._changed:
+        assert stream._queue._changed.wait_for(lambda: len(stream._queue._items) == size, 60)
 
 
 BAD = [

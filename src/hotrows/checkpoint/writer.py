@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import logging
 import platform
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -31,6 +31,7 @@ from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.job import RankLost
 from hotrows.engine.embedding import Embedding
 from hotrows.record import layout_of
+from hotrows.runtime.background import Worker
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.locks import LockLost
 from hotrows.runtime.machine import available_memory
@@ -81,8 +82,7 @@ class Writer:
         self._last: str | None = None  # the checkpoint since which `touched` counts
         self._num_increments = 0
         self._has_warned = False
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._worker: Worker[None] | None = None
         if self._increments:
             embedding.packed.note_touched()  # before planning begins, which must be on the host then
 
@@ -103,26 +103,17 @@ class Writer:
                 self._write(state.step, snapshot, is_best)
                 return
             taken = together(self._ranks, snapshot)
-
-        def work() -> None:
-            try:
-                self._write(state.step, lambda: taken, is_best)
-            except BaseException as error:
-                self._error = error
-
-        thread = threading.Thread(target=work, name="checkpoint")
-        thread.start()
-        self._thread = thread
+        write_taken = partial(self._write, state.step, lambda: taken, is_best)
+        self._worker = Worker("checkpoint", write_taken, patience=None)
 
     def wait(self) -> None:
         """Returns once the last checkpoint is written and pointed at; raises its error, if any."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            self._last = None
-            raise error
+        if self._worker is not None:
+            self._worker.wait()
+            error, self._worker = self._worker.error, None
+            if error is not None:
+                self._last = None
+                raise error
 
     def went_to(self, folder: Path | str) -> None:
         """Notes that the embedding has the rows of this checkpoint of the run, which was just loaded."""

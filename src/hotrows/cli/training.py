@@ -219,7 +219,6 @@ def _train(
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         fit = fit or Trainer.fit
         result = fit(trainer, callbacks=callbacks)
-        process_group.end()
         return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""

@@ -6,11 +6,11 @@ runs it on a thread, and meanwhile all gather, every few seconds, whether they a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hotrows.distributed.comm import Ranks
+from hotrows.runtime.background import Worker
 
 Result = TypeVar("Result")
 _POLL = 20.0  # seconds between two collectives, well below the timeout of one
@@ -44,27 +44,15 @@ def of_rank_0(ranks: Ranks, step: Callable[[], Result]) -> Result:
 
 def _try(ranks: Ranks, step: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
     """This rank's result or error, once all ranks are done with the step."""
-    ended: list[tuple[Result | None, Exception | None]] = []
-
-    def run() -> None:
-        try:
-            ended.append((step(), None))
-        except Exception as error:
-            ended.append((None, error))
-
-    if ranks.num_ranks == 1:
-        run()
-        return ended[0]
-    thread = threading.Thread(target=run, name="checkpoint step")
-    thread.start()
-    while not all(ranks.gather_objects(_is_done(thread))):
-        pass
-    return ended[0]
-
-
-def _is_done(thread: threading.Thread) -> bool:
-    thread.join(_POLL)
-    return not thread.is_alive()
+    if ranks.num_ranks > 1:
+        worker = Worker("checkpoint step", step, patience=None)
+        while not all(ranks.gather_objects(worker.wait(_POLL))):
+            pass
+        step = worker.result
+    try:
+        return step(), None
+    except Exception as error:
+        return None, error
 
 
 def _raise_any(error: Exception | None, failures: Sequence[tuple[str, str] | None]) -> None:

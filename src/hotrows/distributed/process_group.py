@@ -11,13 +11,14 @@ next collective of any kind raises.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import math
 import os
 import re
 import secrets
-import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,8 @@ from torch import distributed as dist
 from hotrows.distributed import job
 from hotrows.distributed.comm import Among, Arriving, Exchange, OneRank, Ranks, Sent
 from hotrows.distributed.job import RankLost
+from hotrows.runtime import background
+from hotrows.runtime.background import Worker
 
 TIMEOUT = 300.0  # seconds
 _AS_BYTES = (torch.bfloat16, torch.float16)  # sent as bytes, since Gloo has no arithmetic of them
@@ -56,6 +59,7 @@ def start(timeout: float = TIMEOUT) -> Ranks:
             f"({_reason(error)}): look whether all of them were started and reach that address; on "
             f"several networks GLOO_SOCKET_IFNAME names the one to take"
         ) from error
+    atexit.register(end)
     return Processes(timeout)
 
 
@@ -76,10 +80,14 @@ class Processes:
         self.sent = sent or Sent()
         self.notes_times = False
         self._timeout = timeout
-        self._group = group
+        self._named_group = None if group is None else weakref.ref(group)  # `end` is to free it
         self._channels: dict[str, Processes] = {}
         # The NCCL groups of all channels that have sent anything.
         self._on_gpus: list[Any] = [] if on_gpus is None else on_gpus
+
+    @property
+    def _group(self) -> Any:
+        return self._named_group and self._named_group()
 
     def all_to_all(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
@@ -191,9 +199,14 @@ def _backend() -> str:
 
 
 def end() -> None:
-    """Leaves the group once all is done; NCCL may hang or warn where a process just exits."""
-    if dist.is_initialized() and torch.cuda.is_available():
-        dist.destroy_process_group()
+    """Leaves the group; at the end of a process of `start` by itself.
+
+    Threads of Gloo hold tensors a moment longer than a collective takes, and need Python to free them:
+    while Python ends, that aborts. Those that still wait for a rank are left where they are.
+    """
+    background.end()  # they may use it
+    if dist.is_initialized():
+        Worker("hotrows-leave", dist.destroy_process_group, patience=0).wait(_GRACE)
 
 
 def _join(timeout: timedelta) -> None:
@@ -233,23 +246,10 @@ def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:
 
 def _within(timeout: float, step: Callable[[], Any]) -> Any:
     """The step's result; Gloo's own timeout does not end a wait for a rank that died connecting."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(step())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="hotrows-connect", daemon=True)
-    thread.start()
-    thread.join(timeout + _GRACE)
-    if errors:
-        raise errors[0]
-    if not results:
+    worker = Worker("hotrows-connect", step, patience=0)
+    if not worker.wait(timeout + _GRACE):
         raise RuntimeError("timed out connecting")
-    return results[0]
+    return worker.result()
 
 
 def _reason(error: RuntimeError) -> str:
@@ -264,8 +264,7 @@ class _Pending:
     def __init__(self, ranks: Processes, work: Any, out: Tensor) -> None:
         self._ranks, self._work, self._out = ranks, work, out
         self.arrived_at: float | None = None
-        if ranks.notes_times:
-            work.get_future().add_done_callback(self._note)
+        self._noted = work.get_future().then(self._note) if ranks.notes_times else None
 
     def _note(self, _: Any) -> None:
         self.arrived_at = time.perf_counter()
@@ -275,6 +274,8 @@ class _Pending:
             self._work.wait()
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
+        if self._noted is not None:
+            self._noted.wait()  # by a thread of Gloo, of which nothing is left then
         return self._out
 
 

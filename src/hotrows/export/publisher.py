@@ -17,11 +17,11 @@ import logging
 import queue
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from hotrows.optim import DenseRowOptimizer
 from hotrows.planning.packing import rows_of
 from hotrows.record import layout_of, views
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_text
+from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import Lock
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
@@ -123,8 +124,8 @@ class Publisher(Callback):
         self._keys: dict[str, _ChangedKeys] = {}
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
         self._returned: queue.Queue[_Snapshot] = queue.Queue()  # that could not be written
-        self._thread: threading.Thread | None = None
-        self._base_thread: threading.Thread | None = None
+        self._worker: Worker[None] | None = None
+        self._base_worker: Worker[None] | None = None
         self._base_problem = ""
         self._stack = ExitStack()
         self.error: Exception | None = None
@@ -156,8 +157,8 @@ class Publisher(Callback):
         self._base, self._bytes, self._bytes_of_base = self._version.base, 0, 0
         self._dtypes = {table.name: table.dtype for table in self._version.bundle.tables}
         self._names = tuple(self._version.program.parameter_names())
-        self._thread = threading.Thread(target=self._publish_all, name="hotrows publishing", daemon=True)
-        self._thread.start()
+        stop = partial(self._work.put, None)
+        self._worker = Worker("hotrows publishing", self._publish_all, stop, patience=None)
 
     def after_step(self, trainer: Trainer, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
@@ -182,7 +183,7 @@ class Publisher(Callback):
         if self._published.batches_since(trainer.state) or not self._returned.empty():
             self._hand_over(trainer)
         self.wait()
-        if self._mirror and self._base_thread is not None and self.error is None:
+        if self._mirror and self._base_worker is not None and self.error is None:
             self._mirror.push()
         if self.error is not None:
             raise OSError(
@@ -193,17 +194,16 @@ class Publisher(Callback):
     def wait(self) -> None:
         """Waits until what training has handed over is published, and until a base is made."""
         self._work.join()
-        if self._base_thread is not None:
-            self._base_thread.join()
+        if self._base_worker is not None:
+            self._base_worker.wait()
 
     def close(self) -> None:
         """Waits for what is being published, and publishes no more."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
-            self._thread = None
-        if self._base_thread is not None:
-            self._base_thread.join()
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._base_worker is not None:
+            self._base_worker.wait()
         self._stack.close()
 
     def _note(self, g: int, rows: Tensor) -> None:
@@ -322,10 +322,8 @@ class Publisher(Callback):
         self._head = write_delta(path, Delta(following, rows, dense, keys, gone))
         self._bytes += path.stat().st_size
         if self._wants_base(number):
-            self._base_thread = threading.Thread(
-                target=self._make_base, args=(number, self._bytes), name="hotrows base", daemon=True
-            )
-            self._base_thread.start()
+            make_base = partial(self._make_base, number, self._bytes)
+            self._base_worker = Worker("hotrows base", make_base, patience=None)
         if self._mirror:
             self._mirror.pull_pin()
         chain.prune(self.folder, self._keep)
@@ -333,7 +331,7 @@ class Publisher(Callback):
             self._mirror.push()
 
     def _wants_base(self, number: int) -> bool:
-        if self._base_thread is not None and self._base_thread.is_alive():
+        if self._base_worker is not None and self._base_worker.is_alive():
             return False
         deltas = number - self._base
         if self._base_every is not None:

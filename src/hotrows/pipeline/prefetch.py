@@ -14,8 +14,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from threading import Condition, Thread, current_thread
-from typing import Any, Generic, TypeVar
+from functools import partial
+from threading import Condition
+from typing import Generic, TypeVar
+
+from hotrows.runtime.background import Worker
 
 T = TypeVar("T")
 
@@ -39,10 +42,10 @@ class Prefetched(Generic[T]):
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
-        self._queue: _Queue[T] = _Queue(depth)
-        thread = Thread(target=_fill, args=(self._queue, items), daemon=True, name="hotrows-ahead")
-        self._end = weakref.finalize(self, _stop, self._queue, thread)
-        thread.start()
+        self._queue: Queue[T] = Queue(depth)
+        worker = Worker("hotrows-ahead", partial(_fill, self._queue, items), self._queue.drop)
+        self._end = weakref.finalize(self, worker.close)
+        self._end.atexit = False  # all workers are ended then
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -55,33 +58,36 @@ class Prefetched(Generic[T]):
         self._end()
 
 
-class _Queue(Generic[T]):
-    """Items that wait between the two threads: at most `depth`."""
+class Queue(Generic[T]):
+    """Items that wait between two threads: at most `depth`.
+
+    has_ended: no item will be added; num_taken: items.
+    """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
-        self._ended = False  # no item will be added
+        self.has_ended, self.num_taken = False, 0
         self._changed = Condition()
 
     def wait_for_room(self) -> bool:
         """Waits until an item may be made; False: none is needed any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._items) < self._depth)
-            return not self._ended
+            self._changed.wait_for(lambda: self.has_ended or len(self._items) < self._depth)
+            return not self.has_ended
 
     def add(self, item: T) -> None:
         with self._changed:
-            if not self._ended:
+            if not self.has_ended:
                 self._items.append(item)
                 self._changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
         """Ends the queue from the side that adds; `error` is raised behind the last item."""
         with self._changed:
-            if not self._ended:
-                self._ended, self._error = True, error
+            if not self.has_ended:
+                self.has_ended, self._error = True, error
             self._changed.notify_all()
 
     def drop(self) -> None:
@@ -91,17 +97,33 @@ class _Queue(Generic[T]):
             self._items.clear()
             self._error = None
 
+    @property
+    def may_take(self) -> bool:
+        """Whether `take` returns, or raises, at once."""
+        return bool(self._items) or self.has_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no item will come, nor an error."""
+        return self.has_ended and not self._items and self._error is None
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until `may_take`, so long at most; returns whether it is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.may_take, seconds)
+
     def take(self) -> T:
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._items)
+            self._changed.wait_for(lambda: self.may_take)
             if self._items:
                 self._changed.notify_all()
+                self.num_taken += 1
                 return self._items.popleft()
             error, self._error = self._error, None
         raise error or StopIteration
 
 
-def _fill(queue: _Queue[T], items: Iterator[T]) -> None:
+def _fill(queue: Queue[T], items: Iterator[T]) -> None:
     """Runs on the thread; refers to no `Prefetched`, so that dropping that one ends it."""
     try:
         while queue.wait_for_room():
@@ -117,9 +139,3 @@ def _fill(queue: _Queue[T], items: Iterator[T]) -> None:
     finally:
         if hasattr(items, "close"):
             items.close()
-
-
-def _stop(queue: _Queue[Any], thread: Thread) -> None:
-    queue.drop()
-    if thread is not current_thread():  # a garbage collection may run on any thread
-        thread.join()

@@ -16,9 +16,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from hotrows.pipeline.schedule import Stage, Work, may_run
 from hotrows.pipeline.trace import Event
+from hotrows.runtime.background import PATIENCE, Worker
 
 TRAIN = "train"
 _KEPT_EVENTS = 20_000
@@ -147,12 +149,16 @@ class Overlapped(_Runner):
         enters = next((s for s, stage in enumerate(stages) if stage.enters), self.train)
         self._paces = self.train if lockstep else enters  # the stage that planning keeps ahead of
         lanes = dict.fromkeys(stage.lane for stage in stages if stage.name != TRAIN)
-        self._threads = [
-            threading.Thread(target=self._lane, args=(lane,), name=f"hotrows-{lane}", daemon=True)
-            for lane in lanes
-        ]
-        for thread in self._threads:
-            thread.start()
+        patience = _PATIENCE if lockstep else PATIENCE
+        self._workers: list[Worker[None]] = []
+        try:
+            for lane in lanes:
+                run = partial(self._lane, lane)
+                self._workers.append(Worker(f"hotrows-{lane}", run, self.abandon, patience))
+        except BaseException:  # the system may start no more threads
+            self.abandon()
+            self._end_threads()
+            raise
 
     def __next__(self) -> Work:
         self._end_training()
@@ -211,8 +217,8 @@ class Overlapped(_Runner):
                 self._changed.wait_for(self._is_idle)
             self._closed = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(_PATIENCE if self._lockstep and self._error else None)
+        for worker in self._workers:
+            worker.wait(_PATIENCE if self._lockstep and self._error else None)
 
     def wake(self) -> None:
         """Looks again whether the first stage has input."""

@@ -15,8 +15,10 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from hotrows.runtime.background import Worker
 from hotrows.serving import chain
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import (
@@ -63,13 +65,10 @@ class Follower:
         self.version: Version = version_at(self.folder, versions.pin, threads, trust)
         self._looking = threading.Lock()
         self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker[None] | None = None
         if every is not None:
-            arguments = (max(every, _LEAST_REMOTE if self._mirror else 0.001),)
-            self._thread = threading.Thread(
-                target=self._follow, args=arguments, name="hotrows following", daemon=True
-            )
-            self._thread.start()
+            follow = partial(self._follow, max(every, _LEAST_REMOTE if self._mirror else 0.001))
+            self._worker = Worker("hotrows following", follow, self._ends.set)
 
     @property
     def staleness(self) -> float:
@@ -102,9 +101,8 @@ class Follower:
 
     def close(self) -> None:
         """Ends the thread; the version stays."""
-        self._ends.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._worker is not None:
+            self._worker.close()
 
     def _go(self, versions: chain.Chain) -> None:
         target = versions.pin or versions.newest

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,11 +19,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hotrows.runtime.background import Worker
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
 
 log = logging.getLogger("hotrows")
 
+_PATIENCE = 5.0  # seconds at the end of a process
 _MOST_TOGETHER = 64  # requests in one run of the program
 _MOST_ROWS, _MOST_PLACES = 1024, 1 << 16  # of a request that is not handed on
 
@@ -60,13 +61,12 @@ class ScoringThread:
         self._jobs: queue.Queue[_Job | None] = queue.Queue(most_waiting)
         self._closed = False
         self.groups = 0
-        self._thread = threading.Thread(target=self._run, name="hotrows scoring", daemon=True)
-        self._thread.start()
+        self._worker = Worker("hotrows scoring", self._run, lambda: self.close(_PATIENCE), patience=0)
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are scored."""
-        return self._thread.is_alive()
+        return self._worker.is_alive()
 
     @property
     def waiting(self) -> int:
@@ -98,8 +98,7 @@ class ScoringThread:
         self._closed, until = True, time.monotonic() + patience
         with suppress(queue.Full):
             self._jobs.put(None, timeout=patience)
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
+        if not self._worker.wait(max(0.0, until - time.monotonic())):
             log.error("the program has not returned for %g s: requests are left unanswered", patience)
 
     def _run(self) -> None:

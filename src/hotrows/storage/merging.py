@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.runtime.background import Worker
 from hotrows.storage import record_io
 from hotrows.storage.base_file import BaseFile
 from hotrows.storage.disk_io import runs
@@ -53,7 +54,7 @@ class Merger:
         self.fetcher, self.undo_bytes = record_io.Fetcher(self._stride), 0
         self._share = 0.0, 1.0  # of a merge, that writing the journal or `base` is
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker[None] | None = None
         # A thread that finds nothing more to merge says so at once: it may take a while to end, and what
         # is due by then needs another one.
         self.ended, self._deciding = threading.Event(), threading.Lock()
@@ -66,8 +67,7 @@ class Merger:
             if not self.is_running and self._next_log() is not None:
                 self._stop.clear()
                 self.ended.clear()
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
+                self._worker = Worker("hotrows-merging", self._run, self._stop.set)
 
     def stop(self) -> None:
         """Ends merging in the background; what is unfinished is to be repeated."""
@@ -87,9 +87,9 @@ class Merger:
 
     def join(self) -> None:
         """Waits until merging in the background has ended."""
-        if self._thread is not None:
+        if self._worker is not None:
             with self._pace.at_once():
-                self._thread.join()
+                self._worker.wait()
 
     def merge_all(self) -> None:
         """Merges every log that is due, on the calling thread."""

@@ -52,7 +52,7 @@ class Fetcher:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
         self.memory_bytes = (depth or _DEPTH) * max(REQUEST, stride + 3 * BLOCK)
         self._handle = _handle("fetcher", ctypes.c_int64(stride), ring, ctypes.c_int64(depth or 0))
-        weakref.finalize(self, native.load().hotrows_file_fetcher_free, self._handle)
+        weakref.finalize(self, native.load().hotrows_file_fetcher_free, self._handle).atexit = False
 
     def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
         """out[targets[i]] = the record at byte places[i] of the file."""
@@ -78,7 +78,7 @@ class Index:
 
     def __init__(self, rows: int) -> None:
         self._handle = _handle("index", ctypes.c_int64(rows))
-        weakref.finalize(self, native.load().hotrows_file_index_free, self._handle)
+        weakref.finalize(self, native.load().hotrows_file_index_free, self._handle).atexit = False
 
     def __len__(self) -> int:
         return _call("index_size", self._handle)

@@ -12,9 +12,7 @@ the thread reads no more, and the source waits.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +26,8 @@ from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.data.stored.gather import Room
 from hotrows.data.stored.rows import Rows, gathered
+from hotrows.pipeline.prefetch import Queue
+from hotrows.runtime.background import Worker
 from hotrows.streams.dead_letters import LATE, MALFORMED, DeadLetters
 from hotrows.streams.events import RawEvents
 from hotrows.streams.settings import StreamConfig
@@ -90,15 +90,10 @@ class EventStream:
         self.state = state or StreamState(source.name, source.position)
         self._decoder = _Decoder(encoder, self._config, self.state, dead_letters)
         self._cuts = None if cuts is None else iter(cuts)
-        self._queue: deque[CutBatch] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._ended = self._closed = False
-        self.num_taken = 0  # batches
+        self._queue: Queue[CutBatch] = Queue(self._config.queue)
         self.last_arrival = time.monotonic()  # of an event that can be trained
         self.on_arrival: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name="hotrows-events", daemon=True)
-        self._thread.start()
+        self._worker = Worker("hotrows-events", self._run, self._queue.drop)
 
     # ---- for who trains
 
@@ -110,30 +105,28 @@ class EventStream:
 
     def take(self) -> CutBatch:
         """Waits for the next batch, and returns it with its state; StopIteration: the stream ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._ended)
-            if not self._queue:
-                raise self._error or StopIteration
-            self._changed.notify_all()
-            self.num_taken += 1
-            cut = self._queue.popleft()
+        cut = self._queue.take()
         self.state = cut.state
         return cut
 
     @property
+    def num_taken(self) -> int:
+        """Batches."""
+        return self._queue.num_taken
+
+    @property
     def has_arrived(self) -> bool:
         """Whether `take` returns, or raises, at once."""
-        return bool(self._queue) or self._ended
+        return self._queue.may_take
 
     @property
     def has_ended(self) -> bool:
         """Whether no batch will come, nor an error."""
-        return self._ended and not self._queue and self._error is None
+        return self._queue.is_over
 
     def wait(self, seconds: float) -> bool:
         """Waits until `has_arrived`, so long at most; returns whether it has."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.has_arrived, seconds)
+        return self._queue.wait(seconds)
 
     def __enter__(self) -> EventStream:
         return self
@@ -143,33 +136,23 @@ class EventStream:
 
     def close(self) -> None:
         """Ends the thread, and closes the source; what waits is dropped: it was not trained."""
-        with self._changed:
-            self._closed = self._ended = True
-            self._queue.clear()
-            self._changed.notify_all()
-        self._thread.join()
+        self._worker.close()
         self._source.close()
 
     # ---- the thread
 
     def _run(self) -> None:
         try:
-            while (cut := self._next_batch()) is not None:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or len(self._queue) < self._config.queue)
-                    if self._closed:
-                        return
-                    self._queue.append(cut)
-                    self.last_arrival = time.monotonic()  # it may have waited for room
-                    self._changed.notify_all()
+            while self._queue.wait_for_room():
+                self.last_arrival = time.monotonic()  # nothing was read while there was no room
+                if (cut := self._next_batch()) is None:
+                    break
+                self._queue.add(cut)
                 self.on_arrival()
+            self._queue.end()
         except BaseException as error:
-            self._error = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-            self.on_arrival()
+            self._queue.end(error)
+        self.on_arrival()
 
     def _next_batch(self) -> CutBatch | None:
         """Reads the events of a batch, and cuts it; None: there are none, and none will come."""
@@ -179,7 +162,7 @@ class EventStream:
         else:
             while not batch.size and (reads := next(self._cuts, None)) is not None:
                 self._refill(batch, reads)
-        if not batch.size or self._closed:
+        if not batch.size or self._queue.has_ended:
             return None
         rows = batch.pieces[0] if len(batch.pieces) == 1 else _joined(batch.pieces, batch.size)
         state = self._decoder.state = dataclasses.replace(
@@ -196,7 +179,7 @@ class EventStream:
         """Reads until the batch is full or old enough, or nothing comes any more."""
         last_event = due = time.monotonic()
         limit = self._config.stop_when_idle
-        while not self._closed and batch.size < self._batch_size:
+        while not self._queue.has_ended and batch.size < self._batch_size:
             now = time.monotonic()
             left = due - now if batch.size else _LOOK
             if left <= 0:
@@ -215,7 +198,7 @@ class EventStream:
     def _refill(self, batch: _OpenBatch, reads: Sequence[dict[str, Any]]) -> None:
         """Reads the events of a batch that was cut before."""
         for position in reads:
-            while not (self._source.has_reached(position) or self._closed):
+            while not (self._source.has_reached(position) or self._queue.has_ended):
                 events = self._source.read_to(position, _LOOK)
                 if events is None:
                     raise ValueError(

@@ -19,7 +19,6 @@ import math
 import os
 import queue
 import re
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows.runtime.atomic_files import write_json
+from hotrows.runtime.background import Worker
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback
 from hotrows.train.metrics_log import flat, numbers_of
@@ -128,8 +128,7 @@ class _Sender:
         self._name, self._warned = name, False
         self._work: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
         self._num_sent = 0
-        self._thread = threading.Thread(target=self._run, name="hotrows tracking", daemon=True)
-        self._thread.start()
+        self._worker = Worker("hotrows tracking", self._run, lambda: self._work.put(None))
 
     def send(self, what: str, call: Callable[[], None]) -> None:
         """Has something sent, unless too much waits; what: it in words."""
@@ -143,11 +142,11 @@ class _Sender:
         self._work.put(("the end of the run", call))
         self._work.put(None)
         num_sent = -1
-        while self._thread.is_alive() and num_sent < self._num_sent:
+        while num_sent < self._num_sent:
             num_sent = self._num_sent
-            self._thread.join(_PATIENCE)
-        if self._thread.is_alive():
-            self._warn("the end of the run", f"nothing for {_PATIENCE:g} s")
+            if self._worker.wait(_PATIENCE):
+                return
+        self._warn("the end of the run", f"nothing for {_PATIENCE:g} s")
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:

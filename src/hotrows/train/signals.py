@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from hotrows.distributed import job
+from hotrows.runtime.background import Worker
 
 log = logging.getLogger("hotrows")
 
@@ -54,13 +55,12 @@ def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Calla
                 _answer(count, doing, ended)
 
     with closing(receiving), closing(sending), _handled(handle, sending):
-        listener = threading.Thread(target=listen, name="hotrows-signals", daemon=True)
-        listener.start()
+        # Ended by what is no signal's number; the socket stays, as one may still come.
+        listener = Worker("hotrows-signals", listen, lambda: sending.send(bytes(1)))
         try:
             yield requested.is_set
         finally:
-            sending.send(bytes(1))  # no signal's number; the socket stays, as one may still come
-            listener.join()
+            listener.close()
 
 
 def _answer(count: int, doing: Callable[[], str], ended: threading.Event) -> None:
