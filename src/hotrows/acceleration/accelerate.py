@@ -256,7 +256,7 @@ class Acceleration:
         return output
 
     def _prepare_transform(self) -> None:
-        """Brings rows up to date for a transform of `torch.func`, which reads weights as they are stored."""
+        """Brings rows up to date for `torch.func`, which reads weights as they are stored."""
         if self.groups:
             raise RuntimeError(
                 "torch.func cannot transform a model with tables behind a cache (fast_memory); "

@@ -60,8 +60,8 @@ class LookupCall:
 def with_last_end(call: LookupCall) -> LookupCall:
     """A lookup without ids behind the last of its offsets, which PyTorch's kernels take in three ways.
 
-    Sums of float32 on the host leave them out; elsewhere they belong to the last bag. Means of float32 on the
-    host leave them out and count them, forward and backward differently: PyTorch itself makes those.
+    Sums of float32 on the host leave them out; elsewhere they belong to the last bag. Means of float32
+    on the host count them without adding them: PyTorch itself makes those.
     """
     options, offsets = call.lookup, call.offsets
     if not options.include_last_offset or offsets is None or not offsets.numel():
@@ -76,9 +76,7 @@ def with_last_end(call: LookupCall) -> LookupCall:
         if is_quick and options.mode == "sum":
             samples = None if call.samples is None else call.samples[:end]
             return replace(call, ids=call.ids[:end], samples=samples)
-    return replace(
-        call, lookup=replace(options, include_last_offset=False), offsets=offsets[:-1]
-    )
+    return replace(call, lookup=replace(options, include_last_offset=False), offsets=offsets[:-1])
 
 
 def bags_of(

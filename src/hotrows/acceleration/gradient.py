@@ -148,9 +148,10 @@ class GradientContent:
 
     def settled(self) -> GradientContent:
         """Itself, with the numbers in its memory as its only term if others have changed them."""
-        if self.memory is not None and self.dense is not self.memory:
-            if self.is_lost or not _equal_bits(self.memory, self.numbers()):
-                self._keep_memory_alone()
+        if self.memory is None or self.dense is self.memory:
+            return self
+        if self.is_lost or not _equal_bits(self.memory, self.numbers()):
+            self._keep_memory_alone()
         return self
 
     def materialize(self) -> None:
@@ -425,7 +426,7 @@ def _method_of_memory(name: str) -> Callable[..., Any]:
 
 # What PyTorch does without dispatching an operation.
 for _name in (
-    "numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__", "data_ptr", "storage", "_typed_storage",
-    "untyped_storage", "share_memory_", "is_shared", "apply_", "map_", "map2_",
+    "numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__", "data_ptr", "storage",
+    "_typed_storage", "untyped_storage", "share_memory_", "is_shared", "apply_", "map_", "map2_",
 ):  # fmt: skip
     setattr(RowGradient, _name, _method_of_memory(_name))

@@ -20,13 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows import ops
-from hotrows.acceleration.bags import (
-    Lookup,
-    LookupCall,
-    bag_lengths,
-    bag_of_each_id,
-    with_last_end,
-)
+from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_each_id, with_last_end
 from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of

@@ -223,9 +223,22 @@ _HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
 @handles(Tensor.share_memory_)
 def _share_memory(parameter: TableParameter) -> Any:
     raise RuntimeError(
-        f"table {parameter.table.names[0]} cannot be shared with other processes, which would not see the "
-        f"steps that its rows have yet to make; hotrows.restore(model) first"
+        f"table {parameter.table.names[0]} cannot be shared with other processes, which would "
+        f"not see the steps that its rows have yet to make; hotrows.restore(model) first"
     )
+
+
+def _edges(inputs: Any) -> list[Any]:
+    """Replaces tables by their edges of the graph: those of the parameters, for which no row is read."""
+    with NO_TORCH_FUNCTION():
+        return [get_gradient_edge(x) if isinstance(x, TableParameter) else x for x in inputs]
+
+
+@handles(torch.autograd.backward)
+def _backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> Any:
+    if any(tables_in([tensors])) or not inputs:
+        return NotImplemented
+    return torch.autograd.backward(tensors, *args, inputs=_edges(inputs), **kwargs)
 
 
 @handles(torch.autograd.grad)
@@ -236,8 +249,7 @@ def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     is_differentiable = all(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     if any(tables_in([outputs])) or not is_differentiable:
         return NotImplemented
-    with NO_TORCH_FUNCTION():  # the edge of the parameter itself, for which no row is read
-        edges = [get_gradient_edge(x) if isinstance(x, TableParameter) else x for x in inputs]
+    edges = _edges(inputs)
     if materialize:
         kwargs = {**kwargs, "allow_unused": True, "materialize_grads": False}
     grads = torch.autograd.grad(outputs, edges, *args, **kwargs)
