@@ -235,10 +235,10 @@ def _edges(inputs: Any) -> list[Any]:
 
 
 @handles(torch.autograd.backward)
-def _backward(tensors: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> Any:
+def _backward(tensors: Any, *, inputs: Any = None, **kwargs: Any) -> Any:
     if any(tables_in([tensors])) or not inputs:
         return NotImplemented
-    return torch.autograd.backward(tensors, *args, inputs=_edges(inputs), **kwargs)
+    return torch.autograd.backward(tensors, inputs=_edges(inputs), **kwargs)
 
 
 @handles(torch.autograd.grad)
