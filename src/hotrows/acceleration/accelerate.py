@@ -14,12 +14,14 @@ Both are changed in place, so the loop that trains them does not change.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim import Optimizer
 
 from hotrows.acceleration import gradient_ops, l2_terms, lookup_handlers
@@ -43,6 +45,7 @@ Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
 _NOT_UPDATED = "none of the optimizers given updates it"
+_NOT_COMPILED = "an accelerated model is captured by hotrows; hotrows.restore(model) first"
 _HANDLERS = (gradient_ops, l2_terms, lookup_handlers)  # what they handle is registered by their import
 SMALL = 1 << 18  # weights up to which a model's only table stays plain: PyTorch is as fast there
 
@@ -241,6 +244,8 @@ class Acceleration:
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         for recorder in self.recorders:
             recorder.record(args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self._prepare_transform()
         is_parallel = self._averaging.begin()
         with capturing():
             if not is_parallel:
@@ -249,6 +254,16 @@ class Acceleration:
                 output = self._forward(model, *args, **kwargs)
         self._averaging.follow(output)
         return output
+
+    def _prepare_transform(self) -> None:
+        """Brings rows up to date for `torch.func`, which reads weights as they are stored."""
+        if self.groups:
+            raise RuntimeError(
+                "torch.func cannot transform a model with tables behind a cache (fast_memory); "
+                "accelerate it without fast_memory, or hotrows.restore(model) first"
+            )
+        with temporarily_clear_interpreter_stack():
+            self.catch_up()
 
     @property
     def refused(self) -> dict[str, str]:
@@ -269,8 +284,7 @@ class Acceleration:
 
     def undo(self) -> None:
         self.catch_up()
-        gradients = [gradient_of(table) for table in self.tables]
-        plain = [grad.to_dense() if isinstance(grad, RowGradient) else grad for grad in gradients]
+        plain = _plain_gradients(self.tables)
         for hooks in self._hooks:
             hooks.remove()
         for table, gradient in zip(self.tables, plain, strict=True):
@@ -282,13 +296,30 @@ class Acceleration:
             group.close()
 
 
+def _plain_gradients(tables: Sequence[RowTable]) -> list[Tensor | None]:
+    """The gradients of tables in plain PyTorch; None where a step has made them unknown."""
+    gradients = [gradient_of(table) for table in tables]
+    lost = [isinstance(gradient, RowGradient) and gradient.content.is_lost for gradient in gradients]
+    if any(lost):
+        names = ", ".join(table.names[0] for table, is_lost in zip(tables, lost, strict=True) if is_lost)
+        warn(
+            f"the gradients of {names} are None now: they held a multiple of the weights as they were "
+            f"before optimizer.step(), which are no more"
+        )
+    return [
+        None if is_lost else gradient.to_dense() if isinstance(gradient, RowGradient) else gradient
+        for gradient, is_lost in zip(gradients, lost, strict=True)
+    ]
+
+
 # ---- the model
 
 
 def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
     """Makes the class of an accelerated model: a subclass whose `forward` is ours, and copies plain."""
 
-    @torch.compiler.disable
+    @torch.compiler.disable(reason=_NOT_COMPILED)
+    @functools.wraps(plain.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_STATE].forward(self, args, kwargs)
 
@@ -307,10 +338,15 @@ def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
         attributes = {name: x for name, x in self.__dict__.items() if name != _STATE}
         return _new_plain, (plain,), attributes
 
+    def prepare_script(self: nn.Module) -> nn.Module:
+        """Refuses `torch.jit.script`, which would read the source of our `forward`."""
+        raise RuntimeError(f"torch.jit.script cannot read it: {_NOT_COMPILED}")
+
     members = {
         "forward": forward,
         "__deepcopy__": deep_copy,
         "__reduce_ex__": reduced,
+        "__prepare_scriptable__": prepare_script,
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,

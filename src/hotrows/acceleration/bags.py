@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,13 +33,14 @@ class Lookup:
 
 @dataclass(frozen=True)
 class LookupCall:
-    """One lookup with its tensors; samples: the `per_sample_weights`."""
+    """One lookup with its tensors; samples: the `per_sample_weights`. is_plain: PyTorch must make it."""
 
     lookup: Lookup
     weight: Tensor
     ids: Tensor
     offsets: Tensor | None = None
     samples: Tensor | None = None
+    is_plain: bool = False
 
     @property
     def num_bags(self) -> int:
@@ -54,6 +55,28 @@ class LookupCall:
     def shape(self) -> tuple[int, ...]:
         """The shape of its result, without the width of a vector."""
         return tuple(self.ids.shape) if self.lookup.mode is None else (self.num_bags,)
+
+
+def with_last_end(call: LookupCall) -> LookupCall:
+    """A lookup without ids behind the last of its offsets, which PyTorch's kernels take in three ways.
+
+    Sums of float32 on the host leave them out; elsewhere they belong to the last bag. Means of float32
+    on the host count them without adding them: PyTorch itself makes those.
+    """
+    options, offsets = call.lookup, call.offsets
+    if not options.include_last_offset or offsets is None or not offsets.numel():
+        return call
+    if not offsets.is_cuda:
+        end = int(offsets[-1])
+        if not 0 <= end < call.ids.numel():
+            return call  # whether it is an error, `bag_lengths` says
+        is_quick = call.weight.dtype == torch.float32 and options.padding_idx is None
+        if is_quick and options.mode == "mean":
+            return replace(call, is_plain=True)
+        if is_quick and options.mode == "sum":
+            samples = None if call.samples is None else call.samples[:end]
+            return replace(call, ids=call.ids[:end], samples=samples)
+    return replace(call, lookup=replace(options, include_last_offset=False), offsets=offsets[:-1])
 
 
 def bags_of(

@@ -149,7 +149,8 @@ class CachedTable(RowTable):
     def release_states(self) -> None:
         """Frees the memory of the weight and the states."""
         with torch._C.DisableTorchFunctionSubclass():
-            self.weight.data = self.values.new_zeros(1, dtype=torch.float32).expand(self._shape)
+            unread = self.values.new_full((1,), torch.nan, dtype=torch.float32)  # seen if it were read
+            self.weight.data = unread.expand(self._shape)
             self.values = self.weight.detach()
         self.states, self.last = {}, torch.empty(0, dtype=torch.int32)
         state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})

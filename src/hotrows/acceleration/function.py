@@ -19,6 +19,8 @@ from torch._dynamo import config as dynamo_config
 from hotrows.acceleration.graph import rewrite
 from hotrows.acceleration.report import CaptureReport
 
+# Hooks may be registered, and removed again, at any time: a graph is checked for them at each call.
+_SETTINGS = {"suppress_errors": True, "skip_nnmodule_hook_guards": False}
 _running = threading.local()  # .report: of the captured function that this thread is in
 
 
@@ -40,14 +42,17 @@ def capture(function: Callable[..., Any], report: CaptureReport) -> Callable[...
         nonlocal num_graphs, packs_nothing
         if packs_nothing or _is_traced():
             return function(*args, **kwargs)
-        before, suppressed = getattr(_running, "report", None), dynamo_config.suppress_errors
+        before = getattr(_running, "report", None)
+        settings = [(name, getattr(dynamo_config, name)) for name in _SETTINGS]
         _running.report = report
-        dynamo_config.suppress_errors = True
         try:
+            for name, value in _SETTINGS.items():
+                setattr(dynamo_config, name, value)
             result = compiled(*args, **kwargs)
         finally:
             _running.report = before
-            dynamo_config.suppress_errors = suppressed
+            for name, value in settings:
+                setattr(dynamo_config, name, value)
         if len(report.graphs) > num_graphs:
             num_graphs, packs_nothing = len(report.graphs), report.has_nothing_to_pack()
         return result

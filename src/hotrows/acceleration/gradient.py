@@ -6,11 +6,14 @@ The first comes from lookups, the second from terms of the loss like the sum of 
 the third from plain code that read the whole weight, and is rare. It has the weight's shape and goes
 through autograd, hooks, accumulation, `.grad` and clipping like any tensor. `gradient_ops` handles the
 operations that need no dense tensor; any other is done on the dense tensor, which is right, and slow.
+What reads or writes memory (numpy, views, operations in place ..) gets memory made for it, which the
+gradient keeps. As long as nobody changes the numbers in it, the terms remain.
 
     PackGradient, of one lookup of many tables       RowGradient, of one table
       plan   rows, runs of equal rows                  parts   (pack gradient, table, factor)
       grad   [M, D] of all vectors                     decay   a number
                                                        dense   [R, D] or None
+                                                       memory  [R, D] or None: their sum
 """
 
 from __future__ import annotations
@@ -109,7 +112,8 @@ class TableGradient:
 class GradientContent:
     """The terms of a gradient, shared by tensors that share memory in PyTorch, as `grad` and `grad.data`.
 
-    is_spent: the weight has been stepped since, so its multiple is no longer known.
+    memory: the numbers, where others may read and write them. is_spent: the weight has been stepped
+    since, so its multiple is no longer known.
     """
 
     table: RowTable
@@ -117,18 +121,63 @@ class GradientContent:
     decay: float = 0.0
     dense: Tensor | None = None
     is_spent: bool = False
+    memory: Tensor | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether some of its numbers are not known any more."""
+        return self.is_spent and self.decay != 0
+
+    def numbers(self) -> Tensor:
+        """[R, D]: the sum of all terms, in new memory."""
+        values = self.table.values
+        numbers = values.new_zeros(values.shape)
+        if self.dense is not None:
+            numbers += self.dense
+        for part in self.parts:
+            numbers.index_add_(0, part.rows, part.sums.to(numbers.dtype))
+        if self.decay:
+            numbers += self.decay * self.table.caught_up()
+        return numbers
+
+    def lend(self) -> Tensor:
+        """[R, D]: its memory; what others write there counts."""
+        if self.memory is None:
+            self.memory = self.numbers()
+        return self.memory
+
+    def settled(self) -> GradientContent:
+        """Itself, with the numbers in its memory as its only term if others have changed them."""
+        if self.memory is None or self.dense is self.memory:
+            return self
+        if self.is_lost or not _equal_bits(self.memory, self.numbers()):
+            self._keep_memory_alone()
+        return self
 
     def materialize(self) -> None:
         """Turns the multiple of the weight, and everything else, into dense numbers."""
-        if self.decay and not self.is_spent:
-            RowGradient(self.table).share(self).as_dense()
+        if self.settled().decay and not self.is_spent:
+            self.lend()
+            self._keep_memory_alone()
+
+    def _keep_memory_alone(self) -> None:
+        self.parts, self.decay, self.dense = (), 0.0, self.memory
+
+    def take_over(self, new: GradientContent) -> None:
+        """Takes the value of another, in the memory that others have of this one."""
+        self.parts, self.decay, self.is_spent = new.parts, new.decay, new.is_spent
+        self.dense = new.dense if new.memory is None or new.dense is None else new.dense.clone()
+        if self.memory is not None:
+            self.memory.copy_(self.numbers())
+            if self.dense is not None:
+                self._keep_memory_alone()
 
 
 class RowGradient(torch.Tensor):
     """The gradient of one table, as terms: see the module."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    content: GradientContent
+    _content: GradientContent
 
     @staticmethod
     def __new__(
@@ -140,6 +189,7 @@ class RowGradient(torch.Tensor):
     ) -> RowGradient:
         like = table.values
         self = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        torch._C._set_throw_on_mutable_data_ptr(self)  # in place of a crash where C++ reads memory
         return self.share(GradientContent(table, parts, decay, dense))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -147,14 +197,18 @@ class RowGradient(torch.Tensor):
 
     def share(self, content: GradientContent) -> RowGradient:
         """Takes over `content`, as a tensor over the same memory."""
-        self.content = content
+        self._content = content
         if content.decay:
             content.table.multiples.add(content)
         return self
 
     @property
+    def content(self) -> GradientContent:
+        return self._content.settled()
+
+    @property
     def table(self) -> RowTable:
-        return self.content.table
+        return self._content.table
 
     @property
     def parts(self) -> tuple[TableGradient, ...]:
@@ -174,7 +228,7 @@ class RowGradient(torch.Tensor):
 
     @is_spent.setter
     def is_spent(self, spent: bool) -> None:
-        self.content.is_spent = spent
+        self._content.is_spent = spent
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
@@ -194,24 +248,24 @@ class RowGradient(torch.Tensor):
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """[R, D], as PyTorch would have it."""
         self.check_unspent()
-        dense = self.table.values.new_zeros(self.shape, dtype=self.dtype)
-        if self.dense is not None:
-            dense += self.dense
-        for part in self.parts:
-            dense.index_add_(0, part.rows, part.sums.to(self.dtype))
-        if self.decay:
-            dense += self.decay * self.table.caught_up()
-        return dense
+        numbers = self.content.numbers()
+        return numbers.to_dense(*args, **kwargs) if args or kwargs else numbers
+
+    def lend(self) -> Tensor:
+        """[R, D]: its memory, which it keeps; what is written there counts."""
+        self.check_unspent()
+        return self.content.lend()
 
     def coalesced(self) -> tuple[Tensor, Tensor]:
         """Distinct rows [U] and the gradient of each, [U, D], of all parts."""
-        if len(self.parts) == 1:
-            return self.parts[0].rows, self.parts[0].sums
-        if not self.parts:
+        parts = self.parts
+        if len(parts) == 1:
+            return parts[0].rows, parts[0].sums
+        if not parts:
             empty = self.table.values.new_empty(0, dtype=torch.int64)
             return empty, self.table.values.new_empty(0, self.shape[1])
-        rows = torch.cat([part.rows for part in self.parts])
-        return summed_by_row(rows, torch.cat([part.sums for part in self.parts]))
+        rows = torch.cat([part.rows for part in parts])
+        return summed_by_row(rows, torch.cat([part.sums for part in parts]))
 
     def norm_squared(self) -> float:
         """The sum of all squares."""
@@ -235,54 +289,54 @@ class RowGradient(torch.Tensor):
         return max(total, 0.0)
 
     def times(self, factor: float) -> RowGradient:
-        dense = None if self.dense is None else self.dense * factor
-        parts = tuple(replace(part, factor=part.factor * factor) for part in self.parts)
-        result = RowGradient(self.table, parts, self.decay * factor, dense)
-        result.is_spent = self.is_spent
+        content = self.content
+        dense = None if content.dense is None else content.dense * factor
+        parts = tuple(replace(part, factor=part.factor * factor) for part in content.parts)
+        result = RowGradient(self.table, parts, content.decay * factor, dense)
+        result.is_spent = content.is_spent
         return result
 
     def plus(self, other: Tensor) -> RowGradient:
         self.check_unspent()
         if not isinstance(other, RowGradient):
             other = RowGradient(self.table, dense=other)
-        both = [x.dense for x in (self, other) if x.dense is not None]
-        dense = sum(both[1:], both[0]) if both else None
-        return RowGradient(self.table, self.parts + other.parts, self.decay + other.decay, dense)
+        other.check_unspent()
+        one, two = self.content, other.content
+        both = [x.dense for x in (one, two) if x.dense is not None]
+        dense = (both[0].clone() if len(both) == 1 else both[0] + both[1]) if both else None
+        return RowGradient(self.table, one.parts + two.parts, one.decay + two.decay, dense)
 
     def become(self, other: Tensor) -> RowGradient:
         """Takes over the value of another gradient, or of dense numbers, in place."""
         if not isinstance(other, RowGradient):
             other = RowGradient(self.table, dense=other.clone())
-        mine, new = self.content, other.content
-        mine.parts, mine.decay, mine.dense = new.parts, new.decay, new.dense
-        mine.is_spent = new.is_spent
-        return self.share(mine)
+        if self._content.memory is not None:
+            other.check_unspent()
+        self._content.take_over(other.content)
+        return self.share(self._content)
 
     def alias(self) -> RowGradient:
         """Another tensor over the same content."""
-        return RowGradient(self.table).share(self.content)
-
-    def as_dense(self) -> Tensor:
-        """[R, D]: its numbers, which are its only term from now on."""
-        if self.dense is None or self.parts or self.decay:
-            self.become(RowGradient(self.table, dense=self.to_dense()))
-        assert self.dense is not None
-        return self.dense
+        return RowGradient(self.table).share(self._content)
 
     def check_unspent(self) -> None:
-        if self.is_spent and self.decay:
+        if self.content.is_lost:
             raise RuntimeError(
                 f"the gradient of {self.table.names[0]} holds {self.decay:g} times the weight as it "
                 f"was before optimizer.step(), which is no more: read it before the step, and call "
                 f"zero_grad before the next backward"
             )
 
-    def clamped(self, low: float | None, high: float | None) -> RowGradient:
+    def clamped(self, low: float | None = None, high: float | None = None) -> RowGradient:
         """With every number clamped; zero stays zero."""
-        if self.decay or self.dense is not None or (low or 0) > 0 or (high or 0) < 0:
+        moves_zero = not (low or 0) <= 0 <= (high or 0)
+        if self.decay or self.dense is not None or moves_zero:
             return RowGradient(self.table, dense=self.to_dense().clamp(low, high))
         rows, sums = self.coalesced()
         return gradient_of_rows(self.table, rows, sums.clamp(low, high))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowGradient:
+        return memo.setdefault(id(self), self.times(1.0))
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
@@ -328,28 +382,51 @@ def _by_table(values: Tensor, bounds: Tensor) -> list[float]:
     return total[bounds].diff().cpu().tolist()
 
 
+def _equal_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
 def _densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs any operation on dense tensors; a gradient that it changes in place takes over the result.
+    """Runs any operation on dense tensors: on the memory of gradients that it may write or view."""
+    reads_alone = func.namespace in ("aten", "prims")  # where the schema names no alias
+    lent: dict[int, RowGradient] = {}
 
-    A gradient of which it makes a view becomes dense numbers, as the view may be written.
-    """
-    changed: list[tuple[RowGradient, Tensor]] = []
-    views = any(x.alias_info and not x.alias_info.is_write for x in func._schema.arguments)
-
-    def dense(value: Any) -> Any:
+    def dense(value: Any, alias: Any) -> Any:
         if isinstance(value, RowGradient):
-            numbers = value.as_dense() if views else value.to_dense()
-            changed.append((value, numbers))
-            return numbers
+            is_written = id(value.content.memory) in lent
+            if alias is None and reads_alone and not is_written:
+                return value.to_dense()
+            memory = value.lend()
+            lent[id(memory)] = value
+            return memory
         if isinstance(value, list | tuple):
-            return type(value)(dense(x) for x in value)
+            return type(value)(dense(x, alias) for x in value)
         return value
 
-    args, kwargs = dense(tuple(args)), {name: dense(value) for name, value in kwargs.items()}
-    result = func(*args, **kwargs)
-    if func._schema.is_mutable:
-        for gradient, numbers in changed:
-            gradient.become(RowGradient(gradient.table, dense=numbers))
-            if result is numbers:
-                result = gradient
-    return result
+    schema = func._schema.arguments
+    aliases = {argument.name: argument.alias_info for argument in schema}
+    args = [dense(value, argument.alias_info) for value, argument in zip(args, schema, strict=False)]
+    result = func(*args, **{name: dense(value, aliases[name]) for name, value in kwargs.items()})
+    if isinstance(result, list | tuple):
+        return type(result)(lent.get(id(x), x) for x in result)
+    return lent.get(id(result), result)
+
+
+def _method_of_memory(name: str) -> Callable[..., Any]:
+    method = getattr(Tensor, name)
+
+    @functools.wraps(method)
+    def call(self: RowGradient, *args: Any, **kwargs: Any) -> Any:
+        memory = self.lend()
+        result = method(memory, *args, **kwargs)
+        return self if result is memory else result
+
+    return call
+
+
+# What PyTorch does without dispatching an operation.
+for _name in (
+    "numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__", "data_ptr", "storage",
+    "_typed_storage", "untyped_storage", "share_memory_", "is_shared", "apply_", "map_", "map2_",
+):  # fmt: skip
+    setattr(RowGradient, _name, _method_of_memory(_name))

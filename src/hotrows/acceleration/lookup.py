@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows import ops
-from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_each_id
+from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_each_id, with_last_end
 from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of
@@ -65,7 +65,7 @@ def lookup(
     offsets, per_sample_weights: of bags, as `F.embedding_bag` takes them.
     """
     columns = zip(lookups, weights, ids, offsets, per_sample_weights, strict=True)
-    calls = [LookupCall(*column) for column in columns]
+    calls = [with_last_end(LookupCall(*column)) for column in columns]
     if PLANNING.is_on:
         raise PlannedLookups(calls)
     results: list[Tensor | None] = [None] * len(calls)
@@ -223,7 +223,7 @@ def _lookup_single(call: LookupCall) -> Tensor:
     if options.max_norm is not None and isinstance(call.weight, TableParameter):
         return _lookup_renormed(call, call.weight)
     is_trained = samples is not None and samples.requires_grad
-    if is_trained and options.is_packable and options.mode == "sum":
+    if is_trained and options.is_packable and options.mode == "sum" and not call.is_plain:
         return _lookup_weighted(call)
     return read_whole(_plain, (options, call.weight, call.ids, call.offsets, samples), {})
 

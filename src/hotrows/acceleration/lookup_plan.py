@@ -52,7 +52,8 @@ def _is_single(call: LookupCall) -> bool:
     """Whether a lookup must be made by itself."""
     weight = call.weight
     return (
-        call.ids.dtype not in _ID_TYPES
+        call.is_plain
+        or call.ids.dtype not in _ID_TYPES
         or not call.lookup.is_packable
         or weight.dtype not in _KERNEL_TYPES
         or weight.dim() != 2

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import skip_code
+from torch.autograd.graph import get_gradient_edge
 
 from hotrows.acceleration.nodes import tensors_in
 from hotrows.acceleration.table import RowTable
@@ -107,7 +108,7 @@ def _intercept(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     if func in _NOT_READING or (func is Tensor.untyped_storage and torch.compiler.is_compiling()):
         with NO_TORCH_FUNCTION():
             return func(*args, **kwargs)
-    handler = _HANDLERS.get(func)
+    handler = None if torch.jit.is_tracing() else _HANDLERS.get(func)
     result = NotImplemented if handler is None else handler(*args, **kwargs)
     return read_whole(func, args, kwargs) if result is NotImplemented else result
 
@@ -116,6 +117,11 @@ def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs plain PyTorch, which may read and write, on tables whose rows are all up to date."""
     parameters = list(tables_in((args, kwargs)))
     if any(parameter.table.is_cached for parameter in parameters):
+        if torch.jit.is_tracing():
+            raise RuntimeError(
+                f"table {parameters[0].table.names[0]} is kept behind a cache (fast_memory), where "
+                f"torch.jit.trace cannot read it; hotrows.restore(model) first"
+            )
         return _read_copies(func, args, kwargs, parameters)
     for parameter in parameters:
         parameter.table.catch_up()
@@ -214,6 +220,27 @@ def _set_data(parameter: TableParameter, data: Tensor) -> None:
 _HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
 
 
+@handles(Tensor.share_memory_)
+def _share_memory(parameter: TableParameter) -> Any:
+    raise RuntimeError(
+        f"table {parameter.table.names[0]} cannot be shared with other processes, which would "
+        f"not see the steps that its rows have yet to make; hotrows.restore(model) first"
+    )
+
+
+def _edges(inputs: Any) -> list[Any]:
+    """Replaces tables by their edges of the graph: those of the parameters, for which no row is read."""
+    with NO_TORCH_FUNCTION():
+        return [get_gradient_edge(x) if isinstance(x, TableParameter) else x for x in inputs]
+
+
+@handles(torch.autograd.backward)
+def _backward(tensors: Any, *, inputs: Any = None, **kwargs: Any) -> Any:
+    if any(tables_in([tensors])) or not inputs:
+        return NotImplemented
+    return torch.autograd.backward(tensors, inputs=_edges(inputs), **kwargs)
+
+
 @handles(torch.autograd.grad)
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """Passes tables as edges of the graph, so that operations of the backward pass are intercepted."""
@@ -222,9 +249,7 @@ def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     is_differentiable = all(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     if any(tables_in([outputs])) or not is_differentiable:
         return NotImplemented
-    edges = [
-        torch.autograd.graph.get_gradient_edge(x) if isinstance(x, TableParameter) else x for x in inputs
-    ]
+    edges = _edges(inputs)
     if materialize:
         kwargs = {**kwargs, "allow_unused": True, "materialize_grads": False}
     grads = torch.autograd.grad(outputs, edges, *args, **kwargs)

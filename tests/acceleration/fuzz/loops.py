@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hotrows
+from tests.acceleration.fuzz import gradients
 from tests.acceleration.fuzz.models import Model
 
 HOST = torch.device("cpu")
@@ -67,10 +68,22 @@ def loop_of(draw: random.Random, model: Model, packing: bool) -> Loop:
         steps.append(_step(draw, habit, penalties))
     hooks = [_of_table(draw, HOOKS) for _ in range(draw.choice((0, 0, 0, 1, 2)))]
     scheduler = draw.choice(("", "", "StepLR", "OneCycleLR", "LambdaLR", "ExponentialLR"))
-    return Loop(
+    loop = Loop(
         draw.randrange(1 << 30), optimizer, tuple(steps), scheduler, tuple(hooks), packing,
         draw.choice((1, 1, 2)),
     )  # fmt: skip
+    return replace(loop, steps=tuple(_with_gradients(draw, step) for step in loop.steps))
+
+
+def _with_gradients(draw: random.Random, step: Step) -> Step:
+    more = gradients.drawn(draw)
+    backward = more["backward"] if step.backward == "each" else None
+    return replace(
+        step,
+        backward=backward or step.backward,
+        after=(*step.after, *more["after"]),
+        then=(*step.then, *more["then"]),
+    )
 
 
 def _of_table(draw: random.Random, forms: Any) -> tuple[str, int]:
@@ -160,6 +173,7 @@ class Run:
     schedulers: list[Any] = field(default_factory=list)
     draw: torch.Generator = field(default_factory=torch.Generator)
     place: torch.device = HOST
+    handles: list[Any] = field(default_factory=list)
 
     def see(self, what: str, value: Any) -> None:
         self.seen.append((what, _copied(value)))
@@ -243,7 +257,8 @@ def go(run: Run) -> None:
         else:
             _backward(run, step)
         for name, which in step.after:
-            run.see(f"after {name}", AFTER[name](run, run.weight(which)))
+            act = AFTER.get(name) or gradients.AFTER[name]
+            run.see(f"after {name}", act(run, run.weight(which)))
         if step.how in ("step", "twice"):
             for _ in range(1 + (step.how == "twice")):
                 for optimizer in run.optimizers:
@@ -251,7 +266,8 @@ def go(run: Run) -> None:
         for scheduler in run.schedulers:
             scheduler.step()
         for name, which in step.then:
-            run.see(f"then {name}", THEN[name](run, run.weight(which)))
+            act = THEN.get(name) or gradients.THEN[name]
+            run.see(f"then {name}", act(run, run.weight(which)))
     run.see("model", dict(run.model.state_dict()))
     run.see("optimizers", [optimizer.state_dict() for optimizer in run.optimizers])
 
@@ -288,6 +304,8 @@ def _backward(run: Run, step: Step) -> Tensor:
         elif step.backward == "twice":
             loss.backward(retain_graph=True)
             (2 * loss).backward()
+        elif step.backward in gradients.BACKWARD:
+            gradients.BACKWARD[step.backward](run.model, loss)
         elif step.backward == "grad":
             params = [p for p in run.model.parameters() if p.requires_grad]
             grads = torch.autograd.grad(loss, params, allow_unused=True)

@@ -1,0 +1,244 @@
+"""Gradients of tables: what reads and writes their memory, and every operation with a handler."""
+
+import copy
+import ctypes
+import inspect
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hotrows
+from hotrows.acceleration.gradient import HANDLERS, RowGradient
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(300, 8), nn.Embedding(50, 8)
+        self.top = nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.top(torch.cat([self.user(x[:, 0]), self.item(x[:, 1])], 1)).squeeze(1)
+
+
+def make(accelerated, **settings):
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    if accelerated:
+        hotrows.accelerate(model, optimizer, packing=False, **settings)
+    return model, optimizer
+
+
+def loss_of(model, step=0):
+    ids = torch.stack([torch.arange(64) * (37 + step) % 300, torch.arange(64) * (11 + step) % 50], 1)
+    return model(ids).square().mean() + 0.01 * model.user.weight.square().sum()
+
+
+def saved(gradient):
+    file = io.BytesIO()
+    torch.save(gradient, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def floats_at(gradient):
+    return list((ctypes.c_float * 8).from_address(gradient.data_ptr()))
+
+
+READS = {
+    "numpy": lambda g: g.detach().cpu().numpy(),
+    "asarray": lambda g: np.asarray(g, dtype=np.float64),
+    "tolist": lambda g: g.tolist(),
+    "pickle": lambda g: pickle.loads(pickle.dumps(g)),
+    "save": saved,
+    "deepcopy": lambda g: copy.deepcopy(g).to_dense(),
+    "data_ptr": floats_at,
+    "from_dlpack": lambda g: torch.from_dlpack(g),
+    "untyped_storage": lambda g: g.untyped_storage().nbytes(),
+    "share_memory_": lambda g: g.share_memory_().is_shared(),
+    "to": lambda g: g.to("cpu", torch.float64),
+    "a row": lambda g: g[3],
+    "rows": lambda g: list(g)[:5],
+    "foreach norm 1": lambda g: torch._foreach_norm([g, torch.ones(3)], 1),
+    "read in place": lambda g: torch.ones(g.shape).add_(g),
+    "zeros of another dtype": lambda g: torch.zeros_like(g, dtype=torch.float64),
+    "plus float64": lambda g: g + torch.ones(g.shape, dtype=torch.float64),
+    "by nothing": lambda g: g.div(0.0),
+    "times infinity": lambda g: g * float("inf"),
+}
+
+
+@pytest.mark.parametrize("fast_memory", [None, "20KiB"])
+@pytest.mark.parametrize("read", READS)
+def test_a_gradient_is_read_as_memory_and_stays_one_of_rows(read, fast_memory):
+    """numpy and dlpack were errors or crashed; views made the step dense, which a cache refuses."""
+    (plain, slow), (fast, quick) = make(False), make(True, fast_memory=fast_memory)
+    for model in (plain, fast):
+        loss_of(model).backward()
+    expected, actual = READS[read](plain.user.weight.grad), READS[read](fast.user.weight.grad)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    assert fast.user.weight.grad.dense is None
+    for optimizer in (slow, quick):
+        optimizer.step()
+    torch.testing.assert_close(fast.user.weight.detach(), plain.user.weight.detach())
+
+
+def numpy_written(gradient):
+    gradient.numpy()[:3] = 1.0
+
+
+def view_kept(gradient):
+    flat = gradient.view(-1)
+    gradient.mul_(2.0)
+    flat.add_(0.5)
+    gradient.tanh_()
+    return flat.clone()
+
+
+WRITES = {
+    "numpy": numpy_written,
+    "dlpack": lambda g: torch.from_dlpack(g).mul_(2.0),
+    "a view that is kept": view_kept,
+    "apply_": lambda g: g.apply_(lambda x: 2 * x),
+    "clamp_ min": lambda g: g.clamp_(min=-1e-3),
+    "clamp_ max": lambda g: g.clamp_(max=1e-3),
+    "clamp above zero": lambda g: g.clamp_(min=1e-3),
+    "lerp_": lambda g: g.lerp_(torch.ones(g.shape), weight=0.1),
+    "addcdiv_": lambda g: g.addcdiv_(torch.ones(g.shape), torch.ones(g.shape), value=0.1),
+    "copy_ of one row": lambda g: g.copy_(torch.arange(8.0)),
+    "out": lambda g: torch.add(g, g, out=g),
+    "foreach, of lists": lambda g: torch._foreach_add_(
+        [g, torch.ones(g.shape)], [torch.ones(g.shape), g]
+    ),
+    "foreach mul_": lambda g: torch._foreach_mul_([g, torch.ones(2)], [2.0, 3.0]),
+    "clip_grad_value_": lambda g: g.clamp_(-1e-3, 1e-3),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_written_to_a_gradient_is_stepped(write):
+    (plain, slow), (fast, quick) = make(False), make(True)
+    for model, optimizer in ((plain, slow), (fast, quick)):
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            WRITES[write](model.user.weight.grad)
+            optimizer.step()
+    torch.testing.assert_close(fast.user.weight.detach(), plain.user.weight.detach())
+
+
+@pytest.mark.parametrize("norm_type", [1, 2, float("inf")])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_clipping_by_any_norm(norm_type, foreach):
+    norms = []
+    for accelerated in (False, True):
+        model, _ = make(accelerated)
+        loss_of(model).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type, foreach=foreach))
+        norms += [p.grad.to_dense() for p in model.parameters()]
+    half = len(norms) // 2
+    torch.testing.assert_close(norms[half:], norms[:half])
+
+
+@pytest.mark.parametrize("operation", HANDLERS, ids=str)
+def test_handlers_take_what_the_schema_of_their_operation_allows(operation):
+    """`clamp_(min=)` was a TypeError: its handler wanted both bounds."""
+    arguments = operation._schema.arguments
+    by_place = [argument for argument in arguments if not argument.kwarg_only]
+    by_name = {argument.name: None for argument in arguments if argument.kwarg_only}
+    signature = inspect.signature(HANDLERS[operation])
+    signature.bind(*by_place, **by_name)
+    signature.bind(*(argument for argument in by_place if not argument.has_default_value()))
+
+
+def test_tables_are_not_shared_with_other_processes():
+    model, optimizer = make(True)
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"hotrows.restore\(model\) first"):
+        model.share_memory()
+
+
+def test_a_gradient_without_memory_is_no_crash():
+    model, _ = make(True)
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.utils.dlpack.to_dlpack(model.user.weight.grad)
+
+
+def by_parameter(model, loss):
+    params = list(model.parameters())
+    for p, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
+        p.grad = gradient
+
+
+def twice(model, loss):
+    loss.backward(retain_graph=True)
+    (2 * loss).backward()
+
+
+WAYS_BACK = {
+    "autograd.grad": by_parameter,
+    "inputs": lambda model, loss: loss.backward(inputs=list(model.parameters())),
+    "twice": twice,
+}
+
+
+@pytest.mark.parametrize("fast_memory", [None, "20KiB"])
+@pytest.mark.parametrize("way", WAYS_BACK)
+def test_gradients_by_parameter(way, fast_memory):
+    """Behind a cache, autograd.grad looked for the gradient of a copy: "not used in the graph"."""
+    weights = []
+    for accelerated in (False, True):
+        model, optimizer = make(accelerated, **({"fast_memory": fast_memory} if accelerated else {}))
+        for step in range(3):
+            optimizer.zero_grad()
+            WAYS_BACK[way](model, loss_of(model, step))
+            optimizer.step()
+        weights.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(weights[1], weights[0])
+
+
+def test_a_sum_with_dense_numbers_does_not_share_them():
+    model, _ = make(True)
+    loss_of(model).backward()
+    ones = torch.ones(300, 8)
+    total = torch.zeros_like(model.user.weight.grad) + ones
+    ones.mul_(2)
+    assert type(total) is RowGradient and bool((total == 1).all())
+
+
+def test_restoring_after_a_step_with_a_term_over_the_table():
+    """The gradient holds a multiple of a weight that is no more, so restoring was an error."""
+    model, optimizer = make(True)
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match=r"gradients of user\.weight are None"):
+        hotrows.restore(model)
+    assert model.user.weight.grad is None and type(model.item.weight.grad) is torch.Tensor
+
+
+def test_functional_transforms_read_rows_that_are_up_to_date():
+    """`torch.func` wraps weights as they are stored; rows that were behind went into the loss."""
+    gradients = []
+    for accelerated in (False, True):
+        model, optimizer = make(accelerated)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        ids = torch.stack([torch.arange(300), torch.arange(300) % 50], 1)
+
+        def loss(params, model=model, ids=ids):
+            return torch.func.functional_call(model, params, (ids,)).square().mean()
+
+        gradients.append(torch.func.grad(loss)(dict(model.named_parameters())))
+    torch.testing.assert_close(gradients[1], gradients[0])
+    cached, _ = make(True, fast_memory="20KiB")
+    with pytest.raises(RuntimeError, match="fast_memory"):
+        torch.func.grad(loss)(dict(cached.named_parameters()), cached)
