@@ -131,18 +131,32 @@ class CachedTable(RowTable):
     def make_states(self) -> None:
         self._has_states = True
 
-    def publish_states(self) -> None:
-        if self._has_states:
-            self.states = {
-                name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)
-            }
-            self.optimizer.state[self.weight].update(self.states)
-        super().publish_states()
-        self.states = {}
+    @property
+    def has_states(self) -> bool:
+        return self._has_states
+
+    def change_rule(self, rule: Rule) -> None:
+        raise RuntimeError(
+            f"table {self.names[0]} is kept behind a cache, whose records have the states "
+            f"{list(self.rule.states)}, and the settings of its optimizer were changed to others that need "
+            f"{list(rule.states) if rule.states else 'no states or those of the optimizer itself'}: "
+            f"hotrows.restore(model), then accelerate again"
+        )
+
+    def all_states(self) -> dict[str, Tensor]:
+        return {name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)}
+
+    def read_states(self) -> dict[str, Any]:
+        """What `optimizer.state` has of the table: copies, unless others have its entry already."""
+        assert self.entry is not None
+        is_lent, states = self.entry.is_lent, super().read_states()
+        if not is_lent:
+            self.release_states()
+        return states
 
     def make_plain(self) -> None:
         weights = self._read_all(lambda records: records.weights)
-        self.publish_states()
+        super().make_plain()
         with torch._C.DisableTorchFunctionSubclass():
             self.weight.data = weights
 
@@ -153,10 +167,8 @@ class CachedTable(RowTable):
             self.weight.data = unread.expand(self._shape)
             self.values = self.weight.detach()
         self.states, self.last = {}, torch.empty(0, dtype=torch.int32)
-        state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
-        if any(name in state for name in self.rule.states):
-            shared = {name: x for name, x in state.items() if name not in self.rule.states}
-            self.optimizer.state[self.weight] = shared
+        if self.entry is not None and not self.is_left_plain:
+            self.entry.take_back(*self.rule.states)
 
     def _check_values(self, values: Tensor) -> None:
         is_same = values.dtype == torch.float32 and values.shape == self._shape

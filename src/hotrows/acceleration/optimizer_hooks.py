@@ -1,4 +1,4 @@
-"""Hooks of an optimizer: steps of tables before the optimizer's own step, and around its state_dict.
+"""Hooks of an optimizer: steps of tables at the beginning of its own, and plain states in its state_dict.
 
 Tables that were looked up together are stepped in one call. A table whose gradient is dense is stepped
 by the optimizer, with every row up to date.
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hotrows.acceleration.gradient import PackGradient, RowGradient
-from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, intercept, release
-from hotrows.acceleration.rules import BY_OPTIMIZER
+from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
+from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
 from hotrows.acceleration.table import RowTable, counted_squares
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops import deferred
@@ -38,59 +38,88 @@ def share_histories(tables: Iterable[RowTable]) -> None:
 
 
 class OptimizerHooks:
-    """Steps tables before each step of an optimizer; `remove` takes the hooks away."""
+    """Steps tables within each step of an optimizer; `remove` takes the hooks away."""
 
     def __init__(self, optimizer: Optimizer, tables: Sequence[RowTable]) -> None:
-        self._tables = tuple(tables)
+        self._optimizer, self._tables = optimizer, tuple(tables)
         self._by_weight = {id(table.weight): table for table in tables}
         self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
         self._skipped: list[tuple[Tensor, Tensor]] = []  # those of a step that is none
         self._handles: list[Any] = [
-            optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-            optimizer.register_state_dict_pre_hook(self._publish),
-            optimizer.register_state_dict_post_hook(self._release),
-            optimizer.register_load_state_dict_pre_hook(self._publish),
-            optimizer.register_load_state_dict_post_hook(self._adopt),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_state_dict_post_hook(self._plain_states),
+            optimizer.register_load_state_dict_post_hook(self._refresh),
         ]
+        first = self._handles[0].id  # so that the user's hooks see the gradients
+        optimizer._optimizer_step_post_hooks.move_to_end(first, last=False)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
+        self._forget_failed_step()
         for handle in self._handles:
             handle.remove()
 
-    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Lets the optimizer step the tables once it has called its closure.
+
+        That is behind every hook, whoever registers it; each optimizer with a rule calls its closure once.
+        """
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None:  # gradients first
-            with torch.enable_grad():
-                loss = closure()
-            args, kwargs = (optimizer, lambda: loss), {}
-        if getattr(optimizer, "found_inf", None) is not None and self._is_skipped(optimizer):
-            return (args, kwargs) if closure is not None else None
-        self._hidden.extend(step_tables(optimizer, self._by_weight))
-        return (args, kwargs) if closure is not None else None
+        self._forget_failed_step()
+        has_stepped = False
+
+        def step_tables_too() -> Any:
+            nonlocal has_stepped
+            loss = None if closure is None else closure()
+            if not has_stepped:  # a hook may call it again
+                has_stepped = True
+                self._step(optimizer)
+            return loss
+
+        others = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (optimizer, step_tables_too, *args[2:]), others
+
+    def _step(self, optimizer: Optimizer) -> None:
+        with NO_TORCH_FUNCTION(), torch.no_grad():
+            self._refresh(optimizer)
+            if getattr(optimizer, "found_inf", None) is None or not self._is_skipped(optimizer):
+                step_tables(optimizer, self._by_weight, self._hidden)
+
+    def _refresh(self, optimizer: Optimizer) -> None:
+        """Takes over what others have done to the optimizer's settings and states."""
+        is_changed = False
+        for group in optimizer.param_groups:
+            rule = rule_of_settings(optimizer, group)
+            for weight in group["params"]:
+                if id(weight) in self._by_weight:
+                    is_changed |= self._by_weight[id(weight)].refresh(rule)
+        if is_changed:
+            share_histories(self._tables)
 
     def _is_skipped(self, optimizer: Any) -> bool:
         """Does what `GradScaler` leaves to fused optimizers: gradients are to be divided by its scale, or
         not to be used at all, where some are not finite."""
-        gradients = [(table.weight, gradient_of(table)) for table in self._tables]
-        rows = [(weight, gradient) for weight, gradient in gradients if isinstance(gradient, RowGradient)]
         is_skipped, scale = bool(optimizer.found_inf), getattr(optimizer, "grad_scale", None)
-        with NO_TORCH_FUNCTION():
-            for weight, gradient in rows:
-                if is_skipped:
-                    self._skipped.append((weight, gradient))
-                    weight.grad = None
-                elif scale is not None:
-                    weight.grad = gradient.times(1 / float(scale))
+        for table in self._tables:
+            weight, gradient = table.weight, table.weight.grad
+            if not isinstance(gradient, RowGradient):
+                continue
+            if is_skipped:
+                self._skipped.append((weight, gradient))
+                weight.grad = None
+            elif scale is not None:
+                weight.grad = gradient.times(1 / float(scale))
         return is_skipped
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         with NO_TORCH_FUNCTION():
             for weight, gradient in self._hidden:
                 table = self._by_weight[id(weight)]
-                if isinstance(gradient, RowGradient) and weight.grad is None:
+                if isinstance(weight, TableParameter):
+                    assert isinstance(gradient, RowGradient)
                     gradient.is_spent = True
                     weight.grad = gradient
+                    table.enter_states()
                 else:
                     intercept(weight)
                     table.stepped_densely()
@@ -103,29 +132,31 @@ class OptimizerHooks:
                 table.catch_up()
             share_histories(self._tables)
 
-    def _publish(self, optimizer: Optimizer, *args: Any) -> None:
-        for table in self._tables:
-            table.catch_up()
-            table.publish_states()
-        share_histories(self._tables)
+    def _forget_failed_step(self) -> None:
+        """Ends a step that failed behind its tables' own."""
+        for weight, _ in self._hidden:
+            if not isinstance(weight, TableParameter):
+                intercept(weight)
+                self._by_weight[id(weight)].stepped_densely()
+        self._hidden.clear()
+        self._skipped.clear()
 
-    def _release(self, optimizer: Optimizer, state: dict) -> None:
-        for table in self._tables:
-            table.release_states()
-
-    def _adopt(self, optimizer: Optimizer) -> None:
-        for table in self._tables:
-            table.adopt_states()
-        share_histories(self._tables)
+    def _plain_states(self, optimizer: Optimizer, state: dict) -> None:
+        """Gives plain dictionaries to whoever calls state_dict()."""
+        tables = {id(table.entry): table for table in self._tables if table.entry is not None}
+        for key, entry in state["state"].items():
+            if id(entry) in tables:
+                state["state"][key] = tables[id(entry)].read_states()
 
 
-def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tuple[Tensor, Tensor]]:
-    """Steps the tables that have a gradient; returns (weight, gradient) of each.
+def step_tables(
+    optimizer: Optimizer, tables: Mapping[int, RowTable], hidden: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Steps the tables that have a gradient, and appends (weight, gradient) of each to `hidden`.
 
-    Those whose gradient is dense are left to the optimizer, with every row up to date. tables: by the
-    `id()` of their weights.
+    Those whose gradient is dense, or whose settings have no rule, are left to the optimizer, with every
+    row up to date. tables: by the `id()` of their weights.
     """
-    stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], tuple[list[tuple[RowTable, RowGradient]], Mapping[str, Any]]] = {}
     for gradient in map(gradient_of, tables.values()):
         if isinstance(gradient, RowGradient):
@@ -137,11 +168,12 @@ def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tu
                 if table is None or weight.grad is None:
                     continue
                 gradient = weight.grad
-                stepped.append((weight, gradient))
+                hidden.append((weight, gradient))
                 if table.multiples:
                     is_row_gradient = isinstance(gradient, RowGradient)
                     table.materialize_multiples(but=gradient.content if is_row_gradient else None)
-                if not isinstance(gradient, RowGradient) or gradient.dense is not None:
+                is_of_rows = isinstance(gradient, RowGradient) and gradient.dense is None
+                if table.is_left_plain or not is_of_rows:
                     _leave_to_optimizer(table, gradient)
                     continue
                 weight.grad = None
@@ -153,18 +185,16 @@ def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tu
                     table.step(*gradient.coalesced(), gradient.decay, settings)
         for members, group_settings in packs.values():
             _step_pack(members, group_settings)
-    return stepped
 
 
 def _leave_to_optimizer(table: RowTable, gradient: Tensor) -> None:
     if table.is_cached:
         raise RuntimeError(
-            f"table {table.names[0]} is kept behind a cache and has a dense gradient, which the "
-            f"optimizer cannot step there: something has read or learned from all of the table. Leave "
-            f"that out, or accelerate without fast_memory"
+            f"table {table.names[0]} is kept behind a cache, where the optimizer cannot step it as a whole: "
+            f"something has read or learned from all of the table, or the optimizer's state or settings "
+            f"were changed to others than it has by rows. Leave that out, or accelerate without fast_memory"
         )
     table.catch_up()
-    table.publish_states()
     release(table.weight)  # so that PyTorch takes its usual path
     table.weight.grad = gradient.to_dense() if isinstance(gradient, RowGradient) else gradient
 
