@@ -146,6 +146,11 @@ class CachedTable(RowTable):
     def all_states(self) -> dict[str, Tensor]:
         return {name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)}
 
+    def all_last(self) -> Tensor:
+        if not self._is_stored:
+            return self.last
+        return self._read_all(lambda records: records.step, self.values.new_empty(self._shape[:1]))
+
     def read_states(self) -> dict[str, Any]:
         """What `optimizer.state` has of the table: copies, unless others have its entry already."""
         assert self.entry is not None
@@ -168,7 +173,7 @@ class CachedTable(RowTable):
             self.values = self.weight.detach()
         self.states, self.last = {}, torch.empty(0, dtype=torch.int32)
         if self.entry is not None and not self.is_left_plain:
-            self.entry.take_back(*self.rule.states)
+            self.entry.forget(self.rule.states)
 
     def _check_values(self, values: Tensor) -> None:
         is_same = values.dtype == torch.float32 and values.shape == self._shape
@@ -246,10 +251,12 @@ class CachedTable(RowTable):
 
     # ---- all rows
 
-    def _read_all(self, select: Callable[[RecordViews], Tensor]) -> Tensor:
-        """[R, D]: one part of all records, up to date."""
+    def _read_all(
+        self, select: Callable[[RecordViews], Tensor | None], out: Tensor | None = None
+    ) -> Tensor:
+        """[R, D]: one part of all records, up to date. out: where it goes, if not to a new tensor."""
         self.collect_writes()
-        out = self.values.new_empty(self._shape)
+        out = self.values.new_empty(self._shape) if out is None else out
         with self.group.paused():
             for begin, end in self._chunks():
                 records = self.group.views_of(self.group.read(begin, end))

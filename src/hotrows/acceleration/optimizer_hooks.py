@@ -49,6 +49,7 @@ class OptimizerHooks:
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_state_dict_post_hook(self._plain_states),
+            optimizer.register_load_state_dict_pre_hook(self._lend),
             optimizer.register_load_state_dict_post_hook(self._refresh),
         ]
         first = self._handles[0].id  # so that the user's hooks see the gradients
@@ -85,6 +86,12 @@ class OptimizerHooks:
             if getattr(optimizer, "found_inf", None) is None or not self._is_skipped(optimizer):
                 step_tables(optimizer, self._by_weight, self._hidden)
 
+    def _lend(self, optimizer: Optimizer, state: dict) -> None:
+        """Brings states up to date, which may be among those that are loaded."""
+        for table in self._tables:
+            if table.entry is not None:
+                table.entry.lend()
+
     def _refresh(self, optimizer: Optimizer) -> None:
         """Takes over what others have done to the optimizer's settings and states."""
         is_changed = False
@@ -112,6 +119,7 @@ class OptimizerHooks:
         return is_skipped
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        is_entered = False
         with NO_TORCH_FUNCTION():
             for weight, gradient in self._hidden:
                 table = self._by_weight[id(weight)]
@@ -119,10 +127,14 @@ class OptimizerHooks:
                     assert isinstance(gradient, RowGradient)
                     gradient.is_spent = True
                     weight.grad = gradient
-                    table.enter_states()
+                    is_entered |= table.enter_states()
                 else:
                     intercept(weight)
                     table.stepped_densely()
+            if is_entered:  # in the order of parameters, as PyTorch makes them
+                state = optimizer.state
+                for weight in [w for group in optimizer.param_groups for w in group["params"] if w in state]:
+                    state[weight] = state.pop(weight)
             for weight, gradient in self._skipped:
                 weight.grad = gradient
         self._hidden.clear()
@@ -147,6 +159,7 @@ class OptimizerHooks:
         for key, entry in state["state"].items():
             if id(entry) in tables:
                 state["state"][key] = tables[id(entry)].read_states()
+        share_histories(self._tables)
 
 
 def step_tables(
@@ -161,6 +174,7 @@ def step_tables(
     for gradient in map(gradient_of, tables.values()):
         if isinstance(gradient, RowGradient):
             gradient.check_unspent()
+    is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     with NO_TORCH_FUNCTION(), torch.no_grad():
         for settings in optimizer.param_groups:
             for weight in settings["params"]:
@@ -174,7 +188,7 @@ def step_tables(
                     table.materialize_multiples(but=gradient.content if is_row_gradient else None)
                 is_of_rows = isinstance(gradient, RowGradient) and gradient.dense is None
                 if table.is_left_plain or not is_of_rows:
-                    _leave_to_optimizer(table, gradient)
+                    _leave_to_optimizer(table, gradient, is_sparse)
                     continue
                 weight.grad = None
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
@@ -187,7 +201,7 @@ def step_tables(
             _step_pack(members, group_settings)
 
 
-def _leave_to_optimizer(table: RowTable, gradient: Tensor) -> None:
+def _leave_to_optimizer(table: RowTable, gradient: Tensor, is_sparse: bool) -> None:
     if table.is_cached:
         raise RuntimeError(
             f"table {table.names[0]} is kept behind a cache, where the optimizer cannot step it as a whole: "
@@ -196,7 +210,15 @@ def _leave_to_optimizer(table: RowTable, gradient: Tensor) -> None:
         )
     table.catch_up()
     release(table.weight)  # so that PyTorch takes its usual path
-    table.weight.grad = gradient.to_dense() if isinstance(gradient, RowGradient) else gradient
+    if isinstance(gradient, RowGradient):
+        is_sparse = is_sparse and not gradient.decay and gradient.dense is None
+        gradient = _sparse(gradient) if is_sparse else gradient.to_dense()
+    table.weight.grad = gradient
+
+
+def _sparse(gradient: RowGradient) -> Tensor:
+    rows, sums = gradient.coalesced()
+    return torch.sparse_coo_tensor(rows[None], sums, gradient.shape)
 
 
 def _step_pack(members: list[tuple[RowTable, RowGradient]], group: Mapping[str, Any]) -> None:

@@ -165,7 +165,7 @@ def stepped(
             for name, value in (*step.shared.items(), *states.items())
         }
     rows.grad = grad + step.decay * weights if step.decay else grad
-    alone.step()
+    kind.step.__wrapped__(alone)  # type: ignore[attr-defined]  # without hooks on all optimizers
     after = alone.state[rows]
     of_rows = {n: x for n, x in after.items() if isinstance(x, Tensor) and x.dim() == 2}
     return rows.detach(), of_rows, {n: x for n, x in after.items() if n not in of_rows}

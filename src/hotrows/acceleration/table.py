@@ -98,6 +98,7 @@ class RowTable:
         self.entry: TableState | None = None
         self.is_left_plain = False
         self.adopt_weight()
+        self.last = torch.full_like(self.values[:, 0], -1, dtype=torch.int32)
         self.adopt_states()
 
     # ---- the parameter and the optimizer's state
@@ -136,33 +137,31 @@ class RowTable:
         """Takes over the optimizer's present states: every row has made all steps."""
         state = self.optimizer.state.get(self.weight)
         values = {} if state is None else dict(state)
-        shape, dtype = self.values.shape, self.values.dtype
-        of_rows = {
-            name: x
-            for name, x in values.items()
-            if isinstance(x, Tensor) and x.shape == shape and x.dtype == dtype
-        }
+        of_rows = {n: x for n, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
         now = int(values["step"]) if "step" in values else int(bool(of_rows))
         self.join(StepHistory(now))
-        self._by_optimizer = []
+        self._by_optimizer, self._shared = [], {}
         if self.rule.kind == BY_OPTIMIZER:
             self.states = of_rows
             self._shared = {n: x for n, x in values.items() if n not in of_rows}
         else:
             self.states = {n: of_rows[n] for n in self.rule.states if n in of_rows}
-        self.last = torch.full_like(self.values[:, 0], -1, dtype=torch.int32)
-        for of_row in self.states.values():
-            self.last[of_row.any(1)] = now
+        untouched = self.all_last() < 0 if now else torch.ones_like(self.values[:, 0], dtype=torch.bool)
+        for state_of_rows in self.states.values():
+            untouched &= ~state_of_rows.any(1)
+        self.last = torch.where(untouched, -1, now).to(torch.int32)
         self.is_left_plain = not self._has_rule_for(values)
         if state is None:
             self.entry = None
         elif state is not self.entry:
             self._enter(values)
-        if self.entry is not None and not self.is_left_plain:
-            self.entry.take_back()
+        if self.entry is not None:
+            self.entry.is_lent = self.is_left_plain
 
     def _has_rule_for(self, values: Values) -> bool:
         """Whether the rule makes a step with what `optimizer.state` has; if not, PyTorch says why."""
+        if not all(_is_like(state, self.values) for state in self.states.values()):
+            return False
         if self.rule.kind == BY_OPTIMIZER or not values:
             return bool(values) or not isinstance(self.optimizer, torch.optim.Adagrad)
         missing = set(self.rule.states) - set(self.states)
@@ -178,12 +177,12 @@ class RowTable:
         if len(self.states) < len(self.rule.states):
             self.states = {name: _zeros(self.values) for name in self.rule.states}
 
-    def enter_states(self) -> None:
-        """Makes its entry in `optimizer.state`, if it has none and PyTorch would have one by now."""
-        if self.entry is None and self.has_states:
-            self._enter({})
-            assert self.entry is not None
-            self.entry.take_back()
+    def enter_states(self) -> bool:
+        """Makes its entry in `optimizer.state`, if PyTorch would by now; returns whether it has."""
+        if self.entry is not None or not self.has_states:
+            return False
+        self._enter({})
+        return True
 
     @property
     def has_states(self) -> bool:
@@ -195,21 +194,22 @@ class RowTable:
         self.catch_up()
         if self.history.now == 0 or not self.has_states:
             return {}
-        states = self.all_states()
-        if self.rule.kind in ("sgd", BY_OPTIMIZER):
-            return {**states, **self._shared}
-        step, now = before.get("step"), self.history.now
-        if isinstance(step, Tensor):
-            step.fill_(now)
-        elif not isinstance(self.optimizer, torch.optim.SparseAdam):
-            step = torch.tensor(float(now)).to(self._place_of_step())
-        else:
-            step = now
-        return {**states, "step": step}
+        shared, now = dict(self._shared), self.history.now
+        if self.rule.kind not in ("sgd", BY_OPTIMIZER):
+            counts = isinstance(self.optimizer, torch.optim.SparseAdam)
+            shared["step"] = now if counts else torch.tensor(float(now)).to(self._place_of_step())
+        for name, value in shared.items():  # PyTorch, too, counts in place
+            if isinstance(before.get(name), Tensor) and isinstance(value, Tensor):
+                shared[name] = before[name].copy_(value)
+        return {**self.all_states(), **shared}
 
     def all_states(self) -> dict[str, Tensor]:
         """The states of all rows, [R, D] each; rows are up to date."""
         return self.states
+
+    def all_last(self) -> Tensor:
+        """[R]: `last` of all rows."""
+        return self.last
 
     def _place_of_step(self) -> torch.device:
         """Where the optimizer has the number of its steps: beside the weight if it is fused."""
@@ -455,6 +455,14 @@ def counted_squares(
     for total, change in zip(sums, changes, strict=True):
         if total is not None:
             total += change.to(total.device)
+
+
+def _is_like(state: Tensor, values: Tensor) -> bool:
+    """Whether a state lies in memory as the kernels take it."""
+    if type(state) is not Tensor:
+        return False
+    is_alike = (state.shape, state.dtype, state.device) == (values.shape, values.dtype, values.device)
+    return is_alike and (state.shape[1] == 1 or state.stride(1) == 1)
 
 
 def _has(params: Sequence[Tensor], weight: Tensor) -> bool:

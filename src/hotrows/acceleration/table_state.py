@@ -8,7 +8,7 @@ the next step        begins with what the entry has by then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Values = Mapping[str, Any]
@@ -22,7 +22,7 @@ class TableState(dict[str, Any]):
 
     def __init__(self, values: Values, present: Callable[[Values], Values]) -> None:
         super().__init__(values)
-        self._present, self.is_lent = present, True
+        self._present, self.is_lent = present, False
 
     def lend(self) -> None:
         """Brings the entry up to date, for a reader who may write it."""
@@ -34,8 +34,8 @@ class TableState(dict[str, Any]):
                 self.is_lent = False
                 raise
 
-    def take_back(self, *names: str) -> None:
-        """Ends a loan; frees the values of these names."""
+    def forget(self, names: Iterable[str]) -> None:
+        """Ends a loan, and frees the values of these names."""
         for name in names:
             super().pop(name, None)
         self.is_lent = False
