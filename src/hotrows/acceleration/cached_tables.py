@@ -129,18 +129,18 @@ class CachedTable(RowTable):
             self.release_states()
 
     def make_states(self) -> None:
-        self._has_states = True
+        self._has_states = bool(self.rule.states)
 
     @property
     def has_states(self) -> bool:
         return self._has_states
 
     def change_rule(self, rule: Rule) -> None:
+        needs = f"the states {list(rule.states)}" if rule.states else "other states"
         raise RuntimeError(
-            f"table {self.names[0]} is kept behind a cache, whose records have the states "
-            f"{list(self.rule.states)}, and the settings of its optimizer were changed to others that need "
-            f"{list(rule.states) if rule.states else 'no states or those of the optimizer itself'}: "
-            f"hotrows.restore(model), then accelerate again"
+            f"table {self.names[0]} is kept behind a cache, whose rows have the states "
+            f"{list(self.rule.states)}, and the settings of its optimizer were changed so that they need "
+            f"{needs}: call hotrows.restore(model) before the change, and accelerate again"
         )
 
     def all_states(self) -> dict[str, Tensor]:

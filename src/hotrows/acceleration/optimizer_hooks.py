@@ -41,7 +41,7 @@ class OptimizerHooks:
     """Steps tables within each step of an optimizer; `remove` takes the hooks away."""
 
     def __init__(self, optimizer: Optimizer, tables: Sequence[RowTable]) -> None:
-        self._optimizer, self._tables = optimizer, tuple(tables)
+        self._tables = tuple(tables)
         self._by_weight = {id(table.weight): table for table in tables}
         self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
         self._skipped: list[tuple[Tensor, Tensor]] = []  # those of a step that is none
@@ -63,7 +63,7 @@ class OptimizerHooks:
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Lets the optimizer step the tables once it has called its closure.
 
-        That is behind every hook, whoever registers it; each optimizer with a rule calls its closure once.
+        That is behind every hook, whoever registers it. Optimizers with a rule call a closure once.
         """
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._forget_failed_step()
@@ -132,9 +132,9 @@ class OptimizerHooks:
                     intercept(weight)
                     table.stepped_densely()
             if is_entered:  # in the order of parameters, as PyTorch makes them
-                state = optimizer.state
-                for weight in [w for group in optimizer.param_groups for w in group["params"] if w in state]:
-                    state[weight] = state.pop(weight)
+                for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+                    if weight in optimizer.state:
+                        optimizer.state[weight] = optimizer.state.pop(weight)
             for weight, gradient in self._skipped:
                 weight.grad = gradient
         self._hidden.clear()
@@ -203,10 +203,15 @@ def step_tables(
 
 def _leave_to_optimizer(table: RowTable, gradient: Tensor, is_sparse: bool) -> None:
     if table.is_cached:
+        why = (
+            "has a state or settings in its optimizer that rows cannot be stepped with: the optimizer's "
+            "state or a parameter group was changed. Undo that"
+            if table.is_left_plain
+            else "has a dense gradient, which the optimizer cannot step there: something has read or "
+            "learned from all of the table. Leave that out"
+        )
         raise RuntimeError(
-            f"table {table.names[0]} is kept behind a cache, where the optimizer cannot step it as a whole: "
-            f"something has read or learned from all of the table, or the optimizer's state or settings "
-            f"were changed to others than it has by rows. Leave that out, or accelerate without fast_memory"
+            f"table {table.names[0]} is kept behind a cache and {why}, or accelerate without fast_memory"
         )
     table.catch_up()
     release(table.weight)  # so that PyTorch takes its usual path

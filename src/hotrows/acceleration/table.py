@@ -192,7 +192,7 @@ class RowTable:
     def _present_states(self, before: Values) -> Values:
         """What the optimizer itself would have now. before: what the last reader has got."""
         self.catch_up()
-        if self.history.now == 0 or not self.has_states:
+        if not self.has_states:
             return {}
         shared, now = dict(self._shared), self.history.now
         if self.rule.kind not in ("sgd", BY_OPTIMIZER):

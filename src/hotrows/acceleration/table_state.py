@@ -56,7 +56,7 @@ def _of_reader(name: str) -> Callable[..., Any]:
 
 for _name in (
     "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__",
-    "__or__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys",
-    "pop", "popitem", "setdefault", "update", "values",
+    "__or__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items",
+    "keys", "pop", "popitem", "setdefault", "update", "values",
 ):  # fmt: skip
     setattr(TableState, _name, _of_reader(_name))

@@ -783,9 +783,7 @@ def _step_again(run: Run, w: nn.Parameter) -> None:
 
 def _copied_both(run: Run, w: nn.Parameter) -> None:
     """Goes on with copies, which are plain."""
-    run.model, run.optimizers, run.schedulers = copy.deepcopy(
-        (run.model, run.optimizers, run.schedulers)
-    )
+    run.model, run.optimizers, run.schedulers = copy.deepcopy((run.model, run.optimizers, run.schedulers))
 
 
 def _pickled_both(run: Run, w: nn.Parameter) -> Any:
