@@ -239,7 +239,7 @@ class Acceleration:
         by_optimizer: dict[Optimizer, list[RowTable]] = {}
         for table in self.tables:
             by_optimizer.setdefault(table.optimizer, []).append(table)
-        self._hooks = [OptimizerHooks(optimizer, own) for optimizer, own in by_optimizer.items()]
+        self._hooks = [OptimizerHooks(optimizer, updated) for optimizer, updated in by_optimizer.items()]
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         for recorder in self.recorders:

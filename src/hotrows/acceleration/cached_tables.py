@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
 from hotrows.acceleration.table import RowTable, TableArguments, counted_squares
+from hotrows.acceleration.table_state import Values
 from hotrows.engine.caching import Caching
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
@@ -122,6 +123,8 @@ class CachedTable(RowTable):
             self.release_states()
 
     def adopt_states(self) -> None:
+        if self._is_stored:
+            self.last = self._read_all(attrgetter("step"), self.values.new_empty(self._shape[:1]))
         super().adopt_states()
         self._has_states = bool(self.states)
         if self._is_stored:
@@ -143,21 +146,15 @@ class CachedTable(RowTable):
             f"{needs}: call hotrows.restore(model) before the change, and accelerate again"
         )
 
-    def all_states(self) -> dict[str, Tensor]:
-        return {name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)}
-
-    def all_last(self) -> Tensor:
-        if not self._is_stored:
-            return self.last
-        return self._read_all(lambda records: records.step, self.values.new_empty(self._shape[:1]))
-
-    def read_states(self) -> dict[str, Any]:
-        """What `optimizer.state` has of the table: copies, unless others have its entry already."""
-        assert self.entry is not None
-        is_lent, states = self.entry.is_lent, super().read_states()
-        if not is_lent:
-            self.release_states()
-        return states
+    def _present_states(self, before: Values) -> Values:
+        if self._has_states:
+            self.states = {
+                name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)
+            }
+        try:
+            return super()._present_states(before)
+        finally:
+            self.states = {}
 
     def make_plain(self) -> None:
         weights = self._read_all(lambda records: records.weights)
@@ -251,9 +248,7 @@ class CachedTable(RowTable):
 
     # ---- all rows
 
-    def _read_all(
-        self, select: Callable[[RecordViews], Tensor | None], out: Tensor | None = None
-    ) -> Tensor:
+    def _read_all(self, select: Callable[[RecordViews], Tensor], out: Tensor | None = None) -> Tensor:
         """[R, D]: one part of all records, up to date. out: where it goes, if not to a new tensor."""
         self.collect_writes()
         out = self.values.new_empty(self._shape) if out is None else out

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hotrows.acceleration.cached_tables import CachedTable
 from hotrows.acceleration.gradient import PackGradient, RowGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
 from hotrows.acceleration.table import RowTable, counted_squares
 from hotrows.acceleration.table_plan import TablePlan
+from hotrows.acceleration.table_state import TableState
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
@@ -127,7 +129,9 @@ class OptimizerHooks:
                     assert isinstance(gradient, RowGradient)
                     gradient.is_spent = True
                     weight.grad = gradient
-                    is_entered |= table.enter_states()
+                    if table.entry is None and table.has_states:
+                        table.enter({})
+                        is_entered = True
                 else:
                     intercept(weight)
                     table.stepped_densely()
@@ -154,11 +158,14 @@ class OptimizerHooks:
         self._skipped.clear()
 
     def _plain_states(self, optimizer: Optimizer, state: dict) -> None:
-        """Gives plain dictionaries to whoever calls state_dict()."""
-        tables = {id(table.entry): table for table in self._tables if table.entry is not None}
+        """Gives plain dictionaries to whoever calls state_dict(); those of cached tables are copies."""
+        tables = {id(table.entry): table for table in self._tables}
         for key, entry in state["state"].items():
-            if id(entry) in tables:
-                state["state"][key] = tables[id(entry)].read_states()
+            if isinstance(entry, TableState) and id(entry) in tables:
+                is_lent, table = entry.is_lent, tables[id(entry)]
+                state["state"][key] = dict(entry)
+                if isinstance(table, CachedTable) and not is_lent:
+                    table.release_states()
         share_histories(self._tables)
 
 
@@ -186,8 +193,8 @@ def step_tables(
                 if table.multiples:
                     is_row_gradient = isinstance(gradient, RowGradient)
                     table.materialize_multiples(but=gradient.content if is_row_gradient else None)
-                is_of_rows = isinstance(gradient, RowGradient) and gradient.dense is None
-                if table.is_left_plain or not is_of_rows:
+                is_dense = not isinstance(gradient, RowGradient) or gradient.dense is not None
+                if table.is_left_plain or is_dense:
                     _leave_to_optimizer(table, gradient, is_sparse)
                     continue
                 weight.grad = None
@@ -196,7 +203,8 @@ def step_tables(
                     members, _ = packs.setdefault((id(pack), id(settings)), ([], settings))
                     members.append((table, gradient))
                 else:
-                    table.step(*gradient.coalesced(), gradient.decay, settings)
+                    rows, sums = gradient.coalesced()
+                    table.step(rows, sums, gradient.decay, settings)
         for members, group_settings in packs.values():
             _step_pack(members, group_settings)
 

@@ -148,6 +148,18 @@ class DeferredStep:
     shared: dict[str, Any]
     decay: float
 
+    @classmethod
+    def with_settings(
+        cls, group: Group, has_begun: bool, shared: dict[str, Any], decay: float
+    ) -> DeferredStep:
+        """Makes the step with the present settings of a group."""
+        settings = {
+            name: value.clone() if isinstance(value, Tensor) else value  # schedulers write into them
+            for name, value in group.items()
+            if name != "params"
+        }
+        return cls(settings, has_begun, shared, decay)
+
 
 def stepped(
     kind: type[Optimizer], step: DeferredStep, weights: Tensor, states: Mapping[str, Tensor], grad: Tensor

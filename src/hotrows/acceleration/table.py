@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration import errors
 from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
-from hotrows.acceleration.table_state import TableState, Values
+from hotrows.acceleration.table_state import TableState, Values, counted, divided, is_known
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import StepHistory
@@ -137,52 +137,29 @@ class RowTable:
         """Takes over the optimizer's present states: every row has made all steps."""
         state = self.optimizer.state.get(self.weight)
         values = {} if state is None else dict(state)
-        of_rows = {n: x for n, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
-        now = int(values["step"]) if "step" in values else int(bool(of_rows))
+        self.states, self._shared, now = divided(values, self.rule)
         self.join(StepHistory(now))
-        self._by_optimizer, self._shared = [], {}
-        if self.rule.kind == BY_OPTIMIZER:
-            self.states = of_rows
-            self._shared = {n: x for n, x in values.items() if n not in of_rows}
-        else:
-            self.states = {n: of_rows[n] for n in self.rule.states if n in of_rows}
-        untouched = self.all_last() < 0 if now else torch.ones_like(self.values[:, 0], dtype=torch.bool)
+        self._by_optimizer = []
+        untouched = self.last < 0 if now else torch.ones_like(self.last, dtype=torch.bool)
         for state_of_rows in self.states.values():
             untouched &= ~state_of_rows.any(1)
         self.last = torch.where(untouched, -1, now).to(torch.int32)
-        self.is_left_plain = not self._has_rule_for(values)
+        self.is_left_plain = not is_known(values, self.states, self.rule, self.optimizer, self.values)
         if state is None:
             self.entry = None
         elif state is not self.entry:
-            self._enter(values)
+            self.enter(values)
         if self.entry is not None:
             self.entry.is_lent = self.is_left_plain
 
-    def _has_rule_for(self, values: Values) -> bool:
-        """Whether the rule makes a step with what `optimizer.state` has; if not, PyTorch says why."""
-        if not all(_is_like(state, self.values) for state in self.states.values()):
-            return False
-        if self.rule.kind == BY_OPTIMIZER or not values:
-            return bool(values) or not isinstance(self.optimizer, torch.optim.Adagrad)
-        missing = set(self.rule.states) - set(self.states)
-        if self.rule.kind == "sgd":
-            return not missing & set(values)
-        return not missing and "step" in values
-
-    def _enter(self, values: Values) -> None:
+    def enter(self, values: Values) -> None:
+        """Makes its entry in `optimizer.state`; values: what PyTorch has there by now."""
         self.entry = self.optimizer.state[self.weight] = TableState(values, self._present_states)
 
     def make_states(self) -> None:
         """Creates the states of the first step where `optimizer.state` has none."""
         if len(self.states) < len(self.rule.states):
             self.states = {name: _zeros(self.values) for name in self.rule.states}
-
-    def enter_states(self) -> bool:
-        """Makes its entry in `optimizer.state`, if PyTorch would by now; returns whether it has."""
-        if self.entry is not None or not self.has_states:
-            return False
-        self._enter({})
-        return True
 
     @property
     def has_states(self) -> bool:
@@ -196,26 +173,11 @@ class RowTable:
             return {}
         shared, now = dict(self._shared), self.history.now
         if self.rule.kind not in ("sgd", BY_OPTIMIZER):
-            counts = isinstance(self.optimizer, torch.optim.SparseAdam)
-            shared["step"] = now if counts else torch.tensor(float(now)).to(self._place_of_step())
+            shared["step"] = counted(now, self.optimizer, self.weight)
         for name, value in shared.items():  # PyTorch, too, counts in place
             if isinstance(before.get(name), Tensor) and isinstance(value, Tensor):
                 shared[name] = before[name].copy_(value)
-        return {**self.all_states(), **shared}
-
-    def all_states(self) -> dict[str, Tensor]:
-        """The states of all rows, [R, D] each; rows are up to date."""
-        return self.states
-
-    def all_last(self) -> Tensor:
-        """[R]: `last` of all rows."""
-        return self.last
-
-    def _place_of_step(self) -> torch.device:
-        """Where the optimizer has the number of its steps: beside the weight if it is fused."""
-        groups = self.optimizer.param_groups
-        is_fused = any(group.get("fused") and _has(group["params"], self.weight) for group in groups)
-        return self.values.device if is_fused else torch.device("cpu")
+        return {**self.states, **shared}
 
     # ---- memory of the rows
 
@@ -284,15 +246,10 @@ class RowTable:
     def collect_writes(self) -> None:
         """Stores what users have written to watched copies."""
 
-    def read_states(self) -> dict[str, Any]:
-        """What `optimizer.state` has of the table."""
-        assert self.entry is not None
-        return dict(self.entry)
-
     def make_plain(self) -> None:
         """Puts the weight and its states into plain tensors and dictionaries; rows are up to date."""
         if self.entry is not None and self.optimizer.state.get(self.weight) is self.entry:
-            self.optimizer.state[self.weight] = dict(self.entry)
+            self.optimizer.state[self.weight] = self.entry.copy()
 
     # ---- reading
 
@@ -387,13 +344,7 @@ class RowTable:
         self, rows: Tensor, sums: Tensor, decay: float, group: Mapping[str, Any]
     ) -> None:
         self._replay(rows)
-        settings = {
-            name: value.clone() if isinstance(value, Tensor) else value  # schedulers write into them
-            for name, value in group.items()
-            if name != "params"
-        }
-        has_begun = bool(self.states) or bool(self._shared)
-        step = DeferredStep(settings, has_begun, self._shared, decay)
+        step = DeferredStep.with_settings(group, self.has_states, self._shared, decay)
         shared = self._run(step, rows, sums)
         if not rows.numel():  # the states that rows share advance without any row
             shared = self._run(step, rows, self.values.new_zeros(1, self.values.shape[1]), dry=True)
@@ -455,18 +406,6 @@ def counted_squares(
     for total, change in zip(sums, changes, strict=True):
         if total is not None:
             total += change.to(total.device)
-
-
-def _is_like(state: Tensor, values: Tensor) -> bool:
-    """Whether a state lies in memory as the kernels take it."""
-    if type(state) is not Tensor:
-        return False
-    is_alike = (state.shape, state.dtype, state.device) == (values.shape, values.dtype, values.device)
-    return is_alike and (state.shape[1] == 1 or state.stride(1) == 1)
-
-
-def _has(params: Sequence[Tensor], weight: Tensor) -> bool:
-    return any(param is weight for param in params)
 
 
 def _zeros(like: Tensor) -> Tensor:
