@@ -248,8 +248,8 @@ class RowTable:
 
     def make_plain(self) -> None:
         """Puts the weight and its states into plain tensors and dictionaries; rows are up to date."""
-        if self.entry is not None and self.optimizer.state.get(self.weight) is self.entry:
-            self.optimizer.state[self.weight] = self.entry.copy()
+        if isinstance(entry := self.optimizer.state.get(self.weight), TableState) and entry is self.entry:
+            self.optimizer.state[self.weight] = entry.copy()
 
     # ---- reading
 
