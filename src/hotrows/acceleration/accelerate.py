@@ -6,8 +6,8 @@ Both are changed in place, so the loop that trains them does not change.
 
     model        its class gets a `forward` that runs the captured graph (`acceleration.graph`)
     weights      of nn.Embedding and nn.EmbeddingBag become `TableParameter`s
-    optimizer    a hook before each step updates the tables, row by row, and hides them from the
-                 optimizer; hooks around its state_dict bring all rows up to date
+    optimizer    its step begins with one of the tables, row by row, behind all hooks and the closure;
+                 its state shows those of tables to whoever reads them
 
 `restore` undoes it.
 """
@@ -236,10 +236,10 @@ class Acceleration:
         self._averaging = Averaging(self.tables)
         names = [name for table in self.tables for name in table.names]
         model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
-        self._hooks = [
-            OptimizerHooks(optimizer, [t for t in self.tables if t.optimizer is optimizer])
-            for optimizer in self.optimizers
-        ]
+        by_optimizer: dict[Optimizer, list[RowTable]] = {}
+        for table in self.tables:
+            by_optimizer.setdefault(table.optimizer, []).append(table)
+        self._hooks = [OptimizerHooks(optimizer, updated) for optimizer, updated in by_optimizer.items()]
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         for recorder in self.recorders:

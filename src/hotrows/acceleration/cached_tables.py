@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
 from hotrows.acceleration.table import RowTable, TableArguments, counted_squares
+from hotrows.acceleration.table_state import Values
 from hotrows.engine.caching import Caching
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
@@ -122,6 +123,8 @@ class CachedTable(RowTable):
             self.release_states()
 
     def adopt_states(self) -> None:
+        if self._is_stored:
+            self.last = self._read_all(attrgetter("step"), self.values.new_empty(self._shape[:1]))
         super().adopt_states()
         self._has_states = bool(self.states)
         if self._is_stored:
@@ -129,20 +132,33 @@ class CachedTable(RowTable):
             self.release_states()
 
     def make_states(self) -> None:
-        self._has_states = True
+        self._has_states = bool(self.rule.states)
 
-    def publish_states(self) -> None:
+    @property
+    def has_states(self) -> bool:
+        return self._has_states
+
+    def change_rule(self, rule: Rule) -> None:
+        needs = f"the states {list(rule.states)}" if rule.states else "other states"
+        raise RuntimeError(
+            f"table {self.names[0]} is kept behind a cache, whose rows have the states "
+            f"{list(self.rule.states)}, and the settings of its optimizer were changed so that they need "
+            f"{needs}: call hotrows.restore(model) before the change, and accelerate again"
+        )
+
+    def _present_states(self, before: Values) -> Values:
         if self._has_states:
             self.states = {
                 name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)
             }
-            self.optimizer.state[self.weight].update(self.states)
-        super().publish_states()
-        self.states = {}
+        try:
+            return super()._present_states(before)
+        finally:
+            self.states = {}
 
     def make_plain(self) -> None:
         weights = self._read_all(lambda records: records.weights)
-        self.publish_states()
+        super().make_plain()
         with torch._C.DisableTorchFunctionSubclass():
             self.weight.data = weights
 
@@ -153,10 +169,8 @@ class CachedTable(RowTable):
             self.weight.data = unread.expand(self._shape)
             self.values = self.weight.detach()
         self.states, self.last = {}, torch.empty(0, dtype=torch.int32)
-        state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
-        if any(name in state for name in self.rule.states):
-            shared = {name: x for name, x in state.items() if name not in self.rule.states}
-            self.optimizer.state[self.weight] = shared
+        if self.entry is not None and not self.is_left_plain:
+            self.entry.forget(self.rule.states)
 
     def _check_values(self, values: Tensor) -> None:
         is_same = values.dtype == torch.float32 and values.shape == self._shape
@@ -234,10 +248,10 @@ class CachedTable(RowTable):
 
     # ---- all rows
 
-    def _read_all(self, select: Callable[[RecordViews], Tensor]) -> Tensor:
-        """[R, D]: one part of all records, up to date."""
+    def _read_all(self, select: Callable[[RecordViews], Tensor], out: Tensor | None = None) -> Tensor:
+        """[R, D]: one part of all records, up to date. out: where it goes, if not to a new tensor."""
         self.collect_writes()
-        out = self.values.new_empty(self._shape)
+        out = self.values.new_empty(self._shape) if out is None else out
         with self.group.paused():
             for begin, end in self._chunks():
                 records = self.group.views_of(self.group.read(begin, end))

@@ -108,6 +108,7 @@ class DynamicEmbedding(nn.Embedding):
         with NO_TORCH_FUNCTION(), torch.no_grad():
             if isinstance(weight, TableParameter):
                 table = weight.table
+                table.refresh(table.rule)
                 table.catch_up_rows(rows)
                 table.before_write()
                 table.values[rows] = values.to(table.values.dtype)

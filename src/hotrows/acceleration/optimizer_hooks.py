@@ -1,4 +1,4 @@
-"""Hooks of an optimizer: steps of tables before the optimizer's own step, and around its state_dict.
+"""Hooks of an optimizer: steps of tables at the beginning of its own, and plain states in its state_dict.
 
 Tables that were looked up together are stepped in one call. A table whose gradient is dense is stepped
 by the optimizer, with every row up to date.
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hotrows.acceleration.cached_tables import CachedTable
 from hotrows.acceleration.gradient import PackGradient, RowGradient
-from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, intercept, release
-from hotrows.acceleration.rules import BY_OPTIMIZER
+from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
+from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
 from hotrows.acceleration.table import RowTable, counted_squares
 from hotrows.acceleration.table_plan import TablePlan
+from hotrows.acceleration.table_state import TableState
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
@@ -38,7 +40,7 @@ def share_histories(tables: Iterable[RowTable]) -> None:
 
 
 class OptimizerHooks:
-    """Steps tables before each step of an optimizer; `remove` takes the hooks away."""
+    """Steps tables within each step of an optimizer; `remove` takes the hooks away."""
 
     def __init__(self, optimizer: Optimizer, tables: Sequence[RowTable]) -> None:
         self._tables = tuple(tables)
@@ -46,54 +48,97 @@ class OptimizerHooks:
         self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
         self._skipped: list[tuple[Tensor, Tensor]] = []  # those of a step that is none
         self._handles: list[Any] = [
-            optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-            optimizer.register_state_dict_pre_hook(self._publish),
-            optimizer.register_state_dict_post_hook(self._release),
-            optimizer.register_load_state_dict_pre_hook(self._publish),
-            optimizer.register_load_state_dict_post_hook(self._adopt),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_state_dict_post_hook(self._plain_states),
+            optimizer.register_load_state_dict_pre_hook(self._lend),
+            optimizer.register_load_state_dict_post_hook(self._refresh),
         ]
+        first = self._handles[0].id  # so that the user's hooks see the gradients
+        optimizer._optimizer_step_post_hooks.move_to_end(first, last=False)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
+        self._forget_failed_step()
         for handle in self._handles:
             handle.remove()
 
-    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Lets the optimizer step the tables once it has called its closure.
+
+        That is behind every hook, whoever registers it. Optimizers with a rule call a closure once.
+        """
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None:  # gradients first
-            with torch.enable_grad():
-                loss = closure()
-            args, kwargs = (optimizer, lambda: loss), {}
-        if getattr(optimizer, "found_inf", None) is not None and self._is_skipped(optimizer):
-            return (args, kwargs) if closure is not None else None
-        self._hidden.extend(step_tables(optimizer, self._by_weight))
-        return (args, kwargs) if closure is not None else None
+        self._forget_failed_step()
+        has_stepped = False
+
+        def step_tables_too() -> Any:
+            nonlocal has_stepped
+            loss = None if closure is None else closure()
+            if not has_stepped:  # a hook may call it again
+                has_stepped = True
+                self._step(optimizer)
+            return loss
+
+        others = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (optimizer, step_tables_too, *args[2:]), others
+
+    def _step(self, optimizer: Optimizer) -> None:
+        with NO_TORCH_FUNCTION(), torch.no_grad():
+            self._refresh(optimizer)
+            if getattr(optimizer, "found_inf", None) is None or not self._is_skipped(optimizer):
+                step_tables(optimizer, self._by_weight, self._hidden)
+
+    def _lend(self, optimizer: Optimizer, state: dict) -> None:
+        """Brings states up to date, which may be among those that are loaded."""
+        for table in self._tables:
+            if table.entry is not None:
+                table.entry.lend()
+
+    def _refresh(self, optimizer: Optimizer) -> None:
+        """Takes over what others have done to the optimizer's settings and states."""
+        is_changed = False
+        for group in optimizer.param_groups:
+            rule = rule_of_settings(optimizer, group)
+            for weight in group["params"]:
+                if id(weight) in self._by_weight:
+                    is_changed |= self._by_weight[id(weight)].refresh(rule)
+        if is_changed:
+            share_histories(self._tables)
 
     def _is_skipped(self, optimizer: Any) -> bool:
         """Does what `GradScaler` leaves to fused optimizers: gradients are to be divided by its scale, or
         not to be used at all, where some are not finite."""
-        gradients = [(table.weight, gradient_of(table)) for table in self._tables]
-        rows = [(weight, gradient) for weight, gradient in gradients if isinstance(gradient, RowGradient)]
         is_skipped, scale = bool(optimizer.found_inf), getattr(optimizer, "grad_scale", None)
-        with NO_TORCH_FUNCTION():
-            for weight, gradient in rows:
-                if is_skipped:
-                    self._skipped.append((weight, gradient))
-                    weight.grad = None
-                elif scale is not None:
-                    weight.grad = gradient.times(1 / float(scale))
+        for table in self._tables:
+            weight, gradient = table.weight, table.weight.grad
+            if not isinstance(gradient, RowGradient):
+                continue
+            if is_skipped:
+                self._skipped.append((weight, gradient))
+                weight.grad = None
+            elif scale is not None:
+                weight.grad = gradient.times(1 / float(scale))
         return is_skipped
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        is_entered = False
         with NO_TORCH_FUNCTION():
             for weight, gradient in self._hidden:
                 table = self._by_weight[id(weight)]
-                if isinstance(gradient, RowGradient) and weight.grad is None:
+                if isinstance(weight, TableParameter):
+                    assert isinstance(gradient, RowGradient)
                     gradient.is_spent = True
                     weight.grad = gradient
+                    if table.entry is None and table.has_states:
+                        table.enter({})
+                        is_entered = True
                 else:
                     intercept(weight)
                     table.stepped_densely()
+            if is_entered:  # in the order of parameters, as PyTorch makes them
+                for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+                    if weight in optimizer.state:
+                        optimizer.state[weight] = optimizer.state.pop(weight)
             for weight, gradient in self._skipped:
                 weight.grad = gradient
         self._hidden.clear()
@@ -103,33 +148,40 @@ class OptimizerHooks:
                 table.catch_up()
             share_histories(self._tables)
 
-    def _publish(self, optimizer: Optimizer, *args: Any) -> None:
-        for table in self._tables:
-            table.catch_up()
-            table.publish_states()
+    def _forget_failed_step(self) -> None:
+        """Ends a step that failed behind its tables' own."""
+        for weight, _ in self._hidden:
+            if not isinstance(weight, TableParameter):
+                intercept(weight)
+                self._by_weight[id(weight)].stepped_densely()
+        self._hidden.clear()
+        self._skipped.clear()
+
+    def _plain_states(self, optimizer: Optimizer, state: dict) -> None:
+        """Gives plain dictionaries to whoever calls state_dict(); those of cached tables are copies."""
+        tables = {id(table.entry): table for table in self._tables}
+        for key, entry in state["state"].items():
+            if isinstance(entry, TableState) and id(entry) in tables:
+                is_lent, table = entry.is_lent, tables[id(entry)]
+                state["state"][key] = dict(entry)
+                if isinstance(table, CachedTable) and not is_lent:
+                    table.release_states()
         share_histories(self._tables)
 
-    def _release(self, optimizer: Optimizer, state: dict) -> None:
-        for table in self._tables:
-            table.release_states()
 
-    def _adopt(self, optimizer: Optimizer) -> None:
-        for table in self._tables:
-            table.adopt_states()
-        share_histories(self._tables)
+def step_tables(
+    optimizer: Optimizer, tables: Mapping[int, RowTable], hidden: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Steps the tables that have a gradient, and appends (weight, gradient) of each to `hidden`.
 
-
-def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tuple[Tensor, Tensor]]:
-    """Steps the tables that have a gradient; returns (weight, gradient) of each.
-
-    Those whose gradient is dense are left to the optimizer, with every row up to date. tables: by the
-    `id()` of their weights.
+    Those whose gradient is dense, or whose settings have no rule, are left to the optimizer, with every
+    row up to date. tables: by the `id()` of their weights.
     """
-    stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], tuple[list[tuple[RowTable, RowGradient]], Mapping[str, Any]]] = {}
     for gradient in map(gradient_of, tables.values()):
         if isinstance(gradient, RowGradient):
             gradient.check_unspent()
+    is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     with NO_TORCH_FUNCTION(), torch.no_grad():
         for settings in optimizer.param_groups:
             for weight in settings["params"]:
@@ -137,12 +189,13 @@ def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tu
                 if table is None or weight.grad is None:
                     continue
                 gradient = weight.grad
-                stepped.append((weight, gradient))
+                hidden.append((weight, gradient))
                 if table.multiples:
                     is_row_gradient = isinstance(gradient, RowGradient)
                     table.materialize_multiples(but=gradient.content if is_row_gradient else None)
-                if not isinstance(gradient, RowGradient) or gradient.dense is not None:
-                    _leave_to_optimizer(table, gradient)
+                is_dense = not isinstance(gradient, RowGradient) or gradient.dense is not None
+                if table.is_left_plain or is_dense:
+                    _leave_to_optimizer(table, gradient, is_sparse)
                     continue
                 weight.grad = None
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
@@ -150,23 +203,35 @@ def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tu
                     members, _ = packs.setdefault((id(pack), id(settings)), ([], settings))
                     members.append((table, gradient))
                 else:
-                    table.step(*gradient.coalesced(), gradient.decay, settings)
+                    rows, sums = gradient.coalesced()
+                    table.step(rows, sums, gradient.decay, settings)
         for members, group_settings in packs.values():
             _step_pack(members, group_settings)
-    return stepped
 
 
-def _leave_to_optimizer(table: RowTable, gradient: Tensor) -> None:
+def _leave_to_optimizer(table: RowTable, gradient: Tensor, is_sparse: bool) -> None:
     if table.is_cached:
+        why = (
+            "has a state or settings in its optimizer that rows cannot be stepped with: the optimizer's "
+            "state or a parameter group was changed. Undo that"
+            if table.is_left_plain
+            else "has a dense gradient, which the optimizer cannot step there: something has read or "
+            "learned from all of the table. Leave that out"
+        )
         raise RuntimeError(
-            f"table {table.names[0]} is kept behind a cache and has a dense gradient, which the "
-            f"optimizer cannot step there: something has read or learned from all of the table. Leave "
-            f"that out, or accelerate without fast_memory"
+            f"table {table.names[0]} is kept behind a cache and {why}, or accelerate without fast_memory"
         )
     table.catch_up()
-    table.publish_states()
     release(table.weight)  # so that PyTorch takes its usual path
-    table.weight.grad = gradient.to_dense() if isinstance(gradient, RowGradient) else gradient
+    if isinstance(gradient, RowGradient):
+        is_sparse = is_sparse and not gradient.decay and gradient.dense is None
+        gradient = _sparse(gradient) if is_sparse else gradient.to_dense()
+    table.weight.grad = gradient
+
+
+def _sparse(gradient: RowGradient) -> Tensor:
+    rows, sums = gradient.coalesced()
+    return torch.sparse_coo_tensor(rows[None], sums, gradient.shape)
 
 
 def _step_pack(members: list[tuple[RowTable, RowGradient]], group: Mapping[str, Any]) -> None:

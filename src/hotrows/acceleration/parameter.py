@@ -159,11 +159,12 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
 
         result = func(*mapped(copied, args), **mapped(copied, kwargs))
         results = list(tensors_in(result))
+        is_fused = getattr(func, "__name__", "").startswith("_fused_")  # which counts no version
         for (parameter, copy), version in zip(copies.values(), versions, strict=True):
             memory = copy.untyped_storage().data_ptr()
             results = [x for x in results if type(x) in (Tensor, nn.Parameter)]
             views = [x for x in results if x.untyped_storage().data_ptr() == memory]
-            if copy._version != version:
+            if copy._version != version or is_fused:
                 parameter.table.write_weights(copy)
             if views:
                 parameter.table.watch_copy(copy, [*views, copy])

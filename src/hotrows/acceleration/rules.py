@@ -51,14 +51,19 @@ def rule_of(optimizer: Optimizer, group: Group, weight: Tensor, sparse: bool) ->
         return f"{kind.__name__} does not go element by element, or is not one of PyTorch's own"
     if sparse and kind not in _WITH_SPARSE:
         return f"sparse=True, and {kind.__name__} takes no sparse gradients"
-    if group.get("differentiable") or group.get("capturable"):
-        return "its optimizer is differentiable or capturable"
-    if kind is torch.optim.SparseAdam:
-        rule = Rule("adam", ("exp_avg", "exp_avg_sq"), _sparse_adam, lazy=True)
-        return "SparseAdam(maximize=True)" if group.get("maximize") else rule
     if weight.dtype not in (torch.float32, torch.float64):
         return f"its weights are {str(weight.dtype).removeprefix('torch.')}, not float32 or float64"
-    return _RULES[kind](group) or Rule(BY_OPTIMIZER, ())
+    return rule_of_settings(optimizer, group)
+
+
+def rule_of_settings(optimizer: Optimizer, group: Group) -> Rule | str:
+    """Returns the rule of the present settings of an optimizer that has rules, or why there is none."""
+    if group.get("differentiable") or group.get("capturable"):
+        return "its optimizer is differentiable or capturable"
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        rule = Rule("adam", ("exp_avg", "exp_avg_sq"), _sparse_adam, lazy=True)
+        return "SparseAdam(maximize=True)" if group.get("maximize") else rule
+    return _RULES[type(optimizer)](group) or Rule(BY_OPTIMIZER, ())
 
 
 def _sgd(group: Group) -> Rule | None:
@@ -68,8 +73,8 @@ def _sgd(group: Group) -> Rule | None:
 
 
 def _sgd_numbers(group: Group, t: int, c: float) -> Numbers:
-    # The first gradient fills the buffer undamped.
-    damped = 1 - group["dampening"] if t > 1 else 1.0
+    # The first gradient fills the buffer undamped; without momentum there is none.
+    damped = 1 - group["dampening"] if t > 1 and group["momentum"] else 1.0
     decay = c + group["weight_decay"]
     return sgd_numbers(group["lr"], group["momentum"], damped, group["nesterov"], decay)
 
@@ -143,6 +148,18 @@ class DeferredStep:
     shared: dict[str, Any]
     decay: float
 
+    @classmethod
+    def with_settings(
+        cls, group: Group, has_begun: bool, shared: dict[str, Any], decay: float
+    ) -> DeferredStep:
+        """Makes the step with the present settings of a group."""
+        settings = {
+            name: value.clone() if isinstance(value, Tensor) else value  # schedulers write into them
+            for name, value in group.items()
+            if name != "params"
+        }
+        return cls(settings, has_begun, shared, decay)
+
 
 def stepped(
     kind: type[Optimizer], step: DeferredStep, weights: Tensor, states: Mapping[str, Tensor], grad: Tensor
@@ -160,7 +177,7 @@ def stepped(
             for name, value in (*step.shared.items(), *states.items())
         }
     rows.grad = grad + step.decay * weights if step.decay else grad
-    alone.step()
+    kind.step.__wrapped__(alone)  # type: ignore[attr-defined]  # without hooks on all optimizers
     after = alone.state[rows]
     of_rows = {n: x for n, x in after.items() if isinstance(x, Tensor) and x.dim() == 2}
     return rows.detach(), of_rows, {n: x for n, x in after.items() if n not in of_rows}

@@ -1,8 +1,8 @@
 """RowTable: one embedding weight of the user's model, and how far behind its rows are.
 
-The weight stays in the parameter, and the states stay in `optimizer.state`. A row that a batch does not
-touch is not written: `last` counts the steps that it has made, and before it is read, it makes the
-steps that it has missed.
+The weight stays in the parameter; `optimizer.state` shows the states to whoever reads it (`TableState`).
+A row that a batch does not touch is not written: `last` counts the steps that it has made, and before it
+is read, it makes the steps that it has missed.
 
 This class stores the rows in memory. `cached_tables.CachedTable` stores them behind a cache; it replaces
 the methods under "memory of the rows".
@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration import errors
 from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
+from hotrows.acceleration.table_state import TableState, Values, counted, divided, is_known
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import StepHistory
@@ -76,6 +78,8 @@ class RowTable:
     tensor. rule: how its rows are updated. optimizer: the one that holds the weight.
     last: [R] int32, number of steps that each row has made; -1: no gradient has reached it.
     multiples: gradients that hold a multiple of the weight as it is now.
+    entry: its entry in `optimizer.state`; None: it has none, as before a first step.
+    is_left_plain: the optimizer has settings or states without a rule, and must step the table itself.
     """
 
     is_cached = False
@@ -91,7 +95,10 @@ class RowTable:
         self._by_optimizer: list[DeferredStep] = []
         self.multiples: weakref.WeakSet[WeightMultiple] = weakref.WeakSet()
         self.history = StepHistory()
+        self.entry: TableState | None = None
+        self.is_left_plain = False
         self.adopt_weight()
+        self.last = torch.full_like(self.values[:, 0], -1, dtype=torch.int32)
         self.adopt_states()
 
     # ---- the parameter and the optimizer's state
@@ -102,54 +109,75 @@ class RowTable:
             self.values = self.weight.data  # so that updates do not count as versions of the user's
         self._squares = None
         self.states = {name: state.to(self.values.dtype) for name, state in self.states.items()}
-        if self.states:
-            self.publish_states()
+
+    def refresh(self, rule: Rule | str) -> bool:
+        """Takes over what others have done to `optimizer.state` and to the settings since the last step.
+
+        rule: of the present settings, or why there is none. Returns whether anything was taken over.
+        """
+        entry = self.optimizer.state.get(self.weight)
+        is_own = entry is self.entry
+        has_rule = isinstance(rule, str) or (rule.kind, rule.states) == (self.rule.kind, self.rule.states)
+        if self.entry is not None and is_own and not has_rule:
+            self.entry.lend()
+        is_changed = not (is_own and has_rule) or (self.entry is not None and self.entry.is_lent)
+        if is_changed:
+            self.catch_up()
+            if isinstance(rule, Rule) and not has_rule:
+                self.change_rule(rule)
+            self.adopt_states()
+        self.is_left_plain |= isinstance(rule, str)
+        return is_changed
+
+    def change_rule(self, rule: Rule) -> None:
+        """Goes on by another rule; every row is up to date, and the caller adopts states."""
+        self.rule = replace(rule, lazy=rule.lazy or self.rule.lazy)
 
     def adopt_states(self) -> None:
         """Takes over the optimizer's present states: every row has made all steps."""
-        state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
-        of_rows = {n: x for n, x in state.items() if isinstance(x, Tensor) and x.dim() == 2}
-        now = int(state["step"]) if "step" in state else int(bool(of_rows))
-        self.history = StepHistory(now)
-        self.history.num_tables = 1
+        state = self.optimizer.state.get(self.weight)
+        values = {} if state is None else dict(state)
+        self.states, self._shared, now = divided(values, self.rule)
+        self.join(StepHistory(now))
         self._by_optimizer = []
-        if self.rule.kind == BY_OPTIMIZER:
-            self.states = of_rows
-            self._shared = {n: x for n, x in state.items() if n not in of_rows}
-        else:
-            self.states = {n: of_rows[n] for n in self.rule.states if n in of_rows}
-        is_fresh = not any(bool(state.any()) for state in self.states.values()) and not now
-        self.last = torch.full_like(self.values[:, 0], -1 if is_fresh else now, dtype=torch.int32)
+        untouched = self.last < 0 if now else torch.ones_like(self.last, dtype=torch.bool)
+        for state_of_rows in self.states.values():
+            untouched &= ~state_of_rows.any(1)
+        self.last = torch.where(untouched, -1, now).to(torch.int32)
+        self.is_left_plain = not is_known(values, self.states, self.rule, self.optimizer, self.values)
+        if state is None:
+            self.entry = None
+        elif state is not self.entry:
+            self.enter(values)
+        if self.entry is not None:
+            self.entry.is_lent = self.is_left_plain
+
+    def enter(self, values: Values) -> None:
+        """Makes its entry in `optimizer.state`; values: what PyTorch has there by now."""
+        self.entry = self.optimizer.state[self.weight] = TableState(values, self._present_states)
 
     def make_states(self) -> None:
         """Creates the states of the first step where `optimizer.state` has none."""
         if len(self.states) < len(self.rule.states):
             self.states = {name: _zeros(self.values) for name in self.rule.states}
 
-    def publish_states(self) -> None:
-        """Writes into `optimizer.state` what the optimizer itself would have; rows are up to date."""
-        if self.history.now == 0:
-            return
-        if self.rule.kind in ("sgd", BY_OPTIMIZER) and not (self.states or self._shared):
-            return
-        state = self.optimizer.state[self.weight]
-        state.update(self.states)
-        if self.rule.kind == BY_OPTIMIZER:
-            state.update(self._shared)
-        elif self.rule.kind != "sgd":
-            step = state.get("step")
-            if isinstance(step, Tensor):
-                step.fill_(self.history.now)
-            else:
-                counts = isinstance(self.optimizer, torch.optim.SparseAdam)
-                now = self.history.now
-                state["step"] = now if counts else torch.tensor(float(now)).to(self._place_of_step())
+    @property
+    def has_states(self) -> bool:
+        """Whether the rows have states now, or share some."""
+        return bool(self.states or self._shared)
 
-    def _place_of_step(self) -> torch.device:
-        """Where the optimizer has the number of its steps: beside the weight if it is fused."""
-        groups = self.optimizer.param_groups
-        is_fused = any(group.get("fused") and _has(group["params"], self.weight) for group in groups)
-        return self.values.device if is_fused else torch.device("cpu")
+    def _present_states(self, before: Values) -> Values:
+        """What the optimizer itself would have now. before: what the last reader has got."""
+        self.catch_up()
+        if not self.has_states:
+            return {}
+        shared, now = dict(self._shared), self.history.now
+        if self.rule.kind not in ("sgd", BY_OPTIMIZER):
+            shared["step"] = counted(now, self.optimizer, self.weight)
+        for name, value in shared.items():  # PyTorch, too, counts in place
+            if isinstance(before.get(name), Tensor) and isinstance(value, Tensor):
+                shared[name] = before[name].copy_(value)
+        return {**self.states, **shared}
 
     # ---- memory of the rows
 
@@ -218,12 +246,10 @@ class RowTable:
     def collect_writes(self) -> None:
         """Stores what users have written to watched copies."""
 
-    def release_states(self) -> None:
-        """Frees states that `publish_states` wrote; the caller has read them."""
-
     def make_plain(self) -> None:
-        """Puts the weight and its states into plain tensors; rows are up to date."""
-        self.publish_states()
+        """Puts the weight and its states into plain tensors and dictionaries; rows are up to date."""
+        if isinstance(entry := self.optimizer.state.get(self.weight), TableState) and entry is self.entry:
+            self.optimizer.state[self.weight] = entry.copy()
 
     # ---- reading
 
@@ -318,13 +344,7 @@ class RowTable:
         self, rows: Tensor, sums: Tensor, decay: float, group: Mapping[str, Any]
     ) -> None:
         self._replay(rows)
-        settings = {
-            name: value.clone() if isinstance(value, Tensor) else value  # schedulers write into them
-            for name, value in group.items()
-            if name != "params"
-        }
-        has_begun = bool(self.states) or bool(self._shared)
-        step = DeferredStep(settings, has_begun, self._shared, decay)
+        step = DeferredStep.with_settings(group, self.has_states, self._shared, decay)
         shared = self._run(step, rows, sums)
         if not rows.numel():  # the states that rows share advance without any row
             shared = self._run(step, rows, self.values.new_zeros(1, self.values.shape[1]), dry=True)
@@ -386,10 +406,6 @@ def counted_squares(
     for total, change in zip(sums, changes, strict=True):
         if total is not None:
             total += change.to(total.device)
-
-
-def _has(params: Sequence[Tensor], weight: Tensor) -> bool:
-    return any(param is weight for param in params)
 
 
 def _zeros(like: Tensor) -> Tensor:

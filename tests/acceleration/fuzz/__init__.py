@@ -105,6 +105,8 @@ def outcome(case: Case, accelerated: bool, place: torch.device = HOST) -> Outcom
             error = raised
         finally:
             torch.set_num_threads(1)
+            for handle in run.handles if run else ():
+                handle.remove()
     said = frozenset(str(warning.message)[:80] for warning in caught)
     return Outcome(run.seen if run else [], error, said)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hotrows
 from tests.acceleration.fuzz import gradients
@@ -20,9 +23,32 @@ from tests.acceleration.fuzz.models import Model
 HOST = torch.device("cpu")
 
 
+class SharpnessAware(torch.optim.SGD):
+    """An optimizer of the user's own, whose step needs the gradients of two points."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        with torch.no_grad():
+            moves = [0.05 * p.grad for p in moved]
+            for p, move in zip(moved, moves, strict=True):
+                p.add_(move)
+            with torch.enable_grad():
+                closure()
+            for p, move in zip(moved, moves, strict=True):
+                p.sub_(move)
+        super().step()
+        return loss
+
+
+WITH_CLOSURE = {"LBFGS": torch.optim.LBFGS, "SharpnessAware": SharpnessAware}
+"""Optimizers that call their closure several times."""
+
+
 @dataclass(frozen=True)
 class Optimizer:
-    """kind: of torch.optim. options: of all groups. groups: how parameters are dealt out, and options
+    """kind: of torch.optim, or `WITH_CLOSURE`. options: of all groups. groups: how parameters are dealt out, and options
     of the second group. apart: the groups are optimizers of their own."""
 
     kind: str
@@ -114,6 +140,9 @@ def _optimizer(draw: random.Random, sparse: bool) -> Optimizer:
     }  # fmt: skip
     if sparse and draw.random() < 0.95:
         kinds = {"SGD": 2, "Adagrad": 1}
+    elif draw.random() < 0.05:
+        kind = draw.choice(list(WITH_CLOSURE))
+        return Optimizer(kind, (("lr", 0.1), *([("max_iter", 3)] if kind == "LBFGS" else [])))
     kind = draw.choices(list(kinds), list(kinds.values()))[0]
     options = _options(draw, kind, sparse)
     second = None
@@ -173,7 +202,7 @@ class Run:
     schedulers: list[Any] = field(default_factory=list)
     draw: torch.Generator = field(default_factory=torch.Generator)
     place: torch.device = HOST
-    handles: list[Any] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)  # of late hooks
 
     def see(self, what: str, value: Any) -> None:
         self.seen.append((what, _copied(value)))
@@ -229,7 +258,7 @@ def start(model: Model, loop: Loop, accelerated: bool, place: torch.device) -> R
 
 
 def _made(settings: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
-    kind = getattr(torch.optim, settings.kind)
+    kind = WITH_CLOSURE.get(settings.kind) or getattr(torch.optim, settings.kind)
     params = list(model.parameters())
     options = _copied(dict(settings.options))  # schedulers write into tensors
     if settings.second is None:
@@ -249,7 +278,7 @@ def go(run: Run) -> None:
         torch.manual_seed(run.loop.seed + number)
         run.model.step = number
         _zero(run, step)
-        if step.how == "closure":
+        if step.how == "closure" or run.loop.optimizer.kind in WITH_CLOSURE:
             state = run.draw.get_state()
             for optimizer in run.optimizers:
                 run.draw.set_state(state)
@@ -259,7 +288,7 @@ def go(run: Run) -> None:
         for name, which in step.after:
             act = AFTER.get(name) or gradients.AFTER[name]
             run.see(f"after {name}", act(run, run.weight(which)))
-        if step.how in ("step", "twice"):
+        if step.how in ("step", "twice") and run.loop.optimizer.kind not in WITH_CLOSURE:
             for _ in range(1 + (step.how == "twice")):
                 for optimizer in run.optimizers:
                     optimizer.step()
@@ -704,9 +733,17 @@ def _ema_model(run: Run, w: nn.Parameter) -> Any:
     return averaged
 
 
+# ---- the optimizer
+
+
 def _clear(run: Run, w: nn.Parameter) -> Any:
     for optimizer in run.optimizers:
         optimizer.state.clear()
+
+
+def _fresh_state(run: Run, w: nn.Parameter) -> Any:
+    for optimizer in run.optimizers:
+        optimizer.state = defaultdict(dict)
 
 
 def _drop_state(run: Run, w: nn.Parameter) -> Any:
@@ -715,7 +752,132 @@ def _drop_state(run: Run, w: nn.Parameter) -> Any:
 
 
 def _read_state(run: Run, w: nn.Parameter) -> Any:
-    return [sorted(optimizer.state.get(w, {})) for optimizer in run.optimizers]
+    return [dict(optimizer.state.get(w, {})) for optimizer in run.optimizers]
+
+
+def _read_states(run: Run, w: nn.Parameter) -> Any:
+    return [[dict(entry) for entry in optimizer.state.values()] for optimizer in run.optimizers]
+
+
+def _on_states(change: Callable[[dict[str, Any], str], Any]) -> Callable[[Run, nn.Parameter], Any]:
+    def act(run: Run, w: nn.Parameter) -> None:
+        for optimizer in run.optimizers:
+            for entry in optimizer.state.values():
+                for name in list(entry):
+                    if isinstance(entry[name], Tensor) and entry[name].dim() == 2:
+                        change(entry, name)
+
+    return act
+
+
+def _assign_state(entry: dict[str, Any], name: str) -> None:
+    entry[name] = entry[name] * 0.5 + 0.01
+
+
+def _step_again(run: Run, w: nn.Parameter) -> None:
+    for optimizer in run.optimizers:
+        for entry in optimizer.state.values():
+            if "step" in entry:
+                entry["step"] = torch.ones_like(entry["step"])
+
+
+def _copied_both(run: Run, w: nn.Parameter) -> None:
+    """Goes on with copies, which are plain."""
+    run.model, run.optimizers, run.schedulers = copy.deepcopy((run.model, run.optimizers, run.schedulers))
+
+
+def _pickled_both(run: Run, w: nn.Parameter) -> Any:
+    file = io.BytesIO()
+    torch.save([optimizer.__getstate__() for optimizer in run.optimizers], file)
+    file.seek(0)
+    return [list(x["state"].values()) for x in torch.load(file, weights_only=False)]
+
+
+def _shallow(run: Run, w: nn.Parameter) -> None:
+    for optimizer in run.optimizers:
+        if run.loop.optimizer.kind not in WITH_CLOSURE:
+            copy.copy(optimizer).step()
+
+
+def _setting(**settings: Any) -> Callable[[Run, nn.Parameter], None]:
+    """Puts settings into the groups of optimizers that have them; plain PyTorch refuses some if sparse."""
+
+    def act(run: Run, w: nn.Parameter) -> None:
+        if any(getattr(module, "sparse", False) for module in run.model.modules()):
+            return
+        for optimizer in run.optimizers:
+            for group in optimizer.param_groups:
+                group.update({name: value for name, value in settings.items() if name in group})
+
+    return act
+
+
+def _momentum(momentum: float) -> Callable[[Run, nn.Parameter], None]:
+    def act(run: Run, w: nn.Parameter) -> None:
+        if run.loop.optimizer.kind == "SGD":
+            _setting(momentum=momentum, nesterov=False)(run, w)
+
+    return act
+
+
+def _own_group(run: Run, w: nn.Parameter) -> None:
+    for optimizer in run.optimizers:
+        group = next((g for g in optimizer.param_groups if any(p is w for p in g["params"])), None)
+        if group is not None and len(group["params"]) > 1 and run.loop.optimizer.kind != "LBFGS":
+            group["params"] = [p for p in group["params"] if p is not w]
+            optimizer.add_param_group({**group, "params": [w], "lr": 0.02})
+
+
+def _load_edited(run: Run, w: nn.Parameter) -> None:
+    for optimizer in run.optimizers:
+        state = copy.deepcopy(optimizer.state_dict())
+        for group in state["param_groups"]:
+            group["lr"] = group["lr"] * 0.9
+            group.update({"maximize": not group["maximize"]} if "maximize" in group else {})
+        optimizer.load_state_dict(state)
+
+
+def _halve(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+
+
+def _pre_hook(run: Run, w: nn.Parameter) -> None:
+    run.handles.append(run.optimizers[0].register_step_pre_hook(_halve))
+
+
+def _pre_hook_clips(run: Run, w: nn.Parameter) -> None:
+    def clip(optimizer: Any, args: Any, kwargs: Any) -> None:
+        run.see("norm", nn.utils.clip_grad_norm_(_all(run), 0.3))
+
+    run.handles.append(run.optimizers[0].register_step_pre_hook(clip))
+
+
+def _post_hook(run: Run, w: nn.Parameter) -> None:
+    def see(optimizer: Any, args: Any, kwargs: Any) -> None:
+        run.see("weights", [w, [p.grad is None for p in _all(run)]])
+
+    run.handles.append(run.optimizers[0].register_step_post_hook(see))
+
+
+def _global_hook(run: Run, w: nn.Parameter) -> None:
+    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if any(optimizer is one for one in run.optimizers):
+            _halve(optimizer, args, kwargs)
+
+    run.handles.append(register_optimizer_step_pre_hook(halve))
+
+
+def _wrapped_step(run: Run, w: nn.Parameter) -> None:
+    optimizer, plain = run.optimizers[0], run.optimizers[0].step
+
+    def step(closure: Any = None) -> Any:
+        run.see("gradient in a wrapped step", w.grad is None)
+        return plain() if closure is None else plain(closure)
+
+    optimizer.step = step  # type: ignore[method-assign, assignment]
 
 
 def _detached_write(run: Run, w: nn.Parameter) -> Any:
@@ -761,6 +923,31 @@ THEN: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "lr": _learning_rate,
     "decay": _decay,
     "betas": _betas,
+    "clear": _clear,
+    "fresh state": _fresh_state,
+    "drop state": _drop_state,
+    "read state": _read_state,
+    "read states": _read_states,
+    "state.mul_": _on_states(lambda entry, name: entry[name].mul_(0.5)),
+    "state.data": _on_states(lambda entry, name: entry[name].data.add_(0.01)),
+    "state =": _on_states(_assign_state),
+    "state step": _step_again,
+    "go on with copies": _copied_both,
+    "pickled": _pickled_both,
+    "shallow copy": _shallow,
+    "momentum": _momentum(0.9),
+    "no momentum": _momentum(0.0),
+    "maximize": _setting(maximize=True),
+    "minimize": _setting(maximize=False),
+    "dampening": _setting(dampening=0.5, nesterov=False),
+    "no amsgrad": _setting(amsgrad=False),
+    "own group": _own_group,
+    "load edited": _load_edited,
+    "pre hook": _pre_hook,
+    "pre hook, clips": _pre_hook_clips,
+    "post hook": _post_hook,
+    "global hook": _global_hook,
+    "wrapped step": _wrapped_step,
     "averaged": _ema_model,
     "detach().mul_": _detached_write,
     "foreach mul_": _foreach_write,
