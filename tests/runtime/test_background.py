@@ -63,7 +63,7 @@ def test_finalizers_run_once_no_worker_runs():
 
 
 def test_processes_end_as_they_should_with_threads_at_work():
-    """Lanes of a pipeline that nobody closed aborted each of them, and threads of Gloo one in 32."""
+    """Lanes that nobody closed aborted each of them, and so did a collective that ended meanwhile."""
     command = [sys.executable, "-m", "tests.support.exits", "--ranks", "3", "--lanes", "3"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
