@@ -237,6 +237,7 @@ def test_states_may_be_read_and_changed_between_steps(name, reset):
         shown = [dict(entry) for entry in optimizer.state.values()]
         shown = copy.deepcopy([entry for entry in shown if entry])
         train(model, optimizer, steps=3)
+        shown += [dict(entry) for entry in optimizer.state.values()]
         if reset == "read":
             assert optimizer.state[model.shared.weight] is entry
         return [*shown, dict(optimizer.state[model.shared.weight])]

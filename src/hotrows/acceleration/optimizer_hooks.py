@@ -47,6 +47,7 @@ class OptimizerHooks:
         self._by_weight = {id(table.weight): table for table in tables}
         self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
         self._skipped: list[tuple[Tensor, Tensor]] = []  # those of a step that is none
+        self._num_entries = 0  # of the optimizer's state before its step
         self._handles: list[Any] = [
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_step_pre_hook(self._before_step),
@@ -85,6 +86,7 @@ class OptimizerHooks:
     def _step(self, optimizer: Optimizer) -> None:
         with NO_TORCH_FUNCTION(), torch.no_grad():
             self._refresh(optimizer)
+            self._num_entries = len(optimizer.state)
             if getattr(optimizer, "found_inf", None) is None or not self._is_skipped(optimizer):
                 step_tables(optimizer, self._by_weight, self._hidden)
 
@@ -136,8 +138,9 @@ class OptimizerHooks:
                     intercept(weight)
                     table.stepped_densely()
             if is_entered:  # in the order of parameters, as PyTorch makes them
+                new = set(list(optimizer.state)[self._num_entries :])
                 for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-                    if weight in optimizer.state:
+                    if weight in new:
                         optimizer.state[weight] = optimizer.state.pop(weight)
             for weight, gradient in self._skipped:
                 weight.grad = gradient
