@@ -89,6 +89,14 @@ def test_groups_without_a_hit_do_not_count_and_negative_labels_have_no_ndcg():
     assert math.isnan(found["ndcg"][0])
 
 
+def test_scores_that_are_no_numbers_have_no_order():
+    """NaN was sorted before all numbers: a model that diverged had the best of metrics."""
+    values = ranking_metrics(
+        torch.tensor([math.nan, 1.0]), torch.tensor([1, 0]), torch.zeros(2), ["ndcg", "hit@1", "mrr"]
+    )
+    assert all(math.isnan(number) for pair in values.values() for number in pair)
+
+
 def test_one_large_tie_is_exact_enough():
     """100,000 equal scores, a tenth of them relevant: the first is at place 10 on average."""
     labels = (torch.arange(100_000) % 10 == 0).float()
@@ -127,6 +135,14 @@ def test_chance_is_the_spread_of_the_score_over_samples_of_the_same_kind(decides
         found.append(regression_metrics(labels + torch.randn(400), labels, None, decides))
     spread = torch.tensor([metrics.score for metrics in found]).std().item()
     assert found[0].chance == pytest.approx(spread, rel=0.2)
+
+
+def test_a_count_of_0_that_is_predicted_exactly_deviates_by_0():
+    for predictions, expected in (([0.0, 1.0], 0.0), ([0.0, 0.0], math.inf)):
+        metrics = regression_metrics(
+            torch.tensor(predictions), torch.tensor([0.0, 1.0]), decides="poisson_deviance"
+        )
+        assert metrics.poisson_deviance == expected
 
 
 def test_a_perfect_fit_and_equal_labels():

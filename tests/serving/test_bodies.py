@@ -3,12 +3,16 @@
 import gzip
 import json
 import math
+import time
 
 import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
 from hotrows.serving import Limits, Scorer, application
+from hotrows.serving.bodies import Refused
+from hotrows.serving.json_process import JsonProcess
+from hotrows.serving.requests import Names
 from tests.serving.http_client import arrow_bytes, send_arrow, server_of
 from tests.support.bundles import raw_rows
 
@@ -64,6 +68,26 @@ def test_a_missing_number_is_null_or_nan_in_arrow_and_only_null_in_json(client, 
         assert answer.to_pydict() == {"click": pytest.approx(expected, rel=1e-6)}
     assert send_arrow(client, arrow_bytes(pa.table({"price": [math.inf]}))).status_code == 422
     assert client.post("/score", content=b'[{"price": NaN}]').status_code == 400
+
+
+@pytest.mark.parametrize("rows", [[{}] * 3, [{"user": None}] * 3, [{"click": 1}] * 3])
+def test_rows_of_no_value_that_is_read_are_as_many_as_came(client, scorer, rows):
+    """Beside shared columns an empty row was refused, and one of a label alone scored 65,536 times."""
+    shared = {"user": 3, "tags": [1], "item": 4, "price": 2.0, "history": [1, 2]}
+    if "user" in rows[0]:
+        del shared["user"]
+    expected = scorer.score([shared]).tolist() * 3
+    answer = client.post("/score", json={"rows": rows, "shared": shared})
+    assert answer.json()["scores"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_numbers_may_be_words_of_a_dictionary_of_views(client, scorer):
+    """Arrow takes nothing from an array of views: answered 500, a mistake of ours."""
+    for words, status in ((["1.5", None], 200), (["1.5", "much"], 422)):
+        views = pa.DictionaryArray.from_arrays([0, 1, 0], pa.array(words, pa.string_view()))
+        answer = send_arrow(client, arrow_bytes(pa.table({"price": views})))
+        assert answer.status_code == status
+    assert "expected a number, found 'much'" in answer.json()["detail"]
 
 
 def test_another_type_or_encoding_is_refused(client):
@@ -130,3 +154,16 @@ def test_large_json_has_the_scores_of_small_json_also_after_its_reader_was_kille
             server.readers[times == 4]._process.kill()
             server.readers[times == 4]._process.wait()
         assert client.post("/score", content=bodies[0] + LARGE).status_code == 200
+
+
+def test_bodies_that_come_while_the_reader_of_json_starts_do_not_keep_it_from_that():
+    """Each body ended a process that was not up within --most-seconds, so that it never was."""
+    reader, until = JsonProcess(50, Names(("a",), ("a",))), time.monotonic() + 60
+    while True:
+        try:
+            rows, _ = reader.submit([b'[{"a": 1}]'], time.monotonic() + 0.2).result()
+            break
+        except Refused:
+            assert time.monotonic() < until
+    assert rows.to_pylist() == [{"a": 1}]
+    reader.close()

@@ -450,8 +450,13 @@ def test_files_that_are_no_versions_stay_in_a_place(to, empty_place, tmp_path):
     for name in others:
         mirror.place.put(name, tmp_path / "other")
     mirror.push()
+    others += ["base-0000000003/weights.bin", "base-0000000099/weights.bin"]  # of another team
+    for name in others[-2:]:
+        mirror.place.put(name, tmp_path / "other")
+    mirror.push()
     chain.prune(to, keep=1)
-    Mirror.open(empty_place, to).push()
+    for again in (mirror, Mirror.open(empty_place, to)):
+        again.push()
     versions = {"base-0000000007", "delta-0000000008.safetensors", "delta-0000000009.safetensors"}
     kept = {name for name in mirror.place.names() if name.partition("/")[0] not in versions}
     assert kept == {*others}

@@ -82,6 +82,16 @@ def test_a_warning_is_said_again_only_after_a_minute(scorer, caplog, monkeypatch
         assert len(said(caplog)) == expected
 
 
+def test_what_a_request_shares_counts_as_one_value(scorer, caplog):
+    """A number was counted for each of its rows: one user without it was a column that is gone."""
+    for price in (None, 1e6):
+        scorer.score([{"user": f"u{n}"} for n in range(50)], {"price": price, "vip": "no"})
+    assert not said(caplog)
+    assert scorer.requests.value_counts.by_feature() == {
+        "price": Served(2, missing=1, out_of_range=1), "user": Served(100), "vip": Served(2, unknown=2),
+    }  # fmt: skip
+
+
 def test_metrics_have_the_values_of_each_feature(scorer):
     with TestClient(application(scorer, Limits(seconds=60))) as client:
         rows = [{"user": "u0", "vip": "no", "price": 1e6}, {"user": None, "vip": "1"}]

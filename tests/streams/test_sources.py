@@ -87,7 +87,16 @@ def test_pipes_and_links_that_lead_back_are_no_files_of_a_folder(opened, tmp_pat
         (place / "b").symlink_to(tmp_path)
         (place / "c").symlink_to(tmp_path / "days")
     (tmp_path / "z").symlink_to(tmp_path / "days" / "1.csv")
+    for link, goal in (("e", "e"), ("f", "g"), ("g", "f"), ("h", "nowhere")):  # to no file at all
+        (tmp_path / link).symlink_to(goal)
     assert everything(opened()) == [0, 1, 2] * 3  # as c, as days, as z
+
+
+@pytest.mark.parametrize("text", [json_lines(range(3)), csv(range(3))])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(opened, tmp_path, text):
+    """One before objects of JSON made a header of them, whose columns were missing."""
+    (tmp_path / "a").write_text(text, encoding="utf-8-sig")
+    assert everything(opened(), 1) == [0, 1, 2]
 
 
 def test_a_file_that_is_not_whole_is_waited_for_and_a_file_that_comes_too_late_is_named(
@@ -342,9 +351,10 @@ def test_a_damaged_file_is_named(opened, tmp_path):
 def test_what_no_stream_is_made_of_says_so(opened, tmp_path):
     with pytest.raises(ValueError, match="is no folder; make it before events are written"):
         FolderSource(tmp_path / "none", SCHEMA)
-    (tmp_path / "a.gz").write_bytes(b"\x1f\x8b" + bytes(30))
-    with pytest.raises(ValueError, match=r"a\.gz is compressed; a stream reads plain text"):
-        opened().read(1, 0)
+    for content in (b"\x1f\x8b" + bytes(30), json_lines([1]).encode("utf-16")):
+        (tmp_path / "a.gz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.gz is compressed or UTF-16; a stream reads UTF-8 text"):
+            opened().read(1, 0)
     (tmp_path / "a.gz").unlink()
     (tmp_path / "a.csv").write_text("y,n,b\n")
     with pytest.raises(ValueError, match="lacks the columns"):

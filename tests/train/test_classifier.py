@@ -92,6 +92,7 @@ def test_rows_of_no_weight_teach_nothing_and_weights_count_as_often(frame):
     misled = Classifier(**SMALL, epochs=3).fit(rows, labels)
     only = rows[wrong.to_numpy()]
     assert answers.score(only, labels[wrong]) < 0.6 < misled.score(only, labels[wrong])
+    assert misled.score(rows, labels, wrong) == misled.score(only, labels[wrong])
     twice = Classifier(**SMALL, epochs=3).fit(rows, labels, sample_weight=[2] * 1500)
     once, doubled = (fitted.result_.validation.log_loss for fitted in (misled, twice))
     assert doubled == pytest.approx(once, abs=0.02)

@@ -71,6 +71,8 @@ def ranking_values(
     scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Returns values of each group with a label above 0, in their order, for `ranking_metrics`."""
+    if scores.isnan().any():  # which have no order
+        return {name: scores.new_empty(0) for name in names}
     ranked = _Ranked.from_samples(scores.double(), labels.double(), groups)
     results = {}
     for name in names:

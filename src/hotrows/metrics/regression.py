@@ -29,7 +29,8 @@ def regression_metrics(
     squared = weighted_mean(errors.square(), weights)
     samples = {"rmse": errors.square(), "mae": errors.abs()}
     if decides == "poisson_deviance":
-        samples[decides] = 2 * (torch.xlogy(labels, labels / predictions) - labels + predictions)
+        ratios = labels / predictions.where(labels != 0, 1.0)  # 0 log 0 is 0, also of 0 / 0
+        samples[decides] = 2 * (torch.xlogy(labels, ratios) - labels + predictions)
     means: dict[str, Any] = {name: weighted_mean(values, weights) for name, values in samples.items()}
     error = standard_error(samples[decides], weights)
     rmse = math.sqrt(squared)

@@ -5,8 +5,8 @@ it elsewhere, and sends back Arrow, which the server takes without a copy.
 
     a message        int64 of its size, then so many bytes
     to the process   its settings; then bodies
-    from it          of each body three: b"ok", a stream of the rows, one of what they share; or the
-                     status of a refusal, its line, and nothing
+    from it          nothing, once it can read; then three of each body: b"ok", a stream of the rows, one
+                     of what they share; or the status of a refusal, its line, and nothing
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import struct
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class JsonProcess:
         self._thread = ThreadPoolExecutor(1, "hotrows reading")
         self._settings = json.dumps({"most_rows": most_rows, "names": asdict(names)}).encode()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_up = False  # whether the process can read
 
     def start(self) -> None:
         """Begins to start the process."""
@@ -64,6 +66,7 @@ class JsonProcess:
         command = [sys.executable, "-c", code]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        self._is_up = False
         _send(self._process.stdin, self._settings)
 
     def _tables(self, parts: list[bytes], deadline: float) -> tuple[Any, Any]:
@@ -72,9 +75,12 @@ class JsonProcess:
         self._start()
         process = self._process
         assert process is not None
+        if not self._is_up and not select.select([process.stdout], [], [], left)[0]:
+            raise Refused(503, _LATE)  # it goes on starting: ended by each body, it would never be up
         alarm = threading.Timer(left, process.kill)
         alarm.start()
         try:
+            self._is_up = self._is_up or not _received(process.stdout)
             _send(process.stdin, parts.pop())
             status, *streams = _received(process.stdout), *(_received(process.stdout) for _ in range(2))
         except (OSError, EOFError):
@@ -99,17 +105,22 @@ class JsonProcess:
 
 
 def main() -> None:
-    """Reads bodies from the standard input until it ends."""
+    """Reads bodies from the standard input until it ends, as it does with the server."""
+    with suppress(EOFError, BrokenPipeError):
+        _read_bodies()
+    os._exit(0)  # without what could not be sent
+
+
+def _read_bodies() -> None:
     requests, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
     settings = json.loads(_received(requests))
     names = Names(**{name: tuple(value) for name, value in settings["names"].items()})
+    _answer(b"[{}]", 1, names)  # loads what is needed, which takes seconds
+    _send(answers, b"")
     gc.disable()  # millions of new objects are no reason to look for cycles
     while True:
-        try:
-            body = _received(requests)
-        except EOFError:
-            return
+        body = _received(requests)
         for message in _answer(body, settings["most_rows"], names):
             _send(answers, message)
         del body

@@ -96,7 +96,9 @@ class Mirror:
                     self.place.put(file.relative_to(self.folder).as_posix(), file)
             self._put_first(base, chain.HEAD)
         gone = chain.listed(self.folder, _top(names)).names.keys() - kept.keys()
-        for name in sorted(names, key=lambda name: not name.endswith(chain.HEAD)):
+        # Another team's folder may have such a name; a base that is half deleted has its manifest.
+        gone = {top for top in gone if top in self._own or f"{top}/{MANIFEST}" in names}
+        for name in sorted(names, key=lambda n: (not n.endswith(chain.HEAD), n.endswith(MANIFEST))):
             if name.partition("/")[0] in gone:
                 self.place.remove(name)
         self._own = {*kept}

@@ -77,12 +77,12 @@ class RequestEncoder:
         if twice := sorted(name for name in self._columns if counts[name] > 1):
             raise ValueError(f"the rows have the column {twice[0]!r} twice; rename one")
         read = [name for name in self._columns if name in counts]
-        if not read and not shared.num_columns:
+        if not read and not shared.num_columns and names != [""]:
             raise ValueError(
                 f"the rows have none of the columns that are read: {', '.join(self._columns)}; they have "
                 f"{', '.join(names) or 'none'}"
             )
-        table = table.select(read).combine_chunks()
+        table = table.select(read or names[:1]).combine_chunks()  # without a column it has no rows
         parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))
         return [self._request(part, shared) for part in parts]
 
@@ -100,7 +100,7 @@ class RequestEncoder:
         return table_of_shared(shared or {}, self.names)
 
     def _request(self, table: Any, shared: Any) -> Request:
-        pa, size = pyarrow(), table.num_rows
+        pa, size, names = pyarrow(), table.num_rows, shared.column_names
         once = dict(zip(shared.column_names, shared.columns, strict=True))
         arrays = (table.to_batches() or [table])[0].columns
         for name, column in zip(table.column_names, arrays, strict=True) if size > 1 else ():
@@ -111,7 +111,8 @@ class RequestEncoder:
         if once:
             columns = self._joined(columns, self._read(pa.table(once)), set(once))
         encoded = self._encoder.encode_columns(columns)
-        self.value_counts.add(columns, encoded)
+        given_once = {f.name for f in self.schema.features if self.schema.column_of(f) in names}
+        self.value_counts.add(columns, encoded, given_once)
         features = [feature.name for feature in self.schema.id_features]
         request = Request(
             size,
@@ -179,9 +180,8 @@ def table_of_rows(rows: Sequence[Any], names: Names) -> Any:
             )
     columns = dict.fromkeys(name for row in rows for name in row)
     names.check(columns)
-    if not columns:  # rows that have all values missing
-        columns = dict.fromkeys(names.read[:1])
-    return as_table({name: [row.get(name) for row in rows] for name in columns})
+    # Rows that have all values missing are those of a column without a name.
+    return as_table({name: [row.get(name) for row in rows] for name in columns or [""]})
 
 
 def table_of_shared(shared: Mapping[str, Any], names: Names) -> Any:

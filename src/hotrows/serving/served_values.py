@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -55,10 +55,13 @@ class ServedValues:
         self._quiet_until = 0.0
         self._begin()
 
-    def add(self, columns: Columns, rows: Rows) -> None:
-        """Counts rows; logs a warning where those since the last one differ from the prepared data."""
+    def add(self, columns: Columns, rows: Rows, shared: Collection[str] = ()) -> None:
+        """Counts rows; logs a warning where those since the last one differ from the prepared data.
+
+        shared: features that a request has once for all of its rows: they count as one value.
+        """
         with self._lock:
-            self._recent.add(columns, rows)
+            self._recent.add(columns, rows, shared)
             is_due = self._recent.rows >= self._next and time.monotonic() >= self._quiet_until
             if (is_due and self._warned()) or self._recent.rows >= _MOST_ROWS:
                 self._before = self._total()
@@ -92,14 +95,18 @@ class _Recent:
     def __init__(self, encoder: Encoder) -> None:
         self._rates, dense = encoder.rate_counter(), encoder.schema.dense
         self._standard = [p for p, feature in enumerate(dense) if feature.transform == "standard"]
+        self._dense = [feature.name for feature in dense]
         self._names = [dense[place].name for place in self._standard]
         self._far_numbers = np.zeros(len(self._names), np.int64)
         self.rows = 0
 
-    def add(self, columns: Columns, rows: Rows) -> None:
-        self._rates.add(columns, rows)
+    def add(self, columns: Columns, rows: Rows, shared: Collection[str]) -> None:
+        once = np.array([name in shared for name in self._dense], bool)
+        self._rates.add(columns, rows, once)
         self.rows += len(rows)
-        self._far_numbers += np.count_nonzero(np.abs(rows.dense[:, self._standard]) > _DEVIATIONS, axis=0)
+        is_far = np.abs(rows.dense[:, self._standard]) > _DEVIATIONS
+        is_far[1:, once[self._standard]] = False
+        self._far_numbers += np.count_nonzero(is_far, axis=0)
 
     def by_feature(self) -> Iterator[tuple[str, Served]]:
         far = dict(zip(self._names, self._far_numbers.tolist(), strict=True))

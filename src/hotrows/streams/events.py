@@ -6,6 +6,7 @@ so that a value has one id, whether it was prepared or came with an event.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ def message_events(
 
 def is_json(line: bytes) -> bool:
     """Whether a line of text is an object of JSON rather than fields with delimiters."""
-    return line.lstrip().startswith(b"{")
+    return line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 
 def declared_layout(schema: Schema, name: str, line: bytes) -> Layout:

@@ -211,9 +211,11 @@ def _names(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[
         for entry in entries:
             if entry.name.startswith((".", "_")) or entry.name.endswith(_UNFINISHED):
                 continue
-            if entry.is_file():
+            # Of links in a circle an entry raises OSError, and a path says that they are neither.
+            path = Path(entry.path) if entry.is_symlink() else entry
+            if path.is_file():
                 yield prefix + entry.name
-            elif entry.is_dir() and not (entry.is_symlink() and Path(entry.path).resolve() in above):
+            elif path.is_dir() and not (entry.is_symlink() and Path(entry.path).resolve() in above):
                 yield from _names(Path(entry.path), f"{prefix}{entry.name}/", above)
 
 

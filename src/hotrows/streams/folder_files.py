@@ -7,6 +7,7 @@ replaced is an error, whether a process read it meanwhile or not, and whatever i
 
 from __future__ import annotations
 
+import codecs
 import os
 import zlib
 from collections.abc import Iterator
@@ -77,8 +78,10 @@ def open_file(path: Path, schema: Schema) -> Reader | None:
     with open(path, "rb") as file:
         start, status = file.read(_MAGIC), os.fstat(file.fileno())
         sum_ = zlib.crc32(_tail(file, status.st_size))
-    if start.startswith(tuple(COMPRESSIONS)):
-        raise ValueError(f"{path} is compressed; a stream reads plain text, Parquet, Arrow and ORC")
+    if start.startswith((*COMPRESSIONS, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(
+            f"{path} is compressed or UTF-16; a stream reads UTF-8 text, Parquet, Arrow and ORC"
+        )
     kind = kind_of(start)
     if kind is None:
         return _TextFile(path, schema) if start else None

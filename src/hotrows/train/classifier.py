@@ -118,10 +118,10 @@ class Classifier:
         chances = self.predict_proba(X)[:, 1]
         return self.classes_[(chances > 0.5).astype(np.int64)]
 
-    def score(self, X: Any, y: Any) -> float:
-        """The share of the rows whose class is predicted."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of the rows whose class is predicted, by their weights."""
         table, labels = _rows_and_labels(X, y)
-        return float((self.predict(table) == labels).mean())
+        return float(np.average(self.predict(table) == labels, weights=sample_weight))
 
     @property
     def predictor_(self) -> Predictor:

@@ -12,6 +12,7 @@ was moved) are encoded without an error: their values become unknown or missing.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,10 +137,17 @@ class RateCounter:
         self._usual = usual
         self._rows = 0
         self._tally = no_tally(schema)
+        self._numbers = np.zeros(len(schema.dense), np.int64)
         self._examples: dict[str, bytes] = {}
 
-    def add(self, columns: Columns, rows: Rows) -> None:
-        tally = tally_of(rows, np.isnan(columns.dense), self._schema)
+    def add(self, columns: Columns, rows: Rows, once: np.ndarray | None = None) -> None:
+        """Counts rows. once: [num_dense] bool, where all rows have one number in common, which counts as
+        one (default: nowhere)."""
+        missing = np.isnan(columns.dense)
+        if once is not None:
+            missing[once, 1:] = False
+        self._numbers += len(rows) if once is None else np.where(once, 1, len(rows))
+        tally = tally_of(rows, missing, self._schema)
         for f, feature in enumerate(self._schema.id_features):
             if tally.unknown[f] and feature.name not in self._examples:
                 ids = rows.values(f)
@@ -150,7 +158,10 @@ class RateCounter:
 
     def rates(self) -> ValueRates:
         """The rates of the rows so far."""
-        features = _counts_of(written_of((), self._tally, self._schema), self._rows)
+        written = written_of((), self._tally, self._schema)
+        numbers = {f.name: n for f, n in zip(self._schema.dense, self._numbers.tolist(), strict=True)}
+        written = dataclasses.replace(written, values={**written.values, **numbers})
+        features = _counts_of(written, self._rows)
         return ValueRates(self._rows, features, self._usual, dict(self._examples))
 
 

@@ -116,10 +116,10 @@ class ArrowCells:
 
     def shown(self, row: int, column: str) -> str:
         array = self.batch.column(column)
+        if _is_of_text(array.type):
+            return show(self._single(column).value(row))
         if pyarrow().types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if _is_text(array.type):
-            return show(self._single(column).value(row))
         try:
             value = array[row].as_py()
         except (ValueError, OverflowError):  # a time or duration beyond those of Python
@@ -155,13 +155,13 @@ class ArrowCells:
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
         pa, array = pyarrow(), self.batch.column(column)
         if array.type != pa.float64():
+            if _is_of_text(array.type):
+                return values.parse_numbers(self._single(column), self.how.threads)
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
             kind = array.type
             if pa.types.is_boolean(kind):
                 array = array.cast(pa.int8())
-            elif _is_text(kind) or str(kind) == "string_view":
-                return values.parse_numbers(self._single(column), self.how.threads)
             elif not _is_number(kind):
                 raise self._unfit(column, "numbers", "convert the column, or correct the schema")
             array = array.cast(pa.float64(), safe=False)
@@ -418,6 +418,12 @@ def _is_text(kind: Any) -> bool:
     types = pyarrow().types
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     return any(test(kind) for test in tests)
+
+
+def _is_of_text(kind: Any) -> bool:
+    """True of text, and of dictionaries of it; of words that are views Arrow decodes none."""
+    kind = kind.value_type if pyarrow().types.is_dictionary(kind) else kind
+    return _is_text(kind) or str(kind) == "string_view"
 
 
 def _is_number(kind: Any) -> bool:
