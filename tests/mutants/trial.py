@@ -19,13 +19,20 @@ from pathlib import Path
 from tests.mutants import Mutant
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "demo", "runs")
-LONGEST = 600.0  # seconds of tests without a mutant
-OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "ci"]  # the same examples again
+OPTIONS = [
+    "-x",
+    "-q",
+    "--tb=no",
+    "-p",
+    "no:cacheprovider",
+    "--hypothesis-profile",
+    "ci",
+]  # the same examples again
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported before the fork
 
 
-# Of a mutant: a test failed; tests took much longer than without it; none failed; the compiler makes the
-# same of it, or refuses it; its tests fail without it, too.
+# A test failed; tests took too long; none failed; the compiler makes the same of it, or refuses it; what
+# failed fails without it, too.
 OUTCOMES = ("killed", "hung", "survived", "equivalent", "refused", "skipped")
 
 
@@ -34,44 +41,28 @@ class Broken(Exception):
 
 
 class Trial:
-    """Mutants of `root`, each tried in a copy in `folder`."""
+    """Mutants of `root`, each tried in a copy in `folder`; a test that kills one must pass without it."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.copy = Copy(root, folder)
-        self.limits: dict[tuple[str, ...], float | None] = {}  # seconds, by tests; None where one fails
+        self.passing: dict[str, bool] = {}
 
-    def outcome(self, mutant: Mutant, tests: tuple[str, ...]) -> tuple[str, str]:
-        """How a mutant ends, one of `OUTCOMES`, and the test that says so."""
-        limit = self.limit(mutant.path, tests)
-        if limit is None:
-            return "skipped", "its tests fail without it"
+    def outcome(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, str]:
+        """How a mutant ends, one of `OUTCOMES`, and the tests that say so."""
         content = (self.copy.root / mutant.path).read_bytes()
         try:
             if not self.copy.write(mutant.path, mutant.applied(content)):
                 return "equivalent", "the compiler makes the same of it"
-            end = self.copy.run(tests, limit)
+            end = self.copy.run(tests, seconds)
         except Broken:
             return "refused", "it does not compile"
         finally:
             self.copy.write(mutant.path, content)
-        if end == "passed":
-            return "survived", " ".join(tests)
-        return ("hung", f"{limit:.0f} s") if end == "hung" else ("killed", end)
-
-    def limit(self, path: str, tests: tuple[str, ...]) -> float | None:
-        """The seconds that tests may take, by those that they take without a mutant."""
-        if tests not in self.limits:
-            self.copy.write(path, (self.copy.root / path).read_bytes())
-            for _ in range(2):
-                begun = time.monotonic()
-                end = self.copy.run(tests, LONGEST)
-                if end == "passed":
-                    break
-            print(
-                f"{' '.join(tests)}: {end} without a mutant, {time.monotonic() - begun:.0f} s", flush=True
-            )
-            self.limits[tests] = 30 + 3 * (time.monotonic() - begun) if end == "passed" else None
-        return self.limits[tests]
+        if end in ("passed", "hung"):
+            return ("survived" if end == "passed" else end), " ".join(tests)
+        if "::" in end and end not in self.passing:
+            self.passing[end] = self.copy.run([end], seconds) == "passed"
+        return ("killed" if self.passing.get(end, True) else "skipped"), end
 
 
 class Copy:
@@ -146,8 +137,9 @@ class Copy:
             return "hung"
         if done[1] == 0:
             return "passed"
-        lines = re.findall(r"^(?:FAILED|ERROR) (\S+)", output.read_text(errors="replace"), re.MULTILINE)
-        return lines[0] if lines else f"ended with {os.waitstatus_to_exitcode(done[1])}"
+        lines = output.read_text(errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", lines, re.MULTILINE)
+        return failed[1] if failed else f"ended with {os.waitstatus_to_exitcode(done[1])}"
 
     def _test(self, tests: Sequence[str], output: Path) -> None:
         """Becomes a process of pytest in the copy; never returns."""
