@@ -42,15 +42,15 @@ class Mutant:
         return f"{self.path}:{self.line} {self.kind}: {old or 'nothing'} -> {new or 'nothing'}"
 
 
-def mutants(root: Path, only: Iterable[str] = FOLDERS) -> list[Mutant]:
-    """All mutants of some files, folders or lines (`PATH:LINE`) of a repository, in order."""
+def mutants(root: Path, only: Iterable[str] = FOLDERS) -> set[Mutant]:
+    """All mutants of some files, folders or lines (`PATH:LINE`) of a repository."""
     chosen = set()
     for place in only:
         path, _, line = place.partition(":")
         for file in _files(root / path):
             of_file = mutants_of(file.relative_to(root).as_posix(), file.read_bytes())
             chosen.update(mutant for mutant in of_file if not line or mutant.line == int(line))
-    return sorted(chosen)
+    return chosen
 
 
 def mutants_of(path: str, content: bytes) -> Iterator[Mutant]:
@@ -62,7 +62,7 @@ def mutants_of(path: str, content: bytes) -> Iterator[Mutant]:
 def draw(choice: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
     """Draws so many, each kind of change as often as others while there are any; in order."""
     chance, kinds = random.Random(seed), defaultdict(list)
-    for mutant in choice:
+    for mutant in sorted(choice):
         kinds[mutant.kind].append(mutant)
     drawn: list[Mutant] = []
     while kinds and len(drawn) < count:

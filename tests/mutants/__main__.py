@@ -29,23 +29,13 @@ ROOT = Path(__file__).parent.parent.parent
 )
 @click.option("--tests", multiple=True, help="Test files to run. [default: those nearest to the source]")
 @click.option("--seconds", type=float, default=300, show_default=True, help="Then the tests hang.")
-@click.option("--dry", is_flag=True, help="Prints the mutants and runs nothing.")
 def main(
-    count: int,
-    seed: int,
-    only: tuple[str, ...],
-    files: int,
-    tests: tuple[str, ...],
-    seconds: float,
-    dry: bool,
+    count: int, seed: int, only: tuple[str, ...], files: int, tests: tuple[str, ...], seconds: float
 ) -> None:
     try:
         drawn = draw(mutants(ROOT, only or FOLDERS), count, seed)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    if dry:
-        print(*drawn, sep="\n")
-        return
     preload()
     begun, nearest, survivors = time.monotonic(), Nearest(ROOT), list[Mutant]()
     counts: dict[str, Counter[str]] = defaultdict(Counter)

@@ -15,19 +15,13 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 
 from tests.mutants import Mutant
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "demo", "runs")
-OPTIONS = [
-    "-x",
-    "-q",
-    "--tb=no",
-    "-p",
-    "no:cacheprovider",
-    "--hypothesis-profile",
-    "ci",
-]  # the same examples again
+# Hypothesis draws the same examples again.
+OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile", "ci"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported before the fork
 
 
@@ -87,39 +81,37 @@ class Copy:
     def _build(self) -> bool:
         """Compiles what has no object file, and links; False if all object files are as before."""
         build = runpy.run_path(str(self.root / "csrc" / "build.py"))
-        name, level = list(build["levels_of_machine"]().items())[-1]
-        command = [build["COMPILER"], *build["FLAGS"], "-O1", "-w", *level]
-        self.objects.mkdir(parents=True, exist_ok=True)
+        level, flags = list(build["levels_of_machine"]().items())[-1]
+        command = [build["COMPILER"], *build["FLAGS"], "-O1", "-w", *flags]  # quick to compile
         objects, differ = [], False
         for source in sorted((self.folder / "csrc").glob("*.cpp")):
-            target = self._object(source, command)
-            usual = self._object(self.root / "csrc" / source.name, command)
-            if not target.exists():
-                part = target.with_suffix(f".{os.getpid()}")
-                done = subprocess.run(
-                    [*command, "-c", source.name, "-o", part],
-                    cwd=source.parent,
-                    stderr=subprocess.DEVNULL,
-                )
-                if done.returncode:
-                    raise Broken
-                os.replace(part, target)
-            differ |= target != usual and target.read_bytes() != usual.read_bytes()
-            objects.append(target)
-        core = self.folder / "src" / "hotrows" / "_native" / f"{name}.so"
+            usual = self._compiled(self.root / "csrc" / source.name, command)
+            objects.append(self._compiled(source, command))
+            differ |= objects[-1] != usual and objects[-1].read_bytes() != usual.read_bytes()
+        core = self.folder / "src" / "hotrows" / "_native" / f"{level}.so"
         core.parent.mkdir(exist_ok=True)
         core.unlink(missing_ok=True)
         subprocess.run([*command, "-shared", *objects, "-o", core], check=True)
         return differ
 
-    def _object(self, source: Path, command: list[str]) -> Path:
-        """The object file of a source, by its content and what it includes."""
+    def _compiled(self, source: Path, command: list[str]) -> Path:
+        """The object file of a source, by what it and the files that it includes say."""
         files = [source]
         for file in files:  # which grows
             names = re.findall(r'#include "(.*)"', file.read_text())
             files += [source.parent / name for name in names if source.parent / name not in files]
         text = "\n".join([*command, *(file.read_text() for file in files)])
-        return self.objects / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
+        target = self.objects / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
+        if not target.exists():
+            self.objects.mkdir(parents=True, exist_ok=True)
+            part = target.with_suffix(f".{os.getpid()}")
+            done = subprocess.run(
+                [*command, "-c", source.name, "-o", part], cwd=source.parent, stderr=DEVNULL
+            )
+            if done.returncode:
+                raise Broken
+            os.replace(part, target)
+        return target
 
     def run(self, tests: Sequence[str], seconds: float) -> str:
         """Runs tests until one fails, in a fork of this process: `passed`, `hung`, or what failed."""
@@ -146,9 +138,9 @@ class Copy:
         os.setsid()
         code = 1
         try:
-            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for descriptor in (1, 2):
-                os.dup2(file, descriptor)
+            with output.open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
             os.chdir(self.folder)
             path = [str(self.folder / "src"), str(self.folder)]
             sys.path[:0] = path
