@@ -77,6 +77,7 @@ void matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) 
 
 // M = turned key + turned product diag(q): [H, E]; q: [E], zeros behind D.
 void turned_matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
+  CHECK(!w.turned_product.empty() && !w.turned_key.empty());  // made for the way back alone
   const float *product = w.turned_product.data(), *key = w.turned_key.data();
   const int64_t E = s.E(), size = s.H * E;
   for (int64_t d = 0; d < E; d += kLanes) {
@@ -90,6 +91,7 @@ void forward(const float* queries, const float* keys, const int64_t* offsets, co
              const float* bias, int64_t B, const Shape& s, float* out) {
   const Weights w(weight, s, false);
   const Chunks chunks{offsets, B};
+  if (kChecks) chunks.check_all();
   const int64_t P = s.P();
   const bool in_place = s.H == P;
   std::vector<float> padded_bias(P);
@@ -108,6 +110,7 @@ void forward(const float* queries, const float* keys, const int64_t* offsets, co
         if (offsets[b] < offsets[b + 1]) matrix_of(queries + b * s.D, w, s, matrix.data());
         for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
           const int64_t rows = std::min(kTile, offsets[b + 1] - n);
+          CHECK((b - first + 1) * P <= static_cast<int64_t>(terms.size()), b, first, terms.size());
           float* y = in_place ? out + n * s.H : tile.data();
           prefetch_rows(keys + n * s.D, rows * s.D);
           copy_rows(&terms[(b - first) * P], 0, rows, P, y, P);
@@ -144,6 +147,8 @@ struct Backward {
 
   // The gradients of a sample's keys; S into t.sums, and the sum of g_n into `term`: [P].
   void keys_of(int64_t b, Scratch& t, float* term) const {
+    CHECK(offsets[b] < offsets[b + 1], b);  // or S would be that of the sample before
+    CHECK(term + s.P() <= t.terms.data() + t.terms.size(), b, t.terms.size());
     const int64_t P = s.P(), E = s.E();
     copy_rows(queries + b * s.D, s.D, 1, s.D, t.query.data(), E);
     turned_matrix_of(t.query.data(), w, s, t.matrix.data());
@@ -221,6 +226,7 @@ void write_weights(const float* parts, int64_t count, const Shape& s, int64_t d,
 void backward(const Backward& run, int64_t B, float* grad_weight, float* grad_bias) {
   const Shape& s = run.s;
   const Chunks chunks{run.offsets, B};
+  if (kChecks) chunks.check_all();
   const int64_t count = chunks.count();
   const std::unique_ptr<float[]> parts(new float[count * Part::size(s)]);
 #pragma omp parallel

@@ -1,9 +1,11 @@
 """Builds the native core into the source tree with the compiler alone: `python csrc/build.py`.
 
 For working on the core, and for machines without a package index; `pip install` goes through
-CMakeLists.txt, which holds the same flags.
+CMakeLists.txt, which holds the same flags. `--checks` builds the best core of this machine with the
+checks of check.h, into build/checked: where HOTROWS_CHECKED_CORE names that file, it is loaded instead.
 """
 
+import argparse
 import os
 import platform
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "hotrows" / "_native"
+CHECKED = HERE.parent / "build" / "checked"
 FLAGS = [
     "-std=c++17",
     "-O3",
@@ -26,6 +29,7 @@ FLAGS = [
     "-fPIC",
     "-fopenmp",
 ]
+CHECKS = ["-DHOTROWS_CHECKS", "-O1", "-g1"]
 LEVELS = {
     "core_v2": ["-march=x86-64-v2"],
     "core_v3": ["-march=x86-64-v3"],
@@ -43,9 +47,9 @@ def compile_library(sources: Iterable[Path], target: Path, flags: list[str]) -> 
     os.replace(part, target)
 
 
-def build(name: str, flags: list[str]) -> None:
+def build(target: Path, flags: list[str]) -> None:
     """Compiles every file of the core into one library."""
-    compile_library(sorted(HERE.glob("*.cpp")), TARGET / f"{name}.so", flags)
+    compile_library(sorted(HERE.glob("*.cpp")), target, flags)
 
 
 def levels_of_machine() -> dict[str, list[str]]:
@@ -59,11 +63,17 @@ def levels_of_machine() -> dict[str, list[str]]:
 
 
 def main() -> int:
-    TARGET.mkdir(exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checks", action="store_true")
+    checked = parser.parse_args().checks
     levels = levels_of_machine()
+    if checked:
+        levels = {name: [*flags, *CHECKS] for name, flags in list(levels.items())[-1:]}
+    target = CHECKED if checked else TARGET
+    target.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(build, levels.keys(), levels.values()))
-    print(f"built {', '.join(levels)} in {TARGET}")
+        list(pool.map(build, [target / f"{name}.so" for name in levels], levels.values()))
+    print(f"built {', '.join(levels)} in {target}")
     return 0
 
 

@@ -135,6 +135,7 @@ HOTROWS_API int64_t hotrows_canonical(const char* text, const uint32_t* starts, 
     char room[kRoom];
     const Field value{text + starts[i], lengths[i]};
     const Field found = canonical(value, text, room);
+    CHECK(found.length <= std::max(value.length, kRoom), i, value.length, found.length);
     const bool inside = found.data >= value.data && found.data <= value.data + value.length;
     new_starts[i] = inside ? static_cast<uint32_t>(found.data - text) : 0;
     new_lengths[i] = found.length;
@@ -152,6 +153,7 @@ HOTROWS_API int64_t hotrows_write_canonical(const char* text, const uint32_t* st
   for (int64_t i = 0; i < n; ++i) {
     char room[kRoom];
     const Field found = canonical({text + starts[i], lengths[i]}, text, room);
+    CHECK(int64_t{at} + found.length <= UINT32_MAX, i, at, found.length);
     std::copy_n(found.data, found.length, to + at);
     new_starts[i] = at;
     new_lengths[i] = found.length;

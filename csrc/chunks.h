@@ -18,6 +18,7 @@ struct Chunks {
   int64_t work(int64_t b) const { return offsets[b] + b; }
   int64_t count() const { return std::clamp<int64_t>(work(B) / 512, 1, 64); }
   int64_t first(int64_t c) const {  // the first sample of chunk c, B for c = count()
+    CHECK(c >= 0 && c <= count(), c, count());
     const int64_t before = work(B) * c / count();
     int64_t low = 0, high = B;
     while (low < high) {
@@ -27,7 +28,13 @@ struct Chunks {
       else
         high = middle;
     }
+    CHECK(c == 0 ? low == 0 : c < count() || low == B, c, low, B);
     return low;
+  }
+
+  void check_all() const {
+    CHECK(B >= 0 && offsets[0] == 0 && never_falls(offsets, B + 1), B, offsets[0], offsets[B]);
+    for (int64_t c = 0; c < count(); ++c) CHECK(first(c) <= first(c + 1), c, first(c), first(c + 1));
   }
 };
 
@@ -35,6 +42,7 @@ struct Chunks {
 template <class Run>
 void each_sample(const int64_t* offsets, int64_t B, Run run) {
   const Chunks chunks{offsets, B};
+  if (kChecks) chunks.check_all();
 #pragma omp parallel for schedule(dynamic)
   for (int64_t c = 0; c < chunks.count(); ++c)
     for (int64_t b = chunks.first(c); b < chunks.first(c + 1); ++b) run(b);

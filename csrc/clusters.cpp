@@ -29,7 +29,10 @@ template <int64_t kBytes>
 class Clusters {
  public:
   Clusters(int64_t num, int64_t bits, int64_t step, int64_t most, uint8_t* seen, int64_t* sizes)
-      : num_(num), shift_(64 - bits), step_(step), most_(most), seen_(seen), sizes_(sizes) {}
+      : num_(num), shift_(64 - bits), step_(step), most_(most), seen_(seen), sizes_(sizes) {
+    CHECK(num > 0 && num <= 8 * kBytes && bits > 0 && bits < 64, num, bits);
+    CHECK(are_within(sizes, num, 0, most + 1), num, most);
+  }
 
   void add(const Column* columns, int64_t num_columns, int64_t num_samples, uint8_t* clusters) {
     for (int64_t b = 0; b < num_samples; b += kTile) {
@@ -59,6 +62,7 @@ class Clusters {
         default: append<uint64_t>(columns[c], b, n);
       }
     }
+    CHECK(ends_[n - 1] == end && never_falls(ends_, n), ends_[n - 1], end);  // each place was filled
   }
 
   template <class Id>
@@ -70,6 +74,7 @@ class Clusters {
       for (int64_t k = starts ? starts[b + i] : b + i; k < end; ++k) {
         const uint64_t key = static_cast<uint64_t>(ids[k]) + static_cast<uint64_t>(column.salt);
         const int64_t place = static_cast<int64_t>(key * kGolden >> shift_) * kBytes;
+        CHECK(ends_[i] < static_cast<int64_t>(places_.size()), i, ends_[i], places_.size());
         prefetch_for_write(seen_ + place);
         places_[ends_[i]++] = place;
       }
@@ -90,6 +95,7 @@ class Clusters {
       const int64_t score = (overlaps[g] << 16) - sizes_[g] * step_;
       if (sizes_[g] < most_ && (best < 0 || score > best_score)) best = g, best_score = score;
     }
+    CHECK(best >= 0 && sizes_[best] < most_, best, most_);  // there is room for all samples
     ++sizes_[best];
     for (int64_t n = first; n < end; ++n)
       seen_[places_[n] + best / 8] = static_cast<uint8_t>(seen_[places_[n] + best / 8] | 1 << best % 8);

@@ -96,6 +96,7 @@ void forward_sample(const Network& n, const float* weights, const float* inputs,
   const int64_t outputs = n.num_outputs(), last = n.last();
   std::fill(out, out + n.orders * outputs, 0.0f);
   std::fill(s.tops.begin(), s.tops.end(), 0.0f);
+  CHECK(count >= 0 && last >= 0, count, last);
   for (int64_t p = 0; p < count; p += kBlock) {
     const int64_t own = std::min(kBlock, count - p), columns = padded(own);
     read_block(n, inputs + p * n.in(0), own, s);

@@ -4,6 +4,7 @@
 #include "core.h"
 
 #define NAME(name) " " #name
+#define TYPED_NAME(type, name) " " #name
 
 HOTROWS_API const char* hotrows_codes() {
   return "row_optimizer" HOTROWS_ROW_OPTIMIZERS(NAME) "\n"
@@ -15,5 +16,9 @@ HOTROWS_API const char* hotrows_codes() {
          "key_admission" HOTROWS_KEY_ADMISSIONS(NAME) "\n"
          "key_eviction" HOTROWS_KEY_EVICTIONS(NAME) "\n"
          "key_settings" HOTROWS_KEY_SETTINGS(NAME) "\n"
-         "key_totals" HOTROWS_KEY_TOTALS(NAME) "\n";
+         "key_totals" HOTROWS_KEY_TOTALS(NAME) "\n"
+         "deferred_target" HOTROWS_DEFERRED_TARGET(TYPED_NAME) "\n"
+         "route" HOTROWS_ROUTE(NAME) "\n"
+         "slot_case" HOTROWS_SLOT_CASES(NAME) "\n"
+         "text_problem" HOTROWS_TEXT_PROBLEMS(NAME) "\n";
 }

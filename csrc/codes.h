@@ -19,9 +19,18 @@
       name(eviction) name(limit)
 #define HOTROWS_KEY_TOTALS(name) \
   name(rows) name(admitted) name(evicted) name(refused) name(sketch_place) name(time)
+#define HOTROWS_DEFERRED_TARGET(field)                                                              \
+  field(uint8_t*, weights) field(int64_t, weights_stride) field(uint8_t*, first_state)              \
+      field(uint8_t*, second_state) field(int64_t, states_stride) field(uint8_t*, lasts)            \
+      field(int64_t, lasts_stride) field(int64_t, num_rows) field(Numbers, steps) field(int64_t, first) \
+      field(int64_t, now) field(int64_t, first_decay)
+#define HOTROWS_ROUTE(name) name(hot) name(first_hot) name(num_sharing) name(first_rank)
+#define HOTROWS_SLOT_CASES(name) name(overlapped) name(drained) name(passes_through)
+#define HOTROWS_TEXT_PROBLEMS(name) name(none) name(columns) name(unclosed) name(after_quote)
 
 #define HOTROWS_ENUMERATOR(name) name,
 #define HOTROWS_FIELD(name) int64_t name;
+#define HOTROWS_TYPED_FIELD(type, name) type name;
 
 namespace hotrows {
 
@@ -30,6 +39,8 @@ enum class Initializer : int64_t { HOTROWS_INITIALIZERS(HOTROWS_ENUMERATOR) };
 enum class DeferredRule : int { HOTROWS_DEFERRED_RULES(HOTROWS_ENUMERATOR) };
 enum class RecurrentKind : int64_t { HOTROWS_RECURRENT_KINDS(HOTROWS_ENUMERATOR) };
 enum class Admission : int64_t { HOTROWS_KEY_ADMISSIONS(HOTROWS_ENUMERATOR) };
+enum class SlotCase : int64_t { HOTROWS_SLOT_CASES(HOTROWS_ENUMERATOR) mismatch = -1 };
+enum class TextProblem : int64_t { HOTROWS_TEXT_PROBLEMS(HOTROWS_ENUMERATOR) };
 enum class Eviction : int64_t { HOTROWS_KEY_EVICTIONS(HOTROWS_ENUMERATOR) };
 
 }  // namespace hotrows

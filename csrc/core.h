@@ -16,6 +16,8 @@
 
 #include <omp.h>
 
+#include "check.h"
+
 #define HOTROWS_API extern "C" __attribute__((visibility("default")))
 
 namespace hotrows {

@@ -30,6 +30,7 @@ class Chosen {
         next_(first),
         end_(num_rows) {
     if (!offsets_) return;
+    CHECK(offsets_[0] >= 0 && never_falls(offsets_, num_rows + 1), offsets_[0], num_rows);
     next_ = std::max(first, offsets_[0]), end_ = offsets_[num_rows];
     row_ = std::upper_bound(offsets_, offsets_ + num_rows + 1, next_) - offsets_ - 1;
   }
@@ -55,6 +56,7 @@ class Chosen {
         next_ = offsets_[row_ + 1];
         continue;
       }
+      CHECK(offsets_[row_] <= next_ && next_ < offsets_[row_ + 1], row_, next_);
       block[n] = next_;
       n += lengths_[next_++] > 0;
     }
@@ -90,12 +92,15 @@ int64_t count_column(Table& table, const Column& column, const Batch& batch, int
   Key keys[kBlock];
   while (const int64_t n = values.next(block)) {
     for (int64_t i = 0; i < n; ++i) {
+      CHECK(block[i] >= first && block[i] < column.num_values, block[i], first, column.num_values);
+      CHECK(i == 0 || block[i - 1] < block[i], block[i]);
       keys[i] = key_of(column.at(block[i]), column.end());
       table.prefetch(keys[i]);
     }
     for (int64_t i = 0; i < n; ++i) {
       int64_t* const count = table.at(keys[i]);
       if (!count) return block[i];
+      CHECK(*count >= 0 && *count < INT64_MAX, *count);
       ++*count;
     }
   }
@@ -155,6 +160,7 @@ class Counts {
     const std::vector<int64_t> order = by_falling_size();
     int64_t left = budget_.used(), n = 0;
     while (n < num() && (n == 0 || left > most)) left -= of(order[n++]).table.num_bytes();
+    CHECK(left >= 0, left);
     in_parallel(n, threads, [&](int64_t i) { spill(order[i]); });
   }
 
@@ -163,9 +169,11 @@ class Counts {
     if (table.used() > 0) {
       const int64_t number = num_runs_++;
       write_run(table, run_path(v, number));
+      CHECK(of(v).runs.empty() || of(v).runs.back() < number, v, number);
       of(v).runs.push_back(number);
     }
     table.clear();
+    CHECK(table.used() == 0 && table.num_bytes() == 0, v, table.num_bytes());
   }
 
   Written write(int64_t v, int64_t min_count, const StoredValues& known, int64_t threads) {
@@ -182,11 +190,15 @@ class Counts {
   }
 
   void resume(int64_t v, const int64_t* runs, int64_t n, int64_t num_runs) {
+    CHECK(are_within(runs, n, 0, num_runs), n, num_runs);
     of(v).runs.assign(runs, runs + n);
     num_runs_ = num_runs;
   }
 
-  Vocabulary& of(int64_t v) { return *vocabularies_[v]; }
+  Vocabulary& of(int64_t v) {
+    CHECK(v >= 0 && v < num(), v, num());
+    return *vocabularies_[v];
+  }
   int64_t num() const { return static_cast<int64_t>(vocabularies_.size()); }
   const Budget& budget() const { return budget_; }
   int64_t num_runs() const { return num_runs_; }
@@ -198,6 +210,7 @@ class Counts {
     for (; vocabulary.feature < batch.num_features; ++vocabulary.feature, vocabulary.value = 0) {
       const int64_t f = vocabulary.feature;
       if (batch.owners[f] != v) continue;
+      CHECK(vocabulary.value >= 0 && vocabulary.value <= batch.columns[f].num_values, v, f, vocabulary.value);
       const int64_t stopped = count_column(vocabulary.table, batch.columns[f], batch, vocabulary.value);
       if (stopped < 0) continue;
       vocabulary.value = stopped;
@@ -207,11 +220,14 @@ class Counts {
   }
 
   void write_run(Table& table, const std::string& path) {
+    if (kChecks) table.check_all();
     Cell* const cells = table.compact();
     std::sort(cells, cells + table.used(), [](const Cell& a, const Cell& b) {
       if (a.slot.tag != b.slot.tag) return a.slot.tag < b.slot.tag;
       return before(counted(a.slot), counted(b.slot));
     });
+    for (int64_t i = 1; kChecks && i < table.used(); ++i)
+      CHECK(before(counted(cells[i - 1].slot), counted(cells[i].slot)), i);  // as merging has them, by the whole hash
     RunWriter to(File::create(path), Shares{budget_.limit()}.buffer());
     for (int64_t i = 0; i < table.used(); ++i) to.put(counted(cells[i].slot));
     to.close();

@@ -16,7 +16,6 @@
 #include <memory>
 #include <tuple>
 
-#include "codes.h"
 #include "deferred_rows.h"
 #include "replay.h"
 
@@ -50,14 +49,18 @@ inline int64_t rows_of_chunk(int64_t dim) { return std::max<int64_t>(1, kChunk /
 // rows: of one chunk, sorted by start.
 template <class T, class P>
 void replay_chunk(const P& path, int64_t now, const Behind* rows, int64_t num_rows, int64_t dim, T* const parts[3]) {
+  CHECK(std::is_sorted(rows, rows + num_rows, [](const Behind& a, const Behind& b) { return a.start < b.start; }));
+  CHECK(rows[num_rows - 1].start < now, rows[num_rows - 1].start, now);
   T copies[3][kGroup<T>];
   for (int64_t e = 0; e < num_rows * dim; e += kGroup<T>) {
     const Elements<T> group{parts[0] + e, parts[1] + e, parts[2] + e};
     const int64_t end = std::min(num_rows, (e + kGroup<T> + dim - 1) / dim);
     int64_t at = rows[e / dim].start, begun = e / dim;
+    CHECK(begun < end && (end - begun - 1) * dim < kGroup<T>, begun, end, dim);
     while (true) {
       while (begun < end && rows[begun].start <= at) ++begun;
       if (begun == end) break;
+      CHECK(begun * dim > e && begun * dim - e < kGroup<T>, begun, dim, e);
       for (int k = 0; k < 3; ++k) std::memcpy(copies[k], parts[k] + e, sizeof copies[k]);
       path.replay({copies[0], copies[1], copies[2]}, at, rows[begun].start);
       for (int k = 0; k < 3; ++k) std::copy(copies[k], copies[k] + (begun * dim - e), parts[k] + e);
@@ -71,6 +74,7 @@ void replay_chunk(const P& path, int64_t now, const Behind* rows, int64_t num_ro
 template <class T, class P>
 double catch_up(const Target& target, const P& path, const Behind* rows, int64_t num_rows, int64_t dim, bool squares,
                 Scratch<T>& scratch) {
+  CHECK(num_rows > 0 && num_rows * dim <= static_cast<int64_t>(scratch.parts[0].size()), num_rows, dim);
   double change = 0;
   const auto before = [&](const T* w) {
     if (squares) change -= sum_of_squares(w, dim);
@@ -120,9 +124,13 @@ void sort_by_start(std::vector<Behind>& rows, int64_t lowest, int64_t now) {
     return;
   }
   std::vector<int64_t> places(static_cast<size_t>(span) + 1);
-  for (const Behind& r : rows) ++places[r.start - lowest + 1];
+  for (const Behind& r : rows) {
+    CHECK(r.start >= lowest && r.start < now, r.row, r.start, lowest, now);
+    ++places[r.start - lowest + 1];
+  }
   for (int64_t s = 0; s < span; ++s) places[s + 1] += places[s];
   std::vector<Behind> sorted(rows.size());
+  CHECK(places[span] == count, places[span], count);
   for (const Behind& r : rows) sorted[places[r.start - lowest]++] = r;
   rows.swap(sorted);
 }
@@ -146,6 +154,7 @@ struct Paths {
     if (is_new) wanted.push_back({target.steps - target.first, begin, target.now});
     Wanted& path = wanted[at->second];
     path.begin = std::min(path.begin, begin);
+    CHECK(path.begin >= target.first && path.begin < path.now, t, path.begin, target.first, path.now);
     index[t] = at->second;
   }
   void make() {
@@ -154,12 +163,16 @@ struct Paths {
     for (size_t k = 0; k < wanted.size(); ++k)
       made[k] = std::make_unique<P>(wanted[k].numbers, wanted[k].begin, wanted[k].now);
   }
-  const P& operator[](int64_t t) const { return *made[index[t]]; }
+  const P& operator[](int64_t t) const {
+    CHECK(index[t] >= 0 && index[t] < static_cast<int64_t>(made.size()), t, index[t], made.size());
+    return *made[index[t]];
+  }
 };
 
 template <class T, class P>
 void catch_up(const Rows& rows, int64_t dim, double* squares) {
   const int64_t num_targets = rows.num_targets;
+  if (kChecks) rows.check_all(dim * static_cast<int64_t>(sizeof(T)));
   std::vector<std::vector<Behind>> behind(num_targets);
   std::vector<int64_t> lowest(num_targets);
 #pragma omp parallel for schedule(dynamic) if (rows.end() - rows.begin() > kSmall / 8)
@@ -196,11 +209,13 @@ void catch_up(const Rows& rows, int64_t dim, double* squares) {
                                chunk.end - chunk.begin, dim, squares != nullptr, scratch);
     }
   }
+  if (kChecks) rows.check_steps(0);
   add_changes(chunks, changes, squares);
 }
 
 template <class T, class P>
 void catch_up_all(const Target& target, int64_t dim, double* squares) {
+  if (kChecks) target.check_all(dim * static_cast<int64_t>(sizeof(T)));
   if (target.first >= target.now) return;
   const P path(target.steps - target.first, target.first, target.now);
   const std::vector<Block> blocks =
@@ -224,6 +239,7 @@ void catch_up_all(const Target& target, int64_t dim, double* squares) {
         changes[b] += catch_up<T>(target, path, behind.data() + at, std::min(size, count - at), dim, squares != nullptr, scratch);
     }
   }
+  for (int64_t row = 0; kChecks && row < target.num_rows; ++row) CHECK(target.start(row) == target.now, row);
   add_changes(blocks, changes, squares);
 }
 
@@ -232,6 +248,7 @@ void catch_up_all(const Target& target, int64_t dim, double* squares) {
 template <class Rule, int kDim, class T>
 void update(const Rows& rows, int64_t dim, const Runs<T>& runs, const double* scales, double* squares) {
   const int64_t width = kDim ? kDim : dim;
+  if (kChecks) runs.check_all();
   const std::vector<Block> blocks = blocks_of(rows.num_targets, kRowsOfBlock, [&](int64_t t) {
     return std::pair<int64_t, int64_t>(rows.bounds[t], rows.bounds[t + 1]);
   });
@@ -254,6 +271,7 @@ void update(const Rows& rows, int64_t dim, const Runs<T>& runs, const double* sc
         sum_run<kDim>(runs, u, width, g);
         for (int64_t d = 0; d < width; ++d) g[d] *= scale;
         const int64_t row = rows.slots[u];
+        CHECK(target.start(row) == target.now, row, target.last(row), target.now);  // it has caught up
         T* w = target.weight<T>(row);
         if (squares) change -= sum_of_squares(w, width);
         rule.template apply<kDim>(w, target.state<T>(0, row), target.state<T>(1, row), g, width);
@@ -263,6 +281,7 @@ void update(const Rows& rows, int64_t dim, const Runs<T>& runs, const double* sc
       changes[b] = change;
     }
   }
+  if (kChecks) rows.check_steps(1);
   add_changes(blocks, changes, squares);
 }
 
@@ -313,6 +332,7 @@ void pool(const T* __restrict rows, int64_t dim, const int32_t* inverse, int64_t
 // call(Rule<T>, its path), as types that are never made.
 template <class T, class Call>
 void for_kind(int kind, Call call) {
+  CHECK(kind >= 0 && kind <= static_cast<int>(DeferredRule::adam), kind);
   switch (static_cast<DeferredRule>(kind)) {
     case DeferredRule::sgd: return call(static_cast<Sgd<T>*>(nullptr), static_cast<SgdPath<T>*>(nullptr));
     case DeferredRule::adagrad: return call(static_cast<Adagrad<T>*>(nullptr), static_cast<Path<Adagrad<T>, T>*>(nullptr));
@@ -349,6 +369,10 @@ void update_any(int kind, const Rows& rows, int64_t dim, const Runs<T>& runs, co
 template <class T>
 void look_up(const Rows& rows, int64_t dim, const int32_t* inverse, int64_t num_ids, const int32_t* bag_starts,
              const T* weights, int64_t num_bags, T* scratch, T* out) {
+  if (kChecks) rows.check_all(dim * static_cast<int64_t>(sizeof(T)));
+  CHECK(are_within(inverse, num_ids, rows.begin(), rows.end()), num_ids, rows.begin(), rows.end());
+  CHECK(bag_starts ? never_falls(bag_starts, num_bags + 1) : num_bags == num_ids, num_bags, num_ids);
+  CHECK(!bag_starts || (bag_starts[0] == 0 && bag_starts[num_bags] == num_ids), num_bags, num_ids);
 #define CALL(kDim)                   \
   collect<kDim>(rows, dim, scratch); \
   pool<kDim>(static_cast<const T*>(scratch), dim, inverse, num_ids, bag_starts, weights, num_bags, out)

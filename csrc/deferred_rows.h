@@ -1,21 +1,16 @@
 // Rows of tables under a dense optimizer: where they are, how far each has come, and how work on them is split.
 #pragma once
 
+#include "codes.h"
 #include "dense_rules.h"
 #include "runs.h"
 
 namespace hotrows {
 
-// One line of the caller's array; strides in bytes.
+// One line of the caller's array; strides in bytes. States are null where there are fewer; `steps` begins with
+// step `first`.
 struct Target {
-  uint8_t* weights;
-  int64_t weights_stride;
-  uint8_t* states[2];  // null where there are fewer
-  int64_t states_stride;
-  uint8_t* lasts;
-  int64_t lasts_stride, num_rows;
-  Numbers steps;  // the first is of step `first`
-  int64_t first, now, first_decay;
+  HOTROWS_DEFERRED_TARGET(HOTROWS_TYPED_FIELD)
 
   template <class T>
   T* weight(int64_t row) const {
@@ -23,16 +18,28 @@ struct Target {
   }
   template <class T>
   T* state(int which, int64_t row) const {
-    return states[which] ? reinterpret_cast<T*>(states[which] + row * states_stride) : nullptr;
+    uint8_t* const states = which == 0 ? first_state : second_state;
+    return states ? reinterpret_cast<T*>(states + row * states_stride) : nullptr;
   }
-  int32_t& last(int64_t row) const { return *reinterpret_cast<int32_t*>(lasts + row * lasts_stride); }
+  int32_t& last(int64_t row) const {
+    CHECK(row >= 0 && row < num_rows, row, num_rows);
+    return *reinterpret_cast<int32_t*>(lasts + row * lasts_stride);
+  }
   // The first step that a row has yet to make; `now` where it is up to date.
   int64_t start(int64_t row) const {
     const int64_t been = last(row);
     return std::min(now, std::max(first, been < 0 ? first_decay : been));
   }
+
+  void check_all(int64_t row_size) const {
+    CHECK(num_rows >= 0 && weights_stride >= row_size, num_rows, weights_stride, row_size);
+    CHECK(!first_state || states_stride >= row_size, states_stride, row_size);
+    CHECK(first_state || !second_state);
+    CHECK(lasts_stride >= 4 && lasts_stride % 4 == 0, lasts_stride);
+    CHECK(0 <= first && first <= now && now < INT32_MAX && first_decay >= 0, first, now, first_decay);
+  }
 };
-static_assert(sizeof(Target) == 12 * sizeof(int64_t), "as in ops/deferred.py");
+static_assert(sizeof(Target) == 12 * sizeof(int64_t), "passed as rows of int64");
 
 // Rows of a call, by target: those of target t are slots[bounds[t]] .. slots[bounds[t + 1] - 1].
 struct Rows {
@@ -43,6 +50,26 @@ struct Rows {
 
   int64_t begin() const { return bounds[0]; }
   int64_t end() const { return bounds[num_targets]; }
+
+  // The rows of each target are some of its own, each once.
+  void check_all(int64_t row_size) const {
+    CHECK(begin() >= 0 && never_falls(bounds, num_targets + 1), num_targets);
+    for (int64_t t = 0; t < num_targets; ++t) {
+      targets[t].check_all(row_size);
+      CHECK(are_within(slots + bounds[t], bounds[t + 1] - bounds[t], 0, targets[t].num_rows), t, targets[t].num_rows);
+      std::vector<int64_t> sorted(slots + bounds[t], slots + bounds[t + 1]);
+      std::sort(sorted.begin(), sorted.end());
+      CHECK(rises(sorted.data(), static_cast<int64_t>(sorted.size())), t);
+    }
+  }
+
+  // After a call, none of the rows is behind.
+  void check_steps(int64_t step) const {
+    for (int64_t t = 0; t < num_targets; ++t)
+      for (int64_t u = bounds[t]; u < bounds[t + 1]; ++u)
+        CHECK(targets[t].start(slots[u]) == targets[t].now && targets[t].last(slots[u]) <= targets[t].now + step, t,
+              slots[u], targets[t].last(slots[u]), targets[t].now);
+  }
 };
 
 struct Block {
@@ -55,6 +82,7 @@ std::vector<Block> blocks_of(int64_t num_targets, int64_t size, Range range) {
   std::vector<Block> blocks;
   for (int64_t t = 0; t < num_targets; ++t) {
     const auto [begin, end] = range(t);
+    CHECK(begin <= static_cast<int64_t>(end), t, begin, end);
     for (int64_t at = begin; at < end; at += size) blocks.push_back({t, at, std::min(end, at + size)});
   }
   return blocks;
@@ -79,6 +107,7 @@ double sum_of_squares(const T* w, int64_t dim) {
 
 inline void add_changes(const std::vector<Block>& blocks, const std::vector<double>& changes, double* squares) {
   if (!squares) return;
+  CHECK(blocks.size() == changes.size(), blocks.size(), changes.size());
   for (size_t b = 0; b < blocks.size(); ++b) squares[blocks[b].target] += changes[b];
 }
 

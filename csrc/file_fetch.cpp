@@ -32,6 +32,8 @@ struct Wanted {
   Wanted(const int64_t* places, const int64_t* targets, int64_t n, int64_t stride, int64_t align,
          char* out, int64_t longest)
       : places(places), targets(targets), stride(stride), align(align), out(out), order(n) {
+    CHECK(are_within(places, n, 0, INT64_MAX) && are_within(targets, n, 0, INT64_MAX), n);
+    CHECK(stride > 0 && align > 0 && up(stride, align) + align <= longest, stride, align, longest);
     for (int64_t i = 0; i < n; ++i) order[i] = i;
     if (!std::is_sorted(places, places + n)) {
       std::sort(order.begin(), order.end(), [=](int64_t a, int64_t b) { return places[a] < places[b]; });
@@ -47,12 +49,28 @@ struct Wanted {
       Request& last = requests.back();
       last.needed = needed, last.end = end, last.last = i + 1;
     }
+    if (kChecks) check_all(longest);
+  }
+
+  // Requests cover all records, in order, none twice; each has room in a slot of the staging buffer.
+  void check_all(int64_t longest) const {
+    int64_t next = 0, end = 0;
+    for (const Request& r : requests) {
+      CHECK(r.first == next && r.first < r.last, r.first, next, r.last);
+      CHECK(r.begin % align == 0 && r.end % align == 0 && r.end - r.begin <= longest, r.begin, r.end, longest);
+      CHECK(r.begin < r.needed && r.needed <= r.end && r.end >= end, r.begin, r.needed, r.end);
+      for (int64_t i = r.first; i < r.last; ++i)
+        CHECK(places[order[i]] >= r.begin && places[order[i]] + stride <= r.needed, i, places[order[i]]);
+      next = r.last, end = r.end;
+    }
+    CHECK(next == static_cast<int64_t>(order.size()), next, order.size());
   }
 
   // What a read of `result` bytes means: 0 to read on, 1 when all is there, else the failure.
   int64_t advance(Request& request, int64_t result, const char* bytes) const {
     if (result == -EAGAIN || result == -EINTR) return 0;
     if (result < 0) return result;
+    CHECK(request.begin + request.done + result <= request.end, request.begin, request.done, result, request.end);
     if (request.begin + request.done + result < request.needed) {
       const int64_t whole = down(result, align);
       if (whole == 0) return kCutOff;
@@ -123,6 +141,7 @@ class Fetcher {
       uint64_t slot;
       int64_t result;
       while (ring_->answer(&slot, &result)) {
+        CHECK(slot < in_slot.size() && in_slot[slot] < next && in_flight > 0, slot, next, in_flight);
         Request& request = wanted.requests[in_slot[slot]];
         const int64_t state = wanted.advance(request, result, staging_.get() + slot * slot_);
         if (state == 0 && !failure) {

@@ -18,27 +18,34 @@ class Index {
  public:
   // rows: of the table, up to 2^48.
   explicit Index(int64_t rows) {
+    CHECK(rows >= 0 && rows <= int64_t{1} << 48, rows);
     while (bits_ < 48 && int64_t{1} << bits_ < rows) ++bits_;
     rest_bits_ = bits_ - std::clamp(bits_ - 23, 0, 12);
     mask_ = (uint64_t{1} << rest_bits_) - 1;
     parts_.resize(int64_t{1} << (bits_ - rest_bits_));
+    CHECK(int64_t{1} << bits_ >= rows && rest_bits_ >= 1 && rest_bits_ <= bits_, rows, bits_, rest_bits_);
   }
 
   // places[i] = first + i * stride for rows[i]; false where these are too large.
   bool put(const int64_t* rows, int64_t n, int64_t first, int64_t stride) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    CHECK(are_within(rows, n, 0, int64_t{1} << bits_), n, bits_);
+    CHECK(first > 0 && first % 4 == 0 && stride % 4 == 0, first, stride);
     if ((first + n * stride) >> std::min(66 - rest_bits_, 62)) return false;
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch_for_write(at_home(shuffled(rows[i + kAhead])));
       const uint64_t row = shuffled(rows[i]), place = static_cast<uint64_t>(first + i * stride) / 4;
+      CHECK(place << rest_bits_ >> rest_bits_ == place, rows[i], place);
       put(parts_[row >> rest_bits_], place << rest_bits_ | (row & mask_));
     }
+    if (kChecks && is_look_due(num_homes())) check_all();
     return true;
   }
 
   // places[i] = where rows[i] stands, -1 where it is not here.
   void find(const int64_t* rows, int64_t n, int64_t* places) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    CHECK(are_within(rows, n, 0, int64_t{1} << bits_), n, bits_);
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch(at_home(shuffled(rows[i + kAhead])));
       const uint64_t row = shuffled(rows[i]), rest = row & mask_;
@@ -81,6 +88,7 @@ class Index {
     for (const uint64_t odd : {kGolden, 0xBF58476D1CE4E5B9ul, 0x94D049BB133111EBul}) {
       x = ((x ^ x >> (bits_ + 1) / 2) * odd) & all;
     }
+    CHECK(x <= all, row, x);
     return x;
   }
 
@@ -90,6 +98,7 @@ class Index {
   }
 
   int64_t home(const Part& part, uint64_t rest) const {
+    CHECK(rest <= mask_, rest, mask_);
     return static_cast<int64_t>(rest * static_cast<uint64_t>(part.homes) >> rest_bits_);
   }
 
@@ -97,11 +106,13 @@ class Index {
   uint64_t* from(const Part& part, uint64_t rest) const {
     uint64_t* entry = part.entries() + home(part, rest);
     while (*entry && (*entry & mask_) < rest) ++entry;
+    CHECK(entry < part.end(), rest, part.homes);
     return entry;
   }
 
   void put(Part& part, uint64_t entry) {
     if (part.used * 5 >= part.homes * 4) grow(part);
+    CHECK(part.homes > 0 && part.end()[-1] == 0, part.homes);  // a search ends
     while (true) {
       uint64_t* at = from(part, entry & mask_);
       if (*at && (*at & mask_) == (entry & mask_)) {
@@ -114,6 +125,8 @@ class Index {
         std::memmove(at + 1, at, (free - at) * sizeof(*at));
         *at = entry;
         ++part.used;
+        CHECK(at[1] == 0 || (at[1] & mask_) > (entry & mask_), at[1], entry);
+        CHECK(part.used <= part.homes, part.used, part.homes);
         return;
       }
       grow(part);
@@ -127,6 +140,7 @@ class Index {
       larger.homes = std::max(kFirst, larger.homes + larger.homes / 4);
       larger.memory = Zeroed((larger.homes + kTail) * static_cast<int64_t>(sizeof(uint64_t)));
     } while (!copy(part, larger));
+    CHECK(larger.homes > part.homes, larger.homes, part.homes);
     larger.used = part.used;
     part = std::move(larger);
   }
@@ -136,11 +150,38 @@ class Index {
     uint64_t* next = to.entries();
     for (const uint64_t* entry = part.entries(); part.homes && entry != part.end(); ++entry) {
       if (!*entry) continue;
+      CHECK(next == to.entries() || (next[-1] & mask_) < (*entry & mask_), *entry);
       next = std::max(next, to.entries() + home(to, *entry & mask_));
       if (next + 1 >= to.end()) return false;
       *next++ = *entry;
     }
     return true;
+  }
+
+  int64_t num_homes() const {
+    int64_t homes = 0;
+    for (const Part& part : parts_) homes += part.homes;
+    return homes;
+  }
+
+  // The entries of a part rise, none stands before its home or behind a gap, and as many are counted.
+  void check_all() const {
+    for (const Part& part : parts_) {
+      int64_t used = 0;
+      uint64_t last = 0, free_from = 0;
+      for (uint64_t* entry = part.entries(); part.homes && entry != part.end(); ++entry) {
+        const uint64_t place = static_cast<uint64_t>(entry - part.entries()), rest = *entry & mask_;
+        if (!*entry) {
+          free_from = place + 1;
+          continue;
+        }
+        CHECK(used++ == 0 || rest > last, rest, last);
+        CHECK(static_cast<uint64_t>(home(part, rest)) >= free_from, rest, free_from);
+        CHECK(static_cast<uint64_t>(home(part, rest)) <= place, rest, place);
+        last = rest;
+      }
+      CHECK(used == part.used, used, part.used);
+    }
   }
 
   std::mutex mutex_;

@@ -15,12 +15,15 @@ class Sweep {
  public:
   Sweep(int file, int64_t first, int64_t stride, const int64_t* rows, int64_t n, const char* records)
       : file_(file), first_(first), stride_(stride), rows_(rows), n_(n), records_(records) {
+    CHECK(first >= 0 && stride > 0 && rises(rows, n) && (n == 0 || rows[0] >= 0), first, stride, n);
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t c = begin(i) / kChunk; c <= (end(i) - 1) / kChunk; ++c) {
         if (chunks_.empty() || chunks_.back().number < c) chunks_.push_back({c, i, i + 1});
+        CHECK(c <= chunks_.back().number, c, chunks_.back().number);
         if (chunks_.back().number == c) chunks_.back().last = i + 1;
       }
     }
+    if (kChecks) check_all();
   }
 
   int64_t run(int64_t num_threads, int64_t* failed_at) {
@@ -55,6 +58,22 @@ class Sweep {
   int64_t begin(int64_t i) const { return first_ + rows_[i] * stride_; }
   int64_t end(int64_t i) const { return begin(i) + stride_; }
 
+  // Chunks rise and together have every byte of the records, each once.
+  void check_all() const {
+    int64_t size = 0;
+    for (size_t c = 0; c < chunks_.size(); ++c) {
+      const Chunk& chunk = chunks_[c];
+      CHECK(c == 0 || chunk.number > chunks_[c - 1].number, c, chunk.number);
+      for (int64_t i = chunk.first; i < chunk.last; ++i) {
+        const int64_t low = std::max(begin(i), chunk.number * kChunk);
+        const int64_t high = std::min(end(i), (chunk.number + 1) * kChunk);
+        CHECK(low < high, c, i, low, high);
+        size += high - low;
+      }
+    }
+    CHECK(size == n_ * stride_, size, n_, stride_);
+  }
+
   void rewrite(const Chunk& chunk, char* bytes) {
     const int64_t low = chunk.number * kChunk, high = low + kChunk;
     for (int64_t i = chunk.first; i < chunk.last && !failure_;) {
@@ -66,9 +85,11 @@ class Sweep {
         to = up(e, kPage);
         covered += e - b;
       }
+      CHECK(last > i && from >= low && to <= high && covered <= to - from, i, last, from, to, covered);
       if (covered < to - from && !read(bytes, from, to)) return;
       for (; i < last; ++i) {
         const int64_t b = std::max(begin(i), low), e = std::min(end(i), high);
+        CHECK(from <= b && b < e && e <= to, from, b, e, to);
         std::memcpy(bytes + b - from, records_ + i * stride_ + b - begin(i), e - b);
       }
       if (!write(bytes, from, to)) return;

@@ -28,6 +28,7 @@ constexpr uint32_t kLong = 9;  // the length that stands for all longer than eig
 inline uint64_t num_homes(uint64_t num_values) { return num_values * 8 / 5 + 1; }
 
 inline uint64_t home_of(uint64_t hash, uint64_t homes) {
+  CHECK(homes > 0);
   return static_cast<uint64_t>(static_cast<unsigned __int128>(hash) * homes >> 64);
 }
 
@@ -51,6 +52,7 @@ class IndexWriter {
 
   void put(const Placed& value) {
     leave_free(home_of(value.hash, homes_));
+    CHECK(next_ >= home_of(value.hash, homes_), next_, value.hash);
     to_.put(IndexSlot{value.word, value.rank_and_length});
     ++next_;
   }
@@ -86,6 +88,7 @@ struct StoredValues {
 
   // The first slot from i on with this word and length, or that is free.
   uint64_t find(const Key& key, uint64_t i) const {
+    CHECK(i >= home(key.hash), i, home(key.hash));
     const uint64_t word = index_word(key);
     const uint32_t length = length_class(key.field);
     while (const uint64_t found = rank_and_length(i)) {

@@ -103,6 +103,8 @@ HOTROWS_API void hotrows_repeat_lists(const float* values, const int64_t* offset
                                       const int64_t* ends, int64_t R, int64_t D, float* out) {
   each_sample(ends, R, [&](int64_t r) {
     const int64_t size = (offsets[r + 1] - offsets[r]) * D;
+    CHECK(size >= 0 && starts[r] <= starts[r + 1], r, size, starts[r], starts[r + 1]);
+    CHECK((starts[r + 1] - starts[r]) * size == (ends[r + 1] - ends[r]) * D, r, size, ends[r], ends[r + 1]);
     float* to = out + ends[r] * D;
     for (int64_t s = starts[r]; s < starts[r + 1]; ++s, to += size)
       std::copy_n(values + offsets[r] * D, size, to);
@@ -114,6 +116,8 @@ HOTROWS_API void hotrows_sum_lists(const float* grad, const int64_t* offsets, co
                                    const int64_t* ends, int64_t R, int64_t D, float* out) {
   each_sample(ends, R, [&](int64_t r) {
     const int64_t size = (offsets[r + 1] - offsets[r]) * D;
+    CHECK(size >= 0 && starts[r] <= starts[r + 1], r, size, starts[r], starts[r + 1]);
+    CHECK((starts[r + 1] - starts[r]) * size == (ends[r + 1] - ends[r]) * D, r, size, ends[r], ends[r + 1]);
     const float* from = grad + ends[r] * D;
     float* to = out + offsets[r] * D;
     std::fill_n(to, size, 0.0f);

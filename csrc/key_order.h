@@ -41,6 +41,7 @@ class EvictionOrder {
       if (skip_stale(weigh) && (!is_scanning_ || is_below(heads_[0].item, bound_))) {
         if (!before(heads_[0].item, limit)) return false;
         *leaving = heads_[0].item;
+        CHECK(leaving->row < num_rows && !before(most, *leaving), leaving->row, num_rows, leaving->last_use);
         pop_head(weigh);
         return true;
       }
@@ -77,7 +78,10 @@ class EvictionOrder {
   bool had_collected(const Leaving& was) const { return is_below(was, bound_); }
 
   // Notes that about so many collected rows have been read.
-  void note_stale(int64_t count) { num_stale_ += count; }
+  void note_stale(int64_t count) {
+    CHECK(count >= 0, count);
+    num_stale_ += count;
+  }
 
   // Begins anew where most of what was collected has been read since, which would be skipped all at once.
   void forget_stale() {
@@ -85,6 +89,7 @@ class EvictionOrder {
   }
 
   void push(std::vector<Leaving> run) {
+    for (const Leaving& row : run) CHECK(collects(row), row.row, row.last_use);
     num_pushed_ += static_cast<int64_t>(run.size());
     add(std::move(run));
   }
@@ -130,8 +135,23 @@ class EvictionOrder {
     if (!std::is_sorted(run.begin(), run.end(), is_before)) std::sort(run.begin(), run.end(), is_before);
     run.shrink_to_fit();
     num_items_ += static_cast<int64_t>(run.size());
+    CHECK(std::is_sorted(run.begin(), run.end(), is_before));
     heads_.push_back({run.front(), std::move(run), 1});
     std::push_heap(heads_.begin(), heads_.end(), Later{this});
+    if (kChecks && is_look_due(num_items_)) check_all();
+  }
+
+  // The least head comes first, and as many items are left as are counted.
+  void check_all() const {
+    CHECK(std::is_heap(heads_.begin(), heads_.end(), Later{this}));
+    size_t left = 0;
+    for (const Head& head : heads_) {
+      CHECK(head.after > 0 && head.after <= head.run.size(), head.after, head.run.size());
+      const Leaving& item = head.run[head.after - 1];
+      CHECK(item.row == head.item.row && item.last_use == head.item.last_use, item.row, head.item.row);
+      left += head.run.size() - head.after + 1;
+    }
+    CHECK(static_cast<int64_t>(left) == num_items_, left, num_items_);
   }
 
   template <class Weigh>
@@ -148,6 +168,7 @@ class EvictionOrder {
 
   template <class Weigh>
   void pop_head(Weigh weigh) {
+    CHECK(num_items_ > 0, num_items_);
     --num_items_;
     std::pop_heap(heads_.begin(), heads_.end(), Later{this});
     Head& head = heads_.back();
@@ -155,6 +176,7 @@ class EvictionOrder {
       heads_.pop_back();
       return;
     }
+    CHECK(!before(head.run[head.after], head.item), head.item.row, head.run[head.after].row);
     head.item = head.run[head.after++];
     if (head.after + kAhead < head.run.size()) weigh.prefetch(head.run[head.after + kAhead].row);
     std::push_heap(heads_.begin(), heads_.end(), Later{this});
@@ -163,6 +185,7 @@ class EvictionOrder {
   // Chooses the next bound, `least` or after it.
   template <class Weigh>
   void start(Weigh weigh, uint32_t num_rows, const Leaving& least, const Leaving& most) {
+    CHECK(!is_scanning_, cursor_, end_);
     std::vector<Leaving> sample;
     const uint32_t stride = static_cast<uint32_t>(num_rows / kSample + 1);
     for (uint32_t row = sampled_++ % stride; row < num_rows; row += stride) {
@@ -177,6 +200,7 @@ class EvictionOrder {
       next_ = *place;
     }
     if (before(next_, least)) next_ = least;
+    CHECK(!has_bound_ || !before(next_, bound_), next_.row, next_.last_use, bound_.row, bound_.last_use);
     is_scanning_ = true;
     cursor_ = 0;
     end_ = num_rows;
@@ -192,6 +216,7 @@ class EvictionOrder {
       if (weigh.is_after(cursor_, next_) || !weigh(cursor_, &leaving)) continue;
       if (before(leaving, next_) && !is_below(leaving, bound_)) run.push_back(leaving);
     }
+    CHECK(is_scanning_ && cursor_ <= end_, cursor_, end_);
     add(std::move(run));
     if (cursor_ < end_) return;
     bound_ = next_;

@@ -34,6 +34,7 @@ class Sketches {
   // Adds reads of a key, no counter higher than needed; returns its count in both. place: reads so far in the
   // newer sketch.
   int64_t count(int64_t key, int64_t reads, int64_t* place, SketchJournal* journal) {
+    CHECK(width_ > 0 && reads > 0 && *place >= 0, width_, reads, *place);
     if (*place + reads > width_ / 2) {
       journal->turns.push_back({journal->cells.size(), older_});
       older_ = newer_;
@@ -46,16 +47,19 @@ class Sketches {
     for (int row = 0; row < kRows; ++row) {
       const uint32_t at = static_cast<uint32_t>(bits) + row * static_cast<uint32_t>(bits >> 32);
       cells[row] = row * width_ + static_cast<int64_t>(uint64_t{at} * width_ >> 32);
+      CHECK(cells[row] / width_ == row && cells[row] < size(), row, cells[row], width_);
       least = std::min<int64_t>(least, newer_->as<uint8_t>()[cells[row]]);
       older = std::min<int64_t>(older, older_->as<uint8_t>()[cells[row]]);
     }
     const int64_t count = std::min(least + reads, kMost);
+    CHECK(count > least || least == kMost, count, least);
     for (const int64_t cell : cells) {
       uint8_t& counter = newer_->as<uint8_t>()[cell];
       if (counter >= count) continue;
       journal->cells.push_back({cell, counter});
       counter = static_cast<uint8_t>(count);
     }
+    for (const int64_t cell : cells) CHECK(newer_->as<uint8_t>()[cell] >= count, cell, count);
     return count + older;
   }
 
@@ -70,7 +74,12 @@ class Sketches {
   void undo(const SketchJournal& journal, uint8_t* counters) const {
     size_t left = journal.cells.size();
     const auto restore = [&](size_t until) {
-      while (left > until) --left, counters[journal.cells[left].cell] = journal.cells[left].was;
+      CHECK(until <= left, until, left);
+      while (left > until) {
+        --left;
+        CHECK(journal.cells[left].cell < size() && counters[journal.cells[left].cell] > journal.cells[left].was, left);
+        counters[journal.cells[left].cell] = journal.cells[left].was;
+      }
     };
     for (auto turn = journal.turns.rbegin(); turn != journal.turns.rend(); ++turn) {
       restore(turn->num_cells);

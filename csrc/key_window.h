@@ -25,12 +25,14 @@ class KeyWindow {
 
   // Adds a batch; returns those of its keys that no earlier batch of the window reads.
   const std::vector<int64_t>& feed(uint32_t batch, const int64_t* keys, int64_t n) {
+    CHECK(uses_.empty() || uses_.back().batch != batch, batch);
     keys_.reserve(n);
     fresh_.clear();
     keys_.find_all(keys, n, [&](int64_t i, uint32_t place) {
       const bool is_new = place == keys_.kNone;
       if (is_new) place = keys_.insert(keys[i]);
       Ahead& key = keys_[place];
+      CHECK(key.key == keys[i] && (is_new ? key.reads == 0 : key.reads > 0), keys[i], key.key, key.reads);
       ++key.reads;
       if (!is_new && key.newest == batch) {
         ++use(key.last).reads;
@@ -48,6 +50,7 @@ class KeyWindow {
     });
     batch_ends_.push_back(uses_begin_ + static_cast<uint32_t>(uses_.size()));
     reads_fed_.push_back(n);
+    look();
     return fresh_;
   }
 
@@ -73,6 +76,7 @@ class KeyWindow {
   // Calls visit(key) for the keys that a batch after the oldest reads, and none before it.
   template <class Visit>
   void visit_first_reads(size_t batch, Visit visit) {
+    CHECK(batch > 0 && batch < num_batches(), batch, num_batches());
     for (uint32_t number = batch_ends_[batch - 1]; number != batch_ends_[batch]; ++number) {
       const Ahead& key = keys_[use(number).place];
       if (key.first == number) visit(key.key);
@@ -85,6 +89,8 @@ class KeyWindow {
       const Use& oldest = uses_.front();
       Ahead& key = keys_[oldest.place];
       key.reads -= oldest.reads;
+      CHECK(key.first == uses_begin_ && key.reads >= 0, key.key, key.first, uses_begin_, key.reads);
+      CHECK((key.first == key.last) == (key.reads == 0), key.key, key.first, key.last, key.reads);
       if (key.first == key.last) {
         keys_.erase(oldest.place);
       } else {
@@ -94,6 +100,7 @@ class KeyWindow {
     }
     batch_ends_.pop_front();
     reads_fed_.pop_front();
+    look();
   }
 
   int64_t num_bytes() const { return keys_.num_bytes() + static_cast<int64_t>(uses_.size() * sizeof(Use)); }
@@ -109,7 +116,40 @@ class KeyWindow {
     uint32_t place, batch, next, reads;  // place: of the key; next: its next use, if it has one
   };
 
-  Use& use(uint32_t number) { return uses_[number - uses_begin_]; }
+  Use& use(uint32_t number) {
+    CHECK(number - uses_begin_ < uses_.size(), number, uses_begin_, uses_.size());
+    return uses_[number - uses_begin_];
+  }
+
+  void look() {
+    if (kChecks && is_look_due(static_cast<int64_t>(uses_.size()) + keys_.end())) check_all();
+  }
+
+  // The uses of each key lead from its first to its last, and have its reads; together they are all.
+  void check_all() {
+    size_t count = 0;
+    for (uint32_t place = 0; place < keys_.end(); ++place) {
+      if (keys_.is_free(place)) continue;
+      const Ahead& key = keys_[place];
+      int64_t reads = 0;
+      for (uint32_t number = key.first;; number = use(number).next) {
+        CHECK(use(number).place == place && use(number).reads > 0, key.key, number);
+        reads += use(number).reads, ++count;
+        if (number == key.last) break;
+        CHECK(number - uses_begin_ < use(number).next - uses_begin_, number, use(number).next);
+      }
+      CHECK(reads == key.reads && use(key.last).batch == key.newest, key.key, reads, key.reads);
+    }
+    CHECK(count == uses_.size(), count, uses_.size());
+    CHECK(batch_ends_.size() == reads_fed_.size(), batch_ends_.size(), reads_fed_.size());
+    uint32_t begin = uses_begin_;
+    for (const uint32_t end : batch_ends_) {
+      CHECK(end - begin <= uses_.size(), begin, end);
+      for (uint32_t number = begin; number != end; ++number) CHECK(use(number).batch == use(begin).batch, number);
+      begin = end;
+    }
+    CHECK(begin - uses_begin_ == uses_.size(), begin, uses_begin_, uses_.size());
+  }
 
   KeyedRecords<Ahead> keys_;
   std::deque<Use> uses_;

@@ -40,10 +40,12 @@ class Places {
       if (level[bit / 64] != 0) break;
       bit /= 64;
     }
+    CHECK(place < end_, place, end_);
     return static_cast<uint32_t>(place);
   }
 
   void give_back(uint32_t place) {
+    CHECK(place < end_ && !is_free(place), place, end_);
     ++num_free_;
     uint64_t bit = place;
     for (auto& level : levels_) {
@@ -57,6 +59,7 @@ class Places {
 
   // Takes a number above all that were in use; those between become free.
   void take_at(uint32_t place) {
+    CHECK(place >= end_, place, end_);
     while (end_ < place) give_back(end_++);
     end_ = place + 1;
   }
@@ -67,6 +70,22 @@ class Places {
 
   uint32_t end() const { return end_; }  // no number above is in use
   uint32_t size() const { return end_ - num_free_; }
+
+  // As many bits are set as numbers are free, and a bit above them where one of its 64 is.
+  void check_all() const {
+    for (int level = 0; level < kLevels; ++level) {
+      uint64_t set = 0;
+      for (size_t i = 0; i < levels_[level].size(); ++i) {
+        const uint64_t word = levels_[level][i];
+        set += static_cast<uint64_t>(__builtin_popcountll(word));
+        if (level + 1 == kLevels) continue;
+        const auto& above = levels_[level + 1];
+        CHECK((word != 0) == (i / 64 < above.size() && above[i / 64] >> i % 64 & 1), level, i, word);
+      }
+      CHECK(level > 0 || set == num_free_, set, num_free_);
+    }
+  }
+
   int64_t num_bytes() const {
     size_t words = 0;
     for (const auto& level : levels_) words += level.capacity();
@@ -83,7 +102,10 @@ class Places {
 template <class Record>
 class Segments {
  public:
-  Record& operator[](uint32_t place) const { return starts_[place >> kBits][place & (kSize - 1)]; }
+  Record& operator[](uint32_t place) const {
+    CHECK(place < capacity_, place, capacity_);
+    return starts_[place >> kBits][place & (kSize - 1)];
+  }
 
   // Makes records up to `end` that are zero.
   void reserve(uint32_t end) {
@@ -99,6 +121,7 @@ class Segments {
         segments_.push_back(block(kSize));
         capacity_ += kSize;
       }
+      CHECK(capacity_ <= kSize || capacity_ == segments_.size() * kSize, capacity_, segments_.size());
       starts_.resize(segments_.size());
       starts_.back() = segments_.back().template as<Record>();
     }
@@ -146,7 +169,10 @@ struct Lines {
   Lines(int64_t num_homes, int64_t num_spare)
       : memory((num_homes + num_spare) * static_cast<int64_t>(sizeof(Line))), homes(num_homes), spare(num_spare) {}
 
-  Line& operator[](int64_t i) const { return memory.as<Line>()[i]; }
+  Line& operator[](int64_t i) const {
+    CHECK(i >= 0 && i < size(), i, homes, spare);
+    return memory.as<Line>()[i];
+  }
   int64_t size() const { return homes + spare; }
   int64_t home(uint64_t hash) const { return static_cast<int64_t>((hash >> 32) * static_cast<uint64_t>(homes) >> 32); }
 
@@ -194,12 +220,14 @@ class KeyedRecords {
       uint32_t place = first[ring(now)];
       const bool is_sure = place == kNone ? size() == size_before : records_[place].key == keys[now];
       if (!is_sure) place = find(hashes[ring(now)], keys[now]);
+      CHECK(place == kNone || records_[place].key == keys[now], keys[now], place);
       visit(now, place);
     }
   }
 
   // Makes room for keys to come, and moves lines in proportion to their number.
   void reserve(int64_t more) {
+    CHECK(more >= 0 && size() + more < kPassed, more, size());
     records_.reserve(static_cast<uint32_t>(std::max<int64_t>(end(), size() + more)));
     while (size() + more > room(lines_)) {
       if (old_.homes) move(old_.homes);
@@ -208,10 +236,13 @@ class KeyedRecords {
       grow(std::max(std::min(wanted, homes_for(most_)), homes_for(size() + more)), lines_.spare);
     }
     if (old_.homes) move(more + 1);
+    CHECK(size() + more <= room(lines_), size(), more, lines_.homes);
+    if (kChecks && is_look_due(lines_.homes * Line::kSlots + end())) check_all();
   }
 
   // Puts in a key that is not in; `reserve` has made room.
   uint32_t insert(int64_t key) {
+    CHECK(find(key) == kNone, key);
     const uint32_t place = places_.take();
     put(key, place);
     return place;
@@ -227,6 +258,7 @@ class KeyedRecords {
   void prefetch(int64_t key) const { prefetch_line(mix64(static_cast<uint64_t>(key))); }
 
   void erase(uint32_t place) {
+    CHECK(place < end() && !is_free(place), place, end());
     const uint64_t hash = mix64(static_cast<uint64_t>(records_[place].key));
     take_out(lines_for(hash), hash, place);
     places_.give_back(place);
@@ -297,6 +329,7 @@ class KeyedRecords {
   }
 
   void put(int64_t key, uint32_t place) {
+    CHECK(place < end() && !is_free(place), place, end());
     records_[place] = Record();
     records_[place].key = key;
     const uint64_t hash = mix64(static_cast<uint64_t>(key));
@@ -312,6 +345,7 @@ class KeyedRecords {
     int64_t i = home;
     while (i < lines.size() && lines[i].matches(0) == 0) ++i;
     if (i == lines.size()) return false;
+    CHECK(home < lines.homes, home, lines.homes);
     for (int64_t full = home; full < i; ++full) ++lines[full].passed;
     const int slot = __builtin_ctz(lines[i].matches(0));
     lines[i].tags[slot] = tag_of(hash);
@@ -327,11 +361,13 @@ class KeyedRecords {
         lines[i].tags[slot] = 0;
         return;
       }
+      CHECK(lines[i].passed > 0, i, place);  // or it stands nowhere
       --lines[i].passed;
     }
   }
 
   void grow(int64_t homes, int64_t spare) {
+    CHECK(old_.homes == 0 && homes >= lines_.homes, old_.homes, homes, lines_.homes);
     old_ = std::move(lines_);
     lines_ = Lines(homes, spare);
     moved_ = 0;
@@ -350,6 +386,7 @@ class KeyedRecords {
       }
     }
     if (moved_ == old_.homes) {
+      for (int64_t i = 0; kChecks && i < old_.spare; ++i) CHECK(old_[old_.homes + i].matches(0) == 0xFFF, i);
       old_ = Lines();
       moved_ = 0;
     }
@@ -367,17 +404,49 @@ class KeyedRecords {
       for (uint32_t bits = ~old_[i].matches(0) & 0xFFF; bits; bits &= bits - 1) {
         const uint32_t place = old_[i].places[__builtin_ctz(bits)];
         const uint64_t hash = mix64(static_cast<uint64_t>(records_[place].key));
+        CHECK(old_.home(hash) >= moved_ && old_.home(hash) <= i, old_.home(hash), moved_, i);
         if (old_.home(hash) != moved_) continue;
         old_[i].tags[__builtin_ctz(bits)] = 0;
         for (int64_t full = moved_; full < i; ++full) --old_[full].passed;
         while (!put(lines_, hash, place)) spread(lines_.spare * 2);
       }
-      if (old_[moved_].passed == 0) return;
+      if (old_[moved_].passed == 0) {
+        CHECK(old_[moved_].matches(0) == 0xFFF, moved_);
+        return;
+      }
     }
+  }
+
+  // Each key is found where it stands, each line counts the keys that passed it, and no place stands twice.
+  void check_all() const {
+    places_.check_all();
+    CHECK(old_.homes == 0 ? moved_ == 0 : moved_ < old_.homes, moved_, old_.homes);
+    std::vector<bool> seen(end());
+    uint32_t count = 0;
+    for (const Lines* lines : {&lines_, &old_}) {
+      std::vector<uint32_t> passed(static_cast<size_t>(lines->size()));
+      const int64_t first = lines == &old_ ? moved_ : 0;  // lines before it were given back
+      for (int64_t i = first; i < lines->size(); ++i) {
+        const Line& line = (*lines)[i];
+        for (uint32_t bits = ~line.matches(0) & 0xFFF; bits; bits &= bits - 1) {
+          const uint32_t place = line.places[__builtin_ctz(bits)];
+          CHECK(place < end() && !is_free(place) && !seen[place], i, place);
+          const uint64_t hash = mix64(static_cast<uint64_t>(records_[place].key));
+          CHECK(&lines_for(hash) == lines && line.tags[__builtin_ctz(bits)] == tag_of(hash), i, place);
+          CHECK(find(hash, records_[place].key) == place, i, place);
+          for (int64_t full = lines->home(hash); full < i; ++full) ++passed[static_cast<size_t>(full)];
+          seen[place] = true, ++count;
+        }
+      }
+      for (int64_t i = first; i < lines->size(); ++i)
+        CHECK((*lines)[i].passed == passed[static_cast<size_t>(i)], i, (*lines)[i].passed);
+    }
+    CHECK(count == size(), count, size());
   }
 
   // Gives the new lines more spare ones.
   void spread(int64_t spare) {
+    CHECK(spare > lines_.spare, spare, lines_.spare);
     Lines wider(lines_.homes, spare);
     std::memcpy(wider.memory.template as<char>(), lines_.memory.template as<char>(),
                 static_cast<size_t>(lines_.memory.size()));

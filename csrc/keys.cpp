@@ -20,11 +20,16 @@
 
 namespace {
 
+using hotrows::are_within;
 using hotrows::EvictionOrder;
+using hotrows::is_look_due;
+using hotrows::kChecks;
 using hotrows::KeyedRecords;
 using hotrows::KeyWindow;
 using hotrows::Leaving;
 using hotrows::mix64;
+using hotrows::never_falls;
+using hotrows::rises;
 using hotrows::SketchJournal;
 using hotrows::Sketches;
 
@@ -96,6 +101,7 @@ class NewKeys {
   }
 
   uint32_t add(int64_t key) {
+    CHECK(keys.size() < mask_ + 1, keys.size(), mask_);
     size_t i = mix64(static_cast<uint64_t>(key)) & mask_;
     while (table_[i] != kNone && keys[table_[i]] != key) i = (i + 1) & mask_;
     if (table_[i] == kNone) {
@@ -121,6 +127,7 @@ class NewKeys {
     for (size_t b = 0; b + 1 < ends_.size(); begin = ends_[b++]) {
       std::sort(sorted_.begin() + begin, sorted_.begin() + ends_[b]);
     }
+    CHECK(begin == n && std::is_sorted(sorted_.begin(), sorted_.end()), begin, n);
     for (size_t i = 0; i < n; ++i) numbers[i] = sorted_[i].second;
   }
 
@@ -137,7 +144,13 @@ class NewKeys {
 
 class KeyTable {
  public:
-  explicit KeyTable(const Settings& settings) : s_(settings), first_id_(2 + settings.num_unknown) { clear(0); }
+  explicit KeyTable(const Settings& settings) : s_(settings), first_id_(2 + settings.num_unknown) {
+    CHECK(s_.capacity >= 0 && s_.num_unknown > 0 && s_.limit >= 0, s_.capacity, s_.num_unknown, s_.limit);
+    CHECK(s_.admission >= 0 && s_.admission <= static_cast<int64_t>(Admission::ahead), s_.admission);
+    CHECK(s_.eviction >= 0 && s_.eviction <= static_cast<int64_t>(Eviction::time), s_.eviction);
+    CHECK((s_.admits() == Admission::sketch) == (s_.sketch_width > 0), s_.admission, s_.sketch_width);
+    clear(0);
+  }
 
   // Adds the next batch to the window.
   void feed(const int64_t* keys, int64_t n) {
@@ -149,10 +162,12 @@ class KeyTable {
       rows_[row].extra = KeyWindow::known(batch);
       --num_unread_;
     });
+    look();
   }
 
   // Returns whether the batch is the one that was fed.
   bool resolve(const int64_t* keys, int64_t n, bool has_time, int64_t time, int64_t* ids) {
+    CHECK(resolved_ <= windowed_ || window_.empty(), resolved_, windowed_);
     now_ = static_cast<uint32_t>(resolved_);
     order_.set_now(now_);
     journals_.emplace_back();
@@ -168,15 +183,21 @@ class KeyTable {
     tend_order();
     for (int64_t i = 0; i < n; ++i) {
       if (ids[i] >= 0) continue;
+      CHECK(~ids[i] < static_cast<int64_t>(new_ids_.size()), i, ids[i], new_ids_.size());
       const int64_t id = new_ids_[static_cast<size_t>(~ids[i])];
       ids[i] = id ? id : unknown(keys[i]);
     }
+    CHECK(are_within(ids, n, 2, first_id_ + std::max<int64_t>(totals_.rows, rows_.end())), n, first_id_, totals_.rows);
     if (!window_.empty()) window_.close();
     ++resolved_;
+    look();
     return true;
   }
 
-  void trained() { journals_.pop_front(); }
+  void trained() {
+    CHECK(!journals_.empty());
+    journals_.pop_front();
+  }
 
   // ids: of live keys as of the batches trained, and unknown ones.
   void find(const int64_t* keys, int64_t n, int64_t* ids) const {
@@ -223,6 +244,7 @@ class KeyTable {
       last_use[count] = newest - static_cast<uint32_t>(static_cast<uint32_t>(newest) - row.last_use);
       counts[count++] = s_.evicts() == Eviction::lfu ? row.extra : 0;
     }
+    CHECK(then == changed.end() && count <= s_.capacity && rises(ids, count), count, s_.capacity);
   }
 
   // Returns how many keys are waiting; with null, an upper bound alone.
@@ -252,6 +274,8 @@ class KeyTable {
 
   void load(int64_t resolved, const Totals& totals, int64_t n, const int64_t* keys, const int64_t* ids,
             const int64_t* last_use, const int64_t* counts) {
+    CHECK(n <= s_.capacity && rises(ids, n) && are_within(ids, n, first_id_, first_id_ + s_.capacity), n, s_.capacity);
+    CHECK(are_within(last_use, n, INT64_MIN, std::max<int64_t>(resolved, 1)), n, resolved);
     clear(resolved);
     totals_ = totals;
     rows_.reserve(n);
@@ -263,6 +287,7 @@ class KeyTable {
       if (s_.evicts() == Eviction::lfu) rows_[row].extra = static_cast<uint32_t>(counts[i]);
     }
     num_unread_ = n;
+    look();
   }
 
   void load_waiting(int64_t n, const int64_t* keys, const int64_t* counts) {
@@ -275,6 +300,7 @@ class KeyTable {
 
   void load_clock(int64_t n, const int64_t* batches, const int64_t* times) {
     if (s_.evicts() != Eviction::time) return;
+    CHECK(never_falls(batches, n) && rises(times, n), n);
     for (int64_t i = 0; i < n; ++i) clock_.push_back({batches[i], times[i]});
   }
 
@@ -312,9 +338,11 @@ class KeyTable {
   // Rows of batches before the first point kept have expired.
   void advance_clock(int64_t time) {
     if (s_.evicts() != Eviction::time || (!clock_.empty() && time <= totals_.time)) return;
+    CHECK(clock_.empty() || clock_.back().time < time, clock_.empty() ? 0 : clock_.back().time, time);
     clock_.push_back({clock_.empty() ? 0 : resolved_, time});
     totals_.time = time;
     while (static_cast<__int128>(time) - clock_.front().time >= s_.limit) clock_.pop_front();
+    CHECK(!clock_.empty());
   }
 
   // Finds the keys of a batch and notes live ones as read; ids: of the others, ~number among the new keys.
@@ -338,6 +366,7 @@ class KeyTable {
       }
       row.last_use = now_;
     });
+    CHECK(end - touched_.data() <= n && end - touched_.data() <= rows_.size(), end - touched_.data(), n, rows_.size());
     journal().touched.assign(touched_.data(), end);
   }
 
@@ -390,6 +419,7 @@ class KeyTable {
     if (s_.admits() == Admission::sketch) new_.sort_by_hash(admitted_);  // a count depends on those before it
     const auto is_refused = [this](uint32_t number) { return !is_admitted(number); };
     admitted_.erase(std::remove_if(admitted_.begin(), admitted_.end(), is_refused), admitted_.end());
+    CHECK(admitted_.size() <= new_.keys.size(), admitted_.size(), new_.keys.size());
     if (s_.admits() != Admission::sketch) new_.sort_by_hash(admitted_);
   }
 
@@ -462,6 +492,31 @@ class KeyTable {
 
   int64_t room() const { return s_.capacity - static_cast<int64_t>(rows_.size()); }
 
+  void look() {
+    if (kChecks && is_look_due(rows_.end())) check_all();
+  }
+
+  // Rows, counts and journals say the same.
+  void check_all() const {
+    CHECK(rows_.size() <= s_.capacity, rows_.size(), s_.capacity);
+    int64_t num_unread = 0;
+    for (uint32_t place = 0; place < rows_.end(); ++place) {
+      if (rows_.is_free(place)) continue;
+      CHECK(rows_.find(rows_[place].key) == place, place, rows_[place].key);
+      num_unread += rows_[place].extra == 0;
+      const bool has_extra = s_.evicts() == Eviction::lfu || s_.evicts() == Eviction::ahead;
+      CHECK(has_extra || rows_[place].extra == 0, place, rows_[place].extra);
+    }
+    CHECK(s_.evicts() != Eviction::ahead || num_unread == num_unread_, num_unread, num_unread_);
+    CHECK(s_.admits() == Admission::after || waiting_.size() == 0, waiting_.size());
+    CHECK(static_cast<int64_t>(journals_.size()) <= resolved_, journals_.size(), resolved_);
+    for (const Journal& journal : journals_) {
+      CHECK(journal.born.size() == journal.born_keys.size(), journal.born.size(), journal.born_keys.size());
+      CHECK(rises(journal.born.data(), static_cast<int64_t>(journal.born.size())));
+      for (const auto& touched : journal.touched) CHECK(touched.row < rows_.end(), touched.row, rows_.end());
+    }
+  }
+
   void evict() {
     if (s_.evicts() == Eviction::none) return;
     auto& died = journal().died;
@@ -476,16 +531,19 @@ class KeyTable {
     const int64_t num_more = std::min(static_cast<int64_t>(admitted_.size()) - room() - num_expired, others);
     int64_t left = std::max<int64_t>(num_more, 0);
     const int64_t in_order = s_.evicts() == Eviction::ahead ? std::min(left, num_unread_ - num_unread_now_) : left;
+    CHECK(in_order >= 0 && in_order <= left, in_order, left, num_unread_, num_unread_now_);
     left -= in_order;
     for (int64_t i = 0; i < in_order && order_.next(weigher(), rows_.end(), most(), most(), &leaving); ++i) {
       let_die(leaving.row);
     }
     for (size_t batch = window_.num_batches(); left > 0 && --batch > 0;) left -= evict_read_in(batch, left);
+    CHECK(left >= 0, left);
     bury();
   }
 
   void let_die(uint32_t place) {
     Row& row = rows_[place];
+    CHECK(!rows_.is_free(place) && row.last_use != now_, place, row.last_use, now_);  // neither dead, nor read now
     journal().died.push_back({place, row});
     if (s_.evicts() == Eviction::ahead) num_unread_ -= row.extra == 0;
     row.last_use = now_;
@@ -509,6 +567,7 @@ class KeyTable {
     auto& died = journal().died;
     std::sort(died.begin(), died.end(), [](const auto& a, const auto& b) { return a.row < b.row; });
     for (size_t i = 0; i < died.size(); ++i) {
+      CHECK(i == 0 || died[i - 1].row < died[i].row, died[i].row);  // each dies once
       if (i + kNear < died.size()) rows_.prefetch(died[i + kNear].was.key);
       rows_.erase(died[i].row);
     }
@@ -536,6 +595,7 @@ class KeyTable {
       }
       if (s_.admits() == Admission::after) waiting_.erase(waiting_places_[number]);
       new_ids_[number] = place + first_id_;
+      CHECK(place < s_.capacity && (born.empty() || place > born.back()), place, s_.capacity);
       born.push_back(place), born_keys.push_back(key);
     }
     if (n) totals_.rows = std::max(totals_.rows, int64_t{born.back()} + 1);  // the lowest free ones, ascending
@@ -610,6 +670,7 @@ class KeyTable {
       }
     }
     rows.resize(count);
+    for (const Then& row : rows) CHECK(row.place < rows_.end(), row.place, rows_.end());
     return rows;
   }
 

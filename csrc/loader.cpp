@@ -34,6 +34,7 @@ bool measure(const void* column, int64_t size, const int64_t* order, int64_t n, 
   for (int64_t i = 0; i < n; ++i) {
     const int64_t start = static_cast<int64_t>(offsets[order[i]]);
     const int64_t end = static_cast<int64_t>(offsets[order[i] + 1]);
+    CHECK(order[i] >= 0, i, order[i]);
     legal &= 0 <= start && start <= end && end <= size;
     lengths[i] = end - start;
   }
@@ -48,6 +49,7 @@ using namespace hotrows;
 // out[i] = column[order[i]] for i < n, rows of `bytes` bytes.
 HOTROWS_API int64_t hotrows_take(const void* column, int64_t bytes, const int64_t* order, int64_t n,
                                  void* out) {
+  CHECK(bytes > 0 && are_within(order, n, 0, INT64_MAX / bytes), bytes, n);
   switch (bytes) {
     case 1: take<uint8_t>(column, order, n, out); break;
     case 2: take<uint16_t>(column, order, n, out); break;
@@ -62,6 +64,7 @@ HOTROWS_API int64_t hotrows_take(const void* column, int64_t bytes, const int64_
 // 8; size: how many ids the column has. Returns -1 where an offset is none of the column.
 HOTROWS_API int64_t hotrows_measure_lists(const void* offsets, int64_t width, int64_t size,
                                           const int64_t* order, int64_t n, int64_t* lengths) {
+  CHECK(width == 4 || width == 8, width);
   const bool legal = width == 4 ? measure<uint32_t>(offsets, size, order, n, lengths)
                                 : measure<int64_t>(offsets, size, order, n, lengths);
   return legal ? 0 : -1;
@@ -72,10 +75,12 @@ HOTROWS_API int64_t hotrows_measure_lists(const void* offsets, int64_t width, in
 HOTROWS_API int64_t hotrows_take_lists(const uint8_t* column, int64_t bytes, const void* offsets,
                                        int64_t width, const int64_t* order, int64_t n,
                                        const int64_t* starts, uint8_t* out) {
+  CHECK((width == 4 || width == 8) && bytes > 0 && starts[0] >= 0 && never_falls(starts, n + 1), width, bytes, n);
   const uint32_t* const narrow = static_cast<const uint32_t*>(offsets);
   const int64_t* const wide = static_cast<const int64_t*>(offsets);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t from = width == 4 ? narrow[order[i]] : wide[order[i]];
+    CHECK(starts[i + 1] - starts[i] == (width == 4 ? narrow[order[i] + 1] : wide[order[i] + 1]) - from, i, order[i]);
     std::memcpy(out + starts[i] * bytes, column + from * bytes, (starts[i + 1] - starts[i]) * bytes);
   }
   return 0;
@@ -99,6 +104,7 @@ HOTROWS_API int64_t hotrows_permutation(uint64_t* raw, int64_t bits, int64_t n, 
   int64_t high = 1;
   while ((int64_t{4} << high) < n) ++high;
   const int64_t shift = 64 - high;
+  CHECK(bits > 0 && bits < 64 && n <= int64_t{1} << bits && n <= UINT32_MAX, bits, n);
   std::vector<uint32_t> ends((size_t{1} << high) + 1, 0);
   for (int64_t i = 0; i < n; ++i) ++ends[((raw[i] << bits) >> shift) + 1];
   for (size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
@@ -119,5 +125,6 @@ HOTROWS_API int64_t hotrows_permutation(uint64_t* raw, int64_t bits, int64_t n, 
     for (int64_t i = first; i < end; ++i) raw[i] = keys[i] & mask;
     first = end;
   }
+  CHECK(first == n && rises(keys, n), first, n);
   return 0;
 }

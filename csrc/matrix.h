@@ -57,6 +57,7 @@ inline void multiply_columns(const float* x, Steps of_x, const float* w, int64_t
 // y: [rows, columns], columns a multiple of kLanes; w: [inner, columns]; add: to what y holds.
 inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t rows,
                      int64_t inner, int64_t columns, float* y, int64_t y_stride, bool add) {
+  CHECK(columns % kLanes == 0 && w_stride >= columns && y_stride >= columns, columns, w_stride, y_stride);
   int64_t c = 0;
   const auto left = [&] { return (columns - c) / kLanes; };
 #if defined(__AVX512F__)
@@ -67,6 +68,7 @@ inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_strid
     multiply_columns<kColumns>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
   for (; left() >= 2; c += 2 * kLanes)
     multiply_columns<2>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
+  CHECK(left() == 0 || left() == 1, left());
   if (c < columns) multiply_columns<1>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
 }
 
@@ -90,6 +92,7 @@ inline void exchange(Vec (&rows)[kLanes]) {
 // to[c, r] = from[r, c], with zeros where the last register of a row of `to` runs over `rows`.
 inline void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to,
                       int64_t to_stride) {
+  CHECK(to_stride >= padded(rows) && from_stride >= columns, to_stride, rows, from_stride, columns);
   for (int64_t r = 0; r < rows; r += kLanes)
     for (int64_t c = 0; c < columns; c += kLanes) {
       Vec block[kLanes] = {};

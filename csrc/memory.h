@@ -43,6 +43,7 @@ class Zeroed {
 
   // Gives whole pages back to the system early: bytes `begin` to `end` are never read again.
   void give_back(int64_t begin, int64_t end) {
+    CHECK(0 <= begin && begin <= end && end <= size_, begin, end, size_);
     begin = (begin + kPage - 1) / kPage * kPage, end = end / kPage * kPage;
     if (mapped() && begin < end) ::madvise(as<char>() + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
   }
@@ -115,6 +116,7 @@ class Budget {
   explicit Budget(int64_t limit) : limit_(limit) {}
 
   bool reserve(int64_t size) {
+    CHECK(size >= 0, size);
     const int64_t used = used_.fetch_add(size) + size;
     if (used > limit_) {
       used_ -= size;
@@ -126,7 +128,10 @@ class Budget {
     return true;
   }
 
-  void release(int64_t size) { used_ -= size; }
+  void release(int64_t size) {
+    CHECK(size >= 0 && size <= used_, size, used_.load());
+    used_ -= size;
+  }
   int64_t used() const { return used_; }
   int64_t peak() const { return peak_; }
   int64_t limit() const { return limit_; }

@@ -3,9 +3,15 @@
 #include <map>
 #include <memory>
 
+#include "codes.h"
 #include "core.h"
 
 namespace {
+
+using hotrows::are_within;
+using hotrows::kChecks;
+using hotrows::never_falls;
+using hotrows::rises;
 
 int bits_of(uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }
 
@@ -23,6 +29,7 @@ uint64_t* radix_sort(uint64_t* keys, uint64_t* spare, int64_t n, int low, int wi
   const int digit = (width + passes - 1) / passes;
   const size_t buckets = size_t{1} << digit;
   const uint64_t mask = buckets - 1;
+  CHECK(low >= 0 && width <= 64 - low && n <= UINT32_MAX, low, width, n);
 
   std::vector<uint32_t> counts(passes * buckets);
   for (int64_t i = 0; i < n; ++i)
@@ -37,7 +44,9 @@ uint64_t* radix_sort(uint64_t* keys, uint64_t* spare, int64_t n, int low, int wi
       total += count;
     }
     const int shift = low + p * digit;
+    CHECK(total == n, p, total, n);
     for (int64_t i = 0; i < n; ++i) spare[begin[(keys[i] >> shift) & mask]++] = keys[i];
+    CHECK(begin[buckets - 1] == n, p, n);
     std::swap(keys, spare);
   }
   return keys;
@@ -56,12 +65,16 @@ struct Runs {
   int64_t num_rows = 0, num_distinct = 0;
 
   void add(int64_t row, int32_t place) {
+    CHECK(num_distinct == 0 || row >= distinct[num_distinct - 1], row, distinct[num_distinct - 1]);
+    CHECK(place >= 0, place);
     if (num_distinct == 0 || row != distinct[num_distinct - 1]) begin(row);
     order[num_rows++] = place;
     inverse[place] = static_cast<int32_t>(num_distinct - 1);
   }
 
   void begin(int64_t row) {
+    CHECK(row >= 0 && (num_distinct == 0 || row > distinct[num_distinct - 1]), row);
+    CHECK(num_distinct == 0 || num_rows > starts[num_distinct - 1], num_rows);  // no run is empty
     distinct[num_distinct] = row;
     starts[num_distinct++] = static_cast<int32_t>(num_rows);
   }
@@ -73,9 +86,24 @@ struct Runs {
       add(first_row + static_cast<int64_t>(keys[i] >> place_bits), static_cast<int32_t>(keys[i] & mask));
   }
 
-  int64_t end() {
+  int64_t end(int64_t num_ids) {
+    CHECK(num_rows == num_ids && num_distinct <= num_ids, num_rows, num_distinct, num_ids);
     starts[num_distinct] = static_cast<int32_t>(num_rows);
+    if (kChecks) check_all();
     return num_distinct;
+  }
+
+  // Each id is in one run, that of its row, in the order of the batch.
+  void check_all() const {
+    std::vector<bool> seen(static_cast<size_t>(num_rows));
+    for (int64_t u = 0; u < num_distinct; ++u) {
+      CHECK(rises(order + starts[u], starts[u + 1] - starts[u]), u, starts[u], starts[u + 1]);
+      for (int64_t at = starts[u]; at < starts[u + 1]; ++at) {
+        CHECK(order[at] >= 0 && order[at] < num_rows && !seen[order[at]], at, order[at]);
+        CHECK(inverse[order[at]] == u, at, inverse[order[at]], u);
+        seen[order[at]] = true;
+      }
+    }
   }
 };
 
@@ -83,13 +111,16 @@ struct Runs {
 // from first_hot on; the others are dealt over num_sharing ranks, and rank p numbers its own from
 // first_owned[p] on.
 struct Route {
-  int64_t hot, first_hot, num_sharing, first_rank, num_ranks;
+  HOTROWS_ROUTE(HOTROWS_FIELD)
+  int64_t num_ranks;
   const int64_t* first_owned;
 
   int64_t row(int64_t id) const {
     if (id < hot) return first_hot + id;
     const uint64_t j = static_cast<uint64_t>(id - hot), sharing = static_cast<uint64_t>(num_sharing);
     const uint64_t place = j / sharing;
+    CHECK(id >= 0 && num_sharing > 0 && num_sharing <= num_ranks, id, num_sharing, num_ranks);
+    CHECK(first_rank >= 0 && first_rank < num_ranks, first_rank, num_ranks);
     const uint64_t rank = (static_cast<uint64_t>(first_rank) + (j - place * sharing)) % static_cast<uint64_t>(num_ranks);
     return first_owned[rank] + static_cast<int64_t>(place);
   }
@@ -106,13 +137,16 @@ struct Rows {
     if (!holds(k, id)) return -1;
     if (!kRouted) return id + first_rows[k];
     const int64_t* r = routes + k * (4 + num_ranks);
-    return Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id);
+    const int64_t row = Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id);
+    CHECK(row >= 0, k, id, row);
+    return row;
   }
 };
 
 template <class Rows>
 int64_t resolve_single(const int64_t* ids, int64_t batch_size, const int64_t* features, const Rows& of,
                        int64_t num_all, int64_t num_columns, int64_t* rows) {
+  CHECK(num_columns >= 0 && num_columns <= num_all && batch_size >= 0, num_columns, num_all, batch_size);
   constexpr int64_t kBlock = 64;  // samples whose vectors' rows stay in the first-level cache
   int64_t bad = INT64_MAX;
   for (int64_t b0 = 0; b0 < batch_size; b0 += kBlock) {
@@ -134,6 +168,8 @@ int64_t resolve_single(const int64_t* ids, int64_t batch_size, const int64_t* fe
       rows[n] = of.row(k, column[b]);
     }
   }
+  CHECK(n == num_all * batch_size, n, num_all, batch_size);
+  CHECK(are_within(rows, bad == INT64_MAX ? n : bad, 0, INT64_MAX), n, bad);
   return bad == INT64_MAX ? -1 : bad;
 }
 
@@ -152,17 +188,21 @@ int64_t resolve_jagged(const int64_t* ids, const int64_t* offsets, int64_t batch
     for (int64_t k = 0; k < num_columns; ++k) {
       bag_starts[m++] = static_cast<int32_t>(n);
       const int64_t* ends = offsets + features[k] * batch_size + b;
+      CHECK(ends[0] <= ends[1], k, b, ends[0], ends[1]);
       for (int64_t from = ends[0]; from < ends[1]; ++from) take(k, from);
     }
   }
   for (int64_t k = num_columns; k < num_all; ++k) {
     const int64_t* ends = offsets + features[k] * batch_size;
+    CHECK(never_falls(ends, batch_size + 1), k);
     for (int64_t from = ends[0]; from < ends[batch_size]; ++from) {
       bag_starts[m++] = static_cast<int32_t>(n);
       take(k, from);
     }
   }
   bag_starts[m] = static_cast<int32_t>(n);
+  CHECK(n <= INT32_MAX && never_falls(bag_starts, m + 1), n, m);
+  CHECK(bad >= 0 ? rows[bad] == -1 : are_within(rows, n, 0, INT64_MAX), n, bad);
   return bad;
 }
 
@@ -200,7 +240,9 @@ struct TableColumns {
     each([&](int64_t id, int64_t place) {
       *key++ = static_cast<uint64_t>(id) << place_bits | static_cast<uint64_t>(place);
     });
+    CHECK(key - keys == num_ids(), key - keys, num_ids());
     const int row_bits = bits_of(static_cast<uint64_t>(num_rows - 1));
+    CHECK(row_bits + place_bits <= 64, row_bits, place_bits);
     runs.add_keys(radix_sort(keys, spare, num_ids(), place_bits, row_bits), num_ids(), place_bits, first_row);
   }
 
@@ -211,7 +253,10 @@ struct TableColumns {
       int32_t end, number;
     };
     std::vector<Row> rows(num_rows);
-    each([&](int64_t id, int64_t) { ++rows[id].end; });
+    each([&](int64_t id, int64_t) {
+      CHECK(id >= 0 && id < num_rows, id, num_rows);
+      ++rows[id].end;
+    });
     for (int64_t id = 0; id < num_rows; ++id) {
       const int32_t count = rows[id].end;
       rows[id] = {static_cast<int32_t>(runs.num_rows), static_cast<int32_t>(runs.num_distinct)};
@@ -222,6 +267,7 @@ struct TableColumns {
       runs.order[rows[id].end++] = static_cast<int32_t>(place);
       runs.inverse[place] = rows[id].number;
     });
+    CHECK(num_rows == 0 || rows[num_rows - 1].end == runs.num_rows, rows[num_rows - 1].end, runs.num_rows);
   }
 };
 
@@ -230,6 +276,7 @@ struct TableColumns {
 // Fills distinct [U], inverse [n], order [n], starts [U + 1]; returns U. Rows are not negative.
 HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* distinct, int32_t* inverse,
                                    int32_t* order, int32_t* starts) {
+  CHECK(n >= 0 && n <= INT32_MAX && are_within(rows, n, 0, INT64_MAX), n);
   uint64_t all = 0;
   for (int64_t i = 0; i < n; ++i) all |= static_cast<uint64_t>(rows[i]);
   const int row_bits = bits_of(all), index_bits = bits_of(static_cast<uint64_t>(n));
@@ -238,14 +285,14 @@ HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* dist
   if (row_bits + index_bits > 64) {
     sort_by_comparison(rows, n, order);
     for (int64_t i = 0; i < n; ++i) runs.add(rows[order[i]], order[i]);
-    return runs.end();
+    return runs.end(n);
   }
   const Keys keys = uninitialized(n), spare = uninitialized(n);
   for (int64_t i = 0; i < n; ++i)
     keys[i] = static_cast<uint64_t>(rows[i]) << index_bits | static_cast<uint64_t>(i);
   // The sorted keys still hold their rows: runs need no random read.
   runs.add_keys(radix_sort(keys.get(), spare.get(), n, index_bits, row_bits), n, index_bits, 0);
-  return runs.end();
+  return runs.end(n);
 }
 
 // `resolve_single` and `unique` in one, where there are no sequences and no ranks: the columns of each table are
@@ -256,7 +303,9 @@ HOTROWS_API int64_t hotrows_unique_of_columns(const int64_t* ids, int64_t batch_
   std::map<int64_t, TableColumns> tables;
   for (int64_t k = 0; k < num_columns; ++k) {
     const TableColumns empty{first_rows[k], num_rows[k], batch_size, num_columns, {}};
-    auto& columns = tables.try_emplace(first_rows[k], empty).first->second.columns;
+    auto& table = tables.try_emplace(first_rows[k], empty).first->second;
+    CHECK(table.num_rows == num_rows[k], k, table.num_rows, num_rows[k]);  // of one table
+    auto& columns = table.columns;
     columns.emplace_back(k, ids + features[k] * batch_size);
   }
   int64_t bad = INT64_MAX, most = 0;
@@ -269,7 +318,7 @@ HOTROWS_API int64_t hotrows_unique_of_columns(const int64_t* ids, int64_t batch_
   const Keys keys = uninitialized(most), spare = uninitialized(most);
   const int place_bits = bits_of(static_cast<uint64_t>(num_columns * batch_size));
   for (const auto& [first_row, table] : tables) table.add_to(runs, keys.get(), spare.get(), place_bits);
-  return runs.end();
+  return runs.end(num_columns * batch_size);
 }
 
 // One id per feature and sample: rows in the order of bags. Returns the first bad n, or -1.

@@ -28,6 +28,7 @@ inline bool before(const Ranked& a, const Ranked& b) {
 template <typename T>
 void sort(T* first, int64_t n) {
   std::sort(first, first + n, [](const T& a, const T& b) { return before(a, b); });
+  for (int64_t i = 1; kChecks && i < n; ++i) CHECK(before(first[i - 1], first[i]), i, n);  // no two are equal
 }
 
 // How `memory` bytes are shared out: half to a sort, a quarter to the files that are merged into it.
@@ -53,10 +54,14 @@ class Pieces {
     return *to_;
   }
 
-  void end() { ends_.push_back(to_->offset()); }
+  void end() {
+    CHECK(ends_.empty() || to_->offset() > ends_.back(), to_->offset());
+    ends_.push_back(to_->offset());
+  }
 
   template <typename Source, typename Visit>
   void merge(Visit visit) {
+    CHECK(to_ && !ends_.empty() && to_->offset() == ends_.back());
     to_->flush();
     std::vector<Source> sources;
     const int64_t num = static_cast<int64_t>(ends_.size());
@@ -82,12 +87,14 @@ class RankSorter {
   RankSorter(const std::string& path, Shares shares) : memory_(shares.sort()), pieces_(path, shares) {}
 
   void add_known(int64_t rank, int64_t count) {
+    CHECK(rank >= 0 && count >= 0, rank, count);
     make_room(sizeof(Ranked));
     ranked()[num_++] = {static_cast<uint64_t>(rank), static_cast<uint64_t>(count), 0};
   }
 
   void add_new(int64_t count, const Key& key) {
     const int64_t length = key.field.length, need = length > 8 ? length + 4 : 0;
+    CHECK(count > 0 && static_cast<uint64_t>(~count) >= kFirstNew && length > 0, count, length);
     make_room(sizeof(Ranked) + need);
     uint64_t ref = length;
     if (length > 8) {
@@ -97,6 +104,7 @@ class RankSorter {
       std::memcpy(p + 4, key.field.data, length);
       ref = reinterpret_cast<uint64_t>(p);
     }
+    CHECK((num_ + 1) * static_cast<int64_t>(sizeof(Ranked)) + stored_ <= memory_.size(), num_, stored_, memory_.size());
     ranked()[num_++] = {~static_cast<uint64_t>(count), __builtin_bswap64(key.word), ref};
   }
 
@@ -146,6 +154,7 @@ class RankSorter {
     if (fits()) return;
     if (num_ > 0) spill();
     if (!fits()) memory_ = Zeroed(need + kSpare);
+    CHECK(fits(), num_, stored_, need, memory_.size());
   }
 
   void spill() {
@@ -180,6 +189,7 @@ class PlaceSorter {
 
   void add(const Placed& value) {
     if ((num_ + 1) * static_cast<int64_t>(sizeof(Placed)) > memory_.size()) spill();
+    CHECK((num_ + 1) * static_cast<int64_t>(sizeof(Placed)) <= memory_.size(), num_, memory_.size());
     placed()[num_++] = value;
   }
 
@@ -248,6 +258,7 @@ class RunMerger {
       runs_.erase(runs_.begin(), runs_.begin() + most);
       runs_.push_back(merged(first));
     }
+    CHECK(runs_.size() <= most && most > 1, runs_.size(), most);
     sum(runs_, visit);
   }
 
@@ -320,6 +331,7 @@ inline void add_known_runs(const StoredValues& known, const std::string& path, S
               [&](const Known& a, const Known& b) { return before(counted(a), counted(b)); });
     const FilePtr file = File::scratch(path);
     RunWriter to(file, shares.buffer());
+    CHECK(static_cast<int64_t>(batch.size()) == end - first && end > first, batch.size(), first, end);
     for (const Known& k : batch) to.put(counted(k));
     to.close();
     runs.push_back({path, file});
@@ -340,6 +352,7 @@ class Output {
   // Appends the value of the next rank.
   Placed put(const Ranked& r) {
     const bool is_known = r.key < kFirstNew;
+    CHECK(!is_known || num_values_ < static_cast<int64_t>(known_.num_values), r.key, num_values_, known_.num_values);
     const uint64_t word = __builtin_bswap64(r.prefix);
     Field value{reinterpret_cast<const char*>(&word), static_cast<uint32_t>(r.ref)};
     if (is_known) value = known_.value(num_values_);
@@ -373,6 +386,7 @@ struct Written {
 // What the table counted, ranked in its place. The table is empty afterwards.
 inline Written write_table(Table& table, int64_t min_count, const std::string& path, Shares shares) {
   Output out(path, shares, StoredValues{});
+  if (kChecks) table.check_all();
   Cell* const cells = table.compact();
   const int64_t num_distinct = table.used();
   int64_t n = 0;
@@ -389,6 +403,7 @@ inline Written write_table(Table& table, int64_t min_count, const std::string& p
   table.clear_arena();
   if (n > 0) sort(&cells[0].placed, n);
   IndexWriter index = out.index();
+  CHECK(out.num_values() == n && n <= num_distinct, out.num_values(), n, num_distinct);
   for (int64_t i = 0; i < n; ++i) index.put(cells[i].placed);
   index.close();
   table.clear();
@@ -416,7 +431,14 @@ inline Written write_runs(std::vector<Run> runs, const StoredValues& known, int6
     ranks.finish([&](const Ranked& r) { places.add(out.put(r)); });
   }
   IndexWriter index = out.index();
-  places.finish([&](const Placed& p) { index.put(p); });
+  Placed last{};
+  int64_t num_put = 0;
+  places.finish([&](const Placed& p) {
+    CHECK(num_put == 0 || before(last, p), num_put, last.hash, p.hash);
+    if (kChecks) last = p, ++num_put;
+    index.put(p);
+  });
+  CHECK(num_put == out.num_values(), num_put, out.num_values());
   index.close();
   return {out.num_values(), num_distinct};
 }

@@ -44,11 +44,13 @@ struct Tile {
   int64_t active(int64_t step) const {
     int64_t rows = size;
     while (rows > 0 && length(rows - 1) <= step) --rows;
+    CHECK(rows == 0 || length(0) > step, rows, step);  // the longest first
     return rows;
   }
 };
 
 std::vector<int64_t> longest_first(const int64_t* offsets, int64_t B) {
+  CHECK(never_falls(offsets, B + 1) && offsets[0] == 0, B);
   std::vector<int64_t> samples(B);
   for (int64_t b = 0; b < B; ++b) samples[b] = b;
   std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
@@ -267,6 +269,7 @@ void backward_tile(const Cells& c, const std::vector<float>& w, const Tile& tile
   for (int64_t t = tile.length(0) - 1; t >= 0; --t) {
     const int64_t active = tile.active(t);
     if (kept.rows + active > kKept) flush(c, AFTER, kept, sums);
+    CHECK(active > 0 && kept.rows + active <= kKept, t, active, kept.rows);
     float *grads = &kept.grads[kept.rows * G], *h = &kept.h[kept.rows * E];
     for (int64_t s = 0; s < active; ++s) {
       const int64_t n = tile.position(s, t);
@@ -338,6 +341,7 @@ void with_constants(int64_t kind, int64_t after, Run run) {
   const auto with_kind = [&](auto k) {
     after ? run(k, std::true_type{}) : run(k, std::false_type{});
   };
+  CHECK(kind >= 0 && kind <= static_cast<int64_t>(Kind::agru), kind);
   switch (static_cast<Kind>(kind)) {
     case Kind::gru: return with_kind(std::integral_constant<Kind, Kind::gru>{});
     case Kind::augru: return with_kind(std::integral_constant<Kind, Kind::augru>{});

@@ -25,6 +25,7 @@ template <class Rule, class T>
 class Path {
  public:
   Path(Numbers numbers, int64_t begin, int64_t now) : numbers_(numbers), begin_(begin), now_(now) {
+    CHECK(begin >= 0 && begin < now, begin, now);
     const int64_t count = now - begin;
     steps_.reserve(count);
     for (int64_t t = begin; t < now; ++t) steps_.emplace_back(numbers[t]);
@@ -45,6 +46,7 @@ class Path {
   // Whether the steps from `start` on are powers; then `close` makes them for one row.
   bool closed(int64_t start) const { return fades(start) && run_end(start) == now_; }
   void close(int64_t start, T* w, T* state, int64_t dim) const {
+    CHECK(state && closed(start), start);
     const Powers by = powers_[start - begin_];
     multiply(w, by.w, dim);
     multiply(state, by.first, dim);
@@ -54,6 +56,7 @@ class Path {
   void replay(const Elements<T>& e, int64_t from, int64_t to) const {
     while (from < to) {
       const int64_t end = std::min(to, run_end(from));
+      CHECK(end > from, from, end);
       fades(from) ? rest(e, from, end) : decay(e, from, end);
       from = end;
     }
@@ -61,11 +64,15 @@ class Path {
 
  protected:
   bool fades(int64_t t) const { return numbers_[t][0] == 0; }
-  int64_t run_end(int64_t t) const { return run_ends_[t - begin_]; }
+  int64_t run_end(int64_t t) const {
+    CHECK(t >= begin_ && t < now_, t, begin_, now_);
+    return run_ends_[t - begin_];
+  }
   const Rule& step(int64_t t) const { return steps_[t - begin_]; }
 
   Powers powers(int64_t from, int64_t to) const {
     if (from == to) return {};
+    CHECK(from < to && to <= now_, from, to, now_);
     if (to == run_end(from)) return powers_[from - begin_];
     Powers product;
     for (int64_t t = from; t < to; ++t) product = product * Rule::powers(numbers_[t]);
@@ -138,6 +145,7 @@ class SgdPath {
   }
   bool closed(int64_t) const { return true; }
   void close(int64_t start, T* __restrict w, T* __restrict buffer, int64_t dim) const {
+    CHECK(start >= begin_ && start - begin_ < static_cast<int64_t>(after_.size()), start, begin_, after_.size());
     const Matrix& by = after_[start - begin_];
     if (!buffer) return multiply(w, by.alone, dim);
     for (int64_t d = 0; d < dim; ++d) {
@@ -249,6 +257,7 @@ class AdamPath : public Path<Adam<T>, T> {
         write(e.w + i * kWidth<T>, w[i]);
         write(e.first + i * kWidth<T>, m[i]);
       }
+      CHECK(at > from && at <= to, from, at, to);
       const T remains = remains_[at - 1 - begin_];
       if (all<T>([&](int64_t i) { return absolute<T>(q[i]) * remains <= kTiny * absolute<T>(w[i]); })) break;
     }
@@ -270,6 +279,7 @@ class AdamPath : public Path<Adam<T>, T> {
           continue;
         }
         end = std::clamp(end, from + 1, std::min(to, from + kCheck));
+        CHECK(end > from && end <= to, from, end, to);
         Base::decay(e, from, end);
         from = end;
       }

@@ -51,6 +51,7 @@ class Ring {
 
   void ask(int file, char* to, int64_t length, int64_t at, uint64_t name) {
     const unsigned tail = *tail_;
+    CHECK(unsent_ < num_entries_ && length > 0 && at >= 0, unsent_, num_entries_, length, at);
     io_uring_sqe& entry = entries_[tail & mask_];
     std::memset(&entry, 0, sizeof(entry));
     entry.opcode = registered_ ? IORING_OP_READ_FIXED : IORING_OP_READ;
@@ -69,6 +70,7 @@ class Ring {
     for (;;) {
       const int64_t sent = syscall(__NR_io_uring_enter, fd_, unsent_, least, IORING_ENTER_GETEVENTS, nullptr, 0);
       if (sent >= 0) {
+        CHECK(sent <= static_cast<int64_t>(unsent_), sent, unsent_);
         unsent_ -= static_cast<unsigned>(sent);
         return 0;
       }

@@ -35,6 +35,8 @@ struct Reads {
   void of(const Runs& runs, int64_t f) {
     first = runs.starts[runs.bounds[f]];
     const int64_t count = runs.starts[runs.bounds[f + 1]] - first;
+    CHECK(f < runs.F && runs.bounds[f] <= runs.bounds[f + 1] && count >= 0, f, runs.F, count);
+    CHECK(never_falls(runs.starts + runs.bounds[f], runs.bounds[f + 1] - runs.bounds[f] + 1), f);
     const int32_t* ids = runs.order + first;
     samples.resize(count);
     // Bag b * F + f is of sample b. The quotient is whole, so that one of doubles is near enough.
@@ -43,6 +45,10 @@ struct Reads {
       for (int64_t k = 0; k < count; ++k) samples[k] = static_cast<int32_t>(runs.bags[ids[k]] * share + middle);
     else
       for (int64_t k = 0; k < count; ++k) samples[k] = static_cast<int32_t>(ids[k] * share + middle);
+    for (int64_t k = 0; kChecks && k < count; ++k) {
+      const int64_t bag = runs.bags ? runs.bags[ids[k]] : ids[k];
+      CHECK(samples[k] * runs.F + f == bag, f, bag, samples[k]);
+    }
     weights.resize(runs.weights ? count : 0);
     for (size_t k = 0; k < weights.size(); ++k) weights[k] = runs.weights[ids[k]];
   }
@@ -155,6 +161,7 @@ HOTROWS_API void hotrows_row_products(const float* rows, int64_t D, const int64_
                                       int64_t chunks, float* parts, float* y) {
   const Runs runs{bounds, starts, order, bags, weights, F};
   const int64_t Hp = padded(H);
+  CHECK(chunks > 0 && w_stride >= F * D, chunks, w_stride, F, D);
 #pragma omp parallel
   {
     Scratch scratch;

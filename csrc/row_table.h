@@ -25,6 +25,7 @@ class RowTable {
 
   // The entry of a row, until one is put or erased; null where the row has none.
   const Entry* find(Row row) const {
+    CHECK(size_ < entries_.size(), size_, entries_.size());  // or a search would not end
     size_t p = home(row);
     while (entries_[p].row != row) {
       if (entries_[p].row == kEmpty) return nullptr;
@@ -37,11 +38,13 @@ class RowTable {
   // The entry of a row that may be new; `reserve` has made room: for all of them at once where they
   // come in the order of another table, or they would crowd its first places.
   Entry& put(Row row) {
+    CHECK(row != kEmpty);
     size_t p = home(row);
     while (entries_[p].row != row) {
       if (entries_[p].row == kEmpty) {
         entries_[p].row = row;
         ++size_;
+        CHECK(size_ * 4 <= entries_.size() * 3, size_, entries_.size());
         break;
       }
       p = after(p);
@@ -53,13 +56,16 @@ class RowTable {
     if ((size_ + more) * 4 <= entries_.size() * 3) return;
     Large<Entry> entries(std::max(entries_.size() * 5 / 4, (size_ + more) * 3 / 2));
     entries.swap(entries_);
-    size_ = 0;
+    [[maybe_unused]] const size_t size_before = std::exchange(size_, 0);
     for (const Entry& entry : entries)
       if (entry.row != kEmpty) put(entry.row) = entry;
+    CHECK(size_ == size_before, size_, size_before);
   }
 
   // Moves back the rows behind it that stand away from home, so that probing needs no tombstones.
   void erase(const Entry& entry) {
+    CHECK(&entry >= entries_.data() && &entry < entries_.data() + entries_.size());
+    CHECK(entry.row != kEmpty && size_ > 0, entry.row, size_);
     size_t hole = &entry - entries_.data();
     for (size_t p = after(hole); entries_[p].row != kEmpty; p = after(p)) {
       const size_t from = home(entries_[p].row);
@@ -85,6 +91,16 @@ class RowTable {
 
   size_t size() const { return size_; }
   size_t bytes() const { return entries_.capacity() * sizeof(Entry); }
+
+  // A search from home on finds each entry, and as many as are counted.
+  void check_all() const {
+    [[maybe_unused]] size_t count = 0;
+    each([&](const Entry& entry) {
+      ++count;
+      CHECK(find(entry.row) == &entry, entry.row);
+    });
+    CHECK(count == size_, count, size_);
+  }
 
  private:
   static constexpr Row kEmpty = std::numeric_limits<Row>::max();
@@ -120,10 +136,13 @@ class RowCounts {
         if (i + kFar < n) table_.prefetch(rows[i + kFar]);
         if (table_.size() == static_cast<size_t>(most_rows_) && !table_.find(rows[i])) halve();
         int32_t& count = table_.put(static_cast<Row>(rows[i])).count;
+        CHECK(count >= 0 && count < INT32_MAX, count);
         --num_with_[level(count)];
         ++num_with_[level(++count)];
       }
     }
+    CHECK(table_.size() <= static_cast<size_t>(most_rows_), table_.size(), most_rows_);
+    if (kChecks && is_look_due(table_.bytes())) check_all();
   }
 
   // The n rows counted most, or as many as there are; ties by row. In no order, but read from the table
@@ -135,6 +154,7 @@ class RowCounts {
     num = 0;
     table_.each([&](const Entry& entry) {
       if (level(entry.count) >= lowest) rows[num++] = entry.row;
+      CHECK(num <= n, num, n);
       if (level(entry.count) == lowest - 1) tied.push_back({entry.row, entry.count});
     });
     const int64_t left = std::min<int64_t>(n - num, tied.size());
@@ -143,6 +163,7 @@ class RowCounts {
     std::nth_element(ranked.begin(), ranked.begin() + left - 1, ranked.end(), is_before);
     for (const Counted& row : tied)
       if (!is_before(ranked[left - 1], row)) rows[num++] = row.row;
+    CHECK(num == std::min<int64_t>(n, table_.size()), num, n, table_.size());
     return num;
   }
 
@@ -162,7 +183,19 @@ class RowCounts {
     return a.count != b.count ? a.count > b.count : a.row < b.row;
   }
 
+  // Each row that is counted is counted at its level.
+  void check_all() const {
+    table_.check_all();
+    std::vector<int64_t> num_with(kLevels);
+    table_.each([&](const Entry& entry) {
+      CHECK(entry.count > 0, entry.row, entry.count);
+      ++num_with[level(entry.count)];
+    });
+    for (int64_t l = 1; l < kLevels; ++l) CHECK(num_with[l] == num_with_[l], l, num_with[l], num_with_[l]);
+  }
+
   void halve() {
+    CHECK(most_rows_ > 0);
     while (table_.size() == static_cast<size_t>(most_rows_)) {
       Table kept;
       kept.reserve(table_.size());
@@ -171,6 +204,7 @@ class RowCounts {
         if (entry.count < 2) return;
         ++num_with_[level(kept.put(entry.row).count = entry.count / 2)];
       });
+      CHECK(kept.size() <= table_.size(), kept.size(), table_.size());
       table_ = std::move(kept);
     }
   }

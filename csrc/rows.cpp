@@ -13,6 +13,15 @@ using namespace hotrows;
 
 struct Layout {
   HOTROWS_RECORD_LAYOUT(HOTROWS_FIELD)
+
+  // Its parts follow one another, aligned, and end within a record.
+  void check_all() const {
+    CHECK(dim > 0 && (itemsize == 2 || itemsize == 4), dim, itemsize);
+    CHECK(state_offset >= dim * itemsize && state_offset % 4 == 0, state_offset, dim, itemsize);
+    CHECK(state_width >= 0 && state_offset + 4 * state_width <= stride, state_offset, state_width, stride);
+    CHECK(step_offset < 0 || (step_offset >= state_offset + 4 * state_width && step_offset + 4 <= stride), step_offset);
+    CHECK(stride % 4 == 0, stride);
+  }
 };
 
 inline float from_bfloat16(uint16_t x) {
@@ -44,6 +53,7 @@ template <int kDim>
 void collect(const uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
              float* __restrict out) {
   const int64_t width = kDim ? kDim : layout.dim, size = width * layout.itemsize;
+  CHECK(width == layout.dim && are_within(slots, num_rows, 0, INT64_MAX / layout.stride), width, layout.dim, num_rows);
 #pragma omp parallel for schedule(static)
   for (int64_t u = 0; u < num_rows; ++u) {
     if (u + kAhead < num_rows) prefetch_bytes<false>(records + slots[u + kAhead] * layout.stride, size);
@@ -91,12 +101,14 @@ int64_t share_begin(const int32_t* starts, int64_t num_rows, int thread, int num
     const int64_t middle = (low + high) / 2;
     starts[middle] + middle < target ? low = middle + 1 : high = middle;
   }
+  CHECK(thread < num_threads || low == num_rows, thread, num_threads, low, num_rows);
   return low;
 }
 
 template <int kDim>
 void sum_gradients(const Runs<float>& runs, int64_t dim, float* out) {
   const int64_t width = kDim ? kDim : dim;
+  if (kChecks) runs.check_all();
 #pragma omp parallel
   {
     const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -222,6 +234,7 @@ struct Pieces {
 
  private:
   int64_t place(int64_t row) const {
+    CHECK(row >= first_rows[0] && row < first_rows[num_pieces], row, first_rows[0], first_rows[num_pieces]);
     return std::upper_bound(first_rows, first_rows + num_pieces + 1, row) - first_rows - 1;
   }
 };
@@ -245,6 +258,16 @@ struct Target {
   const float* decay;         // what weight_decay is multiplied with, by distinct row; null: 1
   const float* mean_squares;  // of the gradient over all columns, by distinct row; null: these are all
   uint8_t* record(int64_t u) const { return records + slots[u] * layout.stride; }
+
+  // Slots are those of distinct rows.
+  void check_all(int64_t num_rows, [[maybe_unused]] const Pieces& pieces) const {
+    layout.check_all();
+    CHECK(are_within(slots, num_rows, 0, INT64_MAX / layout.stride), num_rows);
+    std::vector<int64_t> sorted(slots, slots + num_rows);
+    std::sort(sorted.begin(), sorted.end());
+    CHECK(rises(sorted.data(), num_rows), num_rows);
+    CHECK(never_falls(pieces.first_rows, pieces.num_pieces + 1), pieces.num_pieces);
+  }
 };
 
 template <class Optimizer, int kDim>
@@ -281,6 +304,7 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
 template <class Optimizer, int kDim>
 void update(const Optimizer& optimizer, const Target& target, const Runs<float>& runs, const Rounding& rounding) {
   const int64_t width = kDim ? kDim : target.layout.dim;
+  if (kChecks) runs.check_all(), target.check_all(runs.num_rows, rounding.pieces);
 #pragma omp parallel
   {
     constexpr int64_t kInline = kDim ? kDim : 1;
@@ -317,6 +341,10 @@ HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints
                               float* scratch, float* out) {
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
+  if (kChecks) layout.check_all();
+  CHECK(are_within(inverse, num_ids, 0, num_rows), num_ids, num_rows);
+  CHECK(!bag_starts || (bag_starts[0] == 0 && bag_starts[num_bags] == num_ids), num_bags, num_ids);
+  CHECK(bag_starts ? never_falls(bag_starts, num_bags + 1) : num_bags == num_ids, num_bags, num_ids);
 #define CALL(kDim)                                              \
   collect<kDim>(records, layout, slots, num_rows, scratch);     \
   pool<kDim>(scratch, layout.dim, inverse, num_ids, bag_starts, weights, num_bags, out)
@@ -343,6 +371,7 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
   std::memcpy(&target.layout, layout_ints, sizeof target.layout);
   const Runs<float> runs{order, starts, bags, weights, grad, num_rows, starts[num_rows]};
   const Rounding rounding{{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces}, step};
+  CHECK(kind >= 0 && kind <= static_cast<int64_t>(RowOptimizer::ftrl), kind);
   switch (static_cast<RowOptimizer>(kind)) {
     case RowOptimizer::sgd: update_any_width<Sgd>(hyper, target, runs, rounding); break;
     case RowOptimizer::adagrad: update_any_width<Adagrad>(hyper, target, runs, rounding); break;
@@ -360,6 +389,8 @@ HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
   const auto initializer = static_cast<Initializer>(kind);
+  if (kChecks) layout.check_all();
+  CHECK(kind >= 0 && kind <= static_cast<int64_t>(Initializer::normal), kind);
   constexpr double kTwoPi = 6.283185307179586;
   const Pieces tables{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces};
   // Few rows are made beside training, on a thread of their own: a second team would be in its way.
@@ -394,6 +425,9 @@ HOTROWS_API void hotrows_copy_rows(const uint8_t* source, int64_t source_stride,
                                    int64_t num_rows, int64_t size) {
   const auto from = [=](int64_t n) { return source + (source_rows ? source_rows[n] : n) * source_stride; };
   const auto to = [=](int64_t n) { return target + (target_rows ? target_rows[n] : n) * target_stride; };
+  CHECK(size >= 0 && size <= target_stride && size <= source_stride, size, source_stride, target_stride);
+  CHECK(!source_rows || are_within(source_rows, num_rows, 0, INT64_MAX / source_stride), num_rows);
+  CHECK(!target_rows || are_within(target_rows, num_rows, 0, INT64_MAX / target_stride), num_rows);
   for (int64_t n = 0; n < num_rows; ++n) {
     if (n + kAhead < num_rows) {
       if (source_rows) prefetch_bytes<false>(from(n + kAhead), size);

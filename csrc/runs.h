@@ -36,6 +36,18 @@ struct Runs {
   const T* grad;
   int64_t num_rows, num_ids;
 
+  // Runs cover all ids, and none is empty; each id is in one.
+  void check_all() const {
+    CHECK(num_rows == 0 || starts[num_rows] == num_ids, starts[num_rows], num_ids);
+    CHECK(rises(starts, num_rows + 1), num_rows);
+    std::vector<bool> seen(static_cast<size_t>(num_ids));
+    for (int64_t at = num_rows ? starts[0] : 0; num_rows && at < num_ids; ++at) {
+      CHECK(order[at] >= 0 && order[at] < num_ids && !seen[order[at]], at, order[at], num_ids);
+      seen[order[at]] = true;
+      CHECK(!bags || bags[order[at]] >= 0, at);
+    }
+  }
+
   const T* vector(int64_t at, int64_t dim) const {
     const int64_t n = order[at];
     return grad + (bags ? bags[n] : n) * dim;

@@ -18,7 +18,10 @@ class Uses {
   static uint32_t distance(uint32_t from, uint32_t to) { return (to - from) & kMask; }
   static uint32_t after(uint32_t number, uint32_t count) { return (number + count) & kMask; }
 
-  uint32_t& operator[](uint32_t number) { return block(number >> kBits)[number & (kBlock - 1)]; }
+  uint32_t& operator[](uint32_t number) {
+    CHECK(distance(begin_, number) < size(), begin_, number, end_);
+    return block(number >> kBits)[number & (kBlock - 1)];
+  }
   uint32_t begin() const { return begin_; }
   uint32_t end() const { return end_; }
   uint32_t size() const { return distance(begin_, end_); }
@@ -26,6 +29,7 @@ class Uses {
 
   // The first `count`.
   void prefetch(uint32_t count) {
+    CHECK(count <= size(), count, size());
     for (uint32_t n = 0; n < count; n += 16) hotrows::prefetch(&(*this)[after(begin_, n)]);
   }
 
@@ -33,6 +37,7 @@ class Uses {
   uint32_t push() {
     const uint32_t number = end_;
     end_ = after(end_, 1);
+    CHECK((begin_ & (kBlock - 1)) + size() <= num_blocks_ * kBlock, begin_, size(), num_blocks_);
     return number;
   }
 
@@ -46,15 +51,18 @@ class Uses {
     for (; num_blocks_ < needed; ++num_blocks_) {
       block(first + num_blocks_).resize(kBlock);
     }
+    CHECK(num_blocks_ <= blocks_.size() && size() + more < kNone / 2, num_blocks_, blocks_.size(), size(), more);
   }
 
   void pop(uint32_t count) {
+    CHECK(count <= size(), count, size());
     const uint32_t end = after(begin_, count);
     for (uint32_t left = (begin_ & (kBlock - 1)) + count; left >= kBlock; left -= kBlock) {
       Block().swap(block(begin_ >> kBits));
       begin_ = after(begin_, kBlock);
       --num_blocks_;
     }
+    CHECK(begin_ >> kBits == end >> kBits, begin_, end);
     begin_ = end;
   }
 
@@ -74,14 +82,26 @@ class Uses {
 // Where more is known of a row: its slot or, without one, its last use to come, which then names the first.
 class Place {
  public:
-  static Place of_slot(int64_t slot) { return Place(static_cast<uint32_t>(slot)); }
-  static Place of_use(uint32_t last) { return Place(last | Uses::kNone); }
+  static Place of_slot(int64_t slot) {
+    CHECK(slot >= 0 && slot < kNew, slot);
+    return Place(static_cast<uint32_t>(slot));
+  }
+  static Place of_use(uint32_t last) {
+    CHECK(last < Uses::kNone, last);
+    return Place(last | Uses::kNone);
+  }
   Place() = default;
 
   bool is_new() const { return number_ == kNew; }
   bool has_slot() const { return number_ < kNew; }
-  int32_t slot() const { return static_cast<int32_t>(number_); }
-  uint32_t last() const { return number_ & (Uses::kNone - 1); }
+  int32_t slot() const {
+    CHECK(has_slot(), number_);
+    return static_cast<int32_t>(number_);
+  }
+  uint32_t last() const {
+    CHECK(number_ & Uses::kNone, number_);
+    return number_ & (Uses::kNone - 1);
+  }
 
  private:
   static constexpr uint32_t kNew = Uses::kNone - 1;  // more than there are slots
@@ -151,9 +171,11 @@ void sort_runs(std::vector<Item>& items, std::vector<Item>& spare, Less less) {
       std::merge(at + begin, at + middle, at + middle, at + end, spare.begin() + begin, less);
       begin = ends[kept++] = end;
     }
+    CHECK(begin == items.size(), begin, items.size());
     ends.resize(kept);
     items.swap(spare);
   }
+  CHECK(std::is_sorted(items.begin(), items.end(), less));
 }
 
 }  // namespace hotrows::slots

@@ -15,6 +15,7 @@
 // Table and counts: row_table.h; what stands in them and in the lists: slot_lists.h.
 // Everything that a row leads to is prefetched some rows ahead; what is written is random, what is
 // read in bulk lies in a row.
+#include "codes.h"
 #include "row_table.h"
 #include "slot_lists.h"
 
@@ -28,7 +29,7 @@ constexpr int kMetBits = 14;
 
 struct Nothing {};
 
-enum Case : int64_t { kMismatch = -1, kOverlapped = 0, kDrained = 1, kPassesThrough = 2 };
+using Case = SlotCase;
 
 class AnySlotMap {
  public:
@@ -55,11 +56,15 @@ class SlotMap : public AnySlotMap {
   // window: how far ahead a next use counts for the order; newest_first: the order of `Newest`.
   SlotMap(int64_t num_slots, int32_t past, int32_t future, int32_t window, bool newest_first, int64_t num_counted)
       : past_(past), future_(future), window_(window), newest_first_(newest_first), slots_(num_slots),
-        buckets_(8), used_(past + 1), counts_(num_counted) {}
+        buckets_(8), used_(past + 1), counts_(num_counted) {
+    CHECK(num_slots > 0 && num_slots < INT32_MAX && num_counted >= 0, num_slots, num_counted);
+    CHECK(past >= 0 && future >= 0 && window >= 0, past, future, window);
+  }
 
   void feed(const int64_t* rows, int64_t n) override {
     const int32_t batch = fed_;
     const uint32_t begin = uses_.end();
+    CHECK(are_within(rows, n, 0, std::min<uint64_t>(std::numeric_limits<Row>::max(), INT64_MAX)));
     open_bucket();
     n = drop_repeats(rows, n);
     for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(fresh_[i]);
@@ -101,19 +106,24 @@ class SlotMap : public AnySlotMap {
       }
       for (int u = 0; u < num_linked; ++u) {
         const auto [last, use] = linked[u];
+        CHECK(is_earlier(last) && !is_earlier(use), begin, last, use);
         uses_[use] = uses_[last];
         uses_[last] = use;
       }
     }
+    CHECK(Uses::distance(begin, uses_.end()) <= static_cast<uint64_t>(n), begin, uses_.end(), n);
     bucket(batch).uses_end = uses_.end();
+    look();
   }
 
   Case take(const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in, int64_t* slots_in, int64_t* rows_out,
             int64_t* slots_out, int64_t* num_in, int64_t* num_out) override {
     const int32_t batch = taken_;
+    CHECK(batch < fed_, batch, fed_);
     release(batch - past_ - 1);
     const int64_t num_misses = find_rows(rows, n, batch);
-    if (num_misses < 0) return kMismatch;
+    if (num_misses < 0) return Case::mismatch;
+    [[maybe_unused]] const int64_t resident_before = num_resident_;
 
     const Case which = choose_victims(batch, n, num_misses);
     auto& used = used_[batch % (past_ + 1)];
@@ -126,17 +136,19 @@ class SlotMap : public AnySlotMap {
       Place place = found_[i].was;
       const bool is_miss = !place.has_slot();
       const uint32_t last = is_miss ? place.last() : slots_[place.slot()].last;
-      if (last == Uses::kNone) return kMismatch;
+      if (last == Uses::kNone) return Case::mismatch;
       const uint32_t first = is_miss ? uses_[last] : slots_[place.slot()].first;
-      if (Uses::distance(uses_.begin(), first) >= static_cast<uint32_t>(n)) return kMismatch;
+      CHECK(is_miss || slots_[place.slot()].row == static_cast<Row>(rows[i]), i, rows[i]);  // no victim of this batch
+      if (Uses::distance(uses_.begin(), first) >= static_cast<uint32_t>(n)) return Case::mismatch;
       const uint32_t next = uses_[first], left = first == last ? Uses::kNone : last;
-      if (is_miss && which == kPassesThrough) {
+      if (is_miss && which == Case::passes_through) {
         slots[i] = -1;
         uses_[last] = next;
         if (left == Uses::kNone) *found_[i].place = Place();
         continue;
       }
       if (is_miss) {
+        CHECK(num_resident_ < num_slots() || v < victims_.size(), v, victims_.size());
         place = Place::of_slot(num_resident_ < num_slots() ? num_resident_++ : vacate(victims_[v++]));
         *found_[i].place = place;
         slots_[place.slot()].row = static_cast<Row>(rows[i]);
@@ -151,20 +163,27 @@ class SlotMap : public AnySlotMap {
       slots[i] = place.slot();
       used.push_back(place.slot());
     }
+    CHECK(v == victims_.size() && *num_in <= n, v, victims_.size(), *num_in, n);
+    CHECK(which == Case::passes_through ? *num_in == 0 : *num_in == num_misses, *num_in, num_misses);
     ++taken_;
     close_bucket(batch, n);
-    if (which == kPassesThrough) {
+    if (which == Case::passes_through) {
       for (int64_t i = 0; i < n; ++i) {
         const auto& entry = *find(rows[i]);
         if (entry.is_new()) table_.erase(entry);
       }
     }
     *num_out = leave(rows_out, slots_out);
+    CHECK(num_resident_ == resident_before + *num_in - *num_out, num_resident_, resident_before, *num_in, *num_out);
+    CHECK(rises(rows_out, *num_out));
+    look();
     return which;
   }
 
   // Rows ascending and their ages, below 0: into the first slots.
   void warm(const int64_t* rows, const int32_t* ages, int64_t n) override {
+    CHECK(num_resident_ == 0 && taken_ == 0 && n <= num_slots(), num_resident_, taken_, n);
+    CHECK(rises(rows, n) && are_within(ages, n, INT32_MIN, 0));
     std::vector<Item> items(n);
     table_.reserve(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -177,6 +196,7 @@ class SlotMap : public AnySlotMap {
     num_resident_ = n;
     std::sort(items.begin(), items.end(), [](Item a, Item b) { return a.last_use < b.last_use; });
     for (const Item item : items) list(item, next_use(slots_[item.slot]));
+    look();
   }
 
   // Chooses the wanted rows anew; rows without a known use go over to the queue that is now theirs.
@@ -203,6 +223,7 @@ class SlotMap : public AnySlotMap {
       idle_[wanted[item.slot]].items.push_back(item);
       ++idle_[wanted[item.slot]].live;
     }
+    look();
   }
 
   void count(const int64_t* rows, int64_t n) override { counts_.count(rows, n); }
@@ -225,7 +246,10 @@ class SlotMap : public AnySlotMap {
 
  private:
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
-  Bucket& bucket(int32_t batch) { return buckets_[batch & (buckets_.size() - 1)]; }
+  Bucket& bucket(int32_t batch) {
+    CHECK(batch >= taken_ - 1 && batch < fed_, batch, taken_, fed_);
+    return buckets_[batch & (buckets_.size() - 1)];
+  }
 
   typename RowTable<Row, Place>::Entry* find(int64_t row) { return table_.find(static_cast<Row>(row)); }
   bool is_wanted(int64_t row) const { return wanted_rows_.size() > 0 && wanted_rows_.find(static_cast<Row>(row)); }
@@ -239,6 +263,7 @@ class SlotMap : public AnySlotMap {
   bool is_listed(const Slot& slot) const { return slot.last_use < std::max(num_released_, 0); }
 
   void list(Item item, int32_t next_use) {
+    CHECK(item.slot < num_resident_ && slots_[item.slot].last_use == item.last_use, item.slot, item.last_use);
     if (next_use >= 0) {
       bucket(next_use).items.push_back(item);
       ++bucket(next_use).live;
@@ -260,6 +285,7 @@ class SlotMap : public AnySlotMap {
       if (i + kFar < queue.items.size()) prefetch(&slots_[queue.items[i + kFar].slot]);
       if (is_idle(queue.items[i], number)) queue.items[kept++] = queue.items[i];
     }
+    CHECK(static_cast<int64_t>(kept) == queue.live, number, kept, queue.live);
     queue.items.resize(kept);
     queue.head = 0;
   }
@@ -282,11 +308,13 @@ class SlotMap : public AnySlotMap {
       for (int32_t b = taken_; b < fed_; ++b) wider[b & (wider.size() - 1)] = std::move(bucket(b));
       buckets_.swap(wider);
     }
+    CHECK(fed_ - taken_ < static_cast<int32_t>(buckets_.size()), fed_, taken_, buckets_.size());
     bucket(fed_++) = Bucket();
   }
 
   void close_bucket(int32_t batch, int64_t num_rows) {
     num_bucketed_ -= bucket(batch).live;
+    CHECK(num_bucketed_ >= 0, num_bucketed_);
     bucket(batch) = Bucket();
     uses_.pop(static_cast<uint32_t>(num_rows));
   }
@@ -313,6 +341,7 @@ class SlotMap : public AnySlotMap {
   // The batch of a use to come: batches have about equally many, so it is near where it would be then.
   int32_t batch_of(uint32_t use) {
     const uint32_t begin = uses_.begin(), at = Uses::distance(begin, use);
+    CHECK(at < uses_.size(), at, uses_.size());
     const double share = static_cast<double>(at) / uses_.size();
     int32_t batch = taken_ + static_cast<int32_t>(share * (fed_ - taken_));
     while (batch > taken_ && Uses::distance(begin, bucket(batch - 1).uses_end) > at) --batch;
@@ -322,6 +351,7 @@ class SlotMap : public AnySlotMap {
 
   void learn_first_use(int32_t at, uint32_t use, int32_t batch) {
     Slot& slot = slots_[at];
+    CHECK(slot.last == Uses::kNone, at, slot.last);
     const bool listed = is_listed(slot);
     if (listed) --idle_[slot.wanted].live;
     slot.first = slot.last = use;
@@ -358,24 +388,26 @@ class SlotMap : public AnySlotMap {
 
   Case choose_victims(int32_t batch, int64_t num_rows, int64_t num_misses) {
     victims_.clear();
-    if (num_rows > num_slots()) return kPassesThrough;
+    if (num_rows > num_slots()) return Case::passes_through;
     const int64_t needed = num_misses - (num_slots() - num_resident_);
-    if (needed <= 0) return kOverlapped;
+    if (needed <= 0) return Case::overlapped;
     int64_t may_go = idle_[0].live + idle_[1].live + num_bucketed_;
     for (int32_t b = batch; b < std::min(batch + future_ + 1, fed_); ++b) may_go -= bucket(b).live;
     if (needed > may_go) {
       drain(batch, needed);
-      return kDrained;
+      return Case::drained;
     }
     take_idle(0, needed);
     take_idle(1, needed);
     take_farthest(needed);
-    return kOverlapped;
+    CHECK(static_cast<int64_t>(victims_.size()) == needed, victims_.size(), needed);
+    return Case::overlapped;
   }
 
   void take_idle(int number, size_t needed) {
     Queue& queue = idle_[number];
     while (victims_.size() < needed && queue.live > 0) {
+      CHECK(queue.head < queue.items.size(), number, queue.head, queue.live);
       if (newest_first_) {
         if (is_idle(queue.items.back(), number)) choose(queue.items.back(), queue.live);
         queue.items.pop_back();
@@ -389,6 +421,7 @@ class SlotMap : public AnySlotMap {
 
   void take_farthest(size_t needed) {
     for (; victims_.size() < needed; --farthest_) {
+      CHECK(farthest_ > taken_ + future_, farthest_, taken_, future_);  // nearer rows are pinned
       Bucket& far = bucket(farthest_);
       if (far.live == 0) continue;
       const size_t begin = victims_.size();
@@ -400,6 +433,7 @@ class SlotMap : public AnySlotMap {
             Uses::distance(uses_begin, slot.first) < num_uses)
           choose(item, far.live);
       }
+      CHECK(far.live == 0, farthest_, far.live);  // all that it had were chosen
       num_bucketed_ -= victims_.size() - begin;
       far.items.clear();
       if (victims_.size() <= needed) {
@@ -417,6 +451,8 @@ class SlotMap : public AnySlotMap {
   void choose(Item item, int64_t& live) {
     victims_.push_back({0, item.last_use, static_cast<int64_t>(slots_[item.slot].row), item.slot, 0, 0});
     --live;
+    CHECK(live >= 0, item.slot, live);
+    CHECK(is_listed(slots_[item.slot]), item.slot, slots_[item.slot].last_use, num_released_);  // not pinned
   }
 
   // Where the pins leave too few rows: any may go that the batch itself does not use.
@@ -432,6 +468,7 @@ class SlotMap : public AnySlotMap {
     const auto goes_first = [this](const Victim& a, const Victim& b) {
       return newest_first_ ? is_older(b, a) : is_older(a, b);
     };
+    CHECK(victims_.size() >= needed, victims_.size(), needed);
     std::nth_element(victims_.begin(), victims_.begin() + needed, victims_.end(), goes_first);
     victims_.resize(needed);
     std::sort(victims_.begin(), victims_.end(), goes_first);
@@ -467,6 +504,8 @@ class SlotMap : public AnySlotMap {
       const Victim& victim = victims_[v];
       rows_out[v] = victim.row;
       slots_out[v] = victim.slot;
+      CHECK(find(victim.row) && find(victim.row)->slot() == victim.slot, victim.row, victim.slot);
+      CHECK(slots_[victim.slot].last_use == taken_ - 1, victim.slot);  // the batch took it
       auto& entry = *find(victim.row);
       if (victim.last == Uses::kNone) {
         table_.erase(entry);
@@ -476,6 +515,55 @@ class SlotMap : public AnySlotMap {
       }
     }
     return static_cast<int64_t>(victims_.size());
+  }
+
+  void look() {
+    if (kChecks && is_look_due(num_resident_ + static_cast<int64_t>(table_.bytes() / 8) + uses_.size())) check_all();
+  }
+
+  // The table, the slots, the uses to come and the lists say the same.
+  void check_all() {
+    table_.check_all();
+    wanted_rows_.check_all();
+    CHECK(0 <= taken_ && taken_ <= fed_ && num_resident_ <= num_slots(), taken_, fed_, num_resident_);
+    int64_t num_with_slot = 0, num_chained = 0, idle[2] = {}, num_bucketed = 0;
+    std::vector<int64_t> live(static_cast<size_t>(fed_ - taken_));
+    table_.each([&](const auto& entry) {
+      CHECK(!entry.is_new(), entry.row);
+      if (!entry.has_slot()) {
+        num_chained += length_of(uses_[entry.last()], entry.last());
+        return;
+      }
+      CHECK(entry.slot() < num_resident_ && slots_[entry.slot()].row == entry.row, entry.slot(), entry.row);
+      ++num_with_slot;
+      const Slot& slot = slots_[entry.slot()];
+      CHECK(slot.last_use < taken_, entry.slot(), slot.last_use, taken_);
+      CHECK(static_cast<bool>(slot.wanted) == (wanted_rows_.size() > 0 && wanted_rows_.find(entry.row)), entry.row);
+      if (slot.last != Uses::kNone) num_chained += length_of(slot.first, slot.last);
+      if (!is_listed(slot)) return;
+      if (slot.last == Uses::kNone) ++idle[slot.wanted];
+      else ++live[static_cast<size_t>(batch_of(slot.first) - taken_)];
+    });
+    CHECK(num_with_slot == num_resident_, num_with_slot, num_resident_);
+    CHECK(num_chained == uses_.size(), num_chained, uses_.size());
+    for (int q = 0; q < 2; ++q) CHECK(idle[q] == idle_[q].live, q, idle[q], idle_[q].live);
+    for (int32_t b = taken_; b < fed_; ++b) {
+      CHECK(bucket(b).live == live[static_cast<size_t>(b - taken_)], b, bucket(b).live);
+      CHECK(b <= farthest_ || bucket(b).live == 0, b, farthest_);
+      num_bucketed += bucket(b).live;
+    }
+    CHECK(num_bucketed == num_bucketed_, num_bucketed, num_bucketed_);
+    CHECK(fed_ == taken_ ? uses_.size() == 0 : bucket(fed_ - 1).uses_end == uses_.end());
+  }
+
+  // How many uses there are from the first of a row to its last; they rise.
+  int64_t length_of(uint32_t first, uint32_t last) {
+    int64_t length = 1;
+    for (; first != last; ++length) {
+      CHECK(Uses::distance(uses_.begin(), first) < Uses::distance(uses_.begin(), uses_[first]), first, uses_[first]);
+      first = uses_[first];
+    }
+    return length;
   }
 
   const int32_t past_, future_, window_;
@@ -517,12 +605,13 @@ HOTROWS_API void hotrows_slots_free(void* handle) { delete map_of(handle); }
 
 HOTROWS_API void hotrows_slots_feed(void* handle, const int64_t* rows, int64_t n) { map_of(handle)->feed(rows, n); }
 
-// slots, rows_in, slots_in, rows_out, slots_out: [n] each. Returns 0, 1 where the pipeline must be
-// drained first, 2 where the batch passes through, -1 where these are not the rows that were fed.
+// slots, rows_in, slots_in, rows_out, slots_out: [n] each. Returns a SlotCase: drained where the pipeline must be
+// drained first, -1 where these are not the rows that were fed.
 HOTROWS_API int64_t hotrows_slots_take(void* handle, const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in,
                                        int64_t* slots_in, int64_t* rows_out, int64_t* slots_out, int64_t* num_in,
                                        int64_t* num_out) {
-  return map_of(handle)->take(rows, n, slots, rows_in, slots_in, rows_out, slots_out, num_in, num_out);
+  return static_cast<int64_t>(
+      map_of(handle)->take(rows, n, slots, rows_in, slots_in, rows_out, slots_out, num_in, num_out));
 }
 
 HOTROWS_API void hotrows_slots_warm(void* handle, const int64_t* rows, const int32_t* ages, int64_t n) {

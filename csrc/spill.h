@@ -100,6 +100,7 @@ class Writer {
   char* room(int64_t size) {
     if (used_ + size > static_cast<int64_t>(buffer_.size())) flush();
     if (size > static_cast<int64_t>(buffer_.size())) buffer_.resize(size);
+    CHECK(size >= 0 && used_ + size <= static_cast<int64_t>(buffer_.size()), size, used_, buffer_.size());
     used_ += size;
     return buffer_.data() + used_ - size;
   }
@@ -130,7 +131,9 @@ class Writer {
 class Reader {
  public:
   Reader(FilePtr file, int64_t begin, int64_t end, int64_t buffer)
-      : file_(std::move(file)), next_(begin), end_(end), buffer_(buffer + kSpare) {}
+      : file_(std::move(file)), next_(begin), end_(end), buffer_(buffer + kSpare) {
+    CHECK(0 <= begin && begin <= end, begin, end);
+  }
 
   bool at_end() const { return left() == 0; }
 
@@ -138,10 +141,14 @@ class Reader {
   const char* peek(int64_t size) {
     if (size > left()) file_->fail(kDamaged);
     if (size > filled_ - used_) refill(size);
+    CHECK(used_ + size <= filled_ && filled_ + kSpare <= static_cast<int64_t>(buffer_.size()), used_, size, filled_);
     return buffer_.data() + used_;
   }
 
-  void skip(int64_t size) { used_ += size; }
+  void skip(int64_t size) {
+    CHECK(size >= 0 && used_ + size <= filled_, size, used_, filled_);  // it was seen
+    used_ += size;
+  }
   int64_t left() const { return end_ - next_ + filled_ - used_; }
   const FilePtr& file() const { return file_; }
 
@@ -156,6 +163,7 @@ class Reader {
     const int64_t more = std::min(room, end_ - next_);
     file_->read(buffer_.data() + filled_, more, next_);
     next_ += more, filled_ += more;
+    CHECK(next_ <= end_ && filled_ >= size, next_, end_, filled_, size);
   }
 
   FilePtr file_;
@@ -174,6 +182,7 @@ void merge_sorted(std::vector<Source>& sources, Before before, Visit visit) {
   }
   const auto later = [&](Source* a, Source* b) { return before(b->current, a->current); };
   std::make_heap(heap.begin(), heap.end(), later);
+  CHECK(heap.size() <= sources.size(), heap.size(), sources.size());
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end(), later);
     visit(heap.back()->current);
@@ -208,6 +217,7 @@ constexpr char kRunMagic[9] = "HOTRUNS\n";
 constexpr int64_t kCountedHead = 20;  // hash, count and length
 
 inline uint64_t chained(uint64_t checksum, const char* data, int64_t size) {
+  CHECK(size % 8 == 0, size);
   for (int64_t i = 0; i < size; i += 8) {
     uint64_t word;
     std::memcpy(&word, data + i, 8);
@@ -221,6 +231,7 @@ class RunWriter {
   RunWriter(FilePtr file, int64_t buffer) : to_(std::move(file), buffer, sizeof(RunHead)) {}
 
   void put(const Counted& counted) {
+    CHECK(counted.count != 0, counted.hash);
     const int64_t used = kCountedHead + counted.value.length, size = padded(used);
     char* const p = to_.room(size);
     std::memcpy(p, &counted.hash, 8);
@@ -237,6 +248,7 @@ class RunWriter {
     to_.flush();
     std::memcpy(head_.magic, kRunMagic, 8);
     head_.size = to_.offset() - sizeof(RunHead);
+    CHECK(head_.size % 8 == 0 && head_.size >= head_.values * padded(kCountedHead + 1), head_.size, head_.values);
     to_.file()->write(reinterpret_cast<const char*>(&head_), sizeof(RunHead), 0);
   }
 

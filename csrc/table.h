@@ -56,11 +56,13 @@ class Arena {
   // Where the value stands, or 0 where the budget has no room.
   uint64_t put(Field value) {
     const int64_t need = 4 + static_cast<int64_t>(value.length);
+    CHECK(value.length > 8 && left_ >= 0 && left_ <= size_, value.length, left_, size_);
     if (need + kSpare > left_ && !extend(need + kSpare)) return 0;
     char* const p = next_;
     std::memcpy(p, &value.length, 4);
     std::memcpy(p + 4, value.data, value.length);
     next_ += need, left_ -= need;
+    CHECK(left_ >= kSpare, left_);
     return reinterpret_cast<uint64_t>(p);
   }
 
@@ -100,6 +102,7 @@ class Table {
 
   // The count of a value, 0 at first; null where the budget has no room for another value.
   int64_t* at(const Key& key) {
+    CHECK(key.field.length > 0);  // 0 marks a free slot
     while (true) {
       Slot* const slot = size_ ? find(key) : nullptr;
       if (slot && slot->length) return &slot->count;
@@ -114,6 +117,7 @@ class Table {
     for (int64_t i = 0; i < size_; ++i) {
       if (cells()[i].slot.length) cells()[n++] = cells()[i];
     }
+    CHECK(n == used_, n, used_);
     return cells();
   }
 
@@ -123,6 +127,21 @@ class Table {
   }
 
   void clear_arena() { arena_.clear(); }
+
+  // Each value is found from its home on, and as many as are counted.
+  void check_all() const {
+    int64_t used = 0;
+    for (int64_t i = 0; i < size_; ++i) {
+      const Slot& slot = cells()[i].slot;
+      if (slot.length == 0) continue;
+      ++used;
+      const Field field = value(slot);
+      const Key key = key_of(field, field.data + std::max(field.length + 8, 8u));
+      CHECK(field.length == slot.length && tag_of(key.hash) == slot.tag && slot.count >= 0, i, slot.length, slot.count);
+      CHECK(find(key) == &slot, i);
+    }
+    CHECK(used == used_ && used_ <= room_ && room_ <= size_, used, used_, room_, size_);
+  }
 
   void clear() {
     arena_.clear();
@@ -146,6 +165,7 @@ class Table {
   }
 
   Slot* find(const Key& key) const {
+    CHECK(used_ < size_, used_, size_);  // or a search would not end
     int64_t i = home(tag_of(key.hash));
     while (cells()[i].slot.length != 0 && !holds(cells()[i].slot, key)) i = i + 1 == size_ ? 0 : i + 1;
     return &cells()[i].slot;
@@ -157,6 +177,7 @@ class Table {
   }
 
   int64_t* insert(Slot& slot, const Key& key) {
+    CHECK(slot.length == 0 && used_ < room_, slot.length, used_, room_);
     const uint64_t word = key.field.length <= 8 ? key.word : arena_.put(key.field);
     if (key.field.length > 8 && word == 0) return nullptr;
     slot = {word, 0, key.field.length, tag_of(key.hash)};
@@ -171,6 +192,7 @@ class Table {
     }
     if (room_ >= size_ * 3 / 4) return false;
     room_ = size_ * 3 / 4;
+    CHECK(used_ < room_, used_, room_);
     return true;
   }
 
@@ -186,6 +208,8 @@ class Table {
     }
     budget_.release(old.size());
     room_ = size * 5 / 8;
+    CHECK(used_ <= room_ && room_ < size_, used_, room_, size_);
+    if (kChecks) check_all();
     return true;
   }
 

@@ -4,6 +4,7 @@
 // line; each stops at its first bad line, and the first of these in the order of the file is the
 // chunk's problem, so the same line is reported whatever the number of threads.
 #include "canonical.h"
+#include "codes.h"
 
 #include <charconv>
 #include <limits>
@@ -12,7 +13,7 @@
 namespace hotrows {
 namespace {
 
-enum Problem : int64_t { kNone = 0, kColumns = 1, kUnclosed = 2, kAfterQuote = 3 };
+using Problem = TextProblem;
 
 struct Layout {
   char delimiter;
@@ -23,7 +24,7 @@ struct Layout {
 };
 
 struct Found {
-  Problem problem = kNone;
+  Problem problem = Problem::none;
   int64_t row = 0, column = 0;
 };
 
@@ -37,12 +38,12 @@ char* unquote(char* p, char delimiter, uint32_t* length, Problem* problem) {
       *length = static_cast<uint32_t>(to - value);
       char* end = p;
       if (*end == '\r' && end[1] == '\n') ++end;
-      if (*end != delimiter && *end != '\n') *problem = kAfterQuote;
+      if (*end != delimiter && *end != '\n') *problem = Problem::after_quote;
       return end;
     }
     *to++ = *p;
   }
-  *problem = kUnclosed;
+  *problem = Problem::unclosed;
   return p;
 }
 
@@ -54,9 +55,9 @@ char* cut_line(char* p, char* text, const Layout& layout, int64_t row, int64_t n
     char* const start = p;
     uint32_t length;
     if (layout.quoted && *p == '"') {
-      Problem problem = kNone;
+      Problem problem = Problem::none;
       p = unquote(p, delimiter, &length, &problem);
-      if (problem != kNone) {
+      if (problem != Problem::none) {
         *found = {problem, row, column};
         return p;
       }
@@ -67,12 +68,14 @@ char* cut_line(char* p, char* text, const Layout& layout, int64_t row, int64_t n
     }
     const int32_t place = column < layout.num_columns ? layout.wanted[column] : -1;
     if (place >= 0) {
+      CHECK(row >= 0 && row < num_rows && place < layout.num_columns, row, num_rows, place);
+      CHECK(start >= text && start + length <= p, row, column, length);
       starts[place * num_rows + row] = static_cast<uint32_t>(start - text);
       lengths[place * num_rows + row] = length;
       if (may_change({start, length}, text)) __atomic_store_n(&layout.changing[place], 1, __ATOMIC_RELAXED);
     }
     if (*p == '\n') {
-      if (column + 1 != layout.num_columns) *found = {kColumns, row, column};
+      if (column + 1 != layout.num_columns) *found = {Problem::columns, row, column};
       return p + 1;
     }
     ++p;
@@ -85,6 +88,7 @@ int64_t count_lines(const char* p, const char* end) { return std::count(p, end, 
 char* part_start(char* text, int64_t size, int64_t i, int64_t n) {
   const int64_t middle = size * i / n;
   if (middle == 0) return text;
+  CHECK(n > 0 && i >= 0 && i <= n && size > 0 && text[size - 1] == '\n', i, n, size);
   void* line_break = std::memchr(text + middle - 1, '\n', static_cast<size_t>(size - middle + 1));
   return line_break ? static_cast<char*>(line_break) + 1 : text + size;
 }
@@ -182,6 +186,7 @@ int64_t days_in_month(int64_t year, int64_t month) {
 bool read_digits(const char*& p, const char* end, int64_t width, int64_t* value) {
   if (end - p < width) return false;
   *value = 0;
+  CHECK(width > 0 && width < 19, width);
   for (; width > 0; --width, ++p) {
     if (!is_digit(*p)) return false;
     *value = *value * 10 + (*p - '0');
@@ -262,8 +267,8 @@ bool parse_time(Field field, const char* format, const char* format_end, int64_t
 using namespace hotrows;
 
 // Cuts num_rows lines into fields. starts, lengths: [columns in use, num_rows]. Returns 0, or what is
-// wrong with the first bad line (1: its number of columns, 2: a quote never closed, 3: text after a
-// closing quote) with problem = {row, column; for 1 the last one}. changing: [columns in use], 1 where
+// wrong with the first bad line, a TextProblem (its number of columns, a quote never closed, text after a
+// closing quote), with problem = {row, column; of `columns` the last one}. changing: [columns in use], 1 where
 // the canonical text of a field may be another than its own.
 HOTROWS_API int64_t hotrows_tokenize(char* text, int64_t size, int64_t delimiter, int64_t quoted,
                                      int64_t num_columns, const int32_t* wanted, int64_t num_rows,
@@ -278,22 +283,25 @@ HOTROWS_API int64_t hotrows_tokenize(char* text, int64_t size, int64_t delimiter
         count_lines(part_start(text, size, i, threads), part_start(text, size, i + 1, threads));
   }
   for (int64_t i = 0; i < threads; ++i) first_row[i + 1] += first_row[i];
+  CHECK(first_row[threads] == num_rows, first_row[threads], num_rows);
   std::vector<char*> bounds(threads + 1);
   for (int64_t i = 0; i <= threads; ++i) bounds[i] = part_start(text, size, i, threads);
+  CHECK(never_falls(bounds.data(), threads + 1) && bounds[threads] == text + size, threads, size);
 #pragma omp parallel for schedule(static, 1) num_threads(threads)
   for (int64_t i = 0; i < threads; ++i) {
     char* p = bounds[i];
-    for (int64_t row = first_row[i]; row < first_row[i + 1] && found[i].problem == kNone; ++row) {
+    for (int64_t row = first_row[i]; row < first_row[i + 1] && found[i].problem == Problem::none; ++row) {
       p = cut_line(p, text, layout, row, num_rows, starts, lengths, &found[i]);
     }
+    CHECK(found[i].problem != Problem::none || p == bounds[i + 1], i, p - text, bounds[i + 1] - text);
   }
   for (const Found& f : found) {
-    if (f.problem == kNone) continue;
+    if (f.problem == Problem::none) continue;
     problem[0] = f.row;
     problem[1] = f.column;
-    return f.problem;
+    return static_cast<int64_t>(f.problem);
   }
-  return kNone;
+  return static_cast<int64_t>(Problem::none);
 }
 
 // Parses the fields of `columns` [num_features] as numbers into values [num_features, num_rows], NaN
@@ -371,6 +379,7 @@ HOTROWS_API int64_t hotrows_blank(const char* text, uint32_t* starts, uint32_t* 
     uint32_t start = starts[i], length = lengths[i];
     while (strip && length > 0 && text[start] == ' ') ++start, --length;
     while (strip && length > 0 && text[start + length - 1] == ' ') --length;
+    CHECK(start >= starts[i] && start - starts[i] + length <= lengths[i], i, start, length);
     if (is_missing({text + start, length}, missing, missing_ends, num_missing)) length = 0;
     starts[i] = start;
     lengths[i] = length;
@@ -403,13 +412,16 @@ HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
   for (int64_t i = 0; i < n; ++i) {
     uint32_t at = starts[i];
     const uint32_t end = starts[i] + lengths[i];
+    CHECK(offsets[i] <= offsets[i + 1] && (lengths[i] > 0) == (offsets[i] < offsets[i + 1]), i, offsets[i], lengths[i]);
     for (int64_t value = offsets[i]; value < offsets[i + 1]; ++value) {
+      CHECK(at <= end, i, value, at, end);
       const void* found = std::memchr(text + at, static_cast<int>(separator), end - at);
       const uint32_t stop = found ? static_cast<uint32_t>(static_cast<const char*>(found) - text) : end;
       value_starts[value] = at;
       value_lengths[value] = stop - at;
       at = stop + 1;
     }
+    CHECK(lengths[i] == 0 || at == end + 1, i, at, end);  // nothing is left
   }
   return 0;
 }

@@ -29,6 +29,8 @@ struct Fields {
 
   Field at(int64_t column, int64_t row) const {
     const int64_t i = column * num_rows + row;
+    CHECK(column >= 0 && row >= 0 && row < num_rows, column, row, num_rows);
+    CHECK(int64_t{starts[i]} + lengths[i] <= size, column, row, starts[i], lengths[i], size);
     return {text + starts[i], lengths[i]};
   }
 };

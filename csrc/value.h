@@ -20,7 +20,11 @@ struct Column {
   const int64_t* offsets;
   int64_t num_values;
 
-  Field at(int64_t n) const { return {text + starts[n], lengths[n]}; }
+  Field at(int64_t n) const {
+    CHECK(n >= 0 && n < num_values, n, num_values);
+    CHECK(lengths[n] == 0 || int64_t{starts[n]} + lengths[n] <= size, n, starts[n], lengths[n], size);
+    return {text + starts[n], lengths[n]};
+  }
   const char* end() const { return text + size; }
 };
 static_assert(sizeof(Column) == 6 * sizeof(int64_t), "passed as rows of int64");
@@ -28,6 +32,7 @@ static_assert(sizeof(Column) == 6 * sizeof(int64_t), "passed as rows of int64");
 // The first eight bytes of a field in little-endian order, padded with zeros. Bytes up to `text_end`
 // may be read.
 inline uint64_t first_word(Field field, const char* text_end) {
+  CHECK(field.length == 0 || field.data + field.length <= text_end, field.length);
   const uint32_t length = std::min(field.length, 8u);
   uint64_t word = 0;
   if (text_end - field.data < 8) {

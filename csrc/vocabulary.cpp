@@ -28,6 +28,7 @@ void check(const StoredValues& values, Lookup* lookup) {
 }
 
 int64_t unknown_id(const StoredValues& values, uint64_t hash) {
+  CHECK(values.num_unknown >= 0, values.num_unknown);
   if (values.num_unknown == 0) return -1;
   return kFirstUnknown + (values.num_unknown == 1 ? 0 : hash % values.num_unknown);
 }
@@ -47,6 +48,7 @@ void encode_block(const StoredValues& values, const Column& column, int64_t firs
   for (int64_t i = 0; i < n; ++i) {
     lookups[i].key = key_of(column.at(first + i), column.end());
     lookups[i].slot = values.home(lookups[i].key.hash);
+    CHECK(lookups[i].slot < num_homes(values.num_values), lookups[i].slot, values.num_values);
     prefetch(&values.index[lookups[i].slot]);
   }
   for (int64_t i = 0; i < n; ++i) {
@@ -97,6 +99,7 @@ HOTROWS_API int64_t hotrows_vocabularies_encode(const StoredValues* values, cons
                                                 const int64_t* owners, int64_t num_features,
                                                 int64_t* const* ids, int64_t threads, int64_t in_files) {
   const std::vector<Range> ranges = ranges_of(columns, num_features);
+  for (int64_t f = 0; f < num_features; ++f) CHECK(owners[f] >= 0 && columns[f].num_values >= 0, f, owners[f]);
   const int64_t num_ranges = static_cast<int64_t>(ranges.size());
   int64_t num_values = 0;
   for (int64_t f = 0; f < num_features; ++f) num_values += columns[f].num_values;
@@ -131,6 +134,7 @@ HOTROWS_API int64_t hotrows_read_ahead(const char* data, int64_t width, int64_t 
                                        int64_t n) {
   ReadAhead ahead;
   for (int64_t i = 0; i < n; ++i) {
+    CHECK(ids[i] >= 0 && width > 0, i, ids[i], width);
     if (ids[i] < num_rows) ahead.add(data + ids[i] * width, width);
   }
   ahead.start();

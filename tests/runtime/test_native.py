@@ -1,6 +1,7 @@
 """The native core: which build is loaded, and what an installation without it says."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -50,6 +51,20 @@ def test_names_that_the_core_has_in_another_order_are_an_error(monkeypatch):
         native.codes("initializer", "uniform", "constant", "normal")
     with pytest.raises(ImportError, match="colors is missing there and red here"):
         native.codes("colors", "red")
+
+
+@pytest.mark.parametrize("kind", ["deferred_target", "route", "slot_case", "text_problem", "key_totals"])
+def test_a_seam_with_two_names_exchanged_is_an_error(kind):
+    first, second, *others = native._reported_codes()[kind]
+    assert native.codes(kind, first, second, *others)[second] == 1
+    with pytest.raises(ImportError, match=f"{kind} is {first} {second}"):
+        native.codes(kind, second, first, *others)
+
+
+def test_another_build_of_the_core_is_loaded_where_it_is_named(monkeypatch, tmp_path):
+    named = Path(shutil.copy(native.load()._name, tmp_path / "core_named.so"))
+    monkeypatch.setenv("HOTROWS_CHECKED_CORE", str(named))
+    assert native.load.__wrapped__()._name == str(named)
 
 
 def test_a_core_built_on_an_older_machine_is_taken(monkeypatch):

@@ -6,7 +6,8 @@ whole number holds; `thread` accesses of two threads, one of them a write, that 
 `both` is the first two in one build, where `undefined` writes to standard error.
 A copy of the package with a core built for it stands first on Python's path, and the sanitizer's runtime
 is loaded before all else, in every process that a test starts. Findings do not end a test: they are
-written to files, and the command prints them at the end.
+written to files, and the command prints them at the end. The core has its own checks, too (csrc/check.h): what they
+find ends the process, and with it the test.
 
 What is not seen: Python, NumPy and PyTorch are not built with a sanitizer, so that only the core's own
 accesses count, and blocks that it gets from them have guards around them only where malloc gave them.
@@ -74,11 +75,11 @@ SANITIZERS = {
 @functools.cache
 def why_not(kind: str) -> str | None:
     """Why a sanitizer cannot run here, or None."""
-    if not sys.platform.startswith("linux") or shutil.which(_build().COMPILER) is None:
+    if not sys.platform.startswith("linux") or shutil.which(csrc_build().COMPILER) is None:
         return "needs Linux and a C++ compiler"
     missing = [name for name in SANITIZERS[kind].runtimes if _runtime(name) is None]
     if missing:
-        return f"{_build().COMPILER} has no {', '.join(missing)}"
+        return f"{csrc_build().COMPILER} has no {', '.join(missing)}"
     with tempfile.TemporaryDirectory() as folder:
         begun = subprocess.run(
             command(kind, "-c", ""), env=environment(kind, Path(folder)), capture_output=True, text=True
@@ -89,8 +90,8 @@ def why_not(kind: str) -> str | None:
 def compile_library(kind: str, sources: Iterable[Path], target: Path, flags: Iterable[str] = ()) -> None:
     """Compiles sources, each by itself, and links them. Nothing may stay undefined: a call of OpenMP that
     `fork_join.cpp` does not know is an error of the linker, not a call of libgomp."""
-    sanitizer, build = SANITIZERS[kind], _build()
-    flags = [*build.FLAGS, "-O1", *flags, "-g1", "-fno-omit-frame-pointer", *sanitizer.flags]
+    sanitizer, build = SANITIZERS[kind], csrc_build()
+    flags = [*build.FLAGS, *build.CHECKS, *flags, "-fno-omit-frame-pointer", *sanitizer.flags]
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def compiled(source: Path) -> Path:
@@ -115,7 +116,7 @@ def copy_package(kind: str, folder: Path, sources: Iterable[str] = ("*",), optim
     level = native.name()
     core = into / "hotrows" / "_native" / f"{level}.so"
     files = sorted(file for name in sources for file in (ROOT / "csrc").glob(f"{name}.cpp"))
-    compile_library(kind, files, core, [*_build().LEVELS.get(level, ()), optimize])
+    compile_library(kind, files, core, [*csrc_build().LEVELS.get(level, ()), optimize])
     if level.startswith("core_v"):
         shutil.copy(core, core.with_name("core_v2.so"))  # which is asked for the level
     return into
@@ -128,7 +129,7 @@ def environment(kind: str, reports: Path, package: Path = ROOT) -> dict[str, str
     options = {name: f"{text}:log_path={reports / 'report'}" for name, text in sanitizer.options.items()}
     runtimes = ":".join(str(_runtime(name)) for name in sanitizer.runtimes)
     path = [package, ROOT, *([HERE / "absent"] if kind == "thread" else [])]
-    options |= {"LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc"}
+    options |= {"LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc", "HOTROWS_CHECKED_CORE": ""}
     options["PYTHONPATH"] = ":".join(map(str, path))
     return {**os.environ, **options}
 
@@ -153,7 +154,7 @@ def _fixed_addresses() -> tuple[str, ...]:
 
 
 @functools.cache
-def _build() -> Any:
+def csrc_build() -> Any:
     """csrc/build.py."""
     spec = importlib.util.spec_from_file_location("hotrows_csrc_build", ROOT / "csrc" / "build.py")
     assert spec is not None and spec.loader is not None
@@ -165,7 +166,7 @@ def _build() -> Any:
 @functools.cache
 def _runtime(name: str) -> Path | None:
     """A library of the compiler; it repeats the name of one that it does not have."""
-    asked = [_build().COMPILER, f"-print-file-name={name}"]
+    asked = [csrc_build().COMPILER, f"-print-file-name={name}"]
     path = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
     return path.resolve() if path.is_absolute() else None
 

@@ -41,7 +41,6 @@ from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 from hotrows.shapes import Int64
 
-_DRAINED, _BYPASSES_CACHE = 1, 2
 _FAR, _ANY = 2**31 - 1, 2**63 - 1
 
 
@@ -219,6 +218,7 @@ class NativeSlotMap(SlotMap):
         super().__init__(num_slots, policy, in_flight, **options)
         self._buffers = torch.empty(4, 0, dtype=torch.int64)
         self._core: Any = native.load()
+        self._cases = native.codes("slot_case", "overlapped", "drained", "passes_through")
         order = self._past, self._future, self._known_window(), isinstance(policy, Newest)
         counted, rows = policies.num_counted(num_slots), _ANY if self.num_rows is None else self.num_rows
         sizes = ctypes.c_int64(counted), ctypes.c_int64(rows)
@@ -265,8 +265,8 @@ class NativeSlotMap(SlotMap):
         assert case >= 0, "allocate() got other rows than feed()"
         rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
         rows_out, slots_out = (part[: num_out.value].clone() for part in pairs[2:])
-        moves = Moves(rows_in, slots_in, rows_out, slots_out, case == _BYPASSES_CACHE)
-        return slots, moves, case in (_DRAINED, _BYPASSES_CACHE)
+        moves = Moves(rows_in, slots_in, rows_out, slots_out, case == self._cases["passes_through"])
+        return slots, moves, case != self._cases["overlapped"]
 
     def _buffers_for(self, num_rows: int) -> list[Tensor]:
         """Memory for rows and slots, reused by every batch: fresh memory costs more than they do."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 import platform
 import sys
 from collections.abc import Collection
@@ -31,10 +32,13 @@ _AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array)
 def load() -> ctypes.CDLL:
     """The native core; ImportError where the installation has none.
 
+    HOTROWS_CHECKED_CORE names another build of it, such as that of `python csrc/build.py --checks`.
     From then on a forked child may compute, too: see `hotrows_survive_forks`.
     """
     _load_openmp()
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if path := os.environ.get("HOTROWS_CHECKED_CORE"):
+        library = ctypes.CDLL(path)
+    elif platform.machine() not in ("x86_64", "AMD64"):
         library = _open("core_base")
     else:
         library = _open("core_v2")

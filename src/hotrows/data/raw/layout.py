@@ -13,7 +13,8 @@ import numpy as np
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, column_of
 
-WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3  # kinds of bad lines
+PROBLEMS = "none", "columns", "unclosed", "after_quote"  # of a line
+WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3
 _QUOTED = re.compile(rb'"((?:[^"]|"")*)"(?!")')
 
 log = logging.getLogger("hotrows")

@@ -17,7 +17,7 @@ from hotrows.data.raw import values
 from hotrows.data.raw.arrow import pyarrow, text_array
 from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.layout import AFTER_QUOTE, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
+from hotrows.data.raw.layout import AFTER_QUOTE, PROBLEMS, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
 from hotrows.data.raw.reading import Chunk
 from hotrows.runtime import native
 from hotrows.runtime.native import call
@@ -125,6 +125,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple |
     library = native.load()
     if library is None:
         return _cut_in_python(chunk, layout, how)
+    native.codes("text_problem", *PROBLEMS)
     shape = (len(layout.places), chunk.num_lines)
     starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
     changing = np.full(len(layout.places), how.schema.strip)

@@ -44,7 +44,7 @@ from hotrows.runtime.native import pointer
 
 _KINDS = native.codes("deferred_rule", "sgd", "adagrad", "rmsprop", "adam")
 _DTYPES = (torch.float32, torch.float64)
-_COLUMNS = 12  # of struct Target in csrc/deferred_rows.h
+_TARGET = native.codes("deferred_target", *Target.LINE)
 _NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
 __all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
@@ -79,7 +79,7 @@ def pack_targets(targets: Sequence[Target] | PackedTargets) -> PackedTargets:
         numbers.extend(target.line())
     packed = torch.frombuffer(numbers, dtype=torch.int64) if numbers else _NO_NUMBERS
     tensors = [t for target in targets[:1] for t in (target.weights, target.last)]
-    return PackedTargets(tuple(targets), packed.view(-1, _COLUMNS), _core(*tensors))
+    return PackedTargets(tuple(targets), packed.view(-1, len(_TARGET)), _core(*tensors))
 
 
 def catch_up(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,8 +38,13 @@ class Target:
     now: int
     first_decay: int
 
+    LINE: ClassVar = (
+        *("weights", "weights_stride", "first_state", "second_state", "states_stride", "lasts"),
+        *("lasts_stride", "num_rows", "steps", "first", "now", "first_decay"),
+    )
+
     def line(self) -> tuple[int, ...]:
-        """As struct Target of csrc/deferred_rows.h: addresses, strides in bytes, counts of steps."""
+        """The numbers of `LINE`, which the core reads: addresses, strides in bytes, counts of steps."""
         weights, states, last = self.weights, self.states, self.last
         size = weights.element_size()
         return (

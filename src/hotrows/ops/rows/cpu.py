@@ -21,6 +21,7 @@ _KINDS = native.codes("row_optimizer", "sgd", "adagrad", "rowwise_adagrad", "ada
 _INITIALIZERS = native.codes("initializer", "constant", "uniform", "normal")
 _LAYOUT = native.codes("record_layout", *RecordLayout.FIELDS)
 _PIECE = native.codes("piece", "key", "first_id", "id_step", "first_column", "num_columns")
+_ROUTE = native.codes("route", *reference.ROUTE)
 _MAX_IDS = 2**31 - 1
 
 
@@ -32,7 +33,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
 def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_columns, routes=None):
     ids, features = ids.contiguous(), features.contiguous()
-    num_ranks = 0 if routes is None else routes.shape[1] - 4
+    num_ranks = 0 if routes is None else routes.shape[1] - len(_ROUTE)
     tables = features, first_rows, num_rows, routes, num_ranks, features.numel(), num_columns
     if offsets is None:
         rows = torch.empty(features.numel() * batch_size, dtype=torch.int64)

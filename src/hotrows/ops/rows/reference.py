@@ -26,6 +26,8 @@ from hotrows.shapes import Float, Float32, Int32, Int64, UInt8
 
 __all__ = ["feed_rows", "rank_slots", "take_slots", "touch_slots"]  # beside what is defined here
 
+ROUTE = ("hot", "first_hot", "num_sharing", "first_rank")  # columns of routes, before those of ranks
+
 
 def resolve(
     ids: Int64[Tensor, "N"],
@@ -354,11 +356,11 @@ def _rows_of(
     """The row of each id, -1 for bad ones; column: whose route it takes."""
     if routes is None:
         return torch.where(bad, -1, ids + first_rows)
-    hot, first_hot, num_sharing, first_rank = routes[:, :4].unbind(1)
+    hot, first_hot, num_sharing, first_rank = routes[:, : len(ROUTE)].unbind(1)
     hot, sharing = hot[column], num_sharing[column]
     j = (ids - hot).clamp(min=0)
-    rank = (first_rank[column] + j % sharing) % (routes.shape[1] - 4)
-    owned = routes[column.expand_as(rank), 4 + rank] + j // sharing
+    rank = (first_rank[column] + j % sharing) % (routes.shape[1] - len(ROUTE))
+    owned = routes[column.expand_as(rank), len(ROUTE) + rank] + j // sharing
     return torch.where(bad, -1, torch.where(ids < hot, first_hot[column] + ids, owned))
 
 

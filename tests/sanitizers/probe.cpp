@@ -1,0 +1,8 @@
+// A CHECK whose condition counts how often it is evaluated.
+#include "../../csrc/check.h"
+
+extern "C" __attribute__((visibility("default"))) int64_t hotrows_probe(int64_t n, int64_t holds) {
+  int64_t evaluated = 0;
+  CHECK(++evaluated && holds, n);
+  return evaluated;
+}
