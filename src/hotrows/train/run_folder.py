@@ -84,13 +84,15 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
         log.warning("the validation part is empty: the last checkpoint counts as the best")
     for label, value in data.parts["train"].constant_labels.items():
         log.warning(
-            f"the label {label!r} is {value} in the whole training part: a model learns that alone; "
-            f"check its column, or split the data in another way"
+            f"the label {label!r} is {_shown(value)} in the whole training part: a model learns that "
+            f"alone; check its column, or split the data in another way"
         )
     for label, value in data.parts["validation"].constant_labels.items():
+        best = "it has no AUC there, and the log loss says which checkpoint is best"
         log.warning(
-            f"the label {label!r} is {value} in the whole validation part: it has no AUC there, and the "
-            f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
+            f"the label {label!r} is {_shown(value)} in the whole validation part: "
+            f"{'it chooses no checkpoint' if value is None else best}; --split stratified:0.8,0.1,0.1 "
+            f"keeps both values"
         )
     make_folder(run)
     _write_config(run, config)
@@ -105,6 +107,10 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
         link_or_copy(data.path / file, target)
         sync(target.parent)
     write_json(run / "choices.json", _JSON.sign(choices))
+
+
+def _shown(value: int | None) -> str:
+    return "missing, or of weight 0," if value is None else str(value)
 
 
 def with_settings_of(run: Path, config: TrainConfig) -> TrainConfig:

@@ -105,6 +105,12 @@ def prepare(
         written, extremes = passes.encode(job, encoder, folder, state, of_stage)
         _finish(job, folder, encoder, state, written, extremes)
     data = EncodedData.open(out)
+    for name, is_shared in job.split.sharing.items():
+        if is_shared and not data.parts[name].rows:
+            log.warning(
+                f"the {name} part has no rows, although the split {job.split_text!r} gives it some: give "
+                f"more rows or another share (rows of one time, or of one request, stay together)"
+            )
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
     else:
