@@ -39,7 +39,7 @@ from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.data.encode.encoding import stored_values
 from hotrows.data.encode.vocabulary_file import Values
-from hotrows.json_file import JsonFile, build, value_of
+from hotrows.json_file import JsonFile, PathText, build, value_of
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
@@ -55,6 +55,7 @@ _MAY_BE_OPEN = (
 )
 _PLACING, _STREAM = "placing.json", "stream.json"
 _JSON = JsonFile("restore it from a copy")
+_NO_PATH = PathText("")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DataOfRun:
     """The data that a run was trained on: where it is, or the Parquet files that it is read from."""
 
     fingerprint: str
-    path: str = ""
+    path: PathText = _NO_PATH
     source: dict[str, Any] | None = None
 
 
