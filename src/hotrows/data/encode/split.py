@@ -47,8 +47,8 @@ class Split:
     def sharing(self) -> dict[str, bool]:
         """Whether rows are to go to each part."""
         train, end = self.before or (0, 0)
-        shares = self.shares or (1, end > train, end < _NEVER)
-        return {name: share > 0 for name, share in zip(NAMES, shares, strict=True)}
+        shares = self.shares or (True, end > train, end < _NEVER)
+        return {name: bool(share) for name, share in zip(NAMES, shares, strict=True)}
 
     @property
     def needs_total(self) -> bool:
