@@ -72,18 +72,24 @@ def style() -> Any:
 def set_title(figure: Figure, title: str, below: str) -> None:
     """Writes a title in large letters and a line below it, and leaves room for both."""
     height = figure.get_figheight()
+    title = title.encode(errors="replace").decode()  # names of folders may have bytes that are no UTF-8
     figure.text(0.012, 1 - 0.24 / height, title, fontsize=15, fontweight="bold", va="center")
     figure.text(0.012, 1 - 0.54 / height, below, fontsize=10.5, va="center", color="#5b616a")
     layout = {"rect": (0.006, 0.01, 0.988, 1 - 0.84 / height), "w_pad": 0.12}
     figure.get_layout_engine().set(**layout)  # type: ignore[union-attr]
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Writes the figure as PNG, with the folders above it."""
+def save(figure: Figure, path: Path) -> Path | None:
+    """Writes the figure as PNG, with the folders above it; where that fails, warns and returns None, as
+    what it shows is there without it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as part:
-        figure.savefig(part, format="png", dpi=130)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as part:
+            figure.savefig(part, format="png", dpi=130)
+    except OSError as error:
+        log.warning("the picture %s was not written: %s", path, error.strerror or error)
+        return None
     return path

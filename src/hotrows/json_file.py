@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PathText = typing.NewType("PathText", str)  # may have bytes that are no UTF-8, as `os.fsdecode` has them
 _SUM = "crc32"
 _OBJECTS = (dict, Mapping)
 _EDITED = "if you have edited it, delete its `{}` and `crc32`"
@@ -191,6 +192,8 @@ def _is_legal(value: Any, kind: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e300
     if kind is int:
         return type(value) is int and abs(value) < 1 << 63
+    if kind is PathText:
+        return type(value) is str
     if kind is str:
         return type(value) is str and (
             value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)

@@ -91,6 +91,8 @@ class Setting:
         if self.choices and value not in self.choices:
             raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {shown(value)}")
         kind, words = _KINDS.get(get_origin(self.type) or self.type, (object, ""))
+        if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
+            raise ValueError(f"{self.name} must be text of UTF-8, not {value!r}; rename the folder")
         if not isinstance(value, kind) or (isinstance(value, bool) and self.type is not bool):
             raise ValueError(f"{self.name} must be {words}, not {shown(value)}")
         if self.least is not None and value < self.least:

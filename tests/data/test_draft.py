@@ -380,7 +380,73 @@ def test_numbers_with_commas_or_signs_are_ids_and_noted(text, is_noted):
     prices = [text.format(n // 2) for n in range(60)]
     draft = draft_schema(pa.table({"click": [0, 1] * 30, "price": prices}))
     assert draft.schema.features == (Sparse("price"),)
-    assert any("numbers with commas or signs" in note for note in draft.notes) == is_noted
+    assert any("'price': numbers with commas" in note for note in draft.notes) == is_noted
+
+
+def _draft_of_prices(price):
+    prices = [str(price(i)) for i in range(400)]
+    items = [i % 9 for i in range(400)]
+    return draft_schema(pa.table({"click": [0, 1] * 200, "item": items, "price": prices}))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["\u2014"], ["--"], ["unknown", "TBD"], ["inf"], ["#N/A"], ["not given"], ["x", "y", "z", "NA"]],
+)
+def test_words_among_numbers_mean_missing_and_are_noted(tmp_path, words):
+    """Prices of which a tenth was a dash became ids, without a note."""
+    draft = _draft_of_prices(lambda i: words[i // 10 % len(words)] if i % 10 == 3 else i * 7 % 50 / 4)
+    assert Dense("price", transform="standard") in draft.schema.features
+    assert set(draft.schema.missing) == set(words)
+    assert any("'price'" in note and words[0] in note for note in draft.notes)
+    path = tmp_path / "rows.csv"
+    lines = [f"{i % 2},{i % 9},{words[0] if i % 10 == 3 else i / 4}" for i in range(400)]
+    path.write_text("\n".join(["click,item,price", *lines]) + "\n", encoding="utf-8")
+    data = prepare(path, draft.schema, tmp_path / "enc", split="fraction:1,0,0")
+    assert data.parts["train"].missing["price"] == 40
+
+
+@pytest.mark.parametrize(
+    ("price", "noted"),
+    [
+        (lambda i: f"{i % 50 / 4} kg", "0.0 kg"),
+        (lambda i: f"{i % 50 / 4}kg" if i % 2 else i % 50 / 4, "kg"),
+        (lambda i: f"USD {i % 50}", "USD"),
+        (lambda i: f"{i % 50} EUR", "EUR"),
+        (lambda i: f"{i % 50} km/h", "km/h"),
+        (lambda i: f"{i % 3 + 1} {i % 50 + 100}", "1 100"),
+        (lambda i: "none" if i % 10 == 3 else f"{i % 50}%", "%"),
+        (lambda i: "\u2014" if i % 10 == 3 else f"\u20ac{i % 50}", "\u20ac"),
+        (lambda i: f"({i % 50 / 4})" if i % 10 == 3 else i % 50 / 4, "("),
+        (lambda i: f"~{i % 50}" if i % 10 == 3 else i % 50 / 4, "~"),
+        (lambda i: "not given" if i % 10 < 2 else i % 50 / 4, "not given"),
+        (lambda i: "abcdefgh"[i // 10 % 8] if i % 10 == 3 else i % 50 / 4, "'a'"),
+        (lambda i: f"{i % 28 + 1:02}/03/2024" if i % 2 else f"2024-03-{i % 28 + 1:02}", "03/2024"),
+        (lambda i: "unknown" if i % 10 == 3 else f"2024-03-{i % 28 + 1:02}", "unknown"),
+    ],
+)
+def test_what_are_nearly_numbers_or_times_is_noted(price, noted):
+    draft = _draft_of_prices(price)
+    assert Sparse("price") in draft.schema.features
+    assert any(note.startswith("'price': ") and noted in note for note in draft.notes)
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        lambda i: f"{i % 50}{'ABCDE'[i % 5]}",
+        lambda i: f"item {i % 50}",
+        lambda i: f"10.0.{i % 7}.{i % 50}",
+        lambda i: f"{i % 50:03}",
+        lambda i: "SML"[i % 3] if i % 10 == 3 else i % 14,
+        lambda i: f"{i % 7}/{i % 9 + 1}",
+        lambda i: f"{i % 50 * 2654435761 % 2**32:08x}",
+    ],
+)
+def test_codes_are_ids_without_a_note(price):
+    draft = _draft_of_prices(price)
+    assert Sparse("price") in draft.schema.features and draft.schema.missing == ()
+    assert not any("'price'" in note for note in draft.notes)
 
 
 def test_columns_of_one_name_are_refused_as_those_of_the_file(tmp_path):

@@ -73,6 +73,57 @@ def test_one_class_only(warned, number):
     assert said[0].startswith(f"label 'click' is {number} in all ")
 
 
+@pytest.mark.parametrize("first, part", [(0, "train"), (800, "validation"), (900, "test")])
+def test_weights_of_0_in_all_rows_of_a_part(warned, first, part):
+    """Training then died at the first evaluation; nothing was said before."""
+    schema = dataclasses.replace(SCHEMA, weight="w")
+    rows = {"train": 800, "validation": 100, "test": 100}[part]
+    weights = [float(not first <= i < first + rows) for i in range(ROWS)]
+    (line,) = warned(table(w=weights), schema, split="position:0.8,0.1,0.1")
+    assert line.startswith(f"none of the {rows} rows of {part} has the label 'click' with a weight ('w')")
+
+
+def test_one_class_among_the_rows_that_weigh(warned):
+    clicks = [i % 2 for i in range(ROWS)]
+    schema = dataclasses.replace(SCHEMA, weight="w")
+    weights = [2.5 * (not 800 <= i < 900 or click) for i, click in enumerate(clicks)]
+    (line,) = warned(table(click=clicks, w=weights), schema, split="position:0.8,0.1,0.1")
+    assert line == "label 'click' is 1 in all 100 rows of validation: it has no AUC there"
+
+
+def test_a_label_that_no_row_of_a_part_has(warned):
+    schema = dataclasses.replace(SCHEMA, label=("click", "buy"))
+    buys = [None if i >= 900 else i % 2 for i in range(ROWS)]
+    (line,) = warned(table(buy=buys), schema, split="position:0.8,0.1,0.1")
+    assert line == "none of the 100 rows of test has the label 'buy': it cannot be measured there"
+
+
+WEEK = [1_700_000_000 // 86_400 * 86_400 + day * 86_400 for day in range(7) for _ in range(20)]
+
+
+@pytest.mark.parametrize(
+    "split, empty",
+    [
+        ("time:0.8,0.1,0.1", ["test"]),
+        ("time:0.9", ["test"]),
+        ("time:0.99,0.005,0.005", ["validation", "test"]),
+        ("time:2024-01-01,2024-01-02", ["validation", "test"]),
+        ("time:2024-01-01", ["test"]),
+        ("time:0.7,0.15,0.15", []),
+        ("time:1,0,0", []),
+        ("position:0.999,0.0005,0.0005", ["validation"]),
+        ("fraction:0.999,0.0005,0.0005", ["validation", "test"]),
+    ],
+)
+def test_a_part_that_a_split_leaves_empty_is_named(tmp_path, caplog, split, empty):
+    rows = {"click": [i % 2 for i in range(140)], "user": [i % 9 for i in range(140)], "when": WEEK}
+    schema = Schema((Sparse("user"),), label="click", time=Time("when"))
+    data = prepare(rows, schema, tmp_path / "enc", split=split)
+    named = [r.message.split()[1] for r in caplog.records if "part has no rows" in r.message]
+    assert named == empty
+    assert all(not data.parts[name].rows for name in empty)
+
+
 def test_labels_that_are_numbers_are_not_classes(warned):
     label = Label("rating", loss="squared")
     ratings = -2.5 - np.arange(ROWS) % 7

@@ -15,7 +15,7 @@ from hotrows import data, models
 from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.optim import SGD, Adagrad
-from hotrows.schema import Label, Schema
+from hotrows.schema import Label, Schema, Sparse
 from hotrows.table import Table
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.recommender import Recommender
@@ -244,3 +244,34 @@ def test_a_model_of_ones_own_is_found_by_its_file(encoded, tmp_path):
             models.build(name, encoded.schema)
     with pytest.raises(ValueError, match="DeepFM has no option 'dims'; it has dim, hidden"):
         models.build("deepfm", encoded.schema, dims=3)
+
+
+@pytest.mark.parametrize("label", ["click", Label("click", loss="squared"), ("click", "buy")])
+def test_a_validation_part_that_weighs_nothing_ends_no_training(tmp_path, label):
+    """Its metrics are nan, and the last checkpoint counts as the best."""
+    rows = {
+        "click": [i % 3 // 2 for i in range(300)],
+        "buy": [i % 5 // 4 for i in range(300)],
+        "user": [i * 7 % 20 for i in range(300)],
+        "w": [float(i < 200) for i in range(300)],
+    }
+    schema = Schema((Sparse("user"),), label=label, weight="w")
+    encoded = data.prepare(rows, schema, tmp_path / "enc", split="position:2/3,1/6,1/6")
+    result = train(encoded, dataclasses.replace(CONFIG, stop_patience=1), tmp_path / "run")
+    assert result.best_step == result.steps == 2 * 4
+    assert math.isnan(result.test.auc) and math.isnan(result.test.log_loss) and not result.test.samples
+    assert all(map(math.isfinite, load_run(tmp_path / "run").predict(rows)))
+
+
+def test_a_label_that_the_validation_part_lacks_counts_not_in_its_mean(tmp_path):
+    rows = {
+        "click": [i % 3 // 2 for i in range(300)],
+        "rating": [i % 5 / 2 if i < 200 else None for i in range(300)],
+        "user": [i * 7 % 20 for i in range(300)],
+    }
+    schema = Schema((Sparse("user"),), label=("click", Label("rating", loss="squared")))
+    encoded = data.prepare(rows, schema, tmp_path / "enc", split="position:2/3,1/6,1/6")
+    config = dataclasses.replace(CONFIG, model="mmoe", model_options={"dim": 4})
+    metrics = train(encoded, config, tmp_path / "run").validation
+    assert metrics.score == metrics.tasks["click"].score > 0
+    assert metrics.tasks["rating"].samples == 0

@@ -7,6 +7,8 @@ finite predictions).
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sys
@@ -35,6 +37,16 @@ from hotrows.cli import (
 )
 from hotrows.distributed import job
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "free some of your quota, or write to another disk",
+    errno.EFBIG: "raise `ulimit -f`, or write to another file system",
+    errno.EMFILE: "raise `ulimit -n`",
+    errno.ENFILE: "the system has no more; close other programs",
+    errno.EROFS: "write to a folder that is not read-only",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; where it fails, with one line on standard error."""
@@ -46,10 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str] | None) -> None:
     session = SimpleNamespace(debug=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths may have bytes that are no UTF-8
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -68,8 +83,10 @@ def _run(arguments: Sequence[str] | None) -> None:
 def _message(error: Exception) -> str | None:
     """The line that explains an error; None of a mistake of ours, which its traceback explains."""
     message = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.filename is not None:
-        message = f"{error.filename}: {error.strerror}; check the path, and what it permits"
+    is_bare = isinstance(error, OSError) and error.args in [(code, os.strerror(code)) for code in _FULL]
+    if isinstance(error, OSError) and (error.filename is not None or is_bare):
+        remedy = _REMEDIES.get(error.errno or 0, "check the path, and what it permits")
+        message = f"{error.filename or 'standard output, or a file'}: {error.strerror}; {remedy}"
     elif isinstance(error, MemoryError) or "can't allocate memory" in message:
         message = (
             f"out of memory: {message[:200]}; use smaller tables, batches or models, or --fast-memory"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hotrows.runtime.atomic_files import replaced
 
@@ -41,7 +41,7 @@ def predictions_to(out: Path | None, names: Sequence[str], beside: bool) -> Iter
     suffix = out.suffix.lower()
     with replaced(out) as part:
         if suffix in _PARQUET:
-            with _parquet(part, names) as write:
+            with open(part, "wb") as sink, _parquet(sink, names) as write:
                 yield write
             return
         with open(part, "w", encoding="utf-8", newline="") as file:
@@ -76,7 +76,7 @@ def _rows(file: TextIO, names: Sequence[str], delimiter: str) -> Write:
 
 
 @contextmanager
-def _parquet(path: Path, names: Sequence[str]) -> Iterator[Write]:
+def _parquet(sink: IO[bytes], names: Sequence[str]) -> Iterator[Write]:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -87,7 +87,7 @@ def _parquet(path: Path, names: Sequence[str]) -> Iterator[Write]:
         if tables:
             table = pa.concat_tables(tables)
             if not writers:
-                writers.append(ParquetWriter(path, table.schema))
+                writers.append(ParquetWriter(sink, table.schema))
             writers[0].write_table(table)
             tables.clear()
 

@@ -31,10 +31,25 @@ def replaced(path: Path) -> Iterator[Path]:
     """Gives the path PATH.part to write a file to, which becomes `path`; after an error it goes."""
     part = part_of(path)
     try:
-        yield part
-        publish(part, path)
+        with named(path):
+            yield part
+            publish(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Gives an OSError the name of the file `path`: one of a write has none, one of an open that of the
+    part."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # of NumPy, "512 requested and 0 written"
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        if error.filename in (None, str(part_of(path))):
+            error.filename = str(path)
         raise
 
 
@@ -59,7 +74,8 @@ def new_folder(path: Path, job: dict[str, Any] | None = None) -> Iterator[Path]:
                 sync(path)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+                with named(path):
+                    raise
             written = sum(file.stat().st_size for file in part.glob("*"))
             raise ValueError(
                 f"the disk of {path} is full after {written:,} bytes, which are removed again; free "
@@ -96,9 +112,9 @@ def part_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file."""
+    """Writes a small file; paths in its text may have bytes that are no UTF-8."""
     with replaced(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_first(path: Path, text: str) -> bool:

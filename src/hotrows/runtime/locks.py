@@ -63,8 +63,12 @@ class Lock:
             time.sleep(_POLL)
             tries += 1
         _held.add(self)
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, self._text)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, self._text)
+        except OSError as error:  # of a full disk
+            error.filename = str(self.path)
+            raise
         if fcntl is None:  # Windows renames no folder with an open file
             os.close(self._fd)
             self._fd = os.open(os.devnull, os.O_RDONLY)

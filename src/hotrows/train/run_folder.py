@@ -39,7 +39,7 @@ from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.data.encode.encoding import stored_values
 from hotrows.data.encode.vocabulary_file import Values
-from hotrows.json_file import JsonFile, build, value_of
+from hotrows.json_file import JsonFile, PathText, build, value_of
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
@@ -55,6 +55,7 @@ _MAY_BE_OPEN = (
 )
 _PLACING, _STREAM = "placing.json", "stream.json"
 _JSON = JsonFile("restore it from a copy")
+_NO_PATH = PathText("")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DataOfRun:
     """The data that a run was trained on: where it is, or the Parquet files that it is read from."""
 
     fingerprint: str
-    path: str = ""
+    path: PathText = _NO_PATH
     source: dict[str, Any] | None = None
 
 
@@ -84,13 +85,15 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
         log.warning("the validation part is empty: the last checkpoint counts as the best")
     for label, value in data.parts["train"].constant_labels.items():
         log.warning(
-            f"the label {label!r} is {value} in the whole training part: a model learns that alone; "
-            f"check its column, or split the data in another way"
+            f"the label {label!r} is {_shown(value)} in the whole training part: a model learns that "
+            f"alone; check its column, or split the data in another way"
         )
     for label, value in data.parts["validation"].constant_labels.items():
+        best = "it has no AUC there, and the log loss says which checkpoint is best"
         log.warning(
-            f"the label {label!r} is {value} in the whole validation part: it has no AUC there, and the "
-            f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
+            f"the label {label!r} is {_shown(value)} in the whole validation part: "
+            f"{'it chooses no checkpoint' if value is None else best}; --split stratified:0.8,0.1,0.1 "
+            f"keeps both values"
         )
     make_folder(run)
     _write_config(run, config)
@@ -105,6 +108,10 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
         link_or_copy(data.path / file, target)
         sync(target.parent)
     write_json(run / "choices.json", _JSON.sign(choices))
+
+
+def _shown(value: int | None) -> str:
+    return "missing, or of weight 0," if value is None else str(value)
 
 
 def with_settings_of(run: Path, config: TrainConfig) -> TrainConfig:

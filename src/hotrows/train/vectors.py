@@ -22,7 +22,7 @@ import torch
 
 from hotrows.data.encode.vocabulary_file import Values
 from hotrows.engine.embedding import Embedding
-from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.atomic_files import replaced, write_text
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
 from hotrows.table import Table
@@ -85,14 +85,15 @@ def write_vectors(table: Any, path: Path) -> None:
             column = table.column("vector").combine_chunks()
             flat = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
             values = [_shown(value) for value in table.column("value").to_pylist()]
-            with replaced(path.with_suffix(".values.json")) as names, open(part, "wb") as file:
+            with open(part, "wb") as file:
                 np.save(file, flat)
-                names.write_text(json.dumps(values) + "\n")
+            write_text(path.with_suffix(".values.json"), json.dumps(values) + "\n")
         elif suffix == ".arrow":
-            with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            with open(part, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
         else:
-            parquet.write_table(table, str(part))
+            with open(part, "wb") as sink:
+                parquet.write_table(table, sink)
 
 
 def _shown(value: Any) -> str:

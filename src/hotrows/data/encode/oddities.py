@@ -81,7 +81,13 @@ def _constant_labels(data: EncodedData) -> Iterator[str]:
     for name, part in data.parts.items():
         for label, value in part.constant_labels.items():
             what = "nothing can be learned of it" if name == "train" else "it has no AUC there"
-            yield f"label {label!r} is {value} in all {part.rows:,} rows of {name}: {what}"
+            rows = f"{part.rows:,} rows of {name}"
+            if value is None:
+                what = what.replace("has no AUC", "cannot be measured")
+                weight = data.schema.weight and f" with a weight ({data.schema.weight!r}) above 0"
+                yield f"none of the {rows} has the label {label!r}{weight or ''}: {what}"
+            else:
+                yield f"label {label!r} is {value} in all {rows}: {what}"
 
 
 def _constant_columns(data: EncodedData, rows: Rows) -> Iterator[str]:

@@ -105,11 +105,21 @@ def prepare(
         written, extremes = passes.encode(job, encoder, folder, state, of_stage)
         _finish(job, folder, encoder, state, written, extremes)
     data = EncodedData.open(out)
+    _warn_of_empty_parts(data, job)
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
     else:
         _warn(data, is_drawn=split is None and set(job.declared_parts) == {None})
     return data
+
+
+def _warn_of_empty_parts(data: EncodedData, job: Job) -> None:
+    for name, is_shared in job.split.sharing.items():
+        if is_shared and not data.parts[name].rows:
+            log.warning(
+                f"the {name} part has no rows, although the split {job.split_text!r} gives it some: give "
+                f"more rows or another share (rows of one time, or of one request, stay together)"
+            )
 
 
 def _warn(data: EncodedData, is_drawn: bool) -> None:

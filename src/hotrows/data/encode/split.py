@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -14,6 +14,7 @@ from hotrows.data.encode.requests import request_numbers
 from hotrows.data.raw.columns import MISSING_LABEL, Columns
 from hotrows.data.raw.values import MISSING_TIME, mix64
 from hotrows.data.stored.order import permutation
+from hotrows.data.stored.part import NAMES
 
 KINDS = ("fraction", "stratified", "position", "time")
 
@@ -41,6 +42,13 @@ class Split:
     kind: str
     shares: tuple[Fraction, Fraction, Fraction] | None
     before: tuple[int, int] | None = None
+
+    @property
+    def sharing(self) -> dict[str, bool]:
+        """Whether rows are to go to each part."""
+        train, end = self.before or (0, 0)
+        shares = self.shares or (True, end > train, end < _NEVER)
+        return {name: bool(share) for name, share in zip(NAMES, shares, strict=True)}
 
     @property
     def needs_total(self) -> bool:
@@ -71,9 +79,7 @@ def parse_split(
         times = [parse_time(word) for word in numbers.split(",")]
         if len(times) <= 2 and times == sorted(times):
             before = _before(times, declared)
-            shared = {"validation": before[1] > before[0], "test": before[1] < _NEVER}
-            _check_declared(text, shared, declared)
-            return Split(kind, None, before)
+            return _checked(text, Split(kind, None, before), declared)
     if kind not in KINDS or shares is None:
         raise ValueError(
             f"split must be 'fraction:', 'stratified:', 'position:' or 'time:' and the shares of "
@@ -81,18 +87,18 @@ def parse_split(
             f"of training alone ('position:0.8'), or the times from which on rows validate and test "
             f"('time:2024-03-01,2024-03-02'), not {str(text)[:60]!r}"
         )
-    _check_declared(text, {"validation": shares[1] > 0, "test": shares[2] > 0}, declared)
-    return Split(kind, shares)
+    return _checked(text, Split(kind, shares), declared)
 
 
-def _check_declared(text: str, shared: Mapping[str, bool], declared: Sequence[str]) -> None:
-    """Raises an error if a split shares rows out to a part that has files of its own."""
-    for part in (part for part in declared if shared[part]):
+def _checked(text: str, split: Split, declared: Sequence[str]) -> Split:
+    """Returns the split; an error if it shares rows out to a part that has files of its own."""
+    for part in (part for part in declared if split.sharing[part]):
         none = "fraction:0.9,0.1,0" if part == "test" else "fraction:0.9,0,0.1"
         raise ValueError(
             f"split {text!r} would move rows of the training files into the {part} part, which has files "
             f"of its own; give it no share ({none!r}), or leave the files or the split out"
         )
+    return split
 
 
 def _before(times: list[int], declared: Sequence[str]) -> tuple[int, int]:

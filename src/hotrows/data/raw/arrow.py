@@ -22,6 +22,7 @@ from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import check_present
+from hotrows.data.raw.objects import check_frame, check_objects
 from hotrows.data.raw.values import MISSING_TIME
 
 ROWS_PER_CHUNK = 1 << 16
@@ -183,7 +184,7 @@ class ArrowCells:
             return self._dictionary(array, column)
         if types.is_floating(kind):
             array = self._whole(array, column)
-        elif types.is_decimal(kind) or types.is_nested(kind) or types.is_duration(kind):
+        elif _has_many_texts(kind):
             raise self._unfit(column, "ids (text or whole numbers)", "convert the column")
         if not _is_text(array.type):
             array = self._as_text(array, column)
@@ -278,7 +279,7 @@ def as_table(data: Any) -> Any:
         return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
     if hasattr(data, "__arrow_c_stream__"):
         try:
-            return pa.table(data)
+            return check_frame(data, pa.table(data))
         except (pa.ArrowException, TypeError, OverflowError) as error:
             if hasattr(data, "columns") and hasattr(data, "items"):
                 _table_of_columns(dict(data.items()))  # its error names the column
@@ -309,7 +310,7 @@ def _table_of_columns(columns: Mapping[str, Any]) -> Any:
                 f"frame"
             )
         try:
-            arrays[str(name)] = _column_array(column)
+            arrays[str(name)] = check_objects(column, _column_array(column))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"column {name!r} {_why_unread(column, error, name)}") from error
     lengths = {name: len(array) for name, array in arrays.items()}
@@ -430,6 +431,14 @@ def _is_number(kind: Any) -> bool:
     types = pyarrow().types
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
     return any(test(kind) for test in tests)
+
+
+def _has_many_texts(kind: Any) -> bool:
+    """Whether programs write values of an Arrow type in several ways, none of which is their id."""
+    pa, types = pyarrow(), pyarrow().types
+    tests = (types.is_decimal, types.is_nested, types.is_duration)
+    is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
+    return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
 
 
 def first_line(of_arrow: Any) -> str:

@@ -23,9 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotrows.data.raw.almost_numbers import almost_numbers
 from hotrows.data.raw.first_rows import first_rows_of
-from hotrows.data.raw.kinds import ID_NAME, TIME_NAME, Column, column_of_kind, quantiles
-from hotrows.data.raw.values import UNIX
+from hotrows.data.raw.kinds import FEW, ID_NAME, TIME_NAME, Column, column_of_kind, quantiles
+from hotrows.data.raw.values import MISSING_WORDS, UNIX
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
 from hotrows.schema import Sequence as SequenceFeature
@@ -40,9 +41,7 @@ _POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">5
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", re.IGNORECASE)
 _HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
-_FEW = 20  # different whole numbers that are ids rather than amounts
 _DAY = 86_400
-_SIGNS = frozenset(",%$€£¥")  # in numbers that are none to a machine
 
 
 @dataclass(frozen=True)
@@ -220,6 +219,10 @@ class _Drafting:
     def features(self, column: Column) -> Iterator[Feature]:
         """The features that a column is read by; none where it is left out."""
         name = column.name
+        if almost := almost_numbers(column):
+            self.notes.append(f"{name!r}: {almost}")
+        if odd := [word for word in column.words if word not in MISSING_WORDS]:
+            self.notes.append(f"{name!r}: {', '.join(map(repr, odd))} among numbers means missing")
         if why := self._left_out(column):
             self.notes.append(f"{name!r} is left out: {why}")
         elif column.kind == "time":
@@ -231,10 +234,6 @@ class _Drafting:
         else:
             if any(str(x).startswith("[") and str(x).endswith("]") for x in column.counts):
                 self.notes.append(f"{name!r}: lists in brackets count as one value; write them as a|b")
-            if _has_signs(column):
-                self.notes.append(
-                    f"{name!r}: numbers with commas or signs are read as ids; write them as 1234.5"
-                )
             if column.is_unique:
                 self.notes.append(
                     f"{name!r} has another value in {self._where}; are there ids that recur?"
@@ -294,7 +293,7 @@ class _Drafting:
         """Whether numbers are ids: whole, and named so, few, or far from 0 and repeated."""
         if not column.is_whole:
             return False
-        if ID_NAME.search(column.name) or len(column.counts) <= _FEW:
+        if ID_NAME.search(column.name) or len(column.counts) <= FEW:
             return True
         low, middle, high = quantiles(column.counts, 0.01, 0.5, 0.99)
         repeats = 2 * len(column.counts) < len(column.values) - column.missing
@@ -308,16 +307,6 @@ class _Drafting:
 def _is_time_by_magnitude(column: Column) -> bool:
     """Whether numbers alone, and no name, say that a column is a time."""
     return column.format in UNIX and not TIME_NAME.search(column.name)
-
-
-def _has_signs(column: Column) -> bool:
-    """Whether values are text that looks like numbers with a comma or a sign, such as 1,234 or 5%."""
-    is_number = re.compile(r" *[$€£¥]? *[+-]?\d[\d.,]* *[%$€£¥]? *").fullmatch
-    return (
-        column.kind == "text"
-        and any(not _SIGNS.isdisjoint(x) for x in column.counts)
-        and all(map(is_number, column.counts))
-    )
 
 
 def _transform(column: Column) -> str:

@@ -77,8 +77,12 @@ def table_of_lines(chunk: Chunk) -> Any:
         line = chunk.first_line + chunk.text.count(b"\n", 0, blank.start())
         raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found nothing")
     options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
+
+    def read(**how: Any) -> Any:
+        return json.read_json(io.BytesIO(chunk.text), options, json.ParseOptions(**how))
+
     try:
-        table = json.read_json(io.BytesIO(chunk.text), read_options=options)
+        table = read()
     except pa.ArrowInvalid as error:
         row = _ROW.search(str(error))
         where = f" line {chunk.first_line + int(row[1])}" if row else ""
@@ -88,7 +92,7 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"({why}); correct the line"
         ) from error
     try:
-        _ = table.column_names
+        names = table.column_names
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{chunk.name}: a key between lines {chunk.first_line} and "
@@ -99,7 +103,18 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{chunk.name}: {chunk.num_lines:,} lines from line {chunk.first_line} on hold "
             f"{table.num_rows:,} objects of JSON; write one per line"
         )
-    return table
+    times = [field.with_type(_as_text(field.type)) for field in table.schema if "time" in str(field.type)]
+    if times:  # text that looks like times, as long as its neighbors do
+        table = read(explicit_schema=pa.schema(times))
+    return table.select(names)
+
+
+def _as_text(kind: Any) -> Any:
+    """An Arrow type with text in place of the times that its JSON reader saw in text."""
+    pa = pyarrow()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_text(kind.value_type))
+    return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
 def with_columns(table: Any, columns: Sequence[str]) -> Any:

@@ -22,12 +22,14 @@ ID_NAME = re.compile(
     r"(id|ID|Id)?($|_|\d)|[a-z]I[dD]$"
 )
 TIME_NAME = re.compile(r"time|date|created|(^|_)(ts|day|when|at|dt|hour)($|_)|[a-z]At$", re.IGNORECASE)
-_FORMATS = (
+FORMATS = (
     *("%Y-%m-%d %H", "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S"),
     *("%d.%m.%Y %H:%M", "%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%d/%m/%Y"),
     *("%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M%S", "%y%m%d%H"),
 )
 _FIRST, _LAST = 788_918_400, 2_208_988_800  # 1995 and 2040: between them are times of samples
+FEW = 20  # different whole numbers that are ids rather than amounts
+_MOST_WORDS = 5  # that may mean a missing number, of one column
 _LEAST = 20  # rows from which on different values in all rows say something
 
 
@@ -98,6 +100,9 @@ def _of_text(sample: RawColumn) -> Column:
     words = [word for word in MISSING_WORDS if word in stripped.values()]
     known = [word for word in stripped.values() if word and word not in words]
     numbers = {word: plain_number(word.encode("utf-8", "surrogateescape")) for word in known}
+    if odd := _words_among(sample.name, numbers, counts, stripped):
+        words, known = [*words, *odd], [word for word in known if word not in odd]
+        numbers = {word: numbers[word] for word in known}
     if known and None not in numbers.values() and not any(map(_has_leading_zero, known)):
         values = [None if x is None else numbers.get(stripped[x]) for x in sample.values]
         column = Column(sample.name, "number", values, _counted(values), tuple(words))
@@ -106,6 +111,20 @@ def _of_text(sample: RawColumn) -> Column:
             return time or column
     column = Column(sample.name, "text", sample.values, counts)
     return _as_time(column, sample, known) or _as_list(column) or column
+
+
+def _words_among(
+    name: str, numbers: Mapping[str, float | None], counts: Counter, stripped: Mapping[str, str]
+) -> list[str]:
+    """A few words without digits among numbers that are nine in ten values: they mean missing. None where
+    the numbers are called ids, or are few whole ones."""
+    words = [word for word, number in numbers.items() if number is None]
+    known = {number for number in numbers.values() if number is not None}
+    rows = sum(counts[x] for x, word in stripped.items() if numbers.get(word) is not None)
+    are_rare = 10 * rows >= 9 * sum(counts[x] for x, word in stripped.items() if word in numbers)
+    are_words = len(words) <= _MOST_WORDS and not any(c.isdigit() for word in words for c in word)
+    is_amount = len(known) > FEW or any(number % 1 for number in known)
+    return words if are_rare and are_words and is_amount and not ID_NAME.search(name) else []
 
 
 def _skipped_by_floats(numbers: Sequence[str]) -> bool:
@@ -134,7 +153,7 @@ def _as_unix_time(column: Column) -> Column | None:
 
 def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column | None:
     """Times as text in a format that all values have; digits alone need a name that says so."""
-    for format in ("iso", *_FORMATS):
+    for format in ("iso", *FORMATS):
         if not known or (known[0].isdigit() and not TIME_NAME.search(sample.name)):
             return None
         seconds: dict[str, int] = {}
@@ -145,7 +164,8 @@ def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column 
             seconds[word] = parsed
         else:
             values = [None if x is None else seconds.get(x.strip(" ")) for x in sample.values]
-            words = tuple(word for word in MISSING_WORDS if word in set(sample.values))
+            possible = dict.fromkeys((*MISSING_WORDS, *column.words))
+            words = tuple(word for word in possible if word in set(sample.values))
             return Column(sample.name, "time", values, _counted(values), words, format)
     return None
 

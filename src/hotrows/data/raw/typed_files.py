@@ -5,6 +5,7 @@ A group is what a file stores together: a row group, a record batch, a stripe. O
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def open_typed_file(file: File, kind: str) -> TypedFile:
     if kind == "Parquet":
         return _Parquet(open_parquet_file(file))
     with explained(f"{file.name} is no whole {kind} file"):
-        source = pyarrow().memory_map(file.path) if file.system is None else file.open()
+        source = _mapped(file) if file.system is None else file.open()
         return _OPEN[kind](source)
 
 
@@ -61,8 +62,14 @@ def count_rows(file: File, kind: str) -> int:
 def open_parquet_file(file: File, **options: Any) -> Any:
     """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
     with explained(f"{file.name} is no whole Parquet file"):
-        source = file.path if file.system is None else file.open()
+        is_utf8 = file.path.encode(errors="ignore").decode() == file.path  # as Arrow needs paths to be
+        local = file.path if is_utf8 else _mapped(file)
+        source = local if file.system is None else file.open()
         return pyarrow().parquet.ParquetFile(source, **options)
+
+
+def _mapped(file: File) -> Any:
+    return pyarrow().memory_map(os.fsencode(file.path))
 
 
 def file_columns(file: File, kind: str, how: Reading) -> Iterator[tuple[int, Columns]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -57,13 +57,17 @@ class Part:
         return sum(rows for _, rows in self.shards)
 
     @property
-    def constant_labels(self) -> dict[str, int]:
-        """The labels of 0 and 1 that have one value in all rows that have them: {label: value}."""
-        counts = zip(self.schema.labels, self.clicks, self.labelled, strict=False)
+    def constant_labels(self) -> dict[str, int | None]:
+        """The labels of 0 and 1 with one value in all rows that count, {label: value}; None for any label
+        that no row has with a weight above 0."""
+        counts = zip(self.clicks, self.labelled, strict=True) if self.rows else ()
+        means: Sequence[float | None] = [ones / rows if rows else None for ones, rows in counts]
+        if means and self.schema.weight is not None:
+            means = self.label_means()
         return {
-            label.name: int(ones > 0)
-            for label, ones, rows in counts
-            if label.values.binary and rows and ones in (0, rows)
+            label.name: None if mean is None else int(mean)
+            for label, mean in zip(self.schema.labels, means, strict=False)
+            if mean is None or (label.values.binary and mean in (0, 1))
         }
 
     @property
