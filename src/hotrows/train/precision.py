@@ -22,7 +22,7 @@ def advise_bfloat16(steps: StepTrainer, samples_per_second: float) -> None:
     if config.precision == "bfloat16" or not steps.recommender.device.on_host or not samples_per_second:
         return
     assert config.batch_size is not None, "settle the config first"
-    left = steps.batches.total_steps - steps.state.step
+    left = steps.batches.known_steps - steps.state.step
     step = config.batch_size / samples_per_second
     if left * step < _LONG or not products_per_sample(steps.model):
         return

@@ -52,7 +52,7 @@ class Recommender:
     model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
     the caller's random state stays as it is.
     read_only: open tables in a file for reading alone.
-    hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
+    popular: by vocabulary, the ids that the policy `hot` keeps in fast memory.
     ranks: the processes that share the tables; they train, predict and evaluate together.
     place: returns how the tables of the model are dealt over ranks and packs.
     model: a class, or an object that is used as it is; None: the one that `config` names.
@@ -64,7 +64,7 @@ class Recommender:
         schema: Schema,
         *,
         read_only: bool = False,
-        hot_ids: Mapping[str, Tensor] | None = None,
+        popular: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
         place: Callable[[models.Model], ShardingPlan] | None = None,
         model: models.Model | type[models.Model] | None = None,
@@ -90,9 +90,7 @@ class Recommender:
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
-        caching = config.caching()
-        if caching is not None and hot_ids is not None:
-            caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, self.model.tables, schema))
+        hot = None if popular is None else _by_table(popular, self.model.tables, schema)
         placing = ShardingPlan() if place is None else place(self.model)
         self.embedding = Embedding.for_model(
             self.model,
@@ -100,7 +98,7 @@ class Recommender:
             table_dtype=config.table_dtype,
             optimizer=config.row_optimizer,
             seed=config.seed,
-            caching=caching,
+            caching=config.caching(hot),
             read_only=read_only,
             ranks=_in_stages(self.ranks, config.exchange, placing.stages),
             sharding=placing.sharding or "rows",
@@ -245,13 +243,13 @@ def _check_equal(model: models.Model, ranks: Ranks) -> None:
 
 
 def _by_table(
-    hot_ids: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
+    popular: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
 ) -> dict[str, Tensor]:
-    """The hot ids of each table, from those of the vocabulary that its features read; crosses have
+    """The popular ids of each table, from those of the vocabulary that its features read; crosses have
     none."""
     vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
     none = torch.empty(0, dtype=torch.int64)
-    return {t.name: hot_ids.get(vocabularies.get(t.features[0], ""), none) for t in tables}
+    return {t.name: popular.get(vocabularies.get(t.features[0], ""), none) for t in tables}
 
 
 def _check_size(config: TrainConfig, schema: Schema) -> None:

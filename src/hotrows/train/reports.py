@@ -108,7 +108,7 @@ class Reports:
         if dynamic is not None:
             fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
-        if is_first and self._steps.ranks.rank == 0 and not self._steps.batches.is_stream:
+        if is_first and self._steps.ranks.rank == 0:
             advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])
 
     def write_evaluation(self, metrics: Metrics) -> None:
@@ -138,8 +138,8 @@ class Reports:
 
     def _now(self, validation: Metrics | None = None) -> Progress:
         batches, shown = self._steps.batches, self._meter.shown
-        total = 0 if batches.is_stream else batches.total_steps
-        return Progress("train", self._steps.state.step, total, validation=validation, **shown)
+        done, total = self._steps.state.step, batches.known_steps
+        return Progress("train", done, total, validation=validation, **shown)
 
     def _show(self, now: Progress) -> None:
         self._progress(now)

@@ -35,13 +35,13 @@ from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.streams import EventStream
 from hotrows.train import on_gpu, threads
+from hotrows.train.blocks import batches_of, popular_ids
 from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import TrainingBatches, check_labels, groups_are_scattered, hot_ids, id_counts
+from hotrows.train.run_data import RunBatches, StreamBatches, check_labels, id_counts
 from hotrows.train.step import Step
-from hotrows.train.stream_batches import StreamBatches
 
 log = logging.getLogger("hotrows")
 
@@ -68,14 +68,13 @@ class StepTrainer:
     ) -> None:
         self.data, self.ranks = data, ranks or OneRank()
         self.config = settle(config, data)
-        if self.config.fast_memory is not None and self.config.policy == "hot":
-            data.hot_and_cold()  # says so where it is not regrouped, before a store is made
-        self.batches: TrainingBatches | StreamBatches = TrainingBatches(data, self.config, self.ranks)
+        self.batches: RunBatches = batches_of(data, self.config, self.ranks)
+        self._popular = popular_ids(data, self.config)
         self._choose_sharding = place
         self.recommender = Recommender(
             self.config,
             data.schema,
-            hot_ids=hot_ids(data),
+            popular=self._popular,
             ranks=self.ranks,
             place=self._place,
             model=model,
@@ -120,9 +119,8 @@ class StepTrainer:
         orders = [loss.name for loss in self.recommender.losses if loss.is_order]
         if not orders or not self.config.shuffle:
             return
-        assert isinstance(self.batches, TrainingBatches)
         self.batches.keep_groups()
-        if self.ranks.rank == 0 and groups_are_scattered(self.data):
+        if self.ranks.rank == 0 and self.batches.scatters_groups():
             log.warning(
                 f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
                 f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
@@ -139,12 +137,14 @@ class StepTrainer:
     @property
     def place(self) -> str:
         """Which step of how many was trained last; no one knows how many a stream will make."""
-        of_all = "" if self.batches.is_stream else f" of {self.batches.total_steps:,}"
+        of_all = f" of {self.batches.total_steps:,}" if self.batches.known_steps else ""
         return f"step {self.state.step:,}{of_all}"
 
     def _place(self, model: Model) -> ShardingPlan:
         self.placing = self._choose_sharding(
-            lambda: placement.place(self.data, self.config, model, self.ranks, self.num_samples)
+            lambda: placement.place(
+                self.data, self.config, model, self.ranks, self.num_samples, self._popular
+            )
         )
         return self.placing
 
@@ -165,14 +165,13 @@ class StepTrainer:
         nn.use_linear_paths(self.model, choices)
 
     def start(self, signals: Callable[[], int] = lambda: 0, trace: bool = False) -> Runner:
-        """Returns a runner of the batches to come, of regrouped data of this block.
+        """Returns a runner of the batches to come.
 
         signals: what this rank requests of all when a batch is planned; see `planning.routing`.
         trace: whether the runner notes when each stage ran.
         """
         batches = self.batches
-        rereads = self.cached_tables is not None and isinstance(batches, TrainingBatches)
-        future = (batch for _, batch in batches.after(self.state)) if rereads else None
+        future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
         self._runner = stages.start(
@@ -185,8 +184,7 @@ class StepTrainer:
             padded=isinstance(self.step, CapturedStep),
             arrived=batches.arrived,
         )
-        if isinstance(batches, StreamBatches):
-            batches.on_arrival(self._runner.wake)
+        batches.on_arrival(self._runner.wake)
         return self._runner
 
     def train(self, work: Work, scale: float = 1.0) -> Tensor:
@@ -206,10 +204,10 @@ class StepTrainer:
 
         scored: called with the logits of samples before they are trained on.
         """
-        self.batches = StreamBatches(events, self.state, self.config.steps)
-        self.step = self._plain_step  # batches of a stream differ in size
+        batches = StreamBatches(events, self.state, self.config.steps)
+        self.batches, self.step = batches, self._plain_step  # batches of a stream differ in size
         self._plain_step.scored = scored
-        return self.batches
+        return batches
 
     def paused(self) -> AbstractContextManager[None]:
         """Between two steps: pauses the stages, so that rows behind a cache can be read."""

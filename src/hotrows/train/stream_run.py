@@ -6,10 +6,11 @@ update. What is written is cut back to the checkpoint from which a run is resume
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from hotrows.train import run_folder
 from hotrows.train.batch_log import BatchLog, batches_after
 from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
-from hotrows.train.progress import Result
 from hotrows.train.step_trainer import StepTrainer
 from hotrows.train.targets import Targets
 
@@ -34,7 +34,6 @@ log = logging.getLogger("hotrows")
 
 DEAD_LETTERS = "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
-_TICK = 0.1  # seconds between looks at the clock while no event comes
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
 
@@ -44,8 +43,10 @@ class StreamRun(Callback):
 
     source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
     with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what a
-    checkpoint has of the window that was open. callbacks: of the user.
+    checkpoint has of the window that was open.
     """
+
+    name = "last window"
 
     def __init__(
         self,
@@ -53,15 +54,12 @@ class StreamRun(Callback):
         steps: StepTrainer,
         source: EventSource | str,
         config: StreamConfig | None = None,
-        *,
         on_alarm: OnAlarm | None = None,
         repeat: Path | str | None = None,
         window: dict[str, Tensor] | None = None,
-        callbacks: Sequence[Any] = (),
     ) -> None:
         _check(steps)
         self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
-        self._callbacks = callbacks
         self.window = ScoredWindow(steps, self._config.window, window or {})
         self.alarm: Alarm | None = None
         self.last: Metrics | None = None
@@ -93,19 +91,14 @@ class StreamRun(Callback):
     def __exit__(self, *error) -> None:
         self._opened.close()
 
-    def wait(self, trainer: Any) -> bool:
-        """Waits a moment for a batch; returns whether there is one to train."""
-        if self._batches.wait(_TICK):
-            return self._steps.state.step < self._batches.total_steps
+    def while_idle(self, trainer: Any) -> None:
+        """Sounds the alarm of idleness, and requests the checkpoint that is due."""
         last, limit = self._batches.events.last_arrival, self._config.alarm_idle
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
             self._alarmed_at = last
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
         if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
             self._request_checkpoint(trainer)
-        for callback in self._callbacks:
-            callback.while_idle(trainer)
-        return False
 
     def after_step(self, trainer: Any, progress: Any) -> None:
         """Notes the batch, and closes the window where it is full."""
@@ -137,6 +130,15 @@ class StreamRun(Callback):
             file.sync()
         self._saved_at = time.monotonic()
 
+    def validate(self, trainer: Any) -> None:
+        """Closes the window at the end of the run; the state knows of it."""
+        self.close_window(trainer)
+        self._steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
+
+    def results(self, trainer: Any) -> tuple[Metrics | None, Metrics | None]:
+        """The metrics of the last window, and None: a stream has no test part."""
+        return self.last, None
+
     def close_window(self, trainer: Any) -> None:
         """Computes the metrics of the events since the last window, where there are any."""
         self._check_finite()
@@ -146,7 +148,7 @@ class StreamRun(Callback):
         self.last = metrics
         counts = {name: getattr(state, name) for name in ("events", "malformed", "late", "event_time")}
         trainer.reports.write_window(metrics, counts)
-        for callback in self._callbacks:
+        for callback in trainer.callbacks:
             callback.after_evaluation(trainer, metrics)
         bounds = self._config.calibration_bounds
         is_whole = metrics.samples >= self._config.window  # few say little, and without a click nothing
@@ -182,53 +184,6 @@ class StreamRun(Callback):
         if self._on_alarm is not None:
             self._on_alarm(alarm)
         raise alarm
-
-
-class OnStream:
-    """The methods of a Trainer for streams."""
-
-    _stream: StreamRun | None = None
-
-    def fit_stream(
-        self: Any,
-        source: EventSource | str,
-        stream: StreamConfig | None = None,
-        *,
-        on_alarm: OnAlarm | None = None,
-        repeat: Path | str | None = None,
-        verbose: bool | None = None,
-        callbacks: Sequence[Any] = (),
-    ) -> Result:
-        """Trains on events as they come, to the end of the stream; returns the last window's metrics as
-        those of validation.
-
-        Each event is scored, then trained on once, also where the run is killed and resumed. Its values
-        are encoded by the vocabularies of the data.
-
-        source: a source, or a text that names it, such as folder:PATH; see `hotrows.streams`.
-        on_alarm: called with an `Alarm`; None: the run saves itself, and the alarm is raised.
-        repeat: the folder of a run whose batches are made again, of the same events.
-        verbose, callbacks: see `Trainer.fit`.
-        """
-        with StreamRun(
-            self.run,
-            self.steps,
-            source,
-            stream,
-            on_alarm=on_alarm,
-            repeat=repeat,
-            window=self.checkpoints.window,
-            callbacks=callbacks,
-        ) as running:
-            self._stream, self.checkpoints.open_window = running, running.window.tensors
-            self.checkpoints.window = {}
-            try:
-                result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
-            finally:
-                self._stream = None
-        if running.alarm is not None:
-            raise running.alarm
-        return result
 
 
 class ScoredWindow:
