@@ -26,15 +26,14 @@ from hotrows.distributed.comm import Ranks
 from hotrows.json_file import build
 from hotrows.train.callback import Callback
 from hotrows.train.progress import Progress
-from hotrows.train.run_data import RunBatches, TrainingBatches, order_of
+from hotrows.train.run_data import TrainingBatches
 from hotrows.train.run_state import RunState
 
 
-def batches_of(data: EncodedData, config: TrainConfig, ranks: Ranks) -> RunBatches:
+def batches_of(data: EncodedData, config: TrainConfig, ranks: Ranks) -> TrainingBatches:
     """The batches of a run on prepared data, which may be regrouped."""
-    if data.hot_rows is None:
-        return TrainingBatches(data, config, ranks)
-    return BlockBatches(data, config, ranks)
+    kind = TrainingBatches if data.hot_rows is None else BlockBatches
+    return kind(data, config, ranks)
 
 
 def popular_ids(data: EncodedData, config: TrainConfig) -> dict[str, Tensor] | None:
@@ -46,7 +45,7 @@ def popular_ids(data: EncodedData, config: TrainConfig) -> dict[str, Tensor] | N
     return {name: torch.from_numpy(ids) for name, ids in Profile.from_data(data).hot.items()}
 
 
-class BlockBatches(RunBatches):
+class BlockBatches(TrainingBatches):
     """The batches of regrouped data, block after block; the state of a run has the position in them.
 
     waits: whether a block arrives only once `arrive` is called with a state at its beginning.
@@ -55,13 +54,13 @@ class BlockBatches(RunBatches):
     waits = False
 
     def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
-        assert config.batch_size is not None and config.epochs is not None, "settle the config first"
-        self.loader = HotColdLoader(*data.hot_and_cold(), config.batch_size, **order_of(config, ranks))
+        super().__init__(data, config, ranks)
         self._sizes = len(self.loader.hot), len(self.loader.cold)
-        self.epoch_steps = len(self.loader)
-        self.total_steps = self.known_steps = config.steps or config.epochs * self.epoch_steps
         self._first = Position() if config.hot_cold == "scheduled" else SEQUENTIAL
         self.callbacks = () if self._first.rate is None else (_SetRate(self),)
+
+    def _load(self, data: EncodedData, size: int, how: dict[str, Any]) -> HotColdLoader:
+        return HotColdLoader(*data.hot_and_cold(), size, **how)
 
     def first_state(self) -> RunState:
         return _at(self._first, RunState())
@@ -92,7 +91,7 @@ class BlockBatches(RunBatches):
         return self._next_step < self._arrived_steps or self._next_step >= self.total_steps
 
     def again(self, state: RunState) -> Iterator[Batch] | None:
-        return None if self.waits else (batch for _, batch in self.after(state))
+        return None if self.waits else super().again(state)
 
     def arrive(self, state: RunState) -> None:
         """Lets the block at a state arrive."""

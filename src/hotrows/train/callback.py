@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
@@ -20,12 +19,6 @@ from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState
 
 
-class Pausable(Protocol):
-    """Steps of training that can be paused, so that rows behind a cache can be read."""
-
-    def paused(self) -> AbstractContextManager[None]: ...
-
-
 class Training(Protocol):
     """What callbacks may read of the `Trainer` that calls them, and request of it."""
 
@@ -37,15 +30,10 @@ class Training(Protocol):
     model: Model
     embedding: Embedding
     cached_tables: CachedTables | None
-
-    @property
-    def steps(self) -> Pausable: ...
+    steps: Any  # its StepTrainer
 
     @property
     def state(self) -> RunState: ...
-
-    @property
-    def total_steps(self) -> int: ...
 
     @property
     def is_first(self) -> bool: ...

@@ -62,14 +62,6 @@ class RunBatches:
         """The state after one more step."""
         return dataclasses.replace(state, step=state.step + 1)
 
-    def keep_groups(self) -> None:
-        """Lets rows of a group follow one another in shuffled epochs."""
-
-    def scatters_groups(self) -> bool:
-        """True if rows of a group come in batches far apart though each pool keeps them together: of
-        several pools, in whose data they are not neighbours, or of regrouped data."""
-        raise NotImplementedError
-
     def on_arrival(self, wake: Callable[[], None]) -> None:
         """wake: called, on any thread, when a batch has arrived that was waited for."""
 
@@ -83,10 +75,14 @@ class TrainingBatches(RunBatches):
 
     def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
         assert config.batch_size is not None and config.epochs is not None, "settle the config first"
-        self._train, how = data.parts["train"], order_of(config, ranks)
-        self.loader = Loader(self._train, config.batch_size, **how)
+        how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
+        how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
+        self.loader = self._load(data, config.batch_size, how)
         self.epoch_steps = len(self.loader)
         self.total_steps = self.known_steps = config.steps or config.epochs * self.epoch_steps
+
+    def _load(self, data: EncodedData, size: int, how: dict[str, Any]) -> Any:
+        return Loader(data.parts["train"], size, **how)
 
     def again(self, state: RunState) -> Iterator[Batch] | None:
         return (batch for _, batch in self.after(state))
@@ -101,12 +97,16 @@ class TrainingBatches(RunBatches):
                 step += 1
 
     def keep_groups(self) -> None:
+        """Lets rows of a group follow one another in shuffled epochs."""
         self.loader.keep_groups = True
 
     def scatters_groups(self) -> bool:
-        if self._train.rows <= POOL_ROWS:
+        """True if rows of a group come in batches far apart though each pool keeps them together: of
+        several pools, in whose data they are not neighbours, or of regrouped data."""
+        part = self.loader.part
+        if part.rows <= POOL_ROWS:
             return False
-        groups = next(Loader(self._train, BLOCK_ROWS).batches(0)).groups
+        groups = next(Loader(part, BLOCK_ROWS).batches(0)).groups
         assert groups is not None, "tasks of an order are checked to have groups"
         return len(groups.unique_consecutive()) > 2 * len(groups.unique())
 
@@ -155,12 +155,6 @@ class StreamBatches(RunBatches):
     def advance(self, state: RunState) -> RunState:
         self.trained = self._taken.popleft()
         return dataclasses.replace(state, step=state.step + 1, stream=self.trained.state)
-
-
-def order_of(config: TrainConfig, ranks: Ranks) -> dict[str, Any]:
-    """The arguments of a loader: how a run orders its samples, and which of them this rank reads."""
-    shuffling = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
-    return {**shuffling, "rank": ranks.rank, "num_ranks": ranks.num_ranks}
 
 
 def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
@@ -23,11 +23,15 @@ from hotrows.config import TrainConfig
 from hotrows.distributed.comm import Note, OneRank
 from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.engine.clipping import Clip
+from hotrows.engine.vectors import Vectors, of_leaves
+from hotrows.models import Model
 from hotrows.plan import Plan
-from hotrows.train.compile import compiled
+from hotrows.planning.packing import Pack
 from hotrows.train.recommender import Recommender
 
 log = logging.getLogger("hotrows")
+
+Output = Tensor | tuple[Tensor, Tensor]
 
 
 class Step:
@@ -144,3 +148,31 @@ class Step:
         yield
         if self.note is not None:
             self.note(stage, "model", begin, time.perf_counter())
+
+
+def compiled(
+    model: Model, packs: Sequence[Pack], backend: str = "inductor"
+) -> Callable[[Vectors, Tensor], Output]:
+    """Returns `model`, (vectors, dense) -> logits, compiled when it is first called, by size of batch.
+
+        vectors.leaves, dense  ->  Vectors  ->  model  ->  logits
+
+    The tracer sees neither plans nor ids, but the leaves of a lookup, to which gradients flow. Training
+    and evaluation have graphs of their own, and so has the last batch of an epoch, which is smaller.
+
+    packs: of the embedding that the vectors come from. backend: of `torch.compile`.
+    A model of sequences is not compiled: the number of their elements differs in every batch, and each
+    would be compiled again. Neither are batches whose samples share features, by requests.
+    """
+    if model.sequences:
+        return model
+
+    def run(leaves: tuple[Tensor, ...], dense: Tensor) -> Output:
+        return model(of_leaves(packs, leaves, len(dense)), dense)
+
+    traced = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+
+    def step(vectors: Vectors, dense: Tensor) -> Output:
+        return traced(vectors.leaves, dense) if vectors.requests is None else model(vectors, dense)
+
+    return step

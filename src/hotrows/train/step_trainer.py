@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import Tensor
 
 from hotrows import nn
@@ -34,19 +35,20 @@ from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.streams import EventStream
-from hotrows.train import on_gpu, threads
 from hotrows.train.blocks import batches_of, popular_ids
-from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import RunBatches, StreamBatches, check_labels, id_counts
+from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step
 
 log = logging.getLogger("hotrows")
 
 Runner = Serial | Overlapped
 ChooseSharding = Callable[[], ShardingPlan]
+_WORTH = 1 << 27  # multiply-adds of a forward pass that each thread should have
+_ROW = 1000  # multiply-adds in whose time a row is read and updated
 
 
 class StepTrainer:
@@ -68,7 +70,8 @@ class StepTrainer:
     ) -> None:
         self.data, self.ranks = data, ranks or OneRank()
         self.config = settle(config, data)
-        self.batches: RunBatches = batches_of(data, self.config, self.ranks)
+        batches = batches_of(data, self.config, self.ranks)
+        self.batches: RunBatches = batches
         self._popular = popular_ids(data, self.config)
         self._choose_sharding = place
         self.recommender = Recommender(
@@ -80,7 +83,7 @@ class StepTrainer:
             model=model,
         )
         check_labels(data, self.recommender.tasks, self.recommender.losses)
-        self._keep_groups()
+        self._keep_groups(batches)
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
@@ -104,23 +107,23 @@ class StepTrainer:
         """True if steps are launched as CUDA graphs; says on a GPU what the config has left open."""
         config, schema = self.config, self.data.schema
         if config.cuda_graph:
-            reason = on_gpu.refusal_of_capture(self.embedding, self.ranks)
+            reason = refusal_of_capture(self.embedding, self.ranks)
             if reason is not None:
                 raise ValueError(f"cuda_graph: {reason}")
         else:
-            reason = on_gpu.why_not_captured(config, self.embedding, self.ranks, schema)
+            reason = why_not_captured(config, self.embedding, self.ranks, schema)
         if config.device != "cpu" and self.ranks.rank == 0:
-            log.info(on_gpu.described(config, self.embedding, schema, reason))
+            log.info(described(config, self.embedding, schema, reason))
         return reason is None
 
-    def _keep_groups(self) -> None:
+    def _keep_groups(self, batches: TrainingBatches) -> None:
         """Keeps the samples of a group in one batch for a loss that compares them; warns where shuffling
         scatters them all the same."""
         orders = [loss.name for loss in self.recommender.losses if loss.is_order]
         if not orders or not self.config.shuffle:
             return
-        self.batches.keep_groups()
-        if self.ranks.rank == 0 and self.batches.scatters_groups():
+        batches.keep_groups()
+        if self.ranks.rank == 0 and batches.scatters_groups():
             log.warning(
                 f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
                 f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
@@ -194,7 +197,7 @@ class StepTrainer:
             with self._runner.paused(trained=False):
                 self.embedding.catch_up()
         batch = work.item.batch
-        with threads.limited(batch, self._num_weights):
+        with limited_threads(batch, self._num_weights):
             loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)
         return loss
@@ -231,3 +234,34 @@ def keep_freed_memory() -> None:
     A step frees and takes the same large blocks again and again.
     """
     native.load().hotrows_keep_freed_memory()
+
+
+def num_threads(batch: Batch, weights: int, available: int) -> int:
+    """The number of threads for a step on this batch, at most those available; one where it is short.
+
+    Threads wait for one another dozens of times in a step, and beside other programs each time may be one
+    in which a core is theirs. What decides is the batch and the model, no clock: sums of products are
+    rounded otherwise with another number of threads, and a run should not learn otherwise beside other
+    programs.
+
+    weights: of the model's matrices. Each element of a list counts as a sample: of a sequence, models
+    multiply each, of other lists it is too many.
+    """
+    elements = batch.size + max(len(batch.ids) - batch.size * len(batch.features), 0)
+    work = elements * weights + len(batch.ids) * _ROW
+    return min(max(work // _WORTH, 1), available)
+
+
+@contextmanager
+def limited_threads(batch: Batch, weights: int) -> Iterator[None]:
+    """Lets a step on this batch compute on as many threads as it is worth."""
+    available = torch.get_num_threads()
+    num = num_threads(batch, weights, available)
+    if num == available:
+        yield
+        return
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(available)

@@ -33,7 +33,7 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
-from hotrows.train import notes, pictures, run_folder, store_folder
+from hotrows.train import notes, pictures, run_folder
 from hotrows.train.callback import Callback, RunControl, StopRequested
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
@@ -137,7 +137,7 @@ class Trainer:
         if begun:
             run_folder.check_same(self.run, self.config, data)
         else:
-            store_folder.make_way(self.config, self.ranks)
+            run_folder.make_way_for_store(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)
         self.ranks.barrier()  # all have looked before the first one writes
 
@@ -161,7 +161,7 @@ class Trainer:
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
         if self.is_first:
             run_folder.keep_config(self.run, self.config)
-            store_folder.claim(self.config, self.run)
+            run_folder.claim_store(self.config, self.run)
             notes.of_tables(self.steps.placing.reasons, self.checkpoints.coverage, self.run)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
