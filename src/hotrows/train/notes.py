@@ -11,7 +11,6 @@ from hotrows.data import Part, ValueRates
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.metrics import Metrics, shortcomings
 from hotrows.schema import Schema
-from hotrows.train.progress import Result
 
 _SHOWN_REASONS = 8
 log = logging.getLogger("hotrows")
@@ -34,13 +33,6 @@ def of_tables(reasons: Sequence[str], coverage: Iterable[object], run: Path) -> 
         log.info(f"and {len(reasons) - _SHOWN_REASONS:,} more in {run / 'placing.json'}")
     for covered in coverage:
         log.info(str(covered))
-
-
-def of_result(part: str, result: Result, cached_tables: CachedTables | None) -> None:
-    """Warns of bad metrics at the end of a run, and compares pins with slots. part: of the validation."""
-    of_metrics(part, result.validation)
-    of_metrics("test", result.test)
-    of_pins(cached_tables)
 
 
 def of_pins(cached_tables: CachedTables | None) -> None:

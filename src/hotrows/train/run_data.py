@@ -36,8 +36,7 @@ class RunBatches:
     total_steps: how many there are; known_steps: the same, or 0 where no one knows it beforehand;
     epoch_steps: how many an epoch has.
     arrived: True if the next batch has arrived, or none will; None: no batch is waited for. See
-    `hotrows.engine.stages`. callbacks: of the class `Callback`, called after those
-    of a user.
+    `hotrows.engine.stages`. callbacks: each a `Callback`, called after those of a user.
     """
 
     total_steps: int

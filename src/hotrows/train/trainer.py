@@ -151,7 +151,7 @@ class Trainer:
         if self._trace.is_on:
             self.steps.note_times(self._trace.note)
         self.evaluation: Evaluate = partial(evaluate, self.recommender)
-        self.control = _control_of(self)
+        self._control = _control_of(self)
         self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
@@ -181,7 +181,7 @@ class Trainer:
     @property
     def _last_step(self) -> int:
         """The step after which training ends: where `stop` was called this one."""
-        return self.state.step if self.control.has_ended else self.total_steps
+        return self.state.step if self._control.has_ended else self.total_steps
 
     @property
     def stopped_early(self) -> bool:
@@ -210,11 +210,11 @@ class Trainer:
         It evaluates and saves, and `fit` returns the result. Of several ranks one may call it: all end at
         the same step, some steps later.
         """
-        self.control.stop()
+        self._control.stop()
 
     def request_checkpoint(self) -> None:
         """Writes a checkpoint after this step: to be called by a callback; of several ranks by each."""
-        self.control.request_checkpoint()
+        self._control.request_checkpoint()
 
     @refusing_unknown(_advice_on)
     def fit(
@@ -243,7 +243,7 @@ class Trainer:
         if not self.reports.epoch_steps:
             raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
         keep_freed_memory()
-        self.control = _control_of(self)
+        self._control = _control_of(self)
         self.evaluation = evaluate or self.evaluation
         self._lock.take()
         self.callbacks = (*callbacks, *self.steps.batches.callbacks)
@@ -252,7 +252,7 @@ class Trainer:
             stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
             # 2. Signals, reports, random numbers
-            self.control.is_interrupted = stack.enter_context(stop_signals(self._describe))
+            self._control.is_interrupted = stack.enter_context(stop_signals(self._describe))
             listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -269,7 +269,7 @@ class Trainer:
                 self.cached_tables.warm()
             # 4. Training, and the result
             try:
-                _train_all(self, stack, signals or self.control.signals)
+                _train_all(self, stack, signals or self._control.signals)
                 return self._finish()
             except StopRequested:
                 raise Interrupted(
@@ -314,12 +314,12 @@ class Trainer:
                 with runner.paused():
                     self._validation.validate(self)
                     self._save()
-            elif self.control.checkpoint_is_due(self.state.step):
+            elif self._control.checkpoint_is_due(self.state.step):
                 with runner.paused():
                     self._save()
             if self.state.step >= self._last_step or stops_early(self.state, self.config):
                 return
-            self.control.stop_if_interrupted()
+            self._control.stop_if_interrupted()
             if not self.steps.batches.wait(_TICK):
                 for callback in self.callbacks:
                     callback.while_idle(self)
@@ -332,8 +332,8 @@ class Trainer:
         self.reports.begin_step(runner)
         begin = time.perf_counter()
         work = next(runner)
-        self.control.hear(work.item.plan.signals)
-        if self.control.has_ended:
+        self._control.hear(work.item.plan.signals)
+        if self._control.has_ended:
             return
         # 2. Training
         ready = time.perf_counter()
@@ -357,7 +357,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.before_checkpoint(self)
         if self.checkpoints.save():
-            self.control.has_saved()
+            self._control.has_saved()
 
     def _finish(self) -> Result:
         self._lock.check()
@@ -373,7 +373,9 @@ class Trainer:
             test=test,
         )
         if self.is_first:
-            notes.of_result(self._validation.name, result, self.cached_tables)
+            notes.of_metrics(self._validation.name, result.validation)
+            notes.of_metrics("test", result.test)
+            notes.of_pins(self.cached_tables)
             run_folder.write_json(self.run / "result.json", result.to_json())
             pictures.draw_run(self.run)
         for callback in _whole(self.callbacks):
@@ -393,7 +395,7 @@ class Trainer:
         return f"{where} on {self.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
 
     def _evaluation_progress(self, done: int, total: int) -> None:
-        self.control.stop_if_interrupted()
+        self._control.stop_if_interrupted()
         self.reports.show_evaluation(done, total)
 
 
