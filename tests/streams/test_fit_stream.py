@@ -20,9 +20,9 @@ from hotrows.streams.folder import FolderSource
 from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
 from hotrows.train.metrics_log import read_metrics
+from hotrows.train.recommender import Targets
 from hotrows.train.run_data import RunBatches
 from hotrows.train.stream_run import ScoredWindow
-from hotrows.train.targets import Targets
 from tests.support.runs import SMALL, same_bits, weights_of, write_rows
 
 CONFIG = TrainConfig(

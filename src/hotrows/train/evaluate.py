@@ -26,9 +26,8 @@ from hotrows.metrics import Metrics, mean_of, metrics_by
 from hotrows.metrics.result import no_metrics
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
-from hotrows.train.recommender import Recommender
+from hotrows.train.recommender import Recommender, Targets
 from hotrows.train.run_state import after_evaluation
-from hotrows.train.targets import Targets
 
 EVALUATION_BATCH = 8192
 Evaluate = Callable[..., Metrics]  # of a part of the data, and a function called with progress

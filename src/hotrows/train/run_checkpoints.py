@@ -16,8 +16,8 @@ from hotrows import checkpoint
 from hotrows.checkpoint.manifest import naming
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.train import other_ids, pretrained
-from hotrows.train.dense_optimizer import load_optimizer, optimizer_tensors
 from hotrows.train.run_state import RunState
+from hotrows.train.step import load_optimizer, optimizer_tensors
 from hotrows.train.step_trainer import StepTrainer
 
 _WINDOW = "window/"  # begins the names of its tensors

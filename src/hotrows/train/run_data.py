@@ -26,8 +26,8 @@ from hotrows.models.tables import LINEAR
 from hotrows.schema import vocabulary_of
 from hotrows.streams import CutBatch, EventStream
 from hotrows.table import Table
+from hotrows.train.recommender import Tasks, task_numbers
 from hotrows.train.run_state import RunState
-from hotrows.train.targets import Tasks, task_numbers
 
 
 class RunBatches:

@@ -38,10 +38,9 @@ from hotrows.streams import EventStream
 from hotrows.train.blocks import batches_of, popular_ids
 from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
-from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
-from hotrows.train.step import Step
+from hotrows.train.step import Step, dense_optimizer
 
 log = logging.getLogger("hotrows")
 

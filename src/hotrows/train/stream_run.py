@@ -30,8 +30,8 @@ from hotrows.streams.settings import ONE_RANK
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
+from hotrows.train.recommender import Targets
 from hotrows.train.step_trainer import StepTrainer
-from hotrows.train.targets import Targets
 
 log = logging.getLogger("hotrows")
 
