@@ -99,10 +99,10 @@ class HeldOut:
         for callback in trainer.callbacks:
             callback.after_evaluation(trainer, metrics)
 
-    def results(self, trainer: Any) -> tuple[Metrics | None, Metrics | None]:
+    def results(self, trainer: Any) -> dict[str, Metrics | None]:
         """The metrics of the best checkpoint, which memory holds, on the validation and the test part."""
         has_test = bool(trainer.data.parts["test"].rows)
-        return trainer.state.best, trainer.evaluate("test") if has_test else None
+        return {"validation": trainer.state.best, "test": trainer.evaluate("test") if has_test else None}
 
 
 def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:

@@ -140,9 +140,9 @@ class StreamRun(Callback):
         self.close_window(trainer)
         self._steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
 
-    def results(self, trainer: Any) -> tuple[Metrics | None, Metrics | None]:
-        """The metrics of the last window, and None: a stream has no test part."""
-        return self.last, None
+    def results(self, trainer: Any) -> dict[str, Metrics | None]:
+        """The metrics of the last window; a stream has no test part."""
+        return {"validation": self.last, "test": None}
 
     def close_window(self, trainer: Any) -> None:
         """Computes the metrics of the events since the last window, where there are any."""

@@ -106,9 +106,7 @@ class Trainer:
     ) -> None:
         self.data = _opened(data)
         self.ranks = ranks or OneRank()
-        config = _checked(config)
-        if model is not None:
-            config = dataclasses.replace(config, model=models.name_of(model))
+        config = _checked(config, model)
         if resume and run is not None:
             config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
@@ -362,15 +360,13 @@ class Trainer:
     def _finish(self) -> Result:
         self._lock.check()
         self.checkpoints.load_best()
-        validation, test = self._validation.results(self)
         result = Result(
             run=self.run,
             steps=self.state.step,
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
             samples_per_second=self.reports.samples_per_second(),
-            validation=validation,
-            test=test,
+            **self._validation.results(self),
         )
         if self.is_first:
             notes.of_metrics(self._validation.name, result.validation)
@@ -441,8 +437,9 @@ def _opened(data: EncodedData | Path | str) -> EncodedData:
     return data
 
 
-def _checked(config: TrainConfig | None) -> TrainConfig:
+def _checked(config: TrainConfig | None, model: str | type[Model] | Model | None) -> TrainConfig:
     if config is not None and not isinstance(config, TrainConfig):
         advice = "; the name of a model is model=" if isinstance(config, str) else ""
         raise ValueError(f"config must be a TrainConfig, not {config!r:.60}{advice}")
-    return config or TrainConfig()
+    config = config or TrainConfig()
+    return config if model is None else dataclasses.replace(config, model=models.name_of(model))
