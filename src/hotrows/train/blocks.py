@@ -139,5 +139,4 @@ def _at(position: Position, state: RunState) -> RunState:
 
 
 def _position_of(state: RunState) -> Position:
-    assert state.position is not None, "a run on regrouped data has a position in it"
     return build(Position, state.position)

@@ -77,10 +77,8 @@ class Recommender:
         place: Callable[[models.Model], ShardingPlan] | None = None,
         model: models.Model | type[models.Model] | None = None,
     ) -> None:
-        self.config = config
-        self.schema = schema
-        self.ranks = ranks or OneRank()
-        # The random state is the process's: models that threads build come one after the other.
+        self.config, self.schema, self.ranks = config, schema, ranks or OneRank()
+        # 1. The model. The random state is the process's: threads build theirs one after the other.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             _check_size(config, schema)
             torch.manual_seed(config.seed)
@@ -93,11 +91,13 @@ class Recommender:
         self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
         self.device = find(config.device)
         self.model.to(self.device.torch)
+        # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         self.losses = losses_of(schema, self.tasks, config.loss)
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
+        # 3. Its tables
         hot = None if popular is None else _by_table(popular, self.model.tables, schema)
         placing = ShardingPlan() if place is None else place(self.model)
         self.embedding = Embedding.for_model(

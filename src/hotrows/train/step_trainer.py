@@ -67,6 +67,7 @@ class StepTrainer:
         place: Callable[[ChooseSharding], ShardingPlan] = lambda choose: choose(),
         model: Model | type[Model] | None = None,
     ) -> None:
+        # 1. The batches, and the model with its tables
         self.data, self.ranks = data, ranks or OneRank()
         self.config = settle(config, data)
         batches = batches_of(data, self.config, self.ranks)
@@ -81,6 +82,7 @@ class StepTrainer:
             place=self._place,
             model=model,
         )
+        # 2. What the data says of both
         check_labels(data, self.recommender.tasks, self.recommender.losses)
         self._keep_groups(batches)
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
@@ -90,6 +92,7 @@ class StepTrainer:
             assert self.config.batch_size is not None, "settle the config first"
             num_batches = -(-data.parts["train"].rows // self.config.batch_size)
             self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
+        # 3. The step
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
         captures = self._captures()
         self.dense_optimizer = dense_optimizer(self.config, self.model, captures)

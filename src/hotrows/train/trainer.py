@@ -104,6 +104,7 @@ class Trainer:
         trace: Path | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        # 1. The settings and the folder
         self.data = _opened(data)
         self.ranks = ranks or OneRank()
         config = _checked(config, model)
@@ -120,6 +121,7 @@ class Trainer:
         self._trace = RunTrace(trace)
         self._validation: HeldOut | StreamRun = HeldOut()
         self._is_fitting, self._doing = False, "starting"
+        # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
@@ -130,10 +132,10 @@ class Trainer:
 
     def _open(self, resume: bool) -> None:
         """Makes or reads all that is trained, and begins a new run; the folder is locked."""
-        data = self.data
+        # 1. What the folder has
         begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
-            run_folder.check_same(self.run, self.config, data)
+            run_folder.check_same(self.run, self.config, self.data)
         else:
             run_folder.make_way_for_store(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)
@@ -143,20 +145,22 @@ class Trainer:
             """As this run has dealt its tables before on as many ranks, else chosen now."""
             return choose() if known is None else known
 
-        self.steps = StepTrainer(data, self.config, self.ranks, place, self._given_model)
+        # 2. Model and tables
+        self.steps = StepTrainer(self.data, self.config, self.ranks, place, self._given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
         if self._trace.is_on:
             self.steps.note_times(self._trace.note)
         self.evaluation: Evaluate = partial(evaluate, self.recommender)
         self._control = _control_of(self)
+        # 3. Their values, and the files of a run that has begun
         self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
             self.checkpoints.first_values()
-            self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
+            self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, self.data))
         if self.is_first:
             run_folder.keep_config(self.run, self.config)
             run_folder.claim_store(self.config, self.run)
@@ -250,7 +254,7 @@ class Trainer:
             stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
             # 2. Signals, reports, random numbers
-            self._control.is_interrupted = stack.enter_context(stop_signals(self._describe))
+            self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
             listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -382,14 +386,6 @@ class Trainer:
         self._lock.check()
         self.reports.write_interval()
 
-    def _describe(self) -> str:
-        """The work under way, for messages to who waits for it."""
-        where = f"{self._doing} after {self.steps.place}"
-        if self.ranks.num_ranks == 1:
-            return where
-        patience = f"{self.config.timeout:g} s"
-        return f"{where} on {self.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
-
     def _evaluation_progress(self, done: int, total: int) -> None:
         self._control.stop_if_interrupted()
         self.reports.show_evaluation(done, total)
@@ -421,6 +417,15 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
 
 def _control_of(trainer: Trainer) -> RunControl:
     return RunControl(trainer.ranks, trainer.cached_tables, trainer.config.checkpoint_every)
+
+
+def _described(trainer: Trainer) -> str:
+    """The work under way, for messages to who waits for it."""
+    where = f"{trainer._doing} after {trainer.steps.place}"
+    if trainer.ranks.num_ranks == 1:
+        return where
+    patience = f"{trainer.config.timeout:g} s"
+    return f"{where} on {trainer.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
 
 
 def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
