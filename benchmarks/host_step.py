@@ -42,9 +42,8 @@ from hotrows.ops.rows import cuda
 from hotrows.runtime.device import Device
 from hotrows.schema import Sequence
 from hotrows.train.cuda_graph import CapturedStep
-from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.step import Step
+from hotrows.train.step import Step, dense_optimizer
 
 SAMPLES, STEPS, WARM = 8, 200, 20
 AIMS = {"eager": 1.0, "captured": 0.2}  # ms

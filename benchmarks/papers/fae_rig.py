@@ -158,8 +158,7 @@ def train(arm: Arm, data: EncodedData, layout: Layout, config: TrainConfig) -> d
         stack.enter_context(mock.patch("hotrows.train.pictures.draw_run", lambda _: None))
         stack.enter_context(mock.patch("hotrows.engine.read_through._LEAST_CHUNK", 1 << 16))
         if arm.policy == "hot" and not arm.regrouped:  # the trainer takes this policy with regrouped data
-            stack.enter_context(mock.patch("hotrows.train.step_trainer.hot_ids", lambda _: hot))
-            stack.enter_context(mock.patch.object(EncodedData, "hot_and_cold", lambda _: None))
+            stack.enter_context(mock.patch("hotrows.train.step_trainer.popular_ids", lambda *_: hot))
         trainer = Trainer(trained, config, Path(folder) / "run")
         link = pace(trainer.embedding, layout.rate) if trainer.cached_tables else None
         timed = _Timed(trainer)

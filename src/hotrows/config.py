@@ -33,6 +33,8 @@ from hotrows.settings import (
 from hotrows.table import TABLE_DTYPES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hotrows.engine.caching import Caching
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -310,8 +312,8 @@ class TrainConfig:
         _check_together(self)
         self.caching()  # what it refuses is refused here
 
-    def caching(self) -> Caching | None:
-        """The cache in front of the store; None: all rows are in memory."""
+    def caching(self, hot_ids: Mapping[str, Tensor] | None = None) -> Caching | None:
+        """The cache in front of the store; None: all rows are in memory. hot_ids: see `Caching`."""
         if self.fast_memory is None:
             return None
         from hotrows.engine.caching import Caching
@@ -323,6 +325,7 @@ class TrainConfig:
             policy.parse(self.policy),
             self.in_flight,
             self.lookahead_memory,
+            hot_ids,
             memory_split=self.memory_split,
             cache_transfer=self.cache_transfer,
         )

@@ -13,9 +13,8 @@ from hotrows.config import TrainConfig
 from hotrows.engine import stages
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.train.defaults import settle
-from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.step import Step
+from hotrows.train.step import Step, dense_optimizer
 from tests.nn.launches import Launches
 from tests.ops.triton import layer_cases
 from tests.support import pretend

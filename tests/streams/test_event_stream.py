@@ -13,8 +13,8 @@ from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.streams import DeadLetters, EventStream, StreamConfig, StreamState, table_events
 from hotrows.streams.events import LineEvents
 from hotrows.streams.line_log import LineLog, read_lines
+from hotrows.train.run_data import StreamBatches
 from hotrows.train.run_state import RunState
-from hotrows.train.stream_batches import StreamBatches
 
 SCHEMA = Schema(
     (Dense("n", transform="none"), Sparse("a")),

@@ -20,8 +20,9 @@ from hotrows.streams.folder import FolderSource
 from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
 from hotrows.train.metrics_log import read_metrics
+from hotrows.train.recommender import Targets
+from hotrows.train.run_data import RunBatches
 from hotrows.train.stream_run import ScoredWindow
-from hotrows.train.targets import Targets
 from tests.support.runs import SMALL, same_bits, weights_of, write_rows
 
 CONFIG = TrainConfig(
@@ -117,19 +118,14 @@ def test_the_weights_are_those_of_a_loop_over_the_same_batches(data, whole, fold
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-class _Batches:
+class _Batches(RunBatches):
     """A list of batches as the batches of a run."""
-
-    is_stream, arrived = False, None
 
     def __init__(self, batches):
         self.batches, self.total_steps = batches, len(batches)
 
     def after(self, state):
         return iter(list(enumerate(self.batches))[state.step :])
-
-    def advance(self, state):
-        return dataclasses.replace(state, step=state.step + 1)
 
 
 def test_killed_again_and_again_each_event_is_trained_once(data, folder, whole, tmp_path):

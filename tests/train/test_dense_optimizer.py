@@ -10,7 +10,7 @@ import torch
 
 import hotrows
 from hotrows.config import DENSE_OPTIMIZERS, TrainConfig
-from hotrows.train.dense_optimizer import dense_optimizer, load_optimizer, optimizer_tensors
+from hotrows.train.step import dense_optimizer, load_optimizer, optimizer_tensors
 
 
 @pytest.mark.parametrize("name", DENSE_OPTIMIZERS)

@@ -17,9 +17,8 @@ from hotrows.optim import SGD, Adam
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
-from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.step import Step
+from hotrows.train.step import Step, dense_optimizer
 from tests.support import pretend
 from tests.support.runs import schema, write_rows
 

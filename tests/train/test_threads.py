@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hotrows.batch import Batch
-from hotrows.train.threads import limited, num_threads
+from hotrows.train.step_trainer import limited_threads, num_threads
 
 WEIGHTS = 492_000  # of DeepFM's matrices, 26 features of dim 16
 
@@ -34,7 +34,7 @@ def test_a_short_step_takes_one_thread(size, features, length, weights, num):
 
 def test_other_work_has_all_threads_again(threads):
     threads(2)
-    with pytest.raises(RuntimeError, match="in a step"), limited(batch(1), 1):
+    with pytest.raises(RuntimeError, match="in a step"), limited_threads(batch(1), 1):
         assert torch.get_num_threads() == 1
         raise RuntimeError("in a step")
     assert torch.get_num_threads() == 2

@@ -237,7 +237,7 @@ def test_ctrl_c_while_the_rate_is_set_forgets_no_evaluation(data, tmp_path):
             Trainer(data[1], config, run, resume=True).fit()
         states.append(last_state(run))
     assert states[0] == states[1]
-    assert states[0].position.rate.last_loss is not None
+    assert states[0].position["rate"]["last_loss"] is not None
 
 
 # ---- the rate
@@ -260,7 +260,7 @@ def test_the_rate_halves_when_the_loss_rises_and_doubles_when_it_fell_four_times
     trainer.fit(evaluate=fake_losses([0.6, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]))
     halves, quarters = [10, 9, 10, 8], [5, 5, 5, 5, 5, 5, 5, 2]
     assert blocks(steps) == halves + quarters + halves
-    assert trainer.state.position.rate.percent == 50
+    assert trainer.state.position["rate"]["percent"] == 50
 
 
 def test_without_a_validation_part_blocks_keep_their_length(data, steps, tmp_path):

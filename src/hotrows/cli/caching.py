@@ -118,9 +118,8 @@ def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> No
         encoded = data.EncodedData.open(folder)
         profile = _profile(encoded, progress, **sampling)
         regrouped = data.regroup(encoded, profile, out, force=force, progress=progress)
-    hot, cold = regrouped.hot_and_cold()
-    share = hot.rows / (hot.rows + cold.rows)
-    click.echo(f"{out}: {hot.rows:,} all-hot and {cold.rows:,} cold training rows ({share:.1%} hot)")
+    rows, hot = regrouped.parts["train"].rows, regrouped.hot_rows or 0
+    click.echo(f"{out}: {hot:,} all-hot and {rows - hot:,} cold training rows ({hot / rows:.1%} hot)")
 
 
 def _profile(encoded: data.EncodedData, progress: Callable[..., None], **sampling: Any) -> data.Profile:

@@ -207,7 +207,7 @@ def _train(
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
     from hotrows.train.defaults import settle
-    from hotrows.train.display import shown_by
+    from hotrows.train.reports import shown_by
     from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)

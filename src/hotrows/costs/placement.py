@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
@@ -30,7 +30,6 @@ from hotrows.costs.pack_sizes import balance, volume
 from hotrows.costs.step_cost import Machine, possible_stages, step_cost
 from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.data import EncodedData, Loader
-from hotrows.data.hot_cold.profile import Profile
 from hotrows.distributed.comm import Ranks, Seat
 from hotrows.models import Model
 from hotrows.nn.statistics import OverRanks
@@ -71,12 +70,19 @@ class ShardingPlan:
 
 
 def place(
-    data: EncodedData, config: TrainConfig, model: Model, ranks: Ranks, num_samples: int
+    data: EncodedData,
+    config: TrainConfig,
+    model: Model,
+    ranks: Ranks,
+    num_samples: int,
+    popular: Mapping[str, Tensor] | None = None,
 ) -> ShardingPlan:
     """Chooses the sharding of a run; collective.
 
-    num_samples: number of samples that the run will train on.
+    num_samples: number of samples that the run will train on. popular: ids by vocabulary whose rows every
+    rank is to have, those that regrouped data calls hot.
     """
+    # 1. One rank
     parts: tuple[int, ...] = (config.pack_parts or 1,)
     if ranks.num_ranks == 1 and config.pack_parts != 0:
         return ShardingPlan(pack_parts=parts)
@@ -85,10 +91,13 @@ def place(
         parts = choice.balanced_parts()
     if ranks.num_ranks == 1:
         return ShardingPlan(pack_parts=parts, reasons=tuple(choice.reasons))
+    # 2. Several: the first one chooses, by what its machine was measured to do
     machine = choice.machine(num_samples)
     plan = None
     if ranks.rank == 0:
         sharding = choice.sharding(machine)
+        if popular is not None:
+            sharding = choice.with_popular(sharding, popular)
         num = None if config.micro_batches else choice.micro_batches(sharding, machine)
         if config.pack_parts is None:
             parts = choice.pack_parts(sharding, machine, num or config.micro_batches)
@@ -135,8 +144,7 @@ class _Choice:
             self.reasons.append("all tables: ids dealt over all ranks, so that each cache has its share")
         else:
             kind = ""
-        sharding = uniform(kind, self.tables, self.ranks.num_ranks) if kind else self._by_cost(machine)
-        return sharding if self.data.halves is None else self._with_hot(sharding)
+        return uniform(kind, self.tables, self.ranks.num_ranks) if kind else self._by_cost(machine)
 
     def micro_batches(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
         """How many micro-batches gain, as far as it can be predicted."""
@@ -220,17 +228,18 @@ class _Choice:
         self.reasons += choice.reasons
         return {load.name: place for load, place in zip(loads, choice.placements, strict=True)}
 
-    def _with_hot(self, sharding: dict[str, Placement]) -> dict[str, Placement]:
+    def with_popular(
+        self, sharding: dict[str, Placement], popular: Mapping[str, Tensor]
+    ) -> dict[str, Placement]:
         """Replicates the hot rows of regrouped data, so that all-hot batches exchange no row."""
-        hot = Profile.from_data(self.data).hot
         vocabularies = {feature.name: vocabulary_of(feature) for feature in self.data.schema.id_features}
         self.reasons.append("hot rows of regrouped data: on every rank")
         changed = dict(sharding)
         for table in self.tables:
-            ids = hot.get(vocabularies.get(table.features[0], ""), ())
+            ids = popular.get(vocabularies.get(table.features[0], ""))
             place = sharding[table.name]
-            if len(ids) and not place.columns:
-                changed[table.name] = placed = place.with_hot(torch.from_numpy(ids), table.rows)
+            if ids is not None and len(ids) and not place.columns:
+                changed[table.name] = placed = place.with_hot(ids, table.rows)
                 if placed.hot < len(ids):
                     self.reasons.append(
                         f"table {table.name}: {placed.hot:,} of {len(ids):,} hot rows on every rank, "

@@ -44,9 +44,8 @@ from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.key_ids import GONE, last_of_each
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
-from hotrows.train.callback import Callback
+from hotrows.train.callback import Callback, Training
 from hotrows.train.progress import Progress
-from hotrows.train.trainer import Trainer
 
 log = logging.getLogger("hotrows")
 
@@ -132,7 +131,7 @@ class Publisher(Callback):
 
     # ---- called by training
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Training) -> None:
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
@@ -160,7 +159,7 @@ class Publisher(Callback):
         stop = partial(self._work.put, None)
         self._worker = Worker("hotrows publishing", self._publish_all, stop, patience=None)
 
-    def after_step(self, trainer: Trainer, progress: Progress | None = None) -> None:
+    def after_step(self, trainer: Training, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
         since = self._published.batches_since(trainer.state)
         seconds, batches = self.every.seconds, self.every.batches
@@ -173,11 +172,11 @@ class Publisher(Callback):
         if is_due and not self._work.unfinished_tasks:
             self._hand_over(trainer)
 
-    def while_idle(self, trainer: Trainer) -> None:
+    def while_idle(self, trainer: Training) -> None:
         """Publishes what the last batches of a stream changed, where no others come."""
         self.after_step(trainer)
 
-    def end(self, trainer: Trainer) -> None:
+    def end(self, trainer: Training) -> None:
         """Publishes the last state of training, and waits until it is there."""
         self._work.join()
         if self._published.batches_since(trainer.state) or not self._returned.empty():
@@ -213,7 +212,7 @@ class Publisher(Callback):
         self._keys[vocabulary].add(changes.gone.numpy(), GONE)
         self._keys[vocabulary].add(changes.keys.numpy(), changes.ids.numpy())
 
-    def _hand_over(self, trainer: Trainer) -> None:
+    def _hand_over(self, trainer: Training) -> None:
         while not self._returned.empty():
             lost = self._returned.get()
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
@@ -223,7 +222,7 @@ class Publisher(Callback):
         with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
 
-    def _snapshot(self, trainer: Trainer) -> _Snapshot:
+    def _snapshot(self, trainer: Training) -> _Snapshot:
         embedding = trainer.embedding
         rows: dict[str, tuple[Tensor, Tensor]] = {}
         for g, group in enumerate(embedding.groups):
@@ -251,7 +250,7 @@ class Publisher(Callback):
 
     # ---- the first version
 
-    def _first_version(self, trainer: Trainer) -> Version:
+    def _first_version(self, trainer: Training) -> Version:
         """The last version of the run, with all rows marked that differ; a new one if there is none."""
         versions, name = chain.look(self.folder), _chain_of(trainer.run)
         head = chain.head_of(versions, versions.newest) if versions.newest else None
@@ -400,7 +399,7 @@ class _ChangedKeys:
         return pairs
 
 
-def _check(trainer: Trainer) -> None:
+def _check(trainer: Training) -> None:
     """Refuses runs whose changes no delta can say."""
     if trainer.ranks.num_ranks > 1:
         raise ValueError("a run of one rank can be published so far: start one, or publish its exports")

@@ -29,10 +29,9 @@ from typing import Any
 from hotrows.runtime.atomic_files import write_json
 from hotrows.runtime.background import Worker
 from hotrows.train import run_folder
-from hotrows.train.callback import Callback
+from hotrows.train.callback import Callback, Training
 from hotrows.train.metrics_log import flat, numbers_of
 from hotrows.train.progress import Result
-from hotrows.train.trainer import Trainer
 from hotrows.version import VERSION
 
 log = logging.getLogger("hotrows")
@@ -71,7 +70,7 @@ class Tracker(Callback, ABC):
     def _end_run(self, is_done: bool) -> None:
         """Ends the run of the service, as finished or as failed."""
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Training) -> None:
         if not trainer.is_first:
             return
         path = trainer.run / _IDS
@@ -93,12 +92,12 @@ class Tracker(Callback, ABC):
         self._is_done, self._sender = False, _Sender(self.name)
         write_json(path, {**known, self.name: opened})
 
-    def log_metrics(self, trainer: Trainer, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+    def log_metrics(self, trainer: Training, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         named = {f"{kind}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
         if self._sender is not None:
             self._sender.send(f"the metrics of step {step:,}", partial(self._send, named, step))
 
-    def after_fit(self, trainer: Trainer, result: Result) -> None:
+    def after_fit(self, trainer: Training, result: Result) -> None:
         if self._sender is None:
             return
         metrics = {"validation": result.validation, "test": result.test}

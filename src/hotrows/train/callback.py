@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData
+from hotrows.distributed.comm import Ranks
+from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.embedding import Embedding
+from hotrows.metrics import Metrics
+from hotrows.models import Model
 from hotrows.planning.routing import RankSignals
+from hotrows.train.progress import Progress, Result
+from hotrows.train.recommender import Recommender
+from hotrows.train.run_state import RunState
 
-if TYPE_CHECKING:
-    from hotrows.metrics import Metrics
-    from hotrows.train.progress import Progress, Result
-    from hotrows.train.trainer import Trainer
+
+class Training(Protocol):
+    """What callbacks may read of the `Trainer` that calls them, and request of it."""
+
+    run: Path
+    data: EncodedData
+    config: TrainConfig
+    ranks: Ranks
+    recommender: Recommender
+    model: Model
+    embedding: Embedding
+    cached_tables: CachedTables | None
+    steps: Any  # its StepTrainer
+
+    @property
+    def state(self) -> RunState: ...
+
+    @property
+    def is_first(self) -> bool: ...
+
+    def evaluate(self, part: str) -> Metrics: ...
+
+    def stop(self) -> None: ...
+
+    def request_checkpoint(self) -> None: ...
 
 
 class Callback:
@@ -21,66 +53,97 @@ class Callback:
     metrics; one of them may stop all, and none should raise an error alone.
     """
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, trainer: Training) -> None:
         """Called before the first batch is planned; a resumed run is then at its checkpoint."""
 
-    def end(self, trainer: Trainer) -> None:
+    def end(self, trainer: Training) -> None:
         """Called once training is over, before it goes back to the best checkpoint; not where it is
         interrupted."""
 
-    def after_fit(self, trainer: Trainer, result: Result) -> None:
+    def after_fit(self, trainer: Training, result: Result) -> None:
         """Called with the result that `fit` returns, once the folder of the run has it."""
 
     def close(self) -> None:
         """Called when `fit` ends, however it ends."""
 
-    def after_step(self, trainer: Trainer, progress: Progress) -> None:
+    def after_step(self, trainer: Training, progress: Progress) -> None:
         """Called after each step; the loss and speed in `progress` are those of the last interval.
 
         On a stream, `trainer.state.stream` says how many events were trained, and the newest event time.
         """
 
-    def after_evaluation(self, trainer: Trainer, metrics: Metrics) -> None:
+    def after_evaluation(self, trainer: Training, metrics: Metrics) -> None:
         """Called after each evaluation of the validation part, before its checkpoint is written; on a
         stream, of each window of events."""
 
-    def log_metrics(self, trainer: Trainer, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+    def log_metrics(self, trainer: Training, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         """Called with the numbers of each line of metrics.jsonl, on the first rank alone.
 
         kind: `train`, `evaluation` or `window`; those of a label are named tasks/LABEL/...
         """
 
-    def before_checkpoint(self, trainer: Trainer) -> None:
+    def before_checkpoint(self, trainer: Training) -> None:
         """Called before a checkpoint is written."""
 
-    def while_idle(self, trainer: Trainer) -> None:
+    def while_idle(self, trainer: Training) -> None:
         """Called several times a second while a stream has no event to train on."""
 
 
-class Requests:
-    """The requests that a callback may make of its run."""
+class RunControl:
+    """Requests to end a run, or to write a checkpoint: of callbacks, of Ctrl-C, and of file stores.
 
-    _stop_called = _checkpoint_requested = False
+    Those of a rank go to all with the next batch that is planned, so that all act at one step; a rank
+    that trains by itself acts at once. is_interrupted: whether Ctrl-C was pressed.
+    """
+
+    def __init__(self, ranks: Ranks, cached_tables: CachedTables | None, every: int | None) -> None:
+        self._is_alone, self._cached_tables, self._every = ranks.num_ranks == 1, cached_tables, every
+        self._stop_called = self._all_stop = self._checkpoint_requested = False
+        self.is_interrupted: Callable[[], bool] = lambda: False
 
     def stop(self) -> None:
-        """Ends the run after this step, as if it were the last: to be called by a callback.
-
-        It evaluates and saves, and `fit` returns the result. Of several ranks one may call it: all end at
-        the same step, some steps later.
-        """
         self._stop_called = True
 
     def request_checkpoint(self) -> None:
-        """Writes a checkpoint after this step: to be called by a callback; of several ranks by each."""
         self._checkpoint_requested = True
 
-    def _own_signals(self: Any) -> int:
-        is_requested = self.cached_tables is not None and self.cached_tables.requests_checkpoint()
-        stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
-        stop |= RankSignals.FINISH if self._stop_called else RankSignals(0)
-        return stop | (RankSignals.CHECKPOINT if is_requested else RankSignals(0))
+    def signals(self) -> int:
+        """The requests of this rank."""
+        tables, signals = self._cached_tables, RankSignals(0)
+        if self.is_interrupted():
+            signals |= RankSignals.STOP
+        if self._stop_called:
+            signals |= RankSignals.FINISH
+        if tables is not None and tables.requests_checkpoint():
+            signals |= RankSignals.CHECKPOINT
+        return signals
 
-    def _checkpoint_is_due(self: Any) -> bool:
-        every = self.config.checkpoint_every
-        periodic = every is not None and self.state.step > 0 and self.state.step % every == 0
+    def hear(self, signals: int) -> None:
+        """Notes what ranks requested when a batch was planned; StopRequested where that is to save all
+        and stop."""
+        if signals & RankSignals.STOP:
+            raise StopRequested
+        self._all_stop |= bool(signals & RankSignals.FINISH)
+        self._checkpoint_requested |= bool(signals & RankSignals.CHECKPOINT)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the run ends here: `stop` was called, and all ranks know it."""
+        return self._all_stop or (self._stop_called and self._is_alone)
+
+    def stop_if_interrupted(self) -> None:
+        """Raises StopRequested after Ctrl-C; ranks stop together, with a batch."""
+        if self._is_alone and self.is_interrupted():
+            raise StopRequested
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        periodic = self._every is not None and step > 0 and step % self._every == 0
         return periodic or self._checkpoint_requested
+
+    def has_saved(self) -> None:
+        """Says that a checkpoint was written, as requested."""
+        self._checkpoint_requested = False
+
+
+class StopRequested(Exception):
+    """Leaves the loop after Ctrl-C."""

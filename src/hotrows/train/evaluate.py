@@ -7,8 +7,10 @@ no random number.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +26,11 @@ from hotrows.metrics import Metrics, mean_of, metrics_by
 from hotrows.metrics.result import no_metrics
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
-from hotrows.train.recommender import Recommender
-from hotrows.train.targets import Targets
+from hotrows.train.recommender import Recommender, Targets
+from hotrows.train.run_state import after_evaluation
 
 EVALUATION_BATCH = 8192
+Evaluate = Callable[..., Metrics]  # of a part of the data, and a function called with progress
 Evaluated = tuple[Tensor, Targets, Tensor | None]  # logits, targets and groups of some samples
 
 
@@ -78,6 +81,28 @@ def evaluate(
         evaluated.append((logits, recommender.targets(batch), batch.groups))
         progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
     return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks))
+
+
+class HeldOut:
+    """Validation by parts of the data: the validation part decides, the test part reports."""
+
+    name = "validation"
+
+    def validate(self, trainer: Any) -> None:
+        """Evaluates between two steps; the state knows of it, and callbacks hear of it."""
+        if not trainer.data.parts["validation"].rows:
+            trainer.steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
+            return
+        metrics, epoch_steps = trainer.evaluate("validation"), trainer.reports.epoch_steps
+        trainer.steps.state = after_evaluation(trainer.state, metrics, trainer.config, epoch_steps)
+        trainer.reports.write_evaluation(metrics)
+        for callback in trainer.callbacks:
+            callback.after_evaluation(trainer, metrics)
+
+    def results(self, trainer: Any) -> dict[str, Metrics | None]:
+        """The metrics of the best checkpoint, which memory holds, on the validation and the test part."""
+        has_test = bool(trainer.data.parts["test"].rows)
+        return {"validation": trainer.state.best, "test": trainer.evaluate("test") if has_test else None}
 
 
 def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:

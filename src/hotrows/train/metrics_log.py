@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 
 from hotrows.json_file import parse
 from hotrows.runtime.atomic_files import write_text
-from hotrows.train.run_folder import log
+
+log = logging.getLogger("hotrows")
 
 METRICS = "metrics.jsonl"
 _KINDS = ("train", "evaluation", "window")

@@ -28,8 +28,7 @@ from hotrows.data import Encoder, Loader, Part
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.train import evaluate, notes, run_folder
-from hotrows.train.recommender import Recommender
-from hotrows.train.targets import ranking_of
+from hotrows.train.recommender import Recommender, ranking_of
 from hotrows.train.vectors import vectors_of
 
 

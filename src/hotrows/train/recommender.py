@@ -9,11 +9,12 @@ import dataclasses
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hotrows import models, nn
+from hotrows import losses, models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
@@ -26,24 +27,31 @@ from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.nn.log_loss import log_loss
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
 from hotrows.train.pretrained import frozen
-from hotrows.train.targets import (
-    Targets,
-    losses_of,
-    ranking_of,
-    targets_of,
-    task_numbers,
-    task_weights,
-    tasks_of,
-)
 
 _BUILDING = threading.Lock()
 _WIDE = 256  # features from which on a model may be too large for its data
 _MOST_OF_MEMORY = 0.75
 _BYTES_PER_WEIGHT = 16  # float32 weight, gradient, and two moments
 _WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
+
+# Which of a schema's labels are trained: None, its only one; a number, one of several; or several.
+Tasks = None | int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels of a batch, and how much each counts.
+
+    labels: float32, [B] or of several tasks [B, T]; weights: of their shape or [B],
+    0 where a label is missing; None: all 1.
+    """
+
+    labels: Tensor
+    weights: Tensor | None = None
 
 
 class Recommender:
@@ -52,7 +60,7 @@ class Recommender:
     model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
     the caller's random state stays as it is.
     read_only: open tables in a file for reading alone.
-    hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
+    popular: by vocabulary, the ids that the policy `hot` keeps in fast memory.
     ranks: the processes that share the tables; they train, predict and evaluate together.
     place: returns how the tables of the model are dealt over ranks and packs.
     model: a class, or an object that is used as it is; None: the one that `config` names.
@@ -64,15 +72,13 @@ class Recommender:
         schema: Schema,
         *,
         read_only: bool = False,
-        hot_ids: Mapping[str, Tensor] | None = None,
+        popular: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
         place: Callable[[models.Model], ShardingPlan] | None = None,
         model: models.Model | type[models.Model] | None = None,
     ) -> None:
-        self.config = config
-        self.schema = schema
-        self.ranks = ranks or OneRank()
-        # The random state is the process's: models that threads build come one after the other.
+        self.config, self.schema, self.ranks = config, schema, ranks or OneRank()
+        # 1. The model. The random state is the process's: threads build theirs one after the other.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             _check_size(config, schema)
             torch.manual_seed(config.seed)
@@ -85,14 +91,14 @@ class Recommender:
         self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
         self.device = find(config.device)
         self.model.to(self.device.torch)
+        # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         self.losses = losses_of(schema, self.tasks, config.loss)
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
-        caching = config.caching()
-        if caching is not None and hot_ids is not None:
-            caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, self.model.tables, schema))
+        # 3. Its tables
+        hot = None if popular is None else _by_table(popular, self.model.tables, schema)
         placing = ShardingPlan() if place is None else place(self.model)
         self.embedding = Embedding.for_model(
             self.model,
@@ -100,7 +106,7 @@ class Recommender:
             table_dtype=config.table_dtype,
             optimizer=config.row_optimizer,
             seed=config.seed,
-            caching=caching,
+            caching=config.caching(hot),
             read_only=read_only,
             ranks=_in_stages(self.ranks, config.exchange, placing.stages),
             sharding=placing.sharding or "rows",
@@ -245,13 +251,13 @@ def _check_equal(model: models.Model, ranks: Ranks) -> None:
 
 
 def _by_table(
-    hot_ids: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
+    popular: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
 ) -> dict[str, Tensor]:
-    """The hot ids of each table, from those of the vocabulary that its features read; crosses have
+    """The popular ids of each table, from those of the vocabulary that its features read; crosses have
     none."""
     vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
     none = torch.empty(0, dtype=torch.int64)
-    return {t.name: hot_ids.get(vocabularies.get(t.features[0], ""), none) for t in tables}
+    return {t.name: popular.get(vocabularies.get(t.features[0], ""), none) for t in tables}
 
 
 def _check_size(config: TrainConfig, schema: Schema) -> None:
@@ -271,3 +277,92 @@ def _check_size(config: TrainConfig, schema: Schema) -> None:
             f"and needs about {needed / 2**30:,.0f} GiB of memory, of {memory / 2**30:,.0f}; use deepfm, "
             f"dnn or lr, a smaller dim or batch, or fewer features"
         )
+
+
+def tasks_of(schema: Schema, labels: Sequence[str] | None, label: str | None) -> Tasks:
+    """Finds the labels that a model learns among those of the schema.
+
+    labels: those of a model of several. label: of a model of one; None: the first.
+    """
+    names = [known.name for known in schema.labels]
+    unknown = [name for name in (*(labels or ()), *([label] if label else [])) if name not in names]
+    if unknown:
+        hint = did_you_mean(unknown[0], names)
+        raise ValueError(f"label must be one of {', '.join(names)}, not {unknown[0]!r}{hint}")
+    if labels is not None:
+        if label is not None:
+            raise ValueError(
+                f"the model learns {', '.join(labels)} together, so label={label!r} says nothing; "
+                f"leave it out, or give the model option labels"
+            )
+        return tuple(map(names.index, labels))
+    return None if len(names) == 1 else names.index(label or names[0])
+
+
+def task_numbers(tasks: Tasks) -> tuple[int, ...]:
+    """The numbers of the labels that are trained, in the schema."""
+    return tasks if isinstance(tasks, tuple) else (tasks or 0,)
+
+
+def task_weights(weights: Mapping[str, float], labels: Sequence[str]) -> Tensor | None:
+    """The weights of the labels in the loss, [T], 1 where not named; None: all 1."""
+    unknown = [name for name in weights if name not in labels]
+    if unknown:
+        raise ValueError(
+            f"label_weights are of the labels that the model learns ({', '.join(labels)}), "
+            f"not of {unknown[0]!r}"
+        )
+    return torch.tensor([weights.get(name, 1.0) for name in labels]) if weights else None
+
+
+def losses_of(schema: Schema, tasks: Tasks, text: str | None) -> tuple[Loss, ...]:
+    """The losses of the labels that are trained: what the text says, else the schema.
+
+    text: as `losses.parse_by_label` reads it; None: it says nothing.
+    """
+    labels = [schema.labels[task] for task in task_numbers(tasks)]
+    said = {} if text is None else losses.parse_by_label(text)
+    unknown = [name for name in said if name and name not in [label.name for label in labels]]
+    if unknown:
+        names = ", ".join(label.name for label in labels)
+        raise ValueError(
+            f"losses are of the labels that the model learns ({names}), not of {unknown[0]!r}"
+        )
+    of_all = said.get("")
+    chosen = tuple(
+        said.get(label.name) or of_all or losses.parse(label.loss or Loss.name) for label in labels
+    )
+    for label, loss in zip(labels, chosen, strict=True):
+        if loss.is_order and schema.grouping is None:
+            raise ValueError(
+                f"the loss {loss.name} of label {label.name!r} compares samples of a group, and schema "
+                f"{schema.name!r} has none: say which column that is, group=COLUMN, and prepare again"
+            )
+    return chosen
+
+
+def ranking_of(schema: Schema, text: str | None) -> tuple[str, ...]:
+    """The metrics within groups that a text names, such as ndcg@10,mrr; None: there are none."""
+    names = () if text is None else losses.parse_ranking(text)
+    if names and schema.grouping is None:
+        raise ValueError(
+            f"the metric {names[0]} is one within groups, and schema {schema.name!r} has none: say which "
+            f"column that is, group=COLUMN, and prepare again"
+        )
+    return names
+
+
+def targets_of(batch: Batch, tasks: Tasks) -> Targets:
+    """The labels of a batch and their weights, for the tasks that are trained."""
+    assert batch.labels is not None
+    if tasks is None:
+        return Targets(batch.labels, batch.sample_weights)
+    labels = batch.labels if batch.labels.dim() == 2 else batch.labels[:, None]  # [B, L]
+    if isinstance(tasks, int):
+        labels = labels[:, tasks]
+    else:  # labels[:, tasks], without an index that a device would wait for
+        labels = torch.stack([labels[:, task] for task in tasks], 1)
+    present = (~labels.isnan()).float()  # [B] or [B, T]
+    if batch.sample_weights is not None:
+        present *= batch.sample_weights if isinstance(tasks, int) else batch.sample_weights[:, None]
+    return Targets(labels.nan_to_num(), present)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -12,14 +14,19 @@ from typing import Any
 from torch import Tensor
 
 from hotrows.metrics import Metrics
+from hotrows.nn.linear_paths import kept_seconds_by_format, products_per_sample
 from hotrows.pipeline.runner import TRAIN
 from hotrows.pipeline.schedule import Work
-from hotrows.train.display import display
+from hotrows.runtime import terminal
 from hotrows.train.metrics_log import METRICS, Listener, MetricsLog
-from hotrows.train.precision import advise_bfloat16
 from hotrows.train.progress import Meter, Progress, SlowestStep
 from hotrows.train.run_state import lr_scale
 from hotrows.train.step_trainer import Runner, StepTrainer
+
+log = logging.getLogger("hotrows")
+
+_LONG = 600.0  # seconds
+_MUCH = 1.5
 
 
 def _show_nothing(now: Progress) -> None:
@@ -108,7 +115,7 @@ class Reports:
         if dynamic is not None:
             fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
-        if is_first and self._steps.ranks.rank == 0 and not self._steps.batches.is_stream:
+        if is_first and self._steps.ranks.rank == 0:
             advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])
 
     def write_evaluation(self, metrics: Metrics) -> None:
@@ -138,8 +145,8 @@ class Reports:
 
     def _now(self, validation: Metrics | None = None) -> Progress:
         batches, shown = self._steps.batches, self._meter.shown
-        total = 0 if batches.is_stream else batches.total_steps
-        return Progress("train", self._steps.state.step, total, validation=validation, **shown)
+        done, total = self._steps.state.step, batches.known_steps
+        return Progress("train", done, total, validation=validation, **shown)
 
     def _show(self, now: Progress) -> None:
         self._progress(now)
@@ -153,3 +160,82 @@ class Reports:
 def _since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """By stage, the seconds that have come since."""
     return {stage: seconds - before.get(stage, 0.0) for stage, seconds in now.items()}
+
+
+@contextmanager
+def display(verbose: bool | None) -> Iterator[Callable[[Progress], None]]:
+    """Yields a function that shows the progress of a run.
+
+    verbose: None: on a terminal and in a notebook alone; True: elsewhere too, where lines stand for
+    evaluations and no bar; False: nowhere.
+    """
+    if not (terminal.is_watched() if verbose is None else verbose):
+        yield lambda now: None
+        return
+    with terminal.bar() as progress:
+        yield shown_by(progress)
+
+
+def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
+    """Shows a run's progress on a bar, `progress(stage, done, total, note)`, and by lines that stay."""
+
+    def show(now: Progress) -> None:
+        stage, total = "evaluating" if now.stage == "evaluate" else "training", now.total or None
+        progress(stage, now.done, total, _note(now))
+        if now.validation is not None:
+            shown = list(now.validation.shown().items())[:3]
+            numbers = [
+                f"{name} {value:.6f}" for name, value in shown if name != "calibration" or not total
+            ]
+            what = f" of {total:,}: validation" if total else ": window"
+            print(f"step {now.done:,}{what} {', '.join(numbers)}{_standing(now)}", file=sys.stderr)
+
+    return show
+
+
+def _standing(now: Progress) -> str:
+    """The place of an evaluation among those so far."""
+    if not now.is_best:
+        return ""
+    return ", best so far" if now.is_peak else ", kept: within one standard error of the best so far"
+
+
+def _note(now: Progress) -> str:
+    """The text behind the bar."""
+    note = ""
+    if now.loss is not None and now.samples_per_second is not None:
+        note = f"loss {now.loss:.4f}  {now.samples_per_second:,.0f} samples/s"
+    if now.hit_rate is not None:
+        note += f"  hits {now.hit_rate:.1%}  in {_megabytes(now.bytes_in)}"
+        note += f"  out {_megabytes(now.bytes_out)}"
+    if now.waited is not None and now.waited > 0.01:
+        note += f"  waits {now.waited:.0%} ({now.waited_for})"
+    return note
+
+
+def _megabytes(per_second: float | None) -> str:
+    return f"{(per_second or 0) / 1e6:,.1f} MB/s"
+
+
+def advise_bfloat16(steps: StepTrainer, samples_per_second: float) -> None:
+    """Says at the start of a long run that bfloat16 would be much faster on this processor, if so.
+
+    The gain is predicted from the speed of the first steps: what of a step is no product of a linear
+    layer takes as long as before.
+    """
+    config = steps.config
+    if config.precision == "bfloat16" or not steps.recommender.device.on_host or not samples_per_second:
+        return
+    assert config.batch_size is not None, "settle the config first"
+    left = steps.batches.known_steps - steps.state.step
+    step = config.batch_size / samples_per_second
+    if left * step < _LONG or not products_per_sample(steps.model):
+        return
+    seconds = kept_seconds_by_format(steps.model, -(-config.batch_size // steps.ranks.num_ranks))
+    ratio = seconds["bfloat16"] / seconds["float32"]
+    gain = step / (step - min(seconds["float32"], step) * (1 - ratio))
+    if gain >= _MUCH:
+        log.info(
+            f"some {left * step / 60:,.0f} minutes are to train: --precision bfloat16 "
+            f"(precision='bfloat16') would be about {gain:.1f} times as fast on this processor"
+        )

@@ -1,9 +1,11 @@
-"""The training data of a run: its batches from any state on, hot ids, and counts of ids."""
+"""The training data of a run: its batches from any state on, and counts of ids."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,60 +18,76 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
-from hotrows.data.hot_cold.profile import Profile
-from hotrows.data.hot_cold.schedule import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.raw.columns import missing_labels
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
 from hotrows.models.tables import LINEAR
 from hotrows.schema import vocabulary_of
+from hotrows.streams import CutBatch, EventStream
 from hotrows.table import Table
+from hotrows.train.recommender import Tasks, task_numbers
 from hotrows.train.run_state import RunState
-from hotrows.train.targets import Tasks, task_numbers
 
 
-class TrainingBatches:
+class RunBatches:
     """The batches of a run, each with the number of its step.
 
-    loader: reads them; total_steps: how many there are, of all epochs. Regrouped data is read block by
-    block, of hot and of cold batches in turn; other data has no blocks, but for one.
-    arrived: None: no batch is waited for.
+    total_steps: how many there are; known_steps: the same, or 0 where no one knows it beforehand;
+    epoch_steps: how many an epoch has.
+    arrived: True if the next batch has arrived, or none will; None: no batch is waited for. See
+    `hotrows.engine.stages`. callbacks: each a `Callback`, called after those of a user.
     """
 
-    is_stream, arrived = False, None
-
-    def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
-        self.loader = _loader(data, config, ranks)
-        assert config.epochs is not None, "settle the config first"
-        self.total_steps = config.steps or config.epochs * len(self.loader)
-        self._scheduled = config.hot_cold == "scheduled"
-
-    @property
-    def epoch_steps(self) -> int:
-        return len(self.loader)
-
-    def keep_groups(self) -> None:
-        """Lets rows of a group follow one another in shuffled epochs."""
-        loader = self.loader
-        for part in (loader.hot, loader.cold) if isinstance(loader, HotColdLoader) else (loader,):
-            part.keep_groups = True
+    total_steps: int
+    known_steps: int
+    epoch_steps: int
+    arrived: Callable[[], bool] | None = None
+    callbacks: Sequence[Any] = ()
 
     def first_state(self) -> RunState:
         """The state of a run that has trained on nothing."""
-        if not isinstance(self.loader, HotColdLoader):
-            return RunState()
-        return RunState(position=Position() if self._scheduled else SEQUENTIAL)
+        return RunState()
 
     def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
-        """Yields the batches still to train, in this block, each with its step."""
+        """The batches still to train, each with its step."""
+        raise NotImplementedError
+
+    def again(self, state: RunState) -> Iterator[Batch] | None:
+        """The batches of `after` once more, to look ahead in; None: they are read once."""
+        return None
+
+    def advance(self, state: RunState) -> RunState:
+        """The state after one more step."""
+        return dataclasses.replace(state, step=state.step + 1)
+
+    def on_arrival(self, wake: Callable[[], None]) -> None:
+        """wake: called, on any thread, when a batch has arrived that was waited for."""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until there is a batch to train, or it is known that none comes, so long at most."""
+        return True
+
+
+class TrainingBatches(RunBatches):
+    """The batches of prepared data, epoch after epoch, as the config shuffles them."""
+
+    def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
+        assert config.batch_size is not None and config.epochs is not None, "settle the config first"
+        how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
+        how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
+        self.loader = self._load(data, config.batch_size, how)
+        self.epoch_steps = len(self.loader)
+        self.total_steps = self.known_steps = config.steps or config.epochs * self.epoch_steps
+
+    def _load(self, data: EncodedData, size: int, how: dict[str, Any]) -> Any:
+        return Loader(data.parts["train"], size, **how)
+
+    def again(self, state: RunState) -> Iterator[Batch] | None:
+        return (batch for _, batch in self.after(state))
+
+    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
         step = state.step
-        if isinstance(self.loader, HotColdLoader):
-            assert state.position is not None
-            block = next_block(state.position, len(self.loader.hot), len(self.loader.cold))
-            batches = self.loader.block(*dataclasses.astuple(block))
-            yield from enumerate(islice(batches, self.total_steps - step), step)
-            return
         while step < self.total_steps:
             epoch, first = divmod(step, len(self.loader))
             batches = self.loader.batches(epoch, first)
@@ -77,33 +95,65 @@ class TrainingBatches:
                 yield step, batch
                 step += 1
 
+    def keep_groups(self) -> None:
+        """Lets rows of a group follow one another in shuffled epochs."""
+        self.loader.keep_groups = True
+
+    def scatters_groups(self) -> bool:
+        """True if rows of a group come in batches far apart though each pool keeps them together: of
+        several pools, in whose data they are not neighbours, or of regrouped data."""
+        part = self.loader.part
+        if part.rows <= POOL_ROWS:
+            return False
+        groups = next(Loader(part, BLOCK_ROWS).batches(0)).groups
+        assert groups is not None, "tasks of an order are checked to have groups"
+        return len(groups.unique_consecutive()) > 2 * len(groups.unique())
+
+
+class StreamBatches(RunBatches):
+    """The batches of `events`, from the step `state.step` on, up to `steps` in all (None: no bound).
+
+    trained: the last batch that was trained, as it was cut.
+    """
+
+    known_steps, epoch_steps = 0, sys.maxsize
+
+    def __init__(self, events: EventStream, state: RunState, steps: int | None) -> None:
+        self.events, self._limit = events, steps or sys.maxsize
+        self.total_steps = self._limit  # until `wait` has seen the end
+        self._first_step = state.step
+        self._taken: deque[CutBatch] = deque()  # and not trained
+        self.trained: CutBatch | None = None
+        self.arrived = lambda: events.has_arrived or self._next_step >= self._limit
+
+    @property
+    def _next_step(self) -> int:
+        """The step of the next batch that is taken."""
+        return self._first_step + self.events.num_taken
+
+    def on_arrival(self, wake: Callable[[], None]) -> None:
+        self.events.on_arrival = wake
+        wake()  # a batch may have come before
+
+    def wait(self, seconds: float) -> bool:
+        if not self._taken and not self.events.wait(seconds):
+            return False
+        self.total_steps = min(self._limit, self._next_step) if self.events.has_ended else self._limit
+        return True
+
+    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
+        assert state.step == self._next_step, "a stream is read once"
+        while self._next_step < self._limit:
+            try:
+                cut = self.events.take()
+            except StopIteration:
+                return
+            self._taken.append(cut)
+            yield self._next_step - 1, cut.batch
+
     def advance(self, state: RunState) -> RunState:
-        """The state after one more step."""
-        position = state.position
-        if isinstance(self.loader, HotColdLoader):
-            assert position is not None
-            position = advance(position, 1, len(self.loader.hot), len(self.loader.cold))
-        return dataclasses.replace(state, step=state.step + 1, position=position)
-
-
-def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
-    assert config.batch_size is not None
-    how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
-    how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
-    if data.halves is not None:
-        return HotColdLoader(*data.halves, config.batch_size, **how)
-    return Loader(data.parts["train"], config.batch_size, **how)
-
-
-def groups_are_scattered(data: EncodedData) -> bool:
-    """True if rows of a group come in batches far apart though each pool keeps them together: of several
-    pools, in whose data they are not neighbours, or of regrouped data."""
-    part = data.parts["train"]
-    if data.halves is not None or part.rows <= POOL_ROWS:
-        return data.halves is not None
-    groups = next(Loader(part, BLOCK_ROWS).batches(0)).groups
-    assert groups is not None, "tasks of an order are checked to have groups"
-    return len(groups.unique_consecutive()) > 2 * len(groups.unique())
+        self.trained = self._taken.popleft()
+        return dataclasses.replace(state, step=state.step + 1, stream=self.trained.state)
 
 
 def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> None:
@@ -133,13 +183,6 @@ def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> Non
                         f"{part.name} part; {remedy}"
                     )
                 first += len(rows)
-
-
-def hot_ids(data: EncodedData) -> dict[str, Tensor] | None:
-    """The hot ids of regrouped data by vocabulary; None: the data is not regrouped."""
-    if data.halves is None:
-        return None
-    return {name: torch.from_numpy(ids) for name, ids in Profile.from_data(data).hot.items()}
 
 
 def id_counts(data: EncodedData, tables: Sequence[Table], num_batches: int) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,14 @@ from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.data.encode.encoding import stored_values
 from hotrows.data.encode.vocabulary_file import Values
+from hotrows.distributed.all_or_none import together
+from hotrows.distributed.comm import Ranks
 from hotrows.json_file import JsonFile, PathText, build, value_of
-from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json
+from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json, write_text
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
 from hotrows.schema import Schema
+from hotrows.storage.unsaved import remove_unsaved
 
 log = logging.getLogger("hotrows")
 
@@ -54,6 +58,7 @@ _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
 )
 _PLACING, _STREAM = "placing.json", "stream.json"
+_RUN_OF_STORE = "run"  # a file in the folder of a file store, with the path of its run
 _JSON = JsonFile("restore it from a copy")
 _NO_PATH = PathText("")
 
@@ -322,3 +327,36 @@ def next_folder(model: str) -> Path:
     while (path := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return path
+
+
+def make_way_for_store(config: TrainConfig, ranks: Ranks) -> None:
+    """Refuses a store that exists, since a run begins with a new one; but deletes one that was made for
+    a run that did not come to begin. Collective."""
+    path = _store_of(config)
+    for rank in range(ranks.num_ranks if path else 0):  # in turn: they may see one folder
+        together(ranks, partial(_make_way, path if rank == ranks.rank else None))
+
+
+def claim_store(config: TrainConfig, run: Path) -> None:
+    """Notes in the store, if there is one, that it belongs to a run that has begun."""
+    path = _store_of(config)
+    if path is not None and not (path / _RUN_OF_STORE).exists():
+        write_text(path / _RUN_OF_STORE, f"{run.resolve()}\n")
+
+
+def _store_of(config: TrainConfig) -> Path | None:
+    caching = config.caching()
+    return caching.path if caching else None
+
+
+def _make_way(path: Path | None) -> None:
+    if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if path.is_dir() and remove_unsaved(path):
+        log.warning(f"the store in {path} was made for a run that never began: it is made anew")
+        return
+    run = f", {(path / _RUN_OF_STORE).read_text().strip()}" if (path / _RUN_OF_STORE).is_file() else ""
+    raise ValueError(
+        f"store {path} exists already: go on with its run{run} (resume=True, --resume), or name a new "
+        f"folder; delete it if no run needs it"
+    )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.config import TrainConfig
-from hotrows.data.hot_cold.schedule import Position
 from hotrows.json_file import build
 from hotrows.metrics import Metrics
 from hotrows.streams import StreamState
@@ -25,7 +24,7 @@ class RunState:
     step: batches trained; evaluated_at: the step of the last evaluation.
     lr_decay: factor of the learning rates after the plateaus so far; stale: evaluations since the best.
     best: metrics of the checkpoint of best_step; peak: the highest score so far.
-    position: in the blocks of hot and cold batches, where the data is regrouped.
+    position: in the order of the batches, where the step does not say it: of regrouped data.
     stream: how far the stream was trained, of a run on one.
     """
 
@@ -36,7 +35,7 @@ class RunState:
     best_step: int = 0
     best: Metrics | None = None
     peak: float | None = None
-    position: Position | None = None
+    position: dict[str, Any] | None = None
     stream: StreamState | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -76,20 +75,6 @@ def after_evaluation(
     plateau = patience is not None and stale % patience == 0
     decay = state.lr_decay * (config.decay_factor if plateau else 1.0)
     return dataclasses.replace(evaluated, stale=stale, lr_decay=decay)
-
-
-def has_rate(state: RunState) -> bool:
-    """Whether the validation loss decides how long the next block of regrouped data is."""
-    return state.position is not None and state.position.rate is not None
-
-
-def after_block(state: RunState, metrics: Metrics) -> RunState:
-    """The state whose next block is as long as the validation loss says, if there is one."""
-    assert state.position is not None and state.position.rate is not None
-    if math.isnan(metrics.validation_loss):
-        return state
-    rate = state.position.rate.after(metrics.validation_loss)
-    return dataclasses.replace(state, position=dataclasses.replace(state.position, rate=rate))
 
 
 def best_rule(config: TrainConfig, metric: str) -> str:

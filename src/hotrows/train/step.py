@@ -8,10 +8,13 @@ On a device nothing in it waits for the device. `CapturedStep` launches it as on
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +26,15 @@ from hotrows.config import TrainConfig
 from hotrows.distributed.comm import Note, OneRank
 from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.engine.clipping import Clip
+from hotrows.engine.vectors import Vectors, of_leaves
+from hotrows.models import Model
 from hotrows.plan import Plan
-from hotrows.train.compile import compiled
+from hotrows.planning.packing import Pack
 from hotrows.train.recommender import Recommender
 
 log = logging.getLogger("hotrows")
+
+Output = Tensor | tuple[Tensor, Tensor]
 
 
 class Step:
@@ -144,3 +151,83 @@ class Step:
         yield
         if self.note is not None:
             self.note(stage, "model", begin, time.perf_counter())
+
+
+def compiled(
+    model: Model, packs: Sequence[Pack], backend: str = "inductor"
+) -> Callable[[Vectors, Tensor], Output]:
+    """Returns `model`, (vectors, dense) -> logits, compiled when it is first called, by size of batch.
+
+        vectors.leaves, dense  ->  Vectors  ->  model  ->  logits
+
+    The tracer sees neither plans nor ids, but the leaves of a lookup, to which gradients flow. Training
+    and evaluation have graphs of their own, and so has the last batch of an epoch, which is smaller.
+
+    packs: of the embedding that the vectors come from. backend: of `torch.compile`.
+    A model of sequences is not compiled: the number of their elements differs in every batch, and each
+    would be compiled again. Neither are batches whose samples share features, by requests.
+    """
+    if model.sequences:
+        return model
+
+    def run(leaves: tuple[Tensor, ...], dense: Tensor) -> Output:
+        return model(of_leaves(packs, leaves, len(dense)), dense)
+
+    traced = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+
+    def step(vectors: Vectors, dense: Tensor) -> Output:
+        return traced(vectors.leaves, dense) if vectors.requests is None else model(vectors, dense)
+
+    return step
+
+
+def dense_optimizer(
+    config: TrainConfig, model: torch.nn.Module, is_captured: bool = False
+) -> torch.optim.Optimizer:
+    """Returns the optimizer that the config names, for the parameters of the model.
+
+    is_captured: its learning rate is a tensor on the device, where a captured step reads it.
+    """
+    kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    options: dict[str, Any] = {"lr": config.dense_lr, "fused": True}
+    if config.device != "cpu" and config.dense_optimizer == "adagrad":
+        options["fused"] = False  # PyTorch has none on a GPU
+    if is_captured:
+        assert config.dense_lr is not None
+        options["lr"] = torch.full((), config.dense_lr, device=next(model.parameters()).device)
+        if config.dense_optimizer == "adam":
+            options["capturable"] = True
+    return _without_compiler(kinds[config.dense_optimizer])(model.parameters(), **options)
+
+
+@functools.cache
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimizer, with methods that do not import `torch._dynamo`.
+
+    PyTorch wraps them so that `torch.compile` leaves them alone, and the first call imports the compiler:
+    three seconds, more than PyTorch itself takes. A training's own optimizer is never compiled.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Returns the optimizer's state on the host, by `parameter number.name`."""
+    return {
+        f"{parameter}.{name}": value.cpu()
+        for parameter, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts the tensors of `optimizer_tensors` into an optimizer of equal parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        parameter, name = key.split(".", 1)
+        state.setdefault(int(parameter), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

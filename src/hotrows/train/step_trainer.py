@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import Tensor
 
 from hotrows import nn
@@ -34,19 +35,19 @@ from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.streams import EventStream
-from hotrows.train import on_gpu, threads
-from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.blocks import batches_of, popular_ids
+from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
-from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import TrainingBatches, check_labels, groups_are_scattered, hot_ids, id_counts
-from hotrows.train.step import Step
-from hotrows.train.stream_batches import StreamBatches
+from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
+from hotrows.train.step import Step, dense_optimizer
 
 log = logging.getLogger("hotrows")
 
 Runner = Serial | Overlapped
 ChooseSharding = Callable[[], ShardingPlan]
+_WORTH = 1 << 27  # multiply-adds of a forward pass that each thread should have
+_ROW = 1000  # multiply-adds in whose time a row is read and updated
 
 
 class StepTrainer:
@@ -66,22 +67,24 @@ class StepTrainer:
         place: Callable[[ChooseSharding], ShardingPlan] = lambda choose: choose(),
         model: Model | type[Model] | None = None,
     ) -> None:
+        # 1. The batches, and the model with its tables
         self.data, self.ranks = data, ranks or OneRank()
         self.config = settle(config, data)
-        if self.config.fast_memory is not None and self.config.policy == "hot":
-            data.hot_and_cold()  # says so where it is not regrouped, before a store is made
-        self.batches: TrainingBatches | StreamBatches = TrainingBatches(data, self.config, self.ranks)
+        batches = batches_of(data, self.config, self.ranks)
+        self.batches: RunBatches = batches
+        self._popular = popular_ids(data, self.config)
         self._choose_sharding = place
         self.recommender = Recommender(
             self.config,
             data.schema,
-            hot_ids=hot_ids(data),
+            popular=self._popular,
             ranks=self.ranks,
             place=self._place,
             model=model,
         )
+        # 2. What the data says of both
         check_labels(data, self.recommender.tasks, self.recommender.losses)
-        self._keep_groups()
+        self._keep_groups(batches)
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
@@ -89,6 +92,7 @@ class StepTrainer:
             assert self.config.batch_size is not None, "settle the config first"
             num_batches = -(-data.parts["train"].rows // self.config.batch_size)
             self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
+        # 3. The step
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
         captures = self._captures()
         self.dense_optimizer = dense_optimizer(self.config, self.model, captures)
@@ -105,24 +109,23 @@ class StepTrainer:
         """True if steps are launched as CUDA graphs; says on a GPU what the config has left open."""
         config, schema = self.config, self.data.schema
         if config.cuda_graph:
-            reason = on_gpu.refusal_of_capture(self.embedding, self.ranks)
+            reason = refusal_of_capture(self.embedding, self.ranks)
             if reason is not None:
                 raise ValueError(f"cuda_graph: {reason}")
         else:
-            reason = on_gpu.why_not_captured(config, self.embedding, self.ranks, schema)
+            reason = why_not_captured(config, self.embedding, self.ranks, schema)
         if config.device != "cpu" and self.ranks.rank == 0:
-            log.info(on_gpu.described(config, self.embedding, schema, reason))
+            log.info(described(config, self.embedding, schema, reason))
         return reason is None
 
-    def _keep_groups(self) -> None:
+    def _keep_groups(self, batches: TrainingBatches) -> None:
         """Keeps the samples of a group in one batch for a loss that compares them; warns where shuffling
         scatters them all the same."""
         orders = [loss.name for loss in self.recommender.losses if loss.is_order]
         if not orders or not self.config.shuffle:
             return
-        assert isinstance(self.batches, TrainingBatches)
-        self.batches.keep_groups()
-        if self.ranks.rank == 0 and groups_are_scattered(self.data):
+        batches.keep_groups()
+        if self.ranks.rank == 0 and batches.scatters_groups():
             log.warning(
                 f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
                 f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
@@ -139,12 +142,14 @@ class StepTrainer:
     @property
     def place(self) -> str:
         """Which step of how many was trained last; no one knows how many a stream will make."""
-        of_all = "" if self.batches.is_stream else f" of {self.batches.total_steps:,}"
+        of_all = f" of {self.batches.total_steps:,}" if self.batches.known_steps else ""
         return f"step {self.state.step:,}{of_all}"
 
     def _place(self, model: Model) -> ShardingPlan:
         self.placing = self._choose_sharding(
-            lambda: placement.place(self.data, self.config, model, self.ranks, self.num_samples)
+            lambda: placement.place(
+                self.data, self.config, model, self.ranks, self.num_samples, self._popular
+            )
         )
         return self.placing
 
@@ -165,14 +170,13 @@ class StepTrainer:
         nn.use_linear_paths(self.model, choices)
 
     def start(self, signals: Callable[[], int] = lambda: 0, trace: bool = False) -> Runner:
-        """Returns a runner of the batches to come, of regrouped data of this block.
+        """Returns a runner of the batches to come.
 
         signals: what this rank requests of all when a batch is planned; see `planning.routing`.
         trace: whether the runner notes when each stage ran.
         """
         batches = self.batches
-        rereads = self.cached_tables is not None and isinstance(batches, TrainingBatches)
-        future = (batch for _, batch in batches.after(self.state)) if rereads else None
+        future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
         self._runner = stages.start(
@@ -185,8 +189,7 @@ class StepTrainer:
             padded=isinstance(self.step, CapturedStep),
             arrived=batches.arrived,
         )
-        if isinstance(batches, StreamBatches):
-            batches.on_arrival(self._runner.wake)
+        batches.on_arrival(self._runner.wake)
         return self._runner
 
     def train(self, work: Work, scale: float = 1.0) -> Tensor:
@@ -196,7 +199,7 @@ class StepTrainer:
             with self._runner.paused(trained=False):
                 self.embedding.catch_up()
         batch = work.item.batch
-        with threads.limited(batch, self._num_weights):
+        with limited_threads(batch, self._num_weights):
             loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)
         return loss
@@ -206,10 +209,10 @@ class StepTrainer:
 
         scored: called with the logits of samples before they are trained on.
         """
-        self.batches = StreamBatches(events, self.state, self.config.steps)
-        self.step = self._plain_step  # batches of a stream differ in size
+        batches = StreamBatches(events, self.state, self.config.steps)
+        self.batches, self.step = batches, self._plain_step  # batches of a stream differ in size
         self._plain_step.scored = scored
-        return self.batches
+        return batches
 
     def paused(self) -> AbstractContextManager[None]:
         """Between two steps: pauses the stages, so that rows behind a cache can be read."""
@@ -233,3 +236,34 @@ def keep_freed_memory() -> None:
     A step frees and takes the same large blocks again and again.
     """
     native.load().hotrows_keep_freed_memory()
+
+
+def num_threads(batch: Batch, weights: int, available: int) -> int:
+    """The number of threads for a step on this batch, at most those available; one where it is short.
+
+    Threads wait for one another dozens of times in a step, and beside other programs each time may be one
+    in which a core is theirs. What decides is the batch and the model, no clock: sums of products are
+    rounded otherwise with another number of threads, and a run should not learn otherwise beside other
+    programs.
+
+    weights: of the model's matrices. Each element of a list counts as a sample: of a sequence, models
+    multiply each, of other lists it is too many.
+    """
+    elements = batch.size + max(len(batch.ids) - batch.size * len(batch.features), 0)
+    work = elements * weights + len(batch.ids) * _ROW
+    return min(max(work // _WORTH, 1), available)
+
+
+@contextmanager
+def limited_threads(batch: Batch, weights: int) -> Iterator[None]:
+    """Lets a step on this batch compute on as many threads as it is worth."""
+    available = torch.get_num_threads()
+    num = num_threads(batch, weights, available)
+    if num == available:
+        yield
+        return
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(available)

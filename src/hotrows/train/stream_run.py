@@ -6,35 +6,39 @@ update. What is written is cut back to the checkpoint from which a run is resume
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotrows import checkpoint
 from hotrows.batch import Batch
+from hotrows.json_file import JsonFile, build
 from hotrows.metrics import Metrics
-from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig, open_source
+from hotrows.streams import CutBatch, DeadLetters, EventSource, EventStream, StreamConfig, open_source
 from hotrows.streams.alarms import Alarm
+from hotrows.streams.line_log import LineLog, read_lines
 from hotrows.streams.settings import ONE_RANK
 from hotrows.train import run_folder
-from hotrows.train.batch_log import BatchLog, batches_after
 from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
-from hotrows.train.progress import Result
+from hotrows.train.recommender import Targets
 from hotrows.train.step_trainer import StepTrainer
-from hotrows.train.targets import Targets
 
 log = logging.getLogger("hotrows")
 
+_LOG = "stream.jsonl"
+_LINE = JsonFile("bring it back from a copy")
 DEAD_LETTERS = "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
-_TICK = 0.1  # seconds between looks at the clock while no event comes
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
 
@@ -44,8 +48,10 @@ class StreamRun(Callback):
 
     source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
     with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what a
-    checkpoint has of the window that was open. callbacks: of the user.
+    checkpoint has of the window that was open.
     """
+
+    name = "last window"
 
     def __init__(
         self,
@@ -53,15 +59,12 @@ class StreamRun(Callback):
         steps: StepTrainer,
         source: EventSource | str,
         config: StreamConfig | None = None,
-        *,
         on_alarm: OnAlarm | None = None,
         repeat: Path | str | None = None,
         window: dict[str, Tensor] | None = None,
-        callbacks: Sequence[Any] = (),
     ) -> None:
         _check(steps)
         self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
-        self._callbacks = callbacks
         self.window = ScoredWindow(steps, self._config.window, window or {})
         self.alarm: Alarm | None = None
         self.last: Metrics | None = None
@@ -93,19 +96,14 @@ class StreamRun(Callback):
     def __exit__(self, *error) -> None:
         self._opened.close()
 
-    def wait(self, trainer: Any) -> bool:
-        """Waits a moment for a batch; returns whether there is one to train."""
-        if self._batches.wait(_TICK):
-            return self._steps.state.step < self._batches.total_steps
+    def while_idle(self, trainer: Any) -> None:
+        """Sounds the alarm of idleness, and requests the checkpoint that is due."""
         last, limit = self._batches.events.last_arrival, self._config.alarm_idle
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
             self._alarmed_at = last
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
         if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
             self._request_checkpoint(trainer)
-        for callback in self._callbacks:
-            callback.while_idle(trainer)
-        return False
 
     def after_step(self, trainer: Any, progress: Any) -> None:
         """Notes the batch, and closes the window where it is full."""
@@ -137,6 +135,15 @@ class StreamRun(Callback):
             file.sync()
         self._saved_at = time.monotonic()
 
+    def validate(self, trainer: Any) -> None:
+        """Closes the window at the end of the run; the state knows of it."""
+        self.close_window(trainer)
+        self._steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
+
+    def results(self, trainer: Any) -> dict[str, Metrics | None]:
+        """The metrics of the last window; a stream has no test part."""
+        return {"validation": self.last, "test": None}
+
     def close_window(self, trainer: Any) -> None:
         """Computes the metrics of the events since the last window, where there are any."""
         self._check_finite()
@@ -146,7 +153,7 @@ class StreamRun(Callback):
         self.last = metrics
         counts = {name: getattr(state, name) for name in ("events", "malformed", "late", "event_time")}
         trainer.reports.write_window(metrics, counts)
-        for callback in self._callbacks:
+        for callback in trainer.callbacks:
             callback.after_evaluation(trainer, metrics)
         bounds = self._config.calibration_bounds
         is_whole = metrics.samples >= self._config.window  # few say little, and without a click nothing
@@ -182,53 +189,6 @@ class StreamRun(Callback):
         if self._on_alarm is not None:
             self._on_alarm(alarm)
         raise alarm
-
-
-class OnStream:
-    """The methods of a Trainer for streams."""
-
-    _stream: StreamRun | None = None
-
-    def fit_stream(
-        self: Any,
-        source: EventSource | str,
-        stream: StreamConfig | None = None,
-        *,
-        on_alarm: OnAlarm | None = None,
-        repeat: Path | str | None = None,
-        verbose: bool | None = None,
-        callbacks: Sequence[Any] = (),
-    ) -> Result:
-        """Trains on events as they come, to the end of the stream; returns the last window's metrics as
-        those of validation.
-
-        Each event is scored, then trained on once, also where the run is killed and resumed. Its values
-        are encoded by the vocabularies of the data.
-
-        source: a source, or a text that names it, such as folder:PATH; see `hotrows.streams`.
-        on_alarm: called with an `Alarm`; None: the run saves itself, and the alarm is raised.
-        repeat: the folder of a run whose batches are made again, of the same events.
-        verbose, callbacks: see `Trainer.fit`.
-        """
-        with StreamRun(
-            self.run,
-            self.steps,
-            source,
-            stream,
-            on_alarm=on_alarm,
-            repeat=repeat,
-            window=self.checkpoints.window,
-            callbacks=callbacks,
-        ) as running:
-            self._stream, self.checkpoints.open_window = running, running.window.tensors
-            self.checkpoints.window = {}
-            try:
-                result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
-            finally:
-                self._stream = None
-        if running.alarm is not None:
-            raise running.alarm
-        return result
 
 
 class ScoredWindow:
@@ -322,3 +282,73 @@ def _check(steps: StepTrainer) -> None:
             "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
             "'after:READS', and evict='lru', 'lfu', 'idle:BATCHES' or 'time:SECONDS'"
         )
+
+
+@dataclass(frozen=True)
+class LoggedBatch:
+    """A batch of a run: its step, how many events it has, and the reads that it was made of."""
+
+    step: int
+    size: int
+    reads: tuple[dict[str, Any], ...]
+
+
+class BatchLog:
+    """`stream.jsonl` of a run that goes on after a step: a line for each batch, by which another run cuts
+    alike; lines of later batches are cut off.
+
+        {"format": 1, "step": 12, "size": 64, "reads": [{"file": "a.csv", ..}, ..], "crc32": 2774413601}
+
+    `reads`: the position of the stream behind each read that the batch was made of.
+    """
+
+    def __init__(self, run: Path, step: int) -> None:
+        path = run / _LOG
+        if step:
+            _check_goes_to(path, step)
+        self._log = LineLog(path, lambda line: type(n := line.get("step")) is int and n <= step)
+        self.sync, self.close = self._log.sync, self._log.close
+
+    def write(self, step: int, cut: CutBatch) -> None:
+        self._log.write(_LINE.sign({"step": step, "size": cut.batch.size, "reads": cut.reads}))
+
+
+def batches_after(place: Path, step: int) -> list[LoggedBatch]:
+    """The batches after a step, by the log of a run or its folder."""
+    path = place / _LOG if place.is_dir() else place
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
+        )
+    saved = 0
+    if checkpoint.pointed(path.parent) is not None:
+        saved = checkpoint.read_manifest(checkpoint.folder_of(path.parent, "last")).step
+    fields = [_LINE.verified(path, line) for line in read_lines(path)]
+    with _LINE.naming(path):
+        lines = [build(LoggedBatch, line, "batch") for line in fields]
+        later = [line for line in lines if line.step > step]
+        if [line.step for line in later] != list(range(step + 1, step + 1 + len(later))):
+            raise ValueError(f"it does not have each batch after step {step:,} once")
+        if step + len(later) < saved:
+            raise ValueError(f"it lacks batch {step + len(later) + 1:,} of the {saved:,} trained")
+    return later
+
+
+def _check_goes_to(path: Path, step: int) -> None:
+    """Raises ValueError where a line up to that of a step is missing: all were durable before its
+    checkpoint."""
+    if not path.exists():
+        log.warning(f"{path} is gone: batches up to step {step:,} cannot be made again (--repeat)")
+        return
+    last = None
+    for line in read_lines(path):
+        number = line.get("step")
+        if type(number) is not int or (last is not None and number != last + 1):
+            break
+        last = number
+        if last == step:
+            return
+    raise ValueError(
+        f"{path} is damaged: the line behind that of batch {last or 0:,}, of {step:,}, cannot be read; "
+        f"bring it back from a copy, or move it away, if these batches need not be made again"
+    )

@@ -31,30 +31,22 @@ from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
-from hotrows.planning.routing import RankSignals
 from hotrows.runtime.suggestions import refusing_unknown
-from hotrows.train import notes, pictures, run_folder, store_folder
-from hotrows.train.callback import Callback, Requests
+from hotrows.streams import EventSource, StreamConfig
+from hotrows.train import notes, pictures, run_folder
+from hotrows.train.callback import Callback, RunControl, StopRequested
 from hotrows.train.defaults import settle
-from hotrows.train.evaluate import evaluate
+from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress, Result
 from hotrows.train.reports import Reports
 from hotrows.train.run_checkpoints import RunCheckpoints
-from hotrows.train.run_state import (
-    RunState,
-    after_block,
-    after_evaluation,
-    evaluation_is_due,
-    has_rate,
-    lr_scale,
-    stops_early,
-)
+from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
 from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
-from hotrows.train.stream_run import OnStream
+from hotrows.train.stream_run import OnAlarm, StreamRun
 
-Evaluate = Callable[..., Metrics]  # of a part of the data, and a function called with progress
+_TICK = 0.1  # seconds between looks at the clock while no batch comes
 
 
 class Interrupted(KeyboardInterrupt):
@@ -82,7 +74,7 @@ def _advice_on(name: str) -> str:
     return "; it is an argument of Trainer.fit" if is_of_fit else advice_on(name)
 
 
-class Trainer(Requests, OnStream):
+class Trainer:
     """One run: a model, its tables, its optimizers and its folder.
 
     data: prepared data, or its folder; config: the settings (default: `TrainConfig()`).
@@ -112,11 +104,10 @@ class Trainer(Requests, OnStream):
         trace: Path | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        # 1. The settings and the folder
         self.data = _opened(data)
         self.ranks = ranks or OneRank()
-        config = _checked(config)
-        if model is not None:
-            config = dataclasses.replace(config, model=models.name_of(model))
+        config = _checked(config, model)
         if resume and run is not None:
             config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
@@ -126,10 +117,11 @@ class Trainer(Requests, OnStream):
         )
         run_folder.check(self.run, resume)
         self._lock = RunLock(self.run, self.ranks)
-        self._callbacks: Sequence[Callback] = ()
+        self.callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
-        self._stop_requested: Callable[[], bool] = lambda: False
-        self._all_stop, self._is_fitting, self._doing = False, False, "starting"
+        self._validation: HeldOut | StreamRun = HeldOut()
+        self._is_fitting, self._doing = False, "starting"
+        # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
@@ -140,12 +132,12 @@ class Trainer(Requests, OnStream):
 
     def _open(self, resume: bool) -> None:
         """Makes or reads all that is trained, and begins a new run; the folder is locked."""
-        data = self.data
+        # 1. What the folder has
         begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
-            run_folder.check_same(self.run, self.config, data)
+            run_folder.check_same(self.run, self.config, self.data)
         else:
-            store_folder.make_way(self.config, self.ranks)
+            run_folder.make_way_for_store(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)
         self.ranks.barrier()  # all have looked before the first one writes
 
@@ -153,22 +145,25 @@ class Trainer(Requests, OnStream):
             """As this run has dealt its tables before on as many ranks, else chosen now."""
             return choose() if known is None else known
 
-        self.steps = StepTrainer(data, self.config, self.ranks, place, self._given_model)
+        # 2. Model and tables
+        self.steps = StepTrainer(self.data, self.config, self.ranks, place, self._given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
         if self._trace.is_on:
             self.steps.note_times(self._trace.note)
-        self._evaluate: Evaluate = partial(evaluate, self.recommender)
+        self.evaluation: Evaluate = partial(evaluate, self.recommender)
+        self._control = _control_of(self)
+        # 3. Their values, and the files of a run that has begun
         self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
             self.checkpoints.first_values()
-            self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
+            self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, self.data))
         if self.is_first:
             run_folder.keep_config(self.run, self.config)
-            store_folder.claim(self.config, self.run)
+            run_folder.claim_store(self.config, self.run)
             notes.of_tables(self.steps.placing.reasons, self.checkpoints.coverage, self.run)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
@@ -187,9 +182,8 @@ class Trainer(Requests, OnStream):
 
     @property
     def _last_step(self) -> int:
-        """The step after which training ends: where `stop` was called this one, once all ranks agree."""
-        stops = self._all_stop or (self._stop_called and self.ranks.num_ranks == 1)
-        return self.state.step if stops else self.total_steps
+        """The step after which training ends: where `stop` was called this one."""
+        return self.state.step if self._control.has_ended else self.total_steps
 
     @property
     def stopped_early(self) -> bool:
@@ -207,10 +201,22 @@ class Trainer(Requests, OnStream):
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
         self._doing = f"evaluating on the {part} part"
-        metrics = self._evaluate(self.data.parts[part], self._evaluation_progress)
+        metrics = self.evaluation(self.data.parts[part], self._evaluation_progress)
         if self.is_first and not self._is_fitting:
             notes.of_metrics(part, metrics)
         return metrics
+
+    def stop(self) -> None:
+        """Ends the run after this step, as if it were the last: to be called by a callback.
+
+        It evaluates and saves, and `fit` returns the result. Of several ranks one may call it: all end at
+        the same step, some steps later.
+        """
+        self._control.stop()
+
+    def request_checkpoint(self) -> None:
+        """Writes a checkpoint after this step: to be called by a callback; of several ranks by each."""
+        self._control.request_checkpoint()
 
     @refusing_unknown(_advice_on)
     def fit(
@@ -235,24 +241,27 @@ class Trainer(Requests, OnStream):
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one says what is still being done, and a third one interrupts at once.
         """
-        if self._stream is None and not self.data.parts["train"].rows:
+        # 1. What the run reads and calls
+        if not self.reports.epoch_steps:
             raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
         keep_freed_memory()
-        self._signals = signals or self._own_signals
-        self._evaluate = evaluate or self._evaluate
+        self._control = _control_of(self)
+        self.evaluation = evaluate or self.evaluation
         self._lock.take()
-        self._callbacks = callbacks
-        self._stop_called, self._all_stop, self._is_fitting = False, False, True
+        self.callbacks = (*callbacks, *self.steps.batches.callbacks)
+        self._is_fitting = True
         with ExitStack() as stack:
             stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
-            self._stop_requested = stack.enter_context(stop_signals(self._describe))
+            # 2. Signals, reports, random numbers
+            self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
             listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
             device, state = self.recommender.device, self.checkpoints.device_random_state
             stack.enter_context(device.own_random_numbers(state, self.checkpoints.seed))
+            # 3. What ends with the run
             if self.is_first:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)
@@ -260,108 +269,97 @@ class Trainer(Requests, OnStream):
             if self.cached_tables:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
+            # 4. Training, and the result
             try:
-                _train_all(self, stack)
+                _train_all(self, stack, signals or self._control.signals)
                 return self._finish()
-            except _StopRequested:
+            except StopRequested:
                 raise Interrupted(
                     f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
                 ) from None
 
-    def _train_block(self) -> bool:
-        """Trains on all batches, of regrouped data on the next block; returns whether the run is over."""
-        with closing(self.steps.start(self._signals, self._trace.is_on)) as runner:
-            try:
-                return self._train(runner)
-            except _StopRequested:
-                with runner.paused():
-                    self._save()
-                    self.checkpoints.writer.wait()
-                raise
-            except BaseException:
-                runner.abandon()
-                raise
-            finally:
-                self._trace.events += runner.events
+    def fit_stream(
+        self,
+        source: EventSource | str,
+        stream: StreamConfig | None = None,
+        *,
+        on_alarm: OnAlarm | None = None,
+        repeat: Path | str | None = None,
+        verbose: bool | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Result:
+        """Trains on events as they come, to the end of the stream; returns the last window's metrics as
+        those of validation.
 
-    def _train(self, runner: Runner) -> bool:
-        """Trains on the batches of the runner; returns whether the run is over."""
+        Each event is scored, then trained on once, also where the run is killed and resumed. Its values
+        are encoded by the vocabularies of the data.
+
+        source: a source, or a text that names it, such as folder:PATH; see `hotrows.streams`.
+        on_alarm: called with an `Alarm`; None: the run saves itself, and the alarm is raised.
+        repeat: the folder of a run whose batches are made again, of the same events.
+        verbose, callbacks: see `Trainer.fit`.
+        """
+        steps, checkpoints = self.steps, self.checkpoints
+        with StreamRun(self.run, steps, source, stream, on_alarm, repeat, checkpoints.window) as running:
+            checkpoints.window, checkpoints.open_window = {}, running.window.tensors
+            self._validation = running
+            result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+        if running.alarm is not None:
+            raise running.alarm
+        return result
+
+    def _train(self, runner: Runner) -> None:
+        """Trains on the batches of the runner, with all that is due between two of them."""
         while True:
             if self._evaluation_is_due():
                 self._write_interval()
                 with runner.paused():
-                    self._validate()
+                    self._validation.validate(self)
                     self._save()
-            elif self._checkpoint_is_due():
+            elif self._control.checkpoint_is_due(self.state.step):
                 with runner.paused():
                     self._save()
             if self.state.step >= self._last_step or stops_early(self.state, self.config):
-                return True
-            if self._stop_requested() and self.ranks.num_ranks == 1:
-                raise _StopRequested
-            if self._stream is None or self._stream.wait(self):
+                return
+            self._control.stop_if_interrupted()
+            if not self.steps.batches.wait(_TICK):
+                for callback in self.callbacks:
+                    callback.while_idle(self)
+            elif self.state.step < self.total_steps:  # else the stream has ended meanwhile
                 self._train_step(runner)
-            if self._all_stop:
-                continue
-            if self.state.position is not None and self.state.position.done == 0:  # a block's end
-                surplus = next(runner, None)  # returns once all of the block is written back
-                assert surplus is None, "a block's runner hands out its batches alone"
-                self._set_rate()
-                return False
 
     def _train_step(self, runner: Runner) -> None:
+        # 1. The next batch, and what ranks requested with it
         self._doing = "training"
         self.reports.begin_step(runner)
         begin = time.perf_counter()
         work = next(runner)
-        if work.item.plan.signals & RankSignals.STOP:
-            raise _StopRequested
-        if work.item.plan.signals & RankSignals.FINISH:
-            self._all_stop = True
+        self._control.hear(work.item.plan.signals)
+        if self._control.has_ended:
             return
-        self._checkpoint_requested |= bool(work.item.plan.signals & RankSignals.CHECKPOINT)
+        # 2. Training
         ready = time.perf_counter()
         self._trace.batch = work.number
         loss = self.steps.train(work, lr_scale(self.state, self.config))
+        # 3. Reports
         seconds, stalled = time.perf_counter() - begin, ready - begin
         self.reports.add_step(runner, work, loss, seconds, stalled)
         self._trace.end_step(begin, runner.events)
         if self.reports.interval_is_over or self._evaluation_is_due():
             self._write_interval()
         progress = self.reports.show_step()
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.after_step(self, progress)
-
-    def _set_rate(self) -> None:
-        """Between blocks of a schedule: the validation loss decides how long the next one is.
-
-        Ctrl-C waits for it: the checkpoint would be one of a block's end with the rate of before.
-        """
-        part = self.data.parts["validation"]
-        if has_rate(self.state) and part.rows:
-            self.steps.state = after_block(self.state, self._evaluate(part, self.reports.show_evaluation))
 
     def _evaluation_is_due(self) -> bool:
         return evaluation_is_due(self.state, self.config, self.reports.epoch_steps, self._last_step)
 
-    def _validate(self) -> None:
-        if self._stream is not None:
-            self._stream.close_window(self)
-        if self._stream is not None or not self.data.parts["validation"].rows:
-            self.steps.state = dataclasses.replace(self.state, evaluated_at=self.state.step)
-            return
-        metrics = self.evaluate("validation")
-        self.steps.state = after_evaluation(self.state, metrics, self.config, self.reports.epoch_steps)
-        self.reports.write_evaluation(metrics)
-        for callback in self._callbacks:
-            callback.after_evaluation(self, metrics)
-
     def _save(self) -> None:
         self._doing = "writing a checkpoint"
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.before_checkpoint(self)
         if self.checkpoints.save():
-            self._checkpoint_requested = False
+            self._control.has_saved()
 
     def _finish(self) -> Result:
         self._lock.check()
@@ -372,17 +370,15 @@ class Trainer(Requests, OnStream):
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
             samples_per_second=self.reports.samples_per_second(),
-            validation=self.state.best if self._stream is None else self._stream.last,
-            test=self.evaluate("test") if self._stream is None and self.data.parts["test"].rows else None,
+            **self._validation.results(self),
         )
         if self.is_first:
-            name = "validation" if self._stream is None else "last window"
-            notes.of_metrics(name, result.validation)
+            notes.of_metrics(self._validation.name, result.validation)
             notes.of_metrics("test", result.test)
             notes.of_pins(self.cached_tables)
             run_folder.write_json(self.run / "result.json", result.to_json())
             pictures.draw_run(self.run)
-        for callback in _whole(self._callbacks):
+        for callback in _whole(self.callbacks):
             callback.after_fit(self, result)
         return result
 
@@ -390,31 +386,46 @@ class Trainer(Requests, OnStream):
         self._lock.check()
         self.reports.write_interval()
 
-    def _describe(self) -> str:
-        """The work under way, for messages to who waits for it."""
-        where = f"{self._doing} after {self.steps.place}"
-        if self.ranks.num_ranks == 1:
-            return where
-        patience = f"{self.config.timeout:g} s"
-        return f"{where} on {self.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
-
     def _evaluation_progress(self, done: int, total: int) -> None:
-        if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
-            raise _StopRequested
+        self._control.stop_if_interrupted()
         self.reports.show_evaluation(done, total)
 
 
-def _train_all(trainer: Trainer, stack: ExitStack) -> None:
+def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -> None:
     """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
     stack.enter_context(trainer.recommender.device.ahead_of_lanes())
-    callbacks = _whole(trainer._callbacks)
+    callbacks = _whole(trainer.callbacks)
     for callback in callbacks:
         stack.callback(callback.close)
         callback.begin(trainer)
-    while not trainer._train_block():
-        pass
+    with closing(trainer.steps.start(signals, trainer._trace.is_on)) as runner:
+        try:
+            trainer._train(runner)
+        except StopRequested:
+            with runner.paused():
+                trainer._save()
+                trainer.checkpoints.writer.wait()
+            raise
+        except BaseException:
+            runner.abandon()
+            raise
+        finally:
+            trainer._trace.events += runner.events
     for callback in callbacks:
         callback.end(trainer)
+
+
+def _control_of(trainer: Trainer) -> RunControl:
+    return RunControl(trainer.ranks, trainer.cached_tables, trainer.config.checkpoint_every)
+
+
+def _described(trainer: Trainer) -> str:
+    """The work under way, for messages to who waits for it."""
+    where = f"{trainer._doing} after {trainer.steps.place}"
+    if trainer.ranks.num_ranks == 1:
+        return where
+    patience = f"{trainer.config.timeout:g} s"
+    return f"{where} on {trainer.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
 
 
 def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
@@ -431,12 +442,9 @@ def _opened(data: EncodedData | Path | str) -> EncodedData:
     return data
 
 
-def _checked(config: TrainConfig | None) -> TrainConfig:
+def _checked(config: TrainConfig | None, model: str | type[Model] | Model | None) -> TrainConfig:
     if config is not None and not isinstance(config, TrainConfig):
         advice = "; the name of a model is model=" if isinstance(config, str) else ""
         raise ValueError(f"config must be a TrainConfig, not {config!r:.60}{advice}")
-    return config or TrainConfig()
-
-
-class _StopRequested(Exception):
-    """Leaves the loop after Ctrl-C."""
+    config = config or TrainConfig()
+    return config if model is None else dataclasses.replace(config, model=models.name_of(model))

@@ -42,7 +42,6 @@ from hotrows.planning.routing import RankSignals
 from hotrows.runtime.machine import available_memory
 from hotrows.runtime.utilization import Utilization
 from hotrows.train.defaults import settle
-from hotrows.train.run_data import TrainingBatches
 from hotrows.train.step_trainer import ChooseSharding, StepTrainer, keep_freed_memory
 
 WIN = 1.02  # a median ratio below is no win, however steady
@@ -323,11 +322,7 @@ class TimedTraining:
         )
 
     def _step(self) -> int:
-        work = next(self._runner, None)
-        if work is None:  # the end of a block of regrouped data
-            self._runner.close()
-            self._runner = self.steps.start(self._signals)
-            work = next(self._runner)
+        work = next(self._runner)
         self.steps.train(work)
         if self._cached_tables:
             self._rows_in += self._cached_tables.traffic(work.item.plan).rows_in
@@ -372,7 +367,6 @@ def _step_trainer(
     else:
         steps.choose_linear_paths()
         choices[key] = steps.choices
-    assert isinstance(steps.batches, TrainingBatches)
     steps.batches.total_steps = _ENDLESS  # after the choices, which follow the length of the run
     return steps
 

@@ -10,7 +10,7 @@ from hotrows.pipeline.prefetch import Prefetched, prefetch
 
 
 class BatchSource(Protocol):
-    """Batches by epoch and position: `Loader` and `HotColdLoader`."""
+    """Batches by epoch and position, as `Loader` has them."""
 
     batch_size: int
 
