@@ -62,11 +62,11 @@ READING = ("text", "canonical", "counts", "vocabulary", "loader", "clusters")
 MUTATIONS = (
     Mutation("slots.cpp", "if (listed) --idle_[slot.wanted].live;", "", ("slots",), SLOTS),
     Mutation("slot_lists.h", "end_ = after(end_, 1);", "end_ = after(end_, 2);", ("slots",), SLOTS),
-    Mutation("row_table.h", "hole < from && from <= p", "hole <= from && from <= p", ("slots",), SLOTS),
+    Mutation("row_table.h", "hole < from && from", "hole <= from && from", ("slots",), SLOTS),
     Mutation("file_index.cpp", "(*entry & mask_) < rest)", "(*entry & mask_) <= rest)", STORE, FILES),
     Mutation("file_fetch.cpp", "last.last = i + 1;", "last.last = i;", STORE, FILES),
     Mutation("file_sweep.cpp", "c <= (end(i) - 1) / kChunk", "c < (end(i) - 1) / kChunk", STORE, FILES),
-    Mutation("keys.cpp", "Eviction::ahead) num_unread_ -=", "Eviction::none) num_unread_ -=", ("keys",), KEYS),
+    Mutation("keys.cpp", "ahead) num_unread_ -=", "none) num_unread_ -=", ("keys",), KEYS),
     Mutation("keyed_records.h", "      --lines[i].passed;\n", "", ("keys",), KEYS),
     Mutation("key_window.h", "key.first = oldest.next;", "key.first = key.last;", ("keys",), KEYS),
     Mutation("key_order.h", "    --num_items_;\n", "", ("keys",), KEYS),
