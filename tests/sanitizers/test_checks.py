@@ -86,8 +86,17 @@ def test_a_check_finds_a_line_that_is_wrong(mutation, tmp_path):
     names = "machine", "codes", *mutation.sources
     level = list(build.levels_of_machine().values())[-1]
     build.compile_library([sources / f"{name}.cpp" for name in names], core, [*level, *build.CHECKS])
+    pytest = [
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "--capture=sys",
+    ]  # what the core says stays
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests],
+        [sys.executable, *pytest, *mutation.tests],
         env={**os.environ, "HOTROWS_CHECKED_CORE": str(core)},
         cwd=sanitizers.ROOT,
         capture_output=True,
