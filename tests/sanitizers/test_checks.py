@@ -87,7 +87,7 @@ def test_a_check_finds_a_line_that_is_wrong(mutation, tmp_path):
     level = list(build.levels_of_machine().values())[-1]
     build.compile_library([sources / f"{name}.cpp" for name in names], core, [*level, *build.CHECKS])
     # What the core says on standard error must get out of a process that it ends.
-    pytest = "-m pytest -q -x -p no:cacheprovider --capture=sys".split()
+    pytest = "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--capture=sys"
     done = subprocess.run(
         [sys.executable, *pytest, *mutation.tests],
         env={**os.environ, "HOTROWS_CHECKED_CORE": str(core)},
