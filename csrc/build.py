@@ -63,8 +63,8 @@ def levels_of_machine() -> dict[str, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checks", action="store_true")
+    parser = argparse.ArgumentParser(description="Builds the native core into the source tree.")
+    parser.add_argument("--checks", action="store_true", help="one with the checks of check.h, elsewhere")
     checked = parser.parse_args().checks
     levels = levels_of_machine()
     if checked:

@@ -56,7 +56,7 @@ void replay_chunk(const P& path, int64_t now, const Behind* rows, int64_t num_ro
     const Elements<T> group{parts[0] + e, parts[1] + e, parts[2] + e};
     const int64_t end = std::min(num_rows, (e + kGroup<T> + dim - 1) / dim);
     int64_t at = rows[e / dim].start, begun = e / dim;
-    CHECK(begun < end && (end - begun - 1) * dim < kGroup<T>, begun, end, dim);
+    CHECK(begun < end && (end - begun - 2) * dim < kGroup<T>, begun, end, dim);
     while (true) {
       while (begun < end && rows[begun].start <= at) ++begun;
       if (begun == end) break;

@@ -49,7 +49,7 @@ using namespace hotrows;
 // out[i] = column[order[i]] for i < n, rows of `bytes` bytes.
 HOTROWS_API int64_t hotrows_take(const void* column, int64_t bytes, const int64_t* order, int64_t n,
                                  void* out) {
-  CHECK(bytes > 0 && are_within(order, n, 0, INT64_MAX / bytes), bytes, n);
+  CHECK(bytes >= 0 && are_within(order, n, 0, INT64_MAX / std::max<int64_t>(bytes, 1)), bytes, n);
   switch (bytes) {
     case 1: take<uint8_t>(column, order, n, out); break;
     case 2: take<uint16_t>(column, order, n, out); break;

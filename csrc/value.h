@@ -32,8 +32,8 @@ static_assert(sizeof(Column) == 6 * sizeof(int64_t), "passed as rows of int64");
 // The first eight bytes of a field in little-endian order, padded with zeros. Bytes up to `text_end`
 // may be read.
 inline uint64_t first_word(Field field, const char* text_end) {
-  CHECK(field.length == 0 || field.data + field.length <= text_end, field.length);
   const uint32_t length = std::min(field.length, 8u);
+  CHECK(length == 0 || field.data + length <= text_end, field.length);
   uint64_t word = 0;
   if (text_end - field.data < 8) {
     std::memcpy(&word, field.data, length);

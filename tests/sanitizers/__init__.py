@@ -6,8 +6,8 @@ whole number holds; `thread` accesses of two threads, one of them a write, that 
 `both` is the first two in one build, where `undefined` writes to standard error.
 A copy of the package with a core built for it stands first on Python's path, and the sanitizer's runtime
 is loaded before all else, in every process that a test starts. Findings do not end a test: they are
-written to files, and the command prints them at the end. The core has its own checks, too (csrc/check.h): what they
-find ends the process, and with it the test.
+written to files, and the command prints them at the end. The core has its own checks, too
+(csrc/check.h): what they find ends the process, and with it the test.
 
 What is not seen: Python, NumPy and PyTorch are not built with a sanitizer, so that only the core's own
 accesses count, and blocks that it gets from them have guards around them only where malloc gave them.

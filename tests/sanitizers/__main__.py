@@ -30,6 +30,7 @@ def main(kind: str, arguments: tuple[str, ...]) -> None:
         environment = sanitizers.environment(kind, reports, package)
         # Hypothesis' profile for slow machines has no deadlines.
         pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "ci"]
+        pytest += ["--capture=sys"]  # what a check of the core says goes out with the process
         pytest += arguments or TESTS
         code = subprocess.run(
             sanitizers.command(kind, *pytest), cwd=sanitizers.ROOT, env=environment
