@@ -232,7 +232,7 @@ def test_wrong_usage_is_refused_before_anything_is_done(hotrows, folder, monkeyp
     ("predict @ raw.csv", "missing enc folder", "is no run folder"),
     ("synth product --rows 1 --out out --fields @", "3 5000", "num_fields from 4 to 4,096"),
     ("export run --out @", "folder run file", "exists and is no empty folder"),
-    ("export run --out @", "/proc/x", "/proc/x.part: No such file or directory"),
+    ("export run --out @", "/proc/x", "/proc/x: No such file or directory"),
     ("export @ --out out", "missing enc", "is no run folder"),
     ("checkpoint inspect @", "missing folder empty enc run/checkpoints", "is no checkpoint"),
     ("checkpoint merge @ out", "missing folder enc", "is no checkpoint"),

@@ -76,10 +76,10 @@ def test_a_store_whose_path_is_no_utf8_is_refused_before_training():
 
 def test_describe_prints_where_no_picture_can_be_written(tmp_path):
     prepare(ROWS, SCHEMA, tmp_path / "enc")
-    (tmp_path / "enc" / "skew.png").mkdir()  # a folder cannot be replaced, by no user
+    (tmp_path / "enc" / "skew.svg").mkdir()  # a folder cannot be replaced, by no user
     done = hotrows("describe", "enc", folder=tmp_path)
     assert done.returncode == 0 and b"user" in done.stdout
-    assert b"skew.png was not written" in done.stderr
+    assert b"skew.svg was not written" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

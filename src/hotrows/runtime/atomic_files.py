@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.locks import Held, Lock
 
 _JOB = "job.json"
+log = logging.getLogger("hotrows")
 
 
 @contextmanager
@@ -115,6 +117,18 @@ def write_text(path: Path, text: str) -> None:
     """Writes a small file; paths in its text may have bytes that are no UTF-8."""
     with replaced(path) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_picture(path: Path, drawing: str) -> Path | None:
+    """Writes a drawing, with the folders above it; a failure is a warning, and None, as commands print
+    what it shows."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, drawing)
+    except OSError as error:
+        log.warning("the picture %s was not written: %s", path, error.strerror or error)
+        return None
+    return path
 
 
 def write_first(path: Path, text: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from hotrows.metrics import Metrics, word_of
 from hotrows.pages.drawing import Box, Line, Panel, chart, picture
 from hotrows.pages.numbers import percent, short
-from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.atomic_files import write_picture
 from hotrows.train import metrics_log, run_folder
 from hotrows.train.run_state import best_rule
 
@@ -46,7 +46,7 @@ def draw_run(run: Path, to: Path | None = None) -> Path | None:
     panels = [loss, *metrics[:1], _speed_panel(steps, **on_axis), *metrics[1:]]
     decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score" if evaluations else ""
     last = best_rule(run_folder.read_config(run), decides) if evaluations else "no evaluation"
-    return _write(to or run / "report.svg", picture(*_run_title(run), panels, last))
+    return write_picture(to or run / "report.svg", picture(*_run_title(run), panels, last))
 
 
 def draw_timeline(events: Sequence[Event], to: Path, batches: int = 12) -> Path | None:
@@ -72,15 +72,15 @@ def draw_timeline(events: Sequence[Event], to: Path, batches: int = 12) -> Path 
         y_format=lambda lane: lanes[int(lane)][:8],
     )  # fmt: skip
     names = [(stage, n % (NUM_COLORS + 1)) for n, stage in enumerate(stages)]
-    return _write(to, picture("Timeline", "what each lane did", [("", drawing, names)]))
+    return write_picture(to, picture("Timeline", "what each lane did", [("", drawing, names)]))
 
 
-def draw_skew(description: Description, to: Path) -> Path:
+def draw_skew(description: Description, to: Path) -> Path | None:
     """Draws, per vocabulary, which share of its lookups the hottest rows serve.
 
     A cache that holds the hottest 1 % of its rows serves the share that stands above 1 %.
     """
-    return _write(
+    return write_picture(
         to, picture("Skew of the lookups", "", [("Share of the lookups", *skew_chart(description))])
     )
 
@@ -103,7 +103,7 @@ def skew_chart(description: Description) -> tuple[Any, list[tuple[str, int]]]:
     return drawing, [*names, *([(f"{more} smaller ones", GRAY)] if more > 0 else [])]
 
 
-def draw_keys(run: Path, to: Path) -> Path:
+def draw_keys(run: Path, to: Path) -> Path | None:
     """Draws how keys of a run's dynamic features came and went: live ones, births and deaths a step."""
     records = [r for r in metrics_log.read_metrics(run) if r["kind"] == "train" and r.get("keys")]
     if not records:
@@ -117,7 +117,7 @@ def draw_keys(run: Path, to: Path) -> Path:
     for count, title in titles.items():
         lines = [Line(steps, list(key_counts(records, name, count)), color) for name, color in names]
         panels.append((title, chart(lines, "step"), names if count == "live" else ()))
-    return _write(to, picture(*_run_title(run), panels, columns=3))
+    return write_picture(to, picture(*_run_title(run), panels, columns=3))
 
 
 def key_counts(records: Sequence[dict], name: str, count: str) -> np.ndarray:
@@ -202,12 +202,6 @@ def column(records: Sequence[dict], name: str) -> tuple[list[int], list[float]]:
     """Steps and numbers of the records that have a number of this name."""
     present = [(r["step"], r[name]) for r in records if r.get(name) is not None]
     return [step for step, _ in present], [value for _, value in present]
-
-
-def _write(path: Path, drawing: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, drawing)
-    return path
 
 
 def _run_title(run: Path) -> tuple[str, str]:

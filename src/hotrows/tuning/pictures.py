@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hotrows.pages.drawing import Box, Line, Panel, chart, picture
 from hotrows.pages.numbers import percent
-from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.atomic_files import write_picture
 from hotrows.runtime.units import format_bytes
 from hotrows.train.pictures import GRAY, NUM_COLORS
 
@@ -26,7 +26,7 @@ _STEP = {
 }
 
 
-def draw_curves(simulation: Simulation, to: Path, knee: int | None = None) -> Path:
+def draw_curves(simulation: Simulation, to: Path, knee: int | None = None) -> Path | None:
     """Draws what each policy misses over fast memory; a line stands at the knee."""
     sizes = sorted({cache.fast_memory for cache in simulation.measured})
     lines, names = [], []
@@ -54,11 +54,10 @@ def draw_curves(simulation: Simulation, to: Path, knee: int | None = None) -> Pa
         f"{simulation.skipped:,} to {simulation.batches:,}"
     )
     title = "misses per batch (distinct rows)"
-    write_text(to, picture("Misses by fast memory", below, [(title, drawing, names)]))
-    return to
+    return write_picture(to, picture("Misses by fast memory", below, [(title, drawing, names)]))
 
 
-def draw_scaling(prediction: Prediction, to: Path) -> Path:
+def draw_scaling(prediction: Prediction, to: Path) -> Path | None:
     """Draws samples a second over ranks, beside what the parts of a step take."""
     costs = [point.cost for point in prediction.points if point.cost is not None]
     step = prediction.workload.step
@@ -67,8 +66,7 @@ def draw_scaling(prediction: Prediction, to: Path) -> Path:
         f"batch {step.batch_size:,} of all ranks, {8 * step.wire_bytes}-bit numbers between them"
     )
     panels = [_speed_panel(costs), _parts_panel(costs)] if costs else []
-    write_text(to, picture(f"Predicted: {prediction.workload.name}", below, panels))
-    return to
+    return write_picture(to, picture(f"Predicted: {prediction.workload.name}", below, panels))
 
 
 def _speed_panel(costs: Sequence[StepCost]) -> Panel:
