@@ -74,7 +74,7 @@ class JsonProcess:
             raise Refused(503, _LATE)
         self._start()
         process = self._process
-        assert process is not None
+        assert process is not None and process.stdout is not None
         if not self._is_up and not select.select([process.stdout], [], [], left)[0]:
             raise Refused(503, _LATE)  # it goes on starting: ended by each body, it would never be up
         alarm = threading.Timer(left, process.kill)
