@@ -175,10 +175,10 @@ class Index {
           free_from = place + 1;
           continue;
         }
-        CHECK(used++ == 0 || rest > last, rest, last);
+        CHECK(used == 0 || rest > last, rest, last);
         CHECK(static_cast<uint64_t>(home(part, rest)) >= free_from, rest, free_from);
         CHECK(static_cast<uint64_t>(home(part, rest)) <= place, rest, place);
-        last = rest;
+        last = rest, ++used;
       }
       CHECK(used == part.used, used, part.used);
     }
