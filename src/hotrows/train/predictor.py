@@ -75,18 +75,18 @@ class Predictor(Recommender):
         prediction is no finite number.
         """
         if isinstance(data, Batch):
-            data, is_stream = [data], False
+            data, is_iterator = [data], False
         elif isinstance(data, Part):
-            data, is_stream = Loader(data, evaluate.EVALUATION_BATCH, shuffle=False).batches(0), False
+            data, is_iterator = Loader(data, evaluate.EVALUATION_BATCH, shuffle=False).batches(0), False
         else:
             is_rows = hasattr(data, "__arrow_c_stream__")  # as a reader of record batches, an iterator
-            is_stream = (isinstance(data, Iterator) and not is_rows) or _are_batches(data)
-            if not is_stream:
+            is_iterator = (isinstance(data, Iterator) and not is_rows) or _are_batches(data)
+            if not is_iterator:
                 batches = self.encoder.encode(data)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
         predictions = (self.predictions(logits) for _, logits in self.logits(data))
-        if is_stream:
+        if is_iterator:
             return predictions
         shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
         return np.concatenate([np.empty(shape, np.float32), *(p.numpy() for p in predictions)])
