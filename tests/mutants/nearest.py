@@ -36,7 +36,8 @@ class Nearest:
 
         def rank(test: str) -> tuple[float, str]:
             shared = words & set(re.split(r"[_/]", test.removesuffix(".py")))
-            return distances[test] - 0.7 * len(shared), test
+            is_beside = Path(test).parent.name == Path(path).parent.name
+            return distances[test] - 0.7 * len(shared) - 0.5 * is_beside, test
 
         tests = [test for test in distances if Path(test).name.startswith("test_")]
         return sorted(tests, key=rank)[:number]
