@@ -129,7 +129,7 @@ def test_values_are_built_of_their_types():
         ({"step": 1, "columns": [1, 2, 3]}, r"columns of a content must be of type tuple\[int, int\]"),
         ({"step": 1, "files": {"f": {"name": 4}}}, "name of a piece must be of type str, not 4"),
         ({"step": 1, "files": {"f": 4}}, "'f' in files of a content must be of type Piece, not 4"),
-        ({"step": 1, "first": {"name": "\ud800"}}, "name of a piece must be of type str"),
+        ({"step": 1, "first": {"name": "a\ud800"}}, "name of a piece must be of type str"),
         ({"step": 1, "first": 3}, "first of a content must be of type"),
     ],
 )

@@ -145,6 +145,16 @@ def test_a_count_of_0_that_is_predicted_exactly_deviates_by_0():
         assert metrics.poisson_deviance == expected
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_chance_of_a_log_loss_is_its_spread_over_samples_of_the_same_kind(weighted):
+    torch.manual_seed(0)
+    found, weights = [], torch.rand(400) + 0.1 if weighted else None
+    for _ in range(300):
+        found.append(metrics_by(losses.parse("soft"), torch.randn(400), torch.rand(400), weights))
+    spread = torch.tensor([metrics.score for metrics in found]).std().item()
+    assert found[0].chance == pytest.approx(spread, rel=0.2)
+
+
 def test_a_perfect_fit_and_equal_labels():
     metrics = regression_metrics(torch.ones(3), torch.ones(3))
     assert (metrics.rmse, metrics.mae, metrics.score, metrics.chance) == (0, 0, 0, 0)
@@ -170,6 +180,22 @@ def test_a_binary_label_has_the_fields_it_always_had():
         *("calibration_error", "gauc"),
     ]
     assert list(metrics.shown()) == ["AUC", "log loss", "calibration"]
+
+
+def test_metrics_within_groups_are_shown_before_the_calibration():
+    outputs, labels = torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 0, 1])
+    metrics = metrics_by(
+        losses.parse("log_loss"), outputs, labels, None, torch.zeros(3).long(), ("hit@2",)
+    )
+    assert list(metrics.shown()) == ["AUC", "gAUC", "log loss", "Hit@2", "calibration"]
+
+
+@pytest.mark.parametrize("damage", [{"tasks": 3}, {"ranking": [1.0]}, {"tasks": 3, "ranking": 4}])
+def test_json_that_holds_no_metrics_is_refused(damage):
+    fields = regression_metrics(torch.ones(3), torch.ones(3)).to_json()
+    for wrong in ({**fields, **damage}, 3, None):
+        with pytest.raises(ValueError, match="expected an object of metrics"):
+            Metrics.from_json(wrong)
 
 
 def test_weighted_loss_is_judged_by_true_probabilities():

@@ -58,11 +58,11 @@ def test_what_is_merged_is_one_full_checkpoint(tmp_path, optimizer):
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("state", [False, True])
-def test_what_is_exported_is_every_weight_and_with_state_every_number(tmp_path, optimizer, state):
+@pytest.mark.parametrize("options", [{}, {"state": True}])
+def test_what_is_exported_is_every_weight_and_with_state_every_number(tmp_path, optimizer, options):
     rows, model = written(tmp_path / "run", optimizer)
     folder = checkpoint.folder_of(tmp_path / "run", "last")
-    out = checkpoint.export_tables(folder, tmp_path / "out", state)
+    out, state = checkpoint.export_tables(folder, tmp_path / "out", **options), bool(options)
     description = json.loads((out / "checkpoint.json").read_text())
     assert torch.equal(load_file(out / "model.safetensors")["weight"], model.weight)
     assert (out / "trainer.safetensors").exists() == state

@@ -195,6 +195,15 @@ def test_after_the_end_batches_come_one_by_one(kind):
 
 
 @every_kind
+def test_a_batch_that_is_fed_after_the_end_has_others_fed_ahead_again(kind):
+    table = kind(Dynamic(capacity=2, evict="ahead", window=3))
+    replay(table, [(1, 2)])
+    assert not table.wants()
+    table.feed(ints(3))
+    assert table.wants()
+
+
+@every_kind
 def test_admission_after_reads_counts_occurrences(kind):
     table = kind(Dynamic(admit="after:3"))
     resolved = replay(table, [(1, 1, 2), (2, 1), (2,), (1,)])

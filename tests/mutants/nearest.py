@@ -36,7 +36,9 @@ class Nearest:
 
         def rank(test: str) -> tuple[float, str]:
             shared = words & set(re.split(r"[_/]", test.removesuffix(".py")))
-            return distances[test] - 0.7 * len(shared), test
+            is_beside = Path(test).parent.name == Path(path).parent.name
+            is_named = Path(test).stem == f"test_{Path(path).stem}"
+            return distances[test] - 0.7 * len(shared) - 0.5 * (is_beside + is_named), test
 
         tests = [test for test in distances if Path(test).name.startswith("test_")]
         return sorted(tests, key=rank)[:number]
@@ -59,11 +61,17 @@ class Nearest:
             above = (other for other in sorted(file.parent.iterdir()) if other.suffix in (".h", ".cpp"))
             files += [other for other in above if other not in files and text in other.read_text()]
         code = "".join(file.read_text() for file in files if file.suffix == ".cpp")
-        functions = set(re.findall(r"\bhotrows_(\w+)\(", code))
+        functions = set(re.findall(r"\bhotrows_\w+(?=\()", code))
         sources = [file for file in self.modules.values() if file.startswith("src")]
-        texts = {file: set(re.findall(r"\w+", (self.root / file).read_text())) for file in sources}
-        functions |= {f"hotrows_{name}" for name in functions}
-        return [file for file in sources if texts[file] & functions]
+        return [file for file in sources if _calls((self.root / file).read_text(), functions)]
+
+
+def _calls(text: str, functions: set[str]) -> bool:
+    """Whether a text has the name of a function, with `hotrows_` or without, or its beginning."""
+    words = set(re.findall(r"\w+", text))
+    beginnings = tuple(word for word in words if re.fullmatch(r"hotrows_\w+_", word))
+    names = functions | {name.removeprefix("hotrows_") for name in functions}
+    return not words.isdisjoint(names) or any(name.startswith(beginnings) for name in functions)
 
 
 def _imports(text: str) -> set[str]:

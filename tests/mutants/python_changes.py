@@ -57,11 +57,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Any, str]]:
             if not isinstance(left, (ast.JoinedStr, ast.List)) and not isinstance(right, ast.JoinedStr):
                 yield "arithmetic", node, _text(ast.BinOp(left, ARITHMETIC[type(op)](), right))
         case ast.BoolOp(op=op, values=values):
-            yield (
-                "and or",
-                node,
-                _text(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)),
-            )
+            other = ast.Or() if isinstance(op, ast.And) else ast.And()
+            yield "and or", node, _text(ast.BoolOp(other, values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield "not", node, _text(operand)
         case ast.Constant(value=bool(value)):

@@ -43,6 +43,8 @@ class Trial:
 
     def outcome(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, str]:
         """How a mutant ends, one of `OUTCOMES`, and the tests that say so."""
+        if not tests:
+            return "skipped", "no test imports what calls it"
         content = (self.copy.root / mutant.path).read_bytes()
         try:
             if not self.copy.write(mutant.path, mutant.applied(content)):
@@ -62,7 +64,7 @@ class Trial:
 class Copy:
     """A copy of `root` in `folder`; its core is built anew from `csrc` where a change is of it.
 
-    Object files stay in build/mutants of the repository, by a hash of their source.
+    Object files without a change stay in build/mutants of the repository, by a hash of their source.
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
@@ -83,15 +85,19 @@ class Copy:
         build = runpy.run_path(str(self.root / "csrc" / "build.py"))
         level, flags = list(build["levels_of_machine"]().items())[-1]
         command = [build["COMPILER"], *build["FLAGS"], "-O1", "-w", *flags]  # quick to compile
-        objects, differ = [], False
+        objects, new, differ = [], [], False
         for source in sorted((self.folder / "csrc").glob("*.cpp")):
             usual = self._compiled(self.root / "csrc" / source.name, command)
             objects.append(self._compiled(source, command))
-            differ |= objects[-1] != usual and objects[-1].read_bytes() != usual.read_bytes()
+            if objects[-1] != usual:
+                new.append(objects[-1])
+                differ |= objects[-1].read_bytes() != usual.read_bytes()
         core = self.folder / "src" / "hotrows" / "_native" / f"{level}.so"
         core.parent.mkdir(exist_ok=True)
         core.unlink(missing_ok=True)
         subprocess.run([*command, "-shared", *objects, "-o", core], check=True)
+        for path in new:
+            path.unlink()
         return differ
 
     def _compiled(self, source: Path, command: list[str]) -> Path:
@@ -105,10 +111,8 @@ class Copy:
         if not target.exists():
             self.objects.mkdir(parents=True, exist_ok=True)
             part = target.with_suffix(f".{os.getpid()}")
-            done = subprocess.run(
-                [*command, "-c", source.name, "-o", part], cwd=source.parent, stderr=DEVNULL
-            )
-            if done.returncode:
+            one = [*command, "-c", source.name, "-o", part]
+            if subprocess.run(one, cwd=source.parent, stderr=DEVNULL).returncode:
                 raise Broken
             os.replace(part, target)
         return target

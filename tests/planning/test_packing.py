@@ -3,7 +3,7 @@
 import pytest
 
 from hotrows import SGD, Adagrad, Constant, Table
-from hotrows.planning.packing import describe, pack_tables
+from hotrows.planning.packing import Group, describe, group_packs, pack_tables
 
 
 def table(name, rows=10, dim=4, features=None, **attributes):
@@ -43,6 +43,16 @@ def test_sequences_stand_behind_the_columns():
     (pack,) = pack_tables([table("item", features=("item", "history"))], sequences=["history"])
     assert pack.columns == (("item", 0),)
     assert pack.sequences == (("history", 0),)
+
+
+def test_packs_that_read_equal_rows_are_one_group():
+    """Records of the group hold those of its packs end to end; a rank without the rows has none."""
+    wide = [table(f"wide {name}", rows, 1, (name,), role="wide") for name, rows in (("a", 10), ("b", 20))]
+    packs = pack_tables([table("a"), table("b", 20), *wide, table("c", 7, 8)])
+    groups = (Group((0, 1), 30, (16, 4), lookups=2), Group((2,), 7, (32,), lookups=1))
+    assert group_packs(packs) == group_packs(packs, rank=0, num_ranks=2) == groups
+    assert groups[0].stride == 20 and groups[0].offsets == (0, 16)
+    assert [group.rows for group in group_packs(packs, rank=1, num_ranks=2)] == [0, 0]
 
 
 def test_rows_are_counted_past_thirty_two_bits():

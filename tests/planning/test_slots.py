@@ -130,6 +130,21 @@ def test_a_batch_that_came_after_the_end_waits_for_those_that_did_not_know_of_it
 
 
 @every_map
+def test_after_an_end_batches_are_fed_ahead_again_and_only_the_first_waits_longer(kind):
+    slots = kind(8, LRU, in_flight=2)
+    slots.feed(ids(1))
+    slots.end()
+    taken = [slots.allocate(ids(1))]
+    assert not slots.wants()
+    for batch in [(2,), (3,), (4,)]:
+        slots.feed(ids(*batch))
+        assert slots.wants() == (batch == (2,))
+        if slots.num_fed > 2:
+            taken.append(slots.allocate(ids(slots.num_fed - 1)))
+    assert [t.waits_for for t in taken] == [-1, 0, 0]
+
+
+@every_map
 def test_a_batch_waits_for_the_one_that_shared_the_pipeline_before_it(kind):
     taken = replay(kind(8, LRU, in_flight=3), [(1,)] * 6)
     assert [t.waits_for for t in taken] == [-1, -1, -1, 0, 1, 2]
