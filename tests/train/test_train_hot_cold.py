@@ -15,14 +15,17 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import profile, regroup, write_encoded
 from hotrows.data.hot_cold.profile import row_bytes
+from hotrows.distributed.comm import OneRank
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.metrics import Metrics
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Callback, Interrupted, Trainer
+from hotrows.train.blocks import batches_of
 from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState
 from hotrows.train.step import Step
+from hotrows.train.step_trainer import StepTrainer
 from hotrows.tuning.benchmark import PairedBenchmark
 from tests.support.runs import assert_same_run, interrupt_after, weights_of
 
@@ -261,6 +264,29 @@ def test_the_rate_halves_when_the_loss_rises_and_doubles_when_it_fell_four_times
     halves, quarters = [10, 9, 10, 8], [5, 5, 5, 5, 5, 5, 5, 2]
     assert blocks(steps) == halves + quarters + halves
     assert trainer.state.position["rate"]["percent"] == 50
+
+
+def test_a_block_arrives_once_the_rate_is_set(data):
+    batches = batches_of(data[1], settle(CONFIG, data[1]), OneRank())
+    batches.waits = True
+    state = batches.first_state()
+    coming = batches.after(state)
+    for step in range(19):  # 10 hot and 9 cold ones
+        assert batches.has_arrived() and next(coming)[0] == step
+        state = batches.advance(state)
+    assert not batches.has_arrived()
+    batches.arrive(dataclasses.replace(state, position={**state.position, "rate": {"percent": 25}}))
+    for step in range(19, 29):  # 5 of either kind
+        assert batches.has_arrived() and next(coming)[0] == step
+    assert not batches.has_arrived()
+
+
+def test_one_runner_trains_all_blocks(data, tmp_path, monkeypatch):
+    """Each block once had stages of its own, which ended with it."""
+    started, start = [], StepTrainer.start
+    monkeypatch.setattr(StepTrainer, "start", lambda *a: started.append(a) or start(*a))
+    Trainer(data[1], behind_a_cache(CONFIG, "lookahead", 80), tmp_path / "run").fit()
+    assert len(started) == 1
 
 
 def test_without_a_validation_part_blocks_keep_their_length(data, steps, tmp_path):
