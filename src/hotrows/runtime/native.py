@@ -36,6 +36,7 @@ def load() -> ctypes.CDLL:
     From then on a forked child may compute, too: see `hotrows_survive_forks`.
     """
     _load_openmp()
+    library: ctypes.CDLL | None
     if path := os.environ.get("HOTROWS_CHECKED_CORE"):
         library = ctypes.CDLL(path)
     elif platform.machine() not in ("x86_64", "AMD64"):
