@@ -10,7 +10,7 @@ from hotrows.config import TrainConfig
 from hotrows.nn import linear_paths
 from hotrows.runtime import measurements
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Trainer, precision
+from hotrows.train import Trainer, reports
 from tests.support.clicks import table
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -42,7 +42,7 @@ def lines(enc, run, caplog, config=CONFIG):
 def test_a_long_run_that_would_gain_says_so_once(enc, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(linear_paths, "_seconds_by_format", lambda model, size: SLOW)
     assert not lines(enc, tmp_path / "short", caplog)
-    monkeypatch.setattr(precision, "_LONG", 0.0)
+    monkeypatch.setattr(reports, "_LONG", 0.0)
     (line,) = lines(enc, tmp_path / "long", caplog)
     assert "(precision='bfloat16') would be about" in line
     faster = dataclasses.replace(CONFIG, precision="bfloat16")
@@ -76,11 +76,11 @@ def test_the_gain_counts_what_is_no_product(monkeypatch, caplog):
     gains = {0.5: "2.0 times", 0.4: "1.7 times", 0.3: None}
     for share, expected in gains.items():
         seconds = {"float32": share, "bfloat16": 0.0}
-        monkeypatch.setattr(precision, "kept_seconds_by_format", lambda model, size, s=seconds: s)
-        monkeypatch.setattr(precision, "products_per_sample", lambda model: 1)
+        monkeypatch.setattr(reports, "kept_seconds_by_format", lambda model, size, s=seconds: s)
+        monkeypatch.setattr(reports, "products_per_sample", lambda model: 1)
         caplog.clear()
         with caplog.at_level(logging.INFO, "hotrows"):
-            precision.advise_bfloat16(_steps(CONFIG), samples_per_second=20.0)
+            reports.advise_bfloat16(_steps(CONFIG), samples_per_second=20.0)
         assert (expected in caplog.text) if expected else not caplog.messages
 
 
@@ -91,7 +91,7 @@ def _steps(config):
     return Of(
         config=config,
         recommender=Of(device=device),
-        batches=Of(total_steps=1000),
+        batches=Of(total_steps=1000, known_steps=1000),
         state=Of(step=10),
         model=None,
         ranks=Of(num_ranks=1),
