@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.harness import ROOT
@@ -67,7 +68,9 @@ def run_tests(paths: list[str], limit: float) -> tuple[int | None, str]:
     if importlib.util.find_spec("xdist") is not None:
         options += f" -n {_PROCESSES}"
     command = [sys.executable, "-m", "pytest", *options.split(), *paths]
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(__import__("hotrows").__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
     with tempfile.TemporaryFile("w+") as output:
         try:
             status = subprocess.run(

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 
+import hotrows
 from benchmarks.gpu_parts.part import ChecksFailed, Findings, Setting
 from benchmarks.harness import ROOT
 
@@ -61,7 +63,9 @@ def _ranks(work: str, num: int, setting: Setting) -> list[tuple[int, str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num)}
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    paths = os.pathsep.join(
+        [str(Path(hotrows.__file__).parents[1]), str(ROOT)]
+    )  # of the core that runs here
     command = [sys.executable, "-m", "benchmarks.arms.gpu_ranks", work, setting.device, str(TIMEOUT)]
     ranks = [
         subprocess.Popen(

@@ -20,7 +20,7 @@ def python(code: str) -> str:
     """What a Python process prints on standard output."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

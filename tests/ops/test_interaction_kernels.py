@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+import hotrows
+
 GPU = torch.cuda.is_available()
 tl = pytest.importorskip("triton.language")
 
@@ -133,7 +135,7 @@ def test_second_order_is_as_exact_as_plain_pytorch(shape, dtype, device):
 def test_the_kernels_compile_for_a_hopper_gpu():
     root = Path(__file__).parents[2]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(root / "src"), str(root)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(hotrows.__file__).parents[1]), str(root)])
     done = subprocess.run(
         [sys.executable, "-m", "tests.ops.hopper"], env=environment, capture_output=True, text=True
     )
