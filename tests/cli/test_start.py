@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import hotrows
 import hotrows as package
 from hotrows import cli
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+import hotrows
 from hotrows.streams import StreamConfig
 from hotrows.streams.line_log import read_lines
 from hotrows.train import Trainer, run_folder
@@ -87,7 +88,11 @@ def trained_by(run):
 def start(data, events, run):
     command = [sys.executable, "-m", "hotrows", "train", str(data.path), "--run", str(run), *COMMAND]
     command += ["--stream", f"folder:{events}", *(["--resume"] if (run / "config.json").exists() else [])]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": "src"}, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])},
+        stdout=subprocess.DEVNULL,
+    )
 
 
 if __name__ == "__main__":
