@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import hotrows
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.harness import ROOT
 
@@ -68,9 +69,7 @@ def run_tests(paths: list[str], limit: float) -> tuple[int | None, str]:
     if importlib.util.find_spec("xdist") is not None:
         options += f" -n {_PROCESSES}"
     command = [sys.executable, "-m", "pytest", *options.split(), *paths]
-    path = os.pathsep.join(
-        [str(Path(__import__("hotrows").__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    )
+    path = os.pathsep.join([str(Path(hotrows.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile("w+") as output:
         try:
             status = subprocess.run(

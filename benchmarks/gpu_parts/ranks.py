@@ -63,9 +63,7 @@ def _ranks(work: str, num: int, setting: Setting) -> list[tuple[int, str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num)}
-    paths = os.pathsep.join(
-        [str(Path(hotrows.__file__).parents[1]), str(ROOT)]
-    )  # of the core that runs here
+    paths = os.pathsep.join([str(Path(hotrows.__file__).parents[1]), str(ROOT)])
     command = [sys.executable, "-m", "benchmarks.arms.gpu_ranks", work, setting.device, str(TIMEOUT)]
     ranks = [
         subprocess.Popen(

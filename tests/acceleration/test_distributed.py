@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import hotrows
+
 ROOT = Path(__file__).parents[2]
+PACKAGES = Path(hotrows.__file__).parents[1]  # where the package with its native core lies
 
 BEGIN = """
 import os, sys
@@ -139,7 +142,7 @@ def run_on_two_ranks(tmp_path, text):
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "meet")],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{PACKAGES}:{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks.harness import ROOT
 
+import hotrows
+
 RANK = """
 import sys
 from unittest import mock
@@ -26,7 +28,7 @@ def ranks_on(device, work, num=4):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = os.pathsep.join([str(Path(__import__("hotrows").__file__).parents[1]), str(ROOT)])
+    paths = os.pathsep.join([str(Path(hotrows.__file__).parents[1]), str(ROOT)])
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num)}
     environment = {**os.environ, **meet, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
     ranks = [

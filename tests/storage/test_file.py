@@ -395,7 +395,6 @@ def _rings():
     return {int(fd.name) for fd in folder.glob("*") if fd.is_symlink() and "io_uring" in os.readlink(fd)}
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 def test_threads_fetch_what_a_ring_refuses(tmp_path):
     """A fetch whose io_uring_enter failed left its requests in the ring: the next one took their answers
     for its own, and waited for ever."""
@@ -413,7 +412,6 @@ def test_threads_fetch_what_a_ring_refuses(tmp_path):
     file.close()
 
 
-@pytest.mark.skipif(not native.load(), reason="no core")
 @pytest.mark.parametrize("ring", [False, True])
 def test_failed_reads_name_the_file_and_the_place(tmp_path, ring):
     path = tmp_path / "records"
