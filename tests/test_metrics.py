@@ -243,3 +243,12 @@ def test_numbers_that_are_worse_than_their_mean_are_said():
 
 def test_of_labels_that_are_all_equal_nothing_is_said():
     assert not list(shortcomings(compute_metrics(torch.zeros(10), torch.zeros(10))))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
+def test_weights_that_are_no_numbers_above_0_are_refused(weight):
+    """Weights of 0 alone ended in "float division by zero"."""
+    weights = torch.tensor([1.0, weight])
+    for metrics in (compute_metrics, regression_metrics):
+        with pytest.raises(ValueError, match="weights must be numbers above 0"):
+            metrics(torch.zeros(2), torch.tensor([0.0, 1.0]), weights)

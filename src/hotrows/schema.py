@@ -30,6 +30,7 @@ from hotrows import losses
 from hotrows.dynamic import GROWING, Dynamic, check_feature, check_times, expiring, leave_out_defaults
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 from hotrows.pages import notebook
+from hotrows.runtime.atomic_files import write_text
 
 PADDING = 0
 MISSING = 1
@@ -378,13 +379,12 @@ class Schema:
         return build(Schema, {"features": features, "label": label, **fields})
 
     def save(self, path: Path | str) -> None:
-        Path(path).write_text(self.to_json() + "\n")
+        write_text(Path(path), self.to_json() + "\n")
 
     @staticmethod
     def load(path: Path | str) -> Schema:
-        path = Path(path)
-        fields = _JSON.read(path)
-        with _JSON.naming(path):
+        fields = _JSON.read(Path(path))
+        with _JSON.naming(Path(path)):
             return Schema.from_fields(fields)
 
 

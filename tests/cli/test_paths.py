@@ -133,6 +133,20 @@ def test_an_error_that_has_a_file_keeps_it(tmp_path):
     assert failed.value.filename == str(tmp_path / "absent" / "p.txt")
 
 
+def test_a_schema_on_a_full_disk_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "schema.json"
+    Schema((Sparse("user", rows=10),), label="click").save(path)
+    before = path.read_bytes()
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as failed:
+        Schema((Sparse("item", rows=20),), label="click").save(path)
+    assert failed.value.filename == str(path) and path.read_bytes() == before
+
+
 def test_a_lock_on_a_full_disk_is_named(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -99,6 +99,9 @@ def test_another_type_or_encoding_is_refused(client):
         assert "found 'gzip'" in answer.json()["detail"]
     answer = client.post("/score", content=b'[{"user": 3}]', headers={"content-encoding": "identity"})
     assert answer.status_code == 200
+    twice = [("content-encoding", "identity"), ("content-encoding", "gzip")]
+    answer = client.post("/score", content=b'[{"user": 3}]', headers=twice)
+    assert answer.status_code == 415 and "found 'identity, gzip'" in answer.json()["detail"]
 
 
 def test_a_body_may_have_as_many_bytes_as_the_limit_says_in_pieces_too(client):

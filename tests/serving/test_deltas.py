@@ -1,8 +1,10 @@
 """Deltas: what is served after each is what training had, bit for bit; chains are whole, or refused."""
 
 import dataclasses
+import errno
 import gc
 import json
+import os
 import shutil
 import threading
 from functools import partial
@@ -23,7 +25,7 @@ from hotrows.export.whole import export
 from hotrows.optim import Adagrad, DenseAdam
 from hotrows.serving import Limits, Scorer, application, chain, merging, programs
 from hotrows.serving.deltas import read_delta, write_delta
-from hotrows.serving.places import Mirror
+from hotrows.serving.places import Mirror, open_place
 from hotrows.serving.version import version_at, with_deltas
 from hotrows.streams import StreamConfig
 from hotrows.train import Callback, Trainer
@@ -285,6 +287,23 @@ def test_what_is_before_a_damaged_delta_is_served_and_a_base_behind_it_is_gone_t
     assert scorer.logits(ROWS).tobytes() == logits_at(published[0], STEPS + 1)
 
 
+def test_a_server_starts_before_a_damaged_delta_but_not_at_another_than_the_pinned_version(to, caplog):
+    """A server that was restarted while a damaged delta was the newest did not start."""
+    only_first_base(to)
+    damaged = chain.delta_path(to, 6)
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1])
+    scorer = Scorer.watch(to, every=None)
+    assert (scorer.version.number, scorer.follower.errors) == (5, 1)
+    assert caplog.text.count("version 5 stays: ") == 1 and damaged.name in caplog.text
+    (to / chain.PIN).write_text('{"version": 7}')
+    with pytest.raises(ValueError, match=damaged.name):
+        Scorer.watch(to, every=None)
+    (to / chain.PIN).unlink()
+    damaged.write_bytes(content)
+    assert scorer.follower.look() == STEPS + 1 - 5
+
+
 def logits_at(folder, number):
     scorer = Scorer(chain.base_path(folder, 1))
     requests = scorer.requests.encode(ROWS)
@@ -414,6 +433,25 @@ def empty_place(request, tmp_path):
         return f"redis://127.0.0.1:{request.getfixturevalue('redis_server').port}/0?name={tmp_path.name}"
     pytest.importorskip("fsspec")
     return f"memory://{tmp_path.name}/model" if request.param == "memory" else f"file://{tmp_path}/place"
+
+
+def test_a_place_whose_disk_is_full_keeps_no_part_of_a_file(tmp_path, monkeypatch):
+    """A part of the file that says whose chain a place holds stayed, and no run could publish there."""
+    local = pytest.importorskip("fsspec.implementations.local")
+    file = tmp_path / "head"
+    file.write_bytes(b"whole")
+    place = open_place(f"file://{tmp_path}/place")
+    write = local.LocalFileOpener.write
+
+    def full(opened, content):
+        write(opened, content[:2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(local.LocalFileOpener, "write", full)
+        place.put_new("head", file)
+    assert not place.names()
+    assert place.put_new("head", file) and not place.put_new("head", file)
 
 
 def contents(place, folder):

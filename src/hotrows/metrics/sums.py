@@ -10,6 +10,8 @@ from torch import Tensor
 def weighted_mean(values: Tensor, weights: Tensor | None) -> float:
     if weights is None:
         return values.mean().item()
+    if not bool(((weights > 0) & weights.isfinite()).all()):
+        raise ValueError("weights must be numbers above 0; leave samples of other weights out")
     return ((values * weights).sum() / weights.sum()).item()
 
 

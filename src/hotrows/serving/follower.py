@@ -5,7 +5,7 @@
 
 New deltas are applied beside the version that is served, which stays as it is; then one reference is
 exchanged. What cannot be applied, as a damaged delta, leaves the version before it, until there is a base
-behind it: the reason is logged once, and counted.
+behind it: the reason is logged once, and counted. The same holds for the version to begin with.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Follower:
         if self._mirror:
             self._mirror.pull()
         versions = versions_in(self.folder)
-        self.version: Version = version_at(self.folder, versions.pin, threads, trust)
+        self.version = self._first(versions)
         self._looking = threading.Lock()
         self._ends = threading.Event()
         self._worker: Worker[None] | None = None
@@ -103,6 +103,18 @@ class Follower:
         """Ends the thread; the version stays."""
         if self._worker is not None:
             self._worker.close()
+
+    def _first(self, versions: chain.Chain) -> Version:
+        """The version to begin with: the newest, or the last before a damaged delta."""
+        try:
+            return version_at(self.folder, versions.pin, self._threads, self._trust)
+        except (FileNotFoundError, ValueError) as error:
+            if versions.pin or not versions.bases:
+                raise
+            self.version = open_base(self.folder, versions.bases[-1], self._threads, self._trust)
+            self._go_far(versions, versions.newest)
+            self._note(error)
+            return self.version
 
     def _go(self, versions: chain.Chain) -> None:
         target = versions.pin or versions.newest
@@ -145,13 +157,17 @@ class Follower:
         while not self._ends.wait(every):
             try:
                 self.look()
-                problem = None
+                self.problem = None
             except Exception as error:
-                self.errors += 1
-                problem = " ".join(str(error).split()) or type(error).__name__
-                if problem != self.problem:
-                    log.error("version %s stays: %s", f"{self.version.number:,}", problem)
-            self.problem = problem
+                self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """Counts what could not be applied, and logs it once."""
+        self.errors += 1
+        problem = " ".join(str(error).split()) or type(error).__name__
+        if problem != self.problem:
+            log.error("version %s stays: %s", f"{self.version.number:,}", problem)
+        self.problem = problem
 
 
 def _check_same(version: Version, base: Version) -> None:

@@ -279,7 +279,12 @@ class _Files:
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
             with self._files.open(path, "xb") as target:
-                target.write(file.read_bytes())
+                try:
+                    target.write(file.read_bytes())
+                    target.flush()
+                except OSError:  # the disk is full: a part of the file is nobody's
+                    self._files.rm_file(path)
+                    raise
         except FileExistsError:
             return False
         except (NotImplementedError, ValueError):  # a file system without that mode

@@ -271,7 +271,7 @@ class _Server:
 
 def _is_arrow(headers: Any) -> bool:
     """Whether a body is Arrow, or JSON; other ones are refused."""
-    encoding = headers.get("content-encoding", "identity").strip().lower()
+    encoding = ", ".join(headers.getlist("content-encoding")).strip().lower()
     if encoding not in ("identity", ""):
         line = "expected a body without Content-Encoding (compress the buffers of an Arrow stream)"
         raise Refused(415, f"{line}, found {encoding[:60]!r}")
