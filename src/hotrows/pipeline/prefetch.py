@@ -99,12 +99,12 @@ class Queue(Generic[T]):
 
     @property
     def may_take(self) -> bool:
-        """Whether `take` returns, or raises, at once."""
+        """True if `take` returns, or raises, at once."""
         return bool(self._items) or self.has_ended
 
     @property
     def is_over(self) -> bool:
-        """Whether no item will come, nor an error."""
+        """True if neither an item nor an error will come."""
         return self.has_ended and not self._items and self._error is None
 
     def wait(self, seconds: float) -> bool:

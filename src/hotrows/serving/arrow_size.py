@@ -86,7 +86,7 @@ def _sizes(message: Any) -> Iterator[int]:
 
 
 def _table(header: bytes, place: int) -> int:
-    """What the offset at `place` points to."""
+    """Follows the offset at `place`: returns where it points to."""
     (offset,) = struct.unpack_from("<I", header, place)
     return place + offset
 

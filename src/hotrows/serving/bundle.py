@@ -92,7 +92,7 @@ class StoredLoss:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What `export.json` of a bundle says, checked; path: of the folder.
+    """The content of a bundle's `export.json`, checked; path: of the folder.
 
     program: its file; inputs: the tensors it takes, in order; equal_lengths: groups of sequences whose
     lists are of equal length in each sample; losses: by label, in the order of the outputs; keys: of

@@ -39,7 +39,7 @@ _MOST_HEADER = 64 << 20  # bytes
 
 @dataclass(frozen=True)
 class VersionHead:
-    """What a version of a model is.
+    """The identity of a version of a model.
 
     chain: a random name that all versions of one run's model have; number: 1, 2, ..; step: batches
     trained; time: of training when it had this state, in seconds since 1970. events: of a stream, that
@@ -59,7 +59,7 @@ class VersionHead:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a delta holds.
+    """The content of a delta.
 
     rows: by table, ids [n] ascending and rows [n, _] as stored; dense: by name, the values of the
     dense part; keys: by vocabulary, keys [n] and their ids; gone: by vocabulary, keys without rows now.

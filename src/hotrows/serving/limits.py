@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests and connections may take.
+    """Bounds on what requests and connections may take.
 
     body: bytes of a body, also once it is decompressed.
     rows: rows of a request.

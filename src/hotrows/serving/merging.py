@@ -95,7 +95,7 @@ def _write_table(table: TableRows, source: Path, target: Path) -> None:
 
 
 def _without_errors(entry: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a table, without the errors of rows that it may no longer have."""
+    """Drops from a table's entry the errors of rows that it may no longer have."""
     if entry["dtype"] == "float32":
         return entry
     return {name: value for name, value in entry.items() if name not in ("largest_error", "rms_error")}

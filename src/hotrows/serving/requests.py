@@ -185,7 +185,7 @@ def table_of_rows(rows: Sequence[Any], names: Names) -> Any:
 
 
 def table_of_shared(shared: Mapping[str, Any], names: Names) -> Any:
-    """What all rows have in common as an Arrow table of one row, of columns that features read."""
+    """Makes an Arrow table of one row of what all rows have in common, of columns that features read."""
     names.check(shared)
     return as_table({name: [value] for name, value in shared.items() if name in names.read})
 

@@ -99,7 +99,7 @@ class Scorer:
 
     @property
     def follower(self) -> Follower | None:
-        """What keeps the version up to date; None of a bundle by itself."""
+        """The thread that keeps the version up to date; None of a bundle by itself."""
         return self._follower
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Scorer:
         return np.concatenate(logits) if logits else np.zeros(0, np.float32)
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """What outputs of the model, [N] or [N, T], predict of the labels, in their units."""
+        """Turns outputs of the model, [N] or [N, T], into predictions of the labels, in their units."""
         return predictions(outputs, self._losses)
 
     def logits_of(self, requests: Sequence[Request], version: Version | None = None) -> list[np.ndarray]:
@@ -152,7 +152,7 @@ class Scorer:
         return np.split(joined, np.cumsum([request.size for request in requests])[:-1])
 
     def _is_shared(self, request: Request) -> bool:
-        """Whether it is worth a run of its own, in which what all of its rows share is computed once."""
+        """True if it is worth a run of its own, in which what all of its rows share is computed once."""
         shared = self.bundle.shared
         return bool(shared) and request.size >= _LEAST_SHARED and request.shared.issuperset(shared)
 
@@ -267,7 +267,7 @@ def _check_rows(version: Version, encoder: Encoder) -> None:
 
 
 def predictions(outputs: np.ndarray, losses: Sequence[Loss]) -> np.ndarray:
-    """What outputs of the model, [N] or [N, T], predict of the labels, in their units.
+    """Turns outputs of the model, [N] or [N, T], into predictions of the labels, in their units.
 
     ValueError names the first row for which an output or a prediction is not a finite number.
     """

@@ -65,7 +65,7 @@ class ScoringThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are scored."""
+        """True while requests are scored."""
         return self._worker.is_alive()
 
     @property

@@ -114,7 +114,7 @@ class _Recent:
             yield name, Served(counts.values, counts.missing, counts.unknown, far.get(name, 0))
 
     def far(self) -> Iterator[str]:
-        """What is said of each feature whose values are far from the usual ones."""
+        """Yields a sentence for each feature whose values are far from the usual ones."""
         rates = self._rates.rates()
         yield from rates.far
         for name, number in zip(self._names, self._far_numbers.tolist(), strict=True):

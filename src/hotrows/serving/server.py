@@ -121,7 +121,7 @@ class _Body:
 
 
 class _Server:
-    """What the routes share: the threads that score, and the bytes of all bodies under way."""
+    """The state that routes share: the threads that score, and the bytes of all bodies under way."""
 
     def __init__(self, scorer: Scorer, limits: Limits) -> None:
         self._scorer, self._limits = scorer, limits
@@ -185,7 +185,7 @@ class _Server:
         return {"Connection": "close"} if self._ends else {}
 
     async def _scores(self, request: Any, deadline: float) -> tuple[bool, Scored]:
-        """Whether the body is Arrow, and the scores of its rows."""
+        """Reads the body and scores its rows: returns True if it is Arrow, and the scores."""
         from starlette.requests import ClientDisconnect
 
         is_arrow, body, begun = _is_arrow(request.headers), _Body(), False
@@ -239,7 +239,8 @@ class _Server:
     def _encoding(
         self, parts: list[bytes], is_arrow: bool, tables: tuple[Any, Any] | None
     ) -> Callable[[], list[Request]]:
-        """What makes a request, on a thread that scores. parts: the body; tables: made of it before."""
+        """Returns what makes a request, on a thread that scores. parts: the body; tables: made
+        of it before."""
         limits, names = self._limits, self._scorer.requests.names
 
         def encode() -> list[Request]:
@@ -270,7 +271,7 @@ class _Server:
 
 
 def _is_arrow(headers: Any) -> bool:
-    """Whether a body is Arrow, or JSON; other ones are refused."""
+    """True if a body is Arrow, False if it is JSON; other ones are refused."""
     encoding = ", ".join(headers.getlist("content-encoding")).strip().lower()
     if encoding not in ("identity", ""):
         line = "expected a body without Content-Encoding (compress the buffers of an Arrow stream)"

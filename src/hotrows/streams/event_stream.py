@@ -116,12 +116,12 @@ class EventStream:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether `take` returns, or raises, at once."""
+        """True if `take` returns, or raises, at once."""
         return self._queue.may_take
 
     @property
     def has_ended(self) -> bool:
-        """Whether no batch will come, nor an error."""
+        """True if neither a batch nor an error will come."""
         return self._queue.is_over
 
     def wait(self, seconds: float) -> bool:

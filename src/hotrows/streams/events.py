@@ -163,7 +163,7 @@ def message_events(
 
 
 def is_json(line: bytes) -> bool:
-    """Whether a line of text is an object of JSON rather than fields with delimiters."""
+    """True if a line of text is an object of JSON rather than fields with delimiters."""
     return line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 

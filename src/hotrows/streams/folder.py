@@ -139,7 +139,7 @@ class FolderSource:
             self._reader.skip(self._before["offset"], self._before["line"], self._before["sum"])
 
     def _is_replaced(self, later: list[str]) -> bool:
-        """Whether another file than the one that is open has its name now. ValueError: it has itself a
+        """True if another file than the one that is open has its name now. ValueError: it has itself a
         later name, so that its events would be read again."""
         if self._reader is None:
             return False
@@ -228,5 +228,5 @@ def _size(path: Path) -> int:
 
 
 def _is_of(path: Path, status: os.stat_result) -> bool:
-    """Whether a path is that of the file of this status."""
+    """True if a path is that of the file of this status."""
     return path.exists() and os.path.samestat(path.stat(), status)

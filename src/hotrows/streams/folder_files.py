@@ -59,7 +59,7 @@ class Reader(Protocol):
     def sum(self) -> int: ...
 
     def is_same(self, status: os.stat_result) -> bool:
-        """Whether a file of this status is the one that is open."""
+        """True if a file of this status is the one that is open."""
         ...
 
     def skip(self, offset: int, line: int, sum_: int | None) -> None:

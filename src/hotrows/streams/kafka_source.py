@@ -131,7 +131,7 @@ class KafkaSource:
         return int(name)
 
     def _is_end(self, message: Any) -> bool:
-        """Whether a message is none, but says that a partition has no more of them."""
+        """True if a message carries no event and only says that its partition has no more of them."""
         error = message.error()
         return error is not None and error.code() == self._kafka.KafkaError._PARTITION_EOF
 

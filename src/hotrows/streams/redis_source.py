@@ -117,7 +117,7 @@ class RedisSource:
         self._number += num_lost  # before a run that has read none yet
 
     def _known(self) -> dict[str, Any]:
-        """What the server says of the stream; empty: there is none yet."""
+        """Asks the server about the stream; returns an empty dict where there is none yet."""
         if not self._ask("exists", self._stream):
             return {}
         return self._ask("xinfo_stream", self._stream)

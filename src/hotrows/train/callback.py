@@ -20,7 +20,7 @@ from hotrows.train.run_state import RunState
 
 
 class Training(Protocol):
-    """What callbacks may read of the `Trainer` that calls them, and request of it."""
+    """The part of a `Trainer` that callbacks may read, and what they may request of it."""
 
     run: Path
     data: EncodedData

@@ -152,7 +152,7 @@ class Classifier:
         return f"Classifier({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or another process predicts with: a fitted one has the files of its run in it."""
+        """The state that a copy or another process predicts with: with the files of a fitted run."""
         state = {**vars(self), "_predictor": None}
         return {**state, "_files": read_files(self.run_)} if self.__sklearn_is_fitted__() else state
 
