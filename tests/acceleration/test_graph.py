@@ -11,7 +11,7 @@ from torch import nn
 
 import hotrows.acceleration.graph as graph_module
 from hotrows.acceleration import explain
-from hotrows.acceleration.function import capture
+from hotrows.acceleration.graph import capture
 from hotrows.acceleration.lookup import lookup
 from hotrows.acceleration.report import CaptureReport
 
@@ -376,7 +376,7 @@ def test_where_dynamo_gives_up_the_model_runs_once_as_it_is(monkeypatch):
         return rewrite(graph, example_inputs, report)
 
     rewrite = graph_module.rewrite
-    monkeypatch.setattr("hotrows.acceleration.function.rewrite", fail)
+    monkeypatch.setattr("hotrows.acceleration.graph.rewrite", fail)
     model = Case(forward)
     ours, report = captured(model)
     for _ in range(2):

@@ -26,11 +26,12 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration import gradient_ops, l2_terms, lookup_handlers
 from hotrows.acceleration.batch_arguments import CallRecorder
-from hotrows.acceleration.cached_tables import CachedTable, cache_tables, why_not_cached
+from hotrows.acceleration.cached_group import CachedTableGroup
+from hotrows.acceleration.cached_tables import cache_tables, why_not_cached
 from hotrows.acceleration.ddp import Averaging
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
-from hotrows.acceleration.function import capture
 from hotrows.acceleration.gradient import RowGradient
+from hotrows.acceleration.graph import capture
 from hotrows.acceleration.lookup_plan import DEVICES
 from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
 from hotrows.acceleration.parameter import CLASSES, capturing, intercept, release
@@ -228,8 +229,8 @@ class Acceleration:
         for table in self.tables:
             intercept(table.weight)
             table.weight.table = table  # type: ignore[attr-defined]
-        cached = [table for table in self.tables if isinstance(table, CachedTable)]
-        self.groups = tuple({id(table.group): table.group for table in cached}.values())
+        groups = [table.group for table in self.tables if table.group is not None]
+        self.groups: tuple[CachedTableGroup, ...] = tuple({id(group): group for group in groups}.values())
         self.recorders: list[CallRecorder] = []
         plain = type(model).forward
         self._forward = capture(plain, self.report) if packing and len(embeddings) > 1 else plain

@@ -222,12 +222,12 @@ class CachedRows:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the batch is being trained, so that no row leaves its slot."""
+        """True if the batch is being trained, so that no row leaves its slot."""
         return self.batch is not None and not self.batch.is_over
 
     @property
     def is_in_slots(self) -> bool:
-        """Whether each row is still in the slot where it was looked up."""
+        """True if each row is still in the slot where it was looked up."""
         return not self.is_copy and self.group.cache.holds(self.slots, self.rows)
 
     def weights(self) -> Tensor:

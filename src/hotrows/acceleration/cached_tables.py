@@ -96,8 +96,6 @@ def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[Cac
 class CachedTable(RowTable):
     """A table behind a cache. values: [R, D] without memory, for its shape and dtype."""
 
-    is_cached = True
-
     def __init__(
         self, names: tuple[str, ...], weight: nn.Parameter, rule: Rule, optimizer: Optimizer,
         group: CachedTableGroup,
@@ -163,7 +161,6 @@ class CachedTable(RowTable):
             self.weight.data = weights
 
     def release_states(self) -> None:
-        """Frees the memory of the weight and the states."""
         with torch._C.DisableTorchFunctionSubclass():
             unread = self.values.new_full((1,), torch.nan, dtype=torch.float32)  # seen if it were read
             self.weight.data = unread.expand(self._shape)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.acceleration.accelerate import acceleration_of
-from hotrows.acceleration.function import capture
+from hotrows.acceleration.graph import capture
 from hotrows.acceleration.parameter import capturing
 from hotrows.acceleration.report import CapturedGraph, CaptureReport, TableRead
 

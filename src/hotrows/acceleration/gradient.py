@@ -54,7 +54,7 @@ class PackGradient:
 
     @property
     def is_summed(self) -> bool:
-        """Whether the gradients of rows have been summed already."""
+        """True if the gradients of rows have been summed already."""
         return "sums" in self.__dict__
 
     @functools.cached_property
@@ -125,7 +125,7 @@ class GradientContent:
 
     @property
     def is_lost(self) -> bool:
-        """Whether some of its numbers are not known any more."""
+        """True if some of its numbers are not known any more."""
         return self.is_spent and self.decay != 0
 
     def numbers(self) -> Tensor:

@@ -44,7 +44,7 @@ class PlannedLookups(Exception):
 
 
 class Planning(threading.local):
-    """Whether models of this thread are run for the ids of their lookups alone."""
+    """A switch: while on, models of this thread are run for the ids of their lookups alone."""
 
     is_on = False
 

@@ -18,7 +18,6 @@ from hotrows import ops
 from hotrows.acceleration import errors
 from hotrows.acceleration.bags import LookupCall, bags_of, gradient_factors
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
-from hotrows.acceleration.cached_tables import CachedTable
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
@@ -49,7 +48,7 @@ def pack_calls(calls: Sequence[LookupCall]) -> dict[PackKey, list[int]]:
 
 
 def _is_single(call: LookupCall) -> bool:
-    """Whether a lookup must be made by itself."""
+    """True if a lookup must be made by itself."""
     weight = call.weight
     return (
         call.is_plain
@@ -76,7 +75,7 @@ def table_of(weight: Tensor) -> RowTable | None:
 def group_of(weight: Tensor) -> CachedTableGroup | None:
     """The group behind whose cache a weight is."""
     table = table_of(weight)
-    return table.group if isinstance(table, CachedTable) else None
+    return None if table is None else table.group
 
 
 def signature_of(calls: Sequence[LookupCall]) -> tuple:

@@ -31,7 +31,7 @@ def result(node: Node) -> Any:
 
 
 def is_wall(node: Node) -> bool:
-    """Whether nothing may be moved across `node`: it changes a mode, or what it does is unknown."""
+    """True if nothing may be moved across `node`: it changes a mode, or what it does is unknown."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     if node.op == "call_module" or (node.op == "call_function" and not _is_known(node.target)):
@@ -119,7 +119,7 @@ def _signature(function: Any) -> inspect.Signature | None:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws random numbers."""
+    """True if a node draws random numbers."""
     if node.op == "call_function":
         target: Any = _overload(node.target)
         if isinstance(target, torch._ops.OpOverload):
@@ -140,7 +140,7 @@ def _draws(name: str) -> bool:
 
 
 def _is_known(function: Any) -> bool:
-    """Whether a function is PyTorch's or Python's own, and no operator over whole graphs."""
+    """True if a function is PyTorch's or Python's own, and no operator over whole graphs."""
     if isinstance(function, torch._ops.HigherOrderOperator):
         return False
     if isinstance(function, torch._ops.OpOverload):
@@ -152,14 +152,14 @@ def _is_known(function: Any) -> bool:
 
 
 def _is_input(node: Node) -> bool:
-    """Whether a tensor is the caller's own: then it may share memory with any other input."""
+    """True if a tensor is the caller's own: then it may share memory with any other input."""
     storage = storage_of(node)
     inputs = (x for x in node.graph.nodes if x.op == "placeholder")
     return any(storage_of(x) == storage and not is_of_module(x) for x in inputs)
 
 
 def is_of_module(placeholder: Node) -> bool:
-    """Whether an input of the graph is a parameter or a buffer of a module."""
+    """True if an input of the graph is a parameter or a buffer of a module."""
     name = source_of(placeholder)
     return "_buffers[" in name or "_parameters[" in name
 

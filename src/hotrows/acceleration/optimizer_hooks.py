@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hotrows.acceleration.cached_tables import CachedTable
 from hotrows.acceleration.gradient import PackGradient, RowGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
@@ -167,7 +166,7 @@ class OptimizerHooks:
             if isinstance(entry, TableState) and id(entry) in tables:
                 is_lent, table = entry.is_lent, tables[id(entry)]
                 state["state"][key] = dict(entry)
-                if isinstance(table, CachedTable) and not is_lent:
+                if not is_lent:
                     table.release_states()
         share_histories(self._tables)
 
@@ -213,7 +212,7 @@ def step_tables(
 
 
 def _leave_to_optimizer(table: RowTable, gradient: Tensor, is_sparse: bool) -> None:
-    if table.is_cached:
+    if table.group is not None:
         why = (
             "has a state or settings in its optimizer that rows cannot be stepped with: the optimizer's "
             "state or a parameter group was changed. Undo that"

@@ -29,7 +29,7 @@ NO_TORCH_FUNCTION = torch._C.DisableTorchFunctionSubclass
 
 
 class Capturing(threading.local):
-    """Whether dynamo, on this thread, traces an accelerated model, whose graph will run as captured.
+    """A switch: while on, dynamo traces an accelerated model on this thread, whose graph runs as captured.
 
     Any other compiler (inductor, say) would read the rows as they are stored: its graphs must break at
     operations on tables.
@@ -81,7 +81,7 @@ class TableParameter(nn.Parameter):
 
 
 CLASSES: dict[type, type[TableParameter]] = {nn.Parameter: TableParameter}
-"""What weights of a class become whose reads are intercepted."""
+"""The class that weights of a class get, so that their reads are intercepted."""
 
 
 PLAIN: set[type] = {Tensor}
@@ -116,7 +116,7 @@ def _intercept(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs plain PyTorch, which may read and write, on tables whose rows are all up to date."""
     parameters = list(tables_in((args, kwargs)))
-    if any(parameter.table.is_cached for parameter in parameters):
+    if any(parameter.table.group is not None for parameter in parameters):
         if torch.jit.is_tracing():
             raise RuntimeError(
                 f"table {parameters[0].table.names[0]} is kept behind a cache (fast_memory), where "
@@ -144,7 +144,7 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
     copies: dict[int, tuple[TableParameter, Tensor]] = {}
     with NO_TORCH_FUNCTION():
         for parameter in parameters:
-            if not parameter.table.is_cached:
+            if parameter.table.group is None:
                 parameter.table.catch_up()
                 parameter.table.after_write()
             elif id(parameter) not in copies:

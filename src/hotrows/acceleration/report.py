@@ -62,7 +62,7 @@ class CaptureReport:
         return next((name for name, tensor in named if tensor is value), "")
 
     def has_nothing_to_pack(self) -> bool:
-        """Whether the model has one table at most, and its graphs so far read it once."""
+        """True if the model has one table at most, and its graphs so far read it once."""
         model = self._model()
         if model is None or not self.graphs:
             return False

@@ -181,3 +181,41 @@ def stepped(
     after = alone.state[rows]
     of_rows = {n: x for n, x in after.items() if isinstance(x, Tensor) and x.dim() == 2}
     return rows.detach(), of_rows, {n: x for n, x in after.items() if n not in of_rows}
+
+
+def divided(values: Mapping[str, Any], rule: Rule) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+    """Divides an entry into the states of rows, what rows share, and the number of steps."""
+    of_rows = {name: x for name, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
+    num_steps = int(values["step"]) if "step" in values else int(bool(of_rows))
+    if rule.kind == BY_OPTIMIZER:
+        return of_rows, {name: x for name, x in values.items() if name not in of_rows}, num_steps
+    return {name: of_rows[name] for name in rule.states if name in of_rows}, {}, num_steps
+
+
+def is_known(
+    values: Mapping[str, Any],
+    states: Mapping[str, Any],
+    rule: Rule,
+    optimizer: Optimizer,
+    weights: Tensor,
+) -> bool:
+    """True if a rule can step rows with what `optimizer.state` has; if not, PyTorch steps, or says why.
+
+    values: of the entry; states: those of them that rows have.
+    """
+    if not all(_is_like(state, weights) for state in states.values()):
+        return False
+    if rule.kind == BY_OPTIMIZER or not values:
+        return bool(values) or not isinstance(optimizer, torch.optim.Adagrad)
+    missing = set(rule.states) - set(states)
+    if rule.kind == "sgd":
+        return not missing & set(values)
+    return not missing and "step" in values
+
+
+def _is_like(state: Tensor, weights: Tensor) -> bool:
+    """True if a state lies in memory as kernels take it."""
+    if type(state) is not Tensor:
+        return False
+    is_alike = (state.shape, state.dtype, state.device) == (weights.shape, weights.dtype, weights.device)
+    return is_alike and (state.shape[1] == 1 or state.stride(1) == 1)

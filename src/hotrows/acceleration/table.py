@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotrows.acceleration import errors
-from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
-from hotrows.acceleration.table_state import TableState, Values, counted, divided, is_known
+from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, divided, is_known, stepped
+from hotrows.acceleration.table_plan import RowLocations
+from hotrows.acceleration.table_state import TableState, Values, counted
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import StepHistory
@@ -31,28 +32,6 @@ from hotrows.runtime.user_warnings import warn
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 EXACT = 1 << 12  # weights of a table up to which sums over it bring every row up to date first
-
-
-class RowLocations(Protocol):
-    """The locations of the rows of one lookup, [U], ascending, for tables whose rows can move.
-
-    is_copy: in copies, made for this lookup.
-    """
-
-    @property
-    def is_copy(self) -> bool: ...
-
-    def between(self, begin: int, end: int) -> RowLocations:
-        """Returns the locations of rows `begin` to `end`."""
-
-    def weights(self) -> Tensor:
-        """[U, D]: the present weights of the rows."""
-
-    def changed(self) -> None:
-        """Notes that the rows were brought up to date in place."""
-
-    def writing(self, tables: Sequence[RowTable]) -> AbstractContextManager[tuple[list[Target], Tensor]]:
-        """Within: the tables' targets, and the slot [U] of each row in them; writes are stored."""
 
 
 class WeightMultiple(Protocol):
@@ -80,9 +59,10 @@ class RowTable:
     multiples: gradients that hold a multiple of the weight as it is now.
     entry: its entry in `optimizer.state`; None: it has none, as before a first step.
     is_left_plain: the optimizer has settings or states without a rule, and must step the table itself.
+    group: the `CachedTableGroup` that has the rows of a table behind a cache; None: memory has them.
     """
 
-    is_cached = False
+    group: Any = None
     first_row = 0
 
     def __init__(
@@ -163,11 +143,11 @@ class RowTable:
 
     @property
     def has_states(self) -> bool:
-        """Whether the rows have states now, or share some."""
+        """True if the rows have states now, or share some."""
         return bool(self.states or self._shared)
 
     def _present_states(self, before: Values) -> Values:
-        """What the optimizer itself would have now. before: what the last reader has got."""
+        """Returns what the optimizer itself would have now. before: what the last reader has got."""
         self.catch_up()
         if not self.has_states:
             return {}
@@ -200,6 +180,9 @@ class RowTable:
     def writing(self, rows: Tensor) -> Iterator[tuple[Target, Tensor]]:
         """Within: the target of rows [U], and the slot of each in it; writes to them are stored."""
         yield self.target, rows
+
+    def release_states(self) -> None:
+        """Frees copies of the weight and the states that were made for a reader."""
 
     def catch_up(self) -> None:
         """Brings every row up to date."""
@@ -255,7 +238,7 @@ class RowTable:
 
     @property
     def is_behind(self) -> bool:
-        """Whether some row may have steps to catch up with."""
+        """True if some row may have steps to catch up with."""
         return self.history.num_recorded > 0 and not self.rule.lazy
 
     @property

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from hotrows.acceleration.table import RowLocations
 from hotrows.ops.deferred import Target
 from hotrows.plan import PackPlan
+
+
+class RowLocations(Protocol):
+    """The locations of the rows of one lookup, [U], ascending, for tables whose rows can move.
+
+    is_copy: in copies, made for this lookup.
+    """
+
+    @property
+    def is_copy(self) -> bool: ...
+
+    def between(self, begin: int, end: int) -> RowLocations:
+        """Returns the locations of rows `begin` to `end`."""
+
+    def weights(self) -> Tensor:
+        """[U, D]: the present weights of the rows."""
+
+    def changed(self) -> None:
+        """Notes that the rows were brought up to date in place."""
+
+    def writing(self, tables: Sequence[Any]) -> AbstractContextManager[tuple[list[Target], Tensor]]:
+        """Within: the tables' targets, and the slot [U] of each row in them; writes are stored."""
 
 
 @dataclass(frozen=True)
