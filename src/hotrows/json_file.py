@@ -95,7 +95,11 @@ class JsonFile:
 
 
 def parse(text: str | bytes) -> Any:
-    """The value of a text of JSON; ValueError, in one line, where it is none that a file may hold."""
+    """The value of a text of JSON; ValueError, in one line, where it is none that a file may hold.
+
+    >>> parse('{"rows": 3}')
+    {'rows': 3}
+    """
     try:
         return json.loads(
             text,
@@ -173,12 +177,20 @@ def types_of(kind: Any) -> dict[str, Any]:
 
 
 def is_name(text: str) -> bool:
-    """True if a text can be the name of a file, and leads nowhere else."""
+    """True if a text can be the name of a file, and leads nowhere else.
+
+    >>> is_name('model'), is_name('../model')
+    (True, False)
+    """
     return text.isprintable() and text not in ("", ".", "..") and "/" not in text
 
 
 def shown(value: Any) -> str:
-    """Formats a value for a message, shortened to 60 characters."""
+    """Formats a value for a message, shortened to 60 characters.
+
+    >>> shown('x' * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
     is_long = isinstance(value, int) and abs(value) >= 1 << 200
     text = "a number of many digits" if is_long else repr(value)
     return text[:60] + ("..." if len(text) > 60 else "")

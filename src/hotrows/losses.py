@@ -290,7 +290,11 @@ NAMES = tuple(_KINDS)
 
 
 def parse_by_label(text: str) -> dict[str, Loss]:
-    """The losses of a text such as "huber:2", of any label, "", or "rating=squared,click=focal"."""
+    """The losses of a text such as "huber:2", of any label, "", or "rating=squared,click=focal".
+
+    >>> parse_by_label('rating=squared,click=focal')
+    {'rating': Squared(), 'click': Focal(gamma=2.0)}
+    """
     pairs = [word.rpartition("=") for word in text.split(",")]
     losses = {label.strip(): parse(loss.strip()) for label, _, loss in pairs}
     if len(losses) < len(pairs) or ("" in losses and len(losses) > 1):
@@ -310,7 +314,11 @@ def check_grouped(schema: str, losses: Mapping[str, str | None], group: str | No
 
 
 def parse_ranking(text: str) -> tuple[str, ...]:
-    """The names of metrics within groups in a text such as "ndcg@10,hit@5,mrr"."""
+    """The names of metrics within groups in a text such as "ndcg@10,hit@5,mrr".
+
+    >>> parse_ranking('ndcg@10, hit@5, mrr')
+    ('ndcg@10', 'hit@5', 'mrr')
+    """
     names = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",")))
     wrong = [name for name in names if not _RANKING.fullmatch(name)]
     if wrong:
@@ -319,7 +327,11 @@ def parse_ranking(text: str) -> tuple[str, ...]:
 
 
 def parse(text: str) -> Loss:
-    """The loss of a text such as squared or huber:2; ValueError where it is none."""
+    """The loss of a text such as squared or huber:2; ValueError where it is none.
+
+    >>> parse('huber:2')
+    Huber(delta=2.0)
+    """
     name, colon, number = text.partition(":")
     kind = _KINDS.get(name)
     if kind is None:

@@ -249,7 +249,11 @@ def sgd_numbers(lr: float, momentum: float, undamped: float, nesterov: bool, c: 
 
 
 def padded(*numbers: float) -> Numbers:
-    """The numbers of a step, 8 with zeros behind."""
+    """The numbers of a step, 8 with zeros behind.
+
+    >>> padded(1, 2)
+    (1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    """
     return (*(float(number) for number in numbers), *(0.0,) * (8 - len(numbers)))
 
 
@@ -264,7 +268,11 @@ def _dense_numbers(optimizer: DenseRowOptimizer, t: int, lr: float) -> Numbers:
 
 
 def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
-    """The state of a new row: S numbers."""
+    """The state of a new row: S numbers.
+
+    >>> initial_state(Adagrad(lr=0.1), dim=3)
+    [0.0, 0.0, 0.0]
+    """
     if isinstance(optimizer, FTRL):
         return [optimizer.initial_accumulator] * dim + [0.0] * dim
     return [optimizer.initial_accumulator] * optimizer.state_width(dim)
@@ -276,7 +284,11 @@ def initial_step(optimizer: RowOptimizer) -> int:
 
 
 def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:
-    """The optimizer with other numbers, by name."""
+    """The optimizer with other numbers, by name.
+
+    >>> replaced(SGD(lr=0.1), {'lr': 0.2}).lr
+    0.2
+    """
     known = dataclasses.asdict(optimizer)
     for name in changes:
         if name not in known:

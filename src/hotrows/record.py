@@ -121,7 +121,11 @@ class TableSlice:
 
 
 def below(ids: range, end: int) -> range:
-    """Cuts ascending ids off before `end`."""
+    """Cuts ascending ids off before `end`.
+
+    >>> below(range(3, 20, 4), 12)
+    range(3, 12, 4)
+    """
     return range(ids.start, min(ids.stop, end), ids.step)
 
 

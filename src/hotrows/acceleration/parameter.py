@@ -29,7 +29,7 @@ NO_TORCH_FUNCTION = torch._C.DisableTorchFunctionSubclass
 
 
 class Capturing(threading.local):
-    """A switch: while on, dynamo traces an accelerated model on this thread, whose graph runs as captured.
+    """A switch: while on, dynamo traces an accelerated model on this thread, to run its graph.
 
     Any other compiler (inductor, say) would read the rows as they are stored: its graphs must break at
     operations on tables.

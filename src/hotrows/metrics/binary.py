@@ -47,7 +47,8 @@ def compute_metrics(
 def auc(scores: Tensor, labels: Tensor) -> float:
     """Area under the ROC curve; nan where all labels are equal.
 
-    scores = [1., 2., 2., 3.], labels = [0, 0, 1, 1]  ->  (1 + 0.5 + 1 + 1) / 4 = 0.875
+    >>> auc(torch.tensor([1.0, 2.0, 2.0, 3.0]), torch.tensor([0, 0, 1, 1]))  # (1 + 0.5 + 1 + 1) / 4
+    0.875
     """
     scores, order = scores.double().sort()
     return auc_of_sorted(scores, labels.double()[order])

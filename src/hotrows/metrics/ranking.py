@@ -15,8 +15,10 @@ from hotrows.metrics.sums import standard_error, sums_by
 def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor | None = None) -> float:
     """The mean of each group's AUC, by the weight of its samples; nan where no group has both labels.
 
-    scores = [1., 2., 5., 6., 7.], labels = [0, 1, 1, 0, 1], groups = [0, 0, 1, 1, 1]
-    ->  (2 * 1 + 3 * 0.5) / 5 = 0.7
+    >>> groups = torch.tensor([0, 0, 1, 1, 1])
+    >>> scores = torch.tensor([1.0, 2.0, 5.0, 6.0, 7.0])
+    >>> grouped_auc(scores, torch.tensor([0, 1, 1, 0, 1]), groups)  # (2 * 1 + 3 * 0.5) / 5
+    0.7
     """
     if scores.isnan().any():
         return math.nan

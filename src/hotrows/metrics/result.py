@@ -160,7 +160,11 @@ def no_metrics(decides: str) -> Metrics:
 
 
 def word_of(name: str) -> str:
-    """A metric as it is shown: NDCG@10 for ndcg@10."""
+    """A metric as it is shown: NDCG@10 for ndcg@10.
+
+    >>> word_of('ndcg@10')
+    'NDCG@10'
+    """
     kind, sign, k = name.partition("@")
     return _WORDS.get(kind, kind) + sign + k
 

@@ -22,7 +22,9 @@ POOLINGS = ("sum", "mean", "max")
 def pool_jagged(vectors: Tensor, offsets: Lists, pooling: str = "mean") -> Tensor:
     """[B, D]: the sum, mean or maximum of each sample's vectors; zeros where it has none.
 
-    vectors = [[1.], [3.], [5.]], offsets = [0, 2, 2, 3], mean  ->  [[2.], [0.], [5.]]
+    >>> vectors = torch.tensor([[1.0], [3.0], [5.0]])
+    >>> pool_jagged(vectors, torch.tensor([0, 2, 2, 3])).T
+    tensor([[2., 0., 5.]])
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
@@ -39,7 +41,9 @@ def pool_jagged(vectors: Tensor, offsets: Lists, pooling: str = "mean") -> Tenso
 def last_of(states: Tensor, offsets: Lists) -> Tensor:
     """[B, H]: the vector at each sample's last position; zeros where it has none.
 
-    states = [[1.], [3.], [5.]], offsets = [0, 2, 2, 3]  ->  [[3.], [0.], [5.]]
+    >>> states = torch.tensor([[1.0], [3.0], [5.0]])
+    >>> last_of(states, torch.tensor([0, 2, 2, 3])).T
+    tensor([[3., 0., 5.]])
     """
     if isinstance(offsets, PaddedLists):
         return padded_ops.last(states, offsets)
@@ -69,7 +73,9 @@ def to_padded(vectors: Tensor, offsets: Lists, length: int | None = None) -> tup
 def copied_to_lists(values: Tensor, offsets: Lists, num: int) -> Tensor:
     """[num, D]: each sample's vector beside every element of its list, [B, D] in; num: N.
 
-    values = [[1.], [2.], [3.]], offsets = [0, 2, 2, 3]  ->  [[1.], [1.], [3.]]
+    >>> values = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> copied_to_lists(values, torch.tensor([0, 2, 2, 3]), num=3).T
+    tensor([[1., 1., 3.]])
     """
     if isinstance(offsets, PaddedLists):
         return values[:, None].expand(-1, offsets.longest, -1).flatten(0, 1)

@@ -21,7 +21,8 @@ _NARROW = (torch.bfloat16, torch.float16)
 def softmax_jagged(scores: Tensor, offsets: Lists) -> Tensor:
     """The softmax over each sample's scores: [N] -> [N].
 
-    scores = [0., 0., 5.], offsets = [0, 2, 2, 3]  ->  [0.5, 0.5, 1.]
+    >>> softmax_jagged(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 2, 2, 3]))
+    tensor([0.5000, 0.5000, 1.0000])
     """
     if isinstance(offsets, PaddedLists):
         return padded.softmax(widened(scores), offsets)
@@ -31,7 +32,10 @@ def softmax_jagged(scores: Tensor, offsets: Lists) -> Tensor:
 def weighted_sum(weights: Tensor, values: Tensor, offsets: Lists) -> Tensor:
     """Each sample's sum of weights[n] values[n]: [N], [N, D] -> [B, D]; zeros for an empty list.
 
-    weights = [2., 3.], values = [[1., 0.], [0., 1.]], offsets = [0, 2, 2]  ->  [[2., 3.], [0., 0.]]
+    >>> values = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> weighted_sum(torch.tensor([2.0, 3.0]), values, torch.tensor([0, 2, 2]))
+    tensor([[2., 3.],
+            [0., 0.]])
     """
     if weights.shape != values.shape[:1]:
         raise ValueError(
@@ -46,7 +50,9 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Lists) -> Tensor:
 def jagged_dot(queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
     """The product of each key with its sample's query: [B, D], [N, D] -> [N].
 
-    queries = [[1., 2.]], keys = [[3., 4.], [5., 6.]], offsets = [0, 2]  ->  [11., 17.]
+    >>> keys = torch.tensor([[3.0, 4.0], [5.0, 6.0]])
+    >>> jagged_dot(torch.tensor([[1.0, 2.0]]), keys, torch.tensor([0, 2]))
+    tensor([11., 17.])
     """
     if queries.shape[1:] != keys.shape[1:]:
         raise ValueError(

@@ -129,7 +129,11 @@ def _apart(span: tuple[float, float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """At most so many round numbers in a range, evenly apart."""
+    """At most so many round numbers in a range, evenly apart.
+
+    >>> ticks(0.0, 10.0)
+    [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    """
     rough = (high - low) / most
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)

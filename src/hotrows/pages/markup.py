@@ -21,7 +21,11 @@ class Html(str):
 
 
 def element(tag: str, *children: Any, kind: str = "", **attributes: Any) -> Html:
-    """An element; children: texts, which are escaped, and `Html`. kind: its class."""
+    """An element; children: texts, which are escaped, and `Html`. kind: its class.
+
+    >>> element('p', 'a < b', kind='note')
+    '<p class="note">a &lt; b</p>'
+    """
     known = {"class": kind, **attributes} if kind else attributes
     words = "".join(f' {name.replace("_", "-")}="{escape(str(value))}"' for name, value in known.items())
     if tag in _EMPTY and not children:

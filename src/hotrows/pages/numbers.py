@@ -6,7 +6,11 @@ import math
 
 
 def short(value: float) -> str:
-    """1,234 as 1.2k, 45,000,000 as 45M."""
+    """A number as a few characters.
+
+    >>> short(1234), short(45e6)
+    ('1.23k', '45M')
+    """
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.3g}{name}"
@@ -14,7 +18,11 @@ def short(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """1234.5 as 1,235 and 0.12345 as 0.1235, for tables; None as nothing."""
+    """A number for a table, of four digits; None as nothing.
+
+    >>> number(1234.5), number(0.12345)
+    ('1,234', '0.1235')
+    """
     if value is None:
         return ""
     return (
@@ -23,6 +31,10 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float) -> str:
-    """0.0123 as 1 %, 0.00012 as 0.01 %."""
+    """A share as per cent, to its first digit.
+
+    >>> percent(0.0123), percent(0.00012)
+    ('1 %', '0.01 %')
+    """
     digits = max(0, -math.floor(math.log10(value * 100))) if 0 < value < 0.01 else 0
     return f"{value * 100:.{digits}f} %"

@@ -47,7 +47,8 @@ def append_crosses(batch: Batch, crosses: Sequence[Cross]) -> Batch:
 def bucket_of(ids: Int64[Tensor, "K B"], rows: int) -> Int64[Tensor, "B"]:
     """The buckets below `rows`: each of B samples crosses K ids.
 
-    ids = [[3, 4], [4, 3]], rows = 1000  ->  [133, 418]
+    >>> bucket_of(torch.tensor([[3, 4], [4, 3]]), rows=1000)
+    tensor([133, 418])
     """
     bits = torch.zeros((), dtype=torch.int64)
     for feature_ids in ids:

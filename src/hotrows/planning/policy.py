@@ -108,7 +108,11 @@ def from_json(fields: dict) -> Policy:
 
 
 def parse(text: str) -> Policy:
-    """lookahead, lookahead:WINDOW, lru, frequency, frequency:WARMUP,REFRESH_EVERY or hot."""
+    """lookahead, lookahead:WINDOW, lru, frequency, frequency:WARMUP,REFRESH_EVERY or hot.
+
+    >>> parse('lookahead:64')
+    Lookahead(window=64)
+    """
     name, _, numbers = text.partition(":")
     try:
         settings = [int(number) for number in numbers.split(",")] if ":" in text else []

@@ -112,7 +112,10 @@ def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Pla
 def num_shares(size: int, sizes: Sequence[int], num_ranks: int) -> int:
     """Number of ranks that a table is dealt over so that none gets more than a rank's share of all.
 
-    sizes: of all tables. 10, (10, 90, 50, 45), 2 -> 1; 90, (90, 10), 2 -> 2
+    sizes: of all tables.
+
+    >>> num_shares(10, (10, 90, 50, 45), 2), num_shares(90, (90, 10), 2)
+    (1, 2)
     """
     return min(num_ranks, max(1, -(-size * num_ranks // sum(sizes))))
 
@@ -287,7 +290,11 @@ class Sharding:
 
 
 def columns_of(dim: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """The first of a rank's columns and the end: 10 columns over 3 ranks are 0:3, 3:6, 6:10."""
+    """The first of a rank's columns, and the end.
+
+    >>> [columns_of(10, rank, 3) for rank in range(3)]
+    [(0, 3), (3, 6), (6, 10)]
+    """
     return dim * rank // num_ranks, dim * (rank + 1) // num_ranks
 
 

@@ -57,7 +57,11 @@ class Threads:
 
 def num_threads(num: int | None, on_host: bool) -> int:
     """The number of threads that plan: `num`; None: one on the host, whose cores train, and with a device
-    all cores but two, of this rank's share of them, at most 8."""
+    all cores but two, of this rank's share of them, at most 8.
+
+    >>> num_threads(None, on_host=True)
+    1
+    """
     if num is not None:
         return num
     return 1 if on_host else max(min(_MOST, num_cores() // job.ranks_here() - _LEFT), 1)

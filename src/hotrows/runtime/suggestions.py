@@ -11,7 +11,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean 'deepfm'?` for depfm or DeepFM, and nothing where no name is close."""
+    """Returns `; did you mean 'deepfm'?` for depfm or DeepFM, and nothing where no name is close.
+
+    >>> did_you_mean('depfm', ['dcnv2', 'deepfm'])
+    "; did you mean 'deepfm'?"
+    """
     from difflib import get_close_matches
 
     by_lower = {name.lower(): name for name in names}

@@ -9,7 +9,11 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes that 64MiB, 1.5GB or 1000000 says."""
+    """The number of bytes that 64MiB, 1.5GB or 1000000 says.
+
+    >>> parse_bytes('64MiB'), parse_bytes('1.5GB')
+    (67108864, 1500000000)
+    """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip(), re.IGNORECASE)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
@@ -24,7 +28,11 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size to read: 256 MiB, 1.5 GiB."""
+    """A size to read: 256 MiB, 1.5 GiB.
+
+    >>> format_bytes(3 << 29)
+    '1.5 GiB'
+    """
     size, units = float(num_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
