@@ -53,10 +53,12 @@ def load(
     read_only: read a file store as it was at the checkpoint, and leave later generations in it.
     After an error the rows and parameters are in no usable state.
     """
+    # 1. Check the chain on all ranks, before anything is changed.
     folder = Path(folder)
     ranks = embedding.ranks.channel("checkpoint")
     checkpoints = together(ranks, lambda: _checked(folder, embedding, fingerprints))
     manifest = checkpoints[-1][1]
+    # 2. Read rows: in place where layout and ranks are the same, else through a copy.
     if _is_in_files(embedding):
         if not manifest.stores:
             _verify(checkpoints, ranks)
@@ -68,6 +70,7 @@ def load(
         together(ranks, lambda: _fill_memory(in_files(checkpoints), embedding))
     if embedding.cached_tables and not _is_in_files(embedding):
         embedding.cached_tables.forget_plans()
+    # 3. Read keys, dense parameters and states.
     together(ranks, lambda: _read_keys(checkpoints, embedding))
     state = together(ranks, lambda: read_dense(folder, manifest, model))
     of_rows = {name: state.tensors.pop(name) for name in list(state.tensors) if name.startswith(PREFIX)}

@@ -250,6 +250,7 @@ def step_cost(
     loading   of a node: bytes of min(its samples x samples of a page, B) samples / disk_bandwidth
     moving    records that are not in fast memory, read and written back / far_bandwidth
     """
+    # 1. Add up what all tables read, send and write on each rank.
     volumes = Volumes.zero(num_ranks)
     for load, place in zip(loads, placements, strict=True):
         volumes = volumes + volumes_of(load, place, num_ranks, step)
@@ -258,6 +259,7 @@ def step_cost(
     rounds = len(packs) if num_ranks > 1 else 0
     work = work_seconds(machine, volumes, num_ranks)
     samples = step.batch_size / num_ranks
+    # 2. Turn volumes into seconds, but for exchanges.
     cost = StepCost(
         num_ranks=num_ranks,
         batch_size=step.batch_size,
@@ -280,6 +282,7 @@ def step_cost(
         messages=0,
         imbalance=float(work.max() / work.mean()) if work.any() else 1.0,
     )
+    # 3. Add exchanges in one stage and in two; the faster counts.
     nums = (stages,) if stages else possible_stages(machine, num_ranks)
     in_stages = [_exchanged_in(num, cost, machine, volumes, rounds) for num in nums]
     return min(in_stages, key=lambda cost: cost.seconds)

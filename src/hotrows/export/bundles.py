@@ -73,8 +73,10 @@ def write_bundle(
 
     recommender: what is served; run: its folder, which has the encoders.
     """
+    # 1. Check that the run can be served.
     run_folder.open_encoder(run)  # refuses a run whose data came encoded
     _check_shared(form.shared, recommender.schema)
+    # 2. Write the program, and that of what a request shares.
     embedding, model = recommender.embedding, recommender.model
     on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
     plain = PlainModel(on_host, embedding.packs, len(recommender.schema.dense))
@@ -86,6 +88,7 @@ def write_bundle(
         both = SharedModel(plain, program, form.shared, names)
         name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
+    # 3. Write tables, keys and encoders.
     tables = []
     (folder / "tables").mkdir()
     num_rows, done = embedding.num_rows(), 0
@@ -100,6 +103,7 @@ def write_bundle(
     keys = tuple(_write_keys(folder, embedding.dynamic)) if embedding.dynamic else ()
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
     sums |= _copy_encoders(run, folder)
+    # 4. Describe it all.
     histories = getattr(model, "histories", ())
     bundle = Bundle(
         path=folder,

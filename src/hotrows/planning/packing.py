@@ -73,12 +73,14 @@ def pack_tables(
         dealt: one is looked up while the rows of another are exchanged (PICASSO's groups). At most one
         per table; several numbers: for each set of equal attributes, in order.
     """
+    # 1. Tables of equal attributes go together.
     _check_names(tables)
     groups: dict[tuple, list[Table]] = {}
     for table in tables:
         columns = placements is not None and placements[table.name].columns
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
+    # 2. Each such group is dealt over its packs.
     num_parts = [parts] * len(groups) if isinstance(parts, int) else [*parts, *[1] * len(groups)]
     dealt = [
         part
@@ -86,6 +88,7 @@ def pack_tables(
         for part in _dealt(group, num)
     ]
     packs = [_pack(number, part, sequences) for number, part in enumerate(dealt)]
+    # 3. Placements go with their tables.
     if placements is None:
         return tuple(packs)
     return tuple(

@@ -160,6 +160,7 @@ class Merger:
     def _write_undo(self, log: RecordLog, parts: list[Segment]) -> bool:
         """Writes the undo journal, if an older retained checkpoint needs one; False if stopped. A row
         whose bytes at that checkpoint an earlier journal has need not be written again."""
+        # 1. Find the newest retained checkpoint before this log; none needs no journal.
         folder = self._saved.folder
         with self._saved.lock:
             state = self._saved.state
@@ -171,6 +172,7 @@ class Merger:
                 for number, length, checksum in state.undo
                 if number > before
             ]
+        # 2. Append what the base has of rows that no earlier journal has.
         self._share = 0.0, 0.5
         undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
         try:
@@ -187,6 +189,7 @@ class Merger:
             undo.close()
             for journal in earlier:
                 journal.close()
+        # 3. Name the journal in the state.
         with self._saved.lock:
             # `retain` may have dropped what needed it, but then it does no harm.
             state, named = self._saved.state, (log.number, undo.end, undo.checksum)
