@@ -96,7 +96,6 @@ def measure_disk(
     stride: bytes of a record; seconds: of reading; size: bytes of the store that is made. train: called
     while another thread reads row by row.
     """
-    # 1. Decide what is read: rows far apart, neighbours, and one row of each block.
     size, chance = size or _SIZE, torch.Generator().manual_seed(0)
     if shutil.disk_usage(folder).free < 3 * size:
         raise full(folder / "store", 3 * size)
@@ -113,7 +112,7 @@ def measure_disk(
     def of_blocks() -> Tensor:
         return near()[::rows_of_block]
 
-    # 2. Write all rows, merge them, and read in the three ways.
+    # 1. Write all rows, merge them, and read in the three ways.
     pieces: list[float] = []  # seconds of those of merging
     with tempfile.TemporaryDirectory(prefix=".disk-", dir=folder) as temporary:
         store = FileStore.create(
@@ -131,7 +130,7 @@ def measure_disk(
             for n in range(_MERGES):  # of logs that are full: a row for each block
                 _write(store, torch.arange(n, num_rows, rows_of_block))
                 merged += _timed(lambda: _merge(store))
-    # 3. Solve for the cost of each kind of request.
+    # 2. Solve for the cost of each kind of request.
     row_seconds = nearby.processor / nearby.rows
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES

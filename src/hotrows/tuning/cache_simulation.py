@@ -345,13 +345,12 @@ def _replay(
     in_file: bool,
 ) -> PolicyResult:
     """Plans all batches with a policy, group by group, and counts misses and moves."""
-    # 1. Divide the memory over groups, whose slots are independent.
     slots = divide(fast_memory, groups)
     sums: Counter[str] = Counter()
     window: int | None = None
     seconds, files, drained = 0.0, FileCounts(), 0
     for g, group in enumerate(groups):
-        # 2. Make the slot map that training would make.
+        # 1. Make the slot map that training would make.
         file = (
             FileReplay(group.rows, group.stride, in_flight + TrainConfig.plan_depth) if in_file else None
         )
@@ -361,7 +360,7 @@ def _replay(
         bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
         bounds = {"lookahead_bytes": bound if bounded else None, "num_rows": group.rows}
         allocator = NativeSlotMap(slots[g], group_policy, in_flight, **bounds)
-        # 3. Plan batch by batch; those before `skipped` fill the cache and do not count.
+        # 2. Plan batch by batch; those before `skipped` fill the cache and do not count.
         for j, read in enumerate(reads):
             if j == trace.skipped:
                 drained_before = allocator.num_drained
@@ -379,7 +378,7 @@ def _replay(
         if file is not None:
             files += file.per_batch()
         window = allocator.window if g == 0 else window
-    # 4. Turn sums into means of a batch.
+    # 3. Turn sums into means of a batch.
     num_batches = max(len(trace.batches) - trace.skipped, 1)
     mean = {field: total / num_batches for field, total in sums.items()}
     lookups, rows, missed = mean.pop("lookups"), mean.pop("rows"), mean.pop("lookups_missed")
