@@ -22,7 +22,7 @@ KERNELS = PACKAGE / "ops" / "triton"
 BUDGET = {
     "acceleration": 5_800,
     "checkpoint": 2_400,
-    "cli": 3_300,
+    "cli": 3_250,
     "costs": 2_350,
     "data": 11_300,
     "datasets": 3_000,

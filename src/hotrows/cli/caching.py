@@ -12,16 +12,14 @@ import click
 
 from hotrows import models, optim
 from hotrows.cli.options import (
-    COUNT,
     FOLDER,
-    INTEGER,
     PICTURE,
     POSITIVE,
     bar,
     command,
     name_and_value,
     new_table,
-    option,
+    of_function,
     print_table,
     setting_option,
     with_options,
@@ -48,13 +46,7 @@ _profile_options = with_options(
         help="Optimizer of rows; its state takes fast memory too.",
     ),
     setting_option("table_dtype", filled=True),
-    option(
-        "--sample",
-        default=0.05,
-        help="The share of training samples that is counted; as much again is measured.",
-    ),
-    option("--confidence", default=0.999, help="Confidence of intervals."),
-    option("--seed", type=INTEGER, default=0, help="Seed of the samples."),
+    of_function("data.hot_cold.profile:profile", "sample", "confidence", "seed"),
 )
 
 
@@ -104,8 +96,7 @@ def _hot_table(profile: data.Profile) -> Table:
     "hotrows train enc-hot --model dlrm",
 )
 @_profile_options
-@click.option("--out", type=FOLDER, required=True, help="A new folder for the regrouped data.")
-@click.option("--force", is_flag=True, help="Even where it would not pay.")
+@of_function("data.hot_cold.regroup:regroup", "out", "force")
 def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> None:
     """Lay out data in hot and cold rows.
 
@@ -153,35 +144,30 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @setting_option(
     "fast_memory",
     multiple=True,
-    help="Such as 64MiB; may be repeated. [1, 2, 5, 10, 20 and 50 % of the tables]",
+    help="Fast memory, such as 64MiB; may be repeated (default: 1, 2, 5, 10, 20 and 50 % of the tables).",
 )
-@click.option("--batches", type=COUNT, help="How many are replayed, of as many epochs. [one]")
+@of_function("tuning.cache_simulation:simulate", "batches")
 @setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
 @setting_option("order", filled=True)
-@click.option("--samples-per-second", type=POSITIVE, help="Of training with all rows in memory.")
 @click.option(
-    "--store", metavar="file|file:PATH", help="Slow memory is a file store, in PATH; with --disk."
+    "--samples-per-second", type=POSITIVE, help="The speed of training with all rows in memory."
+)
+@click.option(
+    "--store", metavar="file|file:PATH", help="Take a file store, in PATH, as slow memory; with --disk."
 )
 @click.option(
     "--disk",
     type=click.Choice(("measured",)),
-    help="Measure the disk of --store, and training in memory, and say how fast training is to be.",
+    help="Measure the disk of --store, and training in memory, and predict the speed of training.",
 )
-@click.option("--wanted", type=POSITIVE, help="Say which size is the smallest for so many samples/s.")
-@option(
-    "--reads-per-second",
-    type=POSITIVE,
-    default=SlowMemory.reads_per_second,
-    help="Rows that slow memory reads at random.",
+@click.option("--wanted", type=POSITIVE, help="Print the smallest size for so many samples/s.")
+@of_function(
+    "tuning.advice:SlowMemory",
+    reads_per_second={"type": POSITIVE},
+    bytes_per_second={"type": POSITIVE},
+    writes_per_second={"type": POSITIVE},
 )
-@option(
-    "--bytes-per-second",
-    type=POSITIVE,
-    default=SlowMemory.bytes_per_second,
-    help="What slow memory writes in sequence.",
-)
-@click.option("--writes-per-second", type=POSITIVE, help="Rows, where they are written at random.")
 @click.option("--picture", type=PICTURE, help="Draw misses over fast memory into this SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def simulate_command(folder: Path, picture: Path | None, as_json: bool, **options: Any) -> None:

@@ -9,25 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import (
-    COUNT,
-    FOLDER,
-    PICTURE,
-    bar,
-    command,
-    new_table,
-    option,
-    print_table,
-    program_trust_option,
-)
+from hotrows.cli.options import FOLDER, PICTURE, bar, command, new_table, of_function, print_table
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WHICH = option(
-    "--checkpoint", "which", type=click.Choice(["best", "last"]), default="last", help="Which of a run."
-)
+_WHICH = of_function("train.predictor:load_run", which={"default": "last"})
 
 
 @click.group("checkpoint")
@@ -89,9 +77,8 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
 @click.argument("place", type=FOLDER)
 @click.argument("out", type=FOLDER)
 @_WHICH
-@click.option("--version", type=COUNT, help="Of a published model. [the newest]")
-@program_trust_option()
-def merge_command(place: Path, out: Path, which: str, version: int | None, trust: bool) -> None:
+@of_function("serving.merging:merge", number={"spelling": "--version"}, trust={})
+def merge_command(place: Path, out: Path, which: str, number: int | None, trust: bool) -> None:
     """Make one full checkpoint of one rank, or one bundle.
 
     Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT. Of
@@ -101,8 +88,8 @@ def merge_command(place: Path, out: Path, which: str, version: int | None, trust
         from hotrows import checkpoint
         from hotrows.serving import chain, merging
 
-        if version is not None or chain.look(place).newest:
-            merged = merging.merge(place, out, version, progress, trust)
+        if number is not None or chain.look(place).newest:
+            merged = merging.merge(place, out, number, progress, trust)
             click.echo(f"{out}: version {merged.number:,}, {_size(out)}")
             return
         checkpoint.merge(_folder(place, which), out, progress)

@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.options import (
-    BYTES,
-    COUNT,
     FILE,
     FOLDER,
-    INTEGER,
     PICTURE,
     POSITIVE,
-    THREADS,
     Name,
     bar,
     command,
     new_table,
-    option,
+    of_function,
     print_table,
 )
 
@@ -51,17 +47,13 @@ _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says
     "hotrows synth product --fields 1000 --rows 100000 --out raw",
 )
 @click.argument("kind", type=click.Choice(["criteo", "product"]))
-@click.option("--rows", type=COUNT, required=True, help="How many rows.")
-@click.option("--out", type=FOLDER, required=True, help="Where train.txt goes.")
-@click.option("--fields", type=COUNT, help="Of product: how many columns of ids, 4 to 4096. [200]")
-@option("--seed", type=INTEGER, default=0, help="Another seed, other rows.")
-@click.option(
-    "--cardinality-scale",
-    type=POSITIVE,
-    help="Of criteo: multiplies how many values each field can take. [1.0]",
+@of_function("datasets.synthetic:synth_criteo", "rows", "out")
+@of_function("datasets.product:synth_product", num_fields={"spelling": "--fields", "default": None})
+@of_function(
+    "datasets.synthetic:synth_criteo", "seed", cardinality_scale={"type": POSITIVE, "default": None}
 )
 def synth_command(
-    kind: str, rows: int, out: Path, fields: int | None, seed: int, cardinality_scale: float | None
+    kind: str, rows: int, out: Path, num_fields: int | None, seed: int, cardinality_scale: float | None
 ) -> None:
     """Make synthetic raw data.
 
@@ -70,7 +62,7 @@ def synth_command(
     vectors are of many dims (wide_deep.json) beside them.
     """
     for of_kind, name, value in (
-        ("product", "--fields", fields),
+        ("product", "--fields", num_fields),
         ("criteo", "--cardinality-scale", cardinality_scale),
     ):
         if value is not None and kind != of_kind:
@@ -83,7 +75,9 @@ def synth_command(
         if kind == "product":
             from hotrows.datasets import product
 
-            path = product.synth_product(rows, out, num_fields=fields or 200, seed=seed, progress=report)
+            path = product.synth_product(
+                rows, out, num_fields=num_fields or 200, seed=seed, progress=report
+            )
         else:
             from hotrows.datasets import synthetic
 
@@ -98,8 +92,8 @@ def synth_command(
     "hotrows schema clicks.parquet --label bought > shop.json",
 )
 @click.argument("raw", metavar="FILE")
-@click.option("--label", metavar="COLUMN", help="The column of the target. [the likeliest one]")
-@click.option("--out", type=FILE, help="A new file for the schema. [standard output]")
+@of_function("data.raw.draft:draft_schema", label={"metavar": "COLUMN"})
+@click.option("--out", type=FILE, help="A new file for the schema (default: standard output).")
 def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     """Draft a schema from a file.
 
@@ -139,38 +133,36 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
 @click.option(
     "--schema",
     type=_SCHEMA,
-    help="What the columns are: of a public data set, a .json file, or a .py file that defines `schema`.",
+    help="The columns: the name of a public data set, a .json file, or a .py file that defines `schema`.",
 )
-@click.option("--out", type=FOLDER, required=True, help="A new folder for the encoded data.")
-@click.option(
-    "--split",
-    help="Training, validation and test: fraction:A,B,C draws rows at random, stratified:A,B,C so "
-    "that each part has its share of every label, position:A,B,C takes rows in order, time:A,B,C by "
-    "the schema's time, time:T,U by its values; position:A takes validation from the end of the "
-    "first A. [fraction:0.8,0.1,0.1]",
+@of_function(
+    "data.encode.prepare:prepare",
+    "out",
+    "split",
+    validation={"multiple": True, "metavar": "RAW"},
+    test={"multiple": True, "metavar": "RAW"},
 )
-@click.option("--validation", multiple=True, metavar="RAW", help="Rows that validate.")
-@click.option("--test", multiple=True, metavar="RAW", help="Rows that test.")
-@click.option("--min-count", type=COUNT, help="Rarer values are unknown. [as the schema says]")
-@click.option(
-    "--dynamic",
-    multiple=True,
-    metavar="FEATURE",
-    help="Values are keys, which get and lose rows in training: 'item capacity=1000000 evict=lru'.",
+@of_function("datasets.schemas:with_min_count", min_count={"required": False})
+@of_function(
+    "datasets.schemas:with_dynamic",
+    declared={"spelling": "--dynamic", "multiple": True, "metavar": "FEATURE", "required": False},
 )
-@click.option("--no-rows", is_flag=True, help="For a stream, where the schema says all: no RAW is read.")
-@click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
-@click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
-@option("--seed", type=INTEGER, default=0, help="Seed of a split that draws.")
-@click.option("--memory", type=BYTES, metavar="SIZE", help="Stay within it, about. [a quarter of all]")
-@click.option("--threads", type=THREADS, help="All cores by default.")
+@click.option("--no-rows", is_flag=True, help="Read no RAW: for a stream, if the schema declares all.")
+@of_function(
+    "data.encode.prepare:prepare",
+    "memory",
+    "threads",
+    "seed",
+    like={"type": FOLDER, "metavar": "DATA"},
+    extend={"type": FOLDER, "metavar": "DATA"},
+)
 def prepare_command(
     raw: tuple[str, ...],
     schema: str | None,
     out: Path,
     split: str | None,
     min_count: int | None,
-    dynamic: tuple[str, ...],
+    declared: tuple[str, ...],
     no_rows: bool,
     **options: Any,
 ) -> None:
@@ -192,7 +184,7 @@ def prepare_command(
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
     if columns is not None:
-        columns = schemas.with_dynamic(columns, dynamic)
+        columns = schemas.with_dynamic(columns, declared)
 
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data
@@ -240,9 +232,9 @@ def _unseen_table(encoded: EncodedData) -> Table:
     "hotrows describe enc --picture skew.svg",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
-@click.option("--picture", type=PICTURE, help="Draw the skew into this SVG. [DATA/skew.svg]")
+@click.option("--picture", type=PICTURE, help="Draw the skew into this SVG (default: DATA/skew.svg).")
 @click.option("--html", type=FILE, help="Write all of it as a page into this file.")
-@option("--dim", type=COUNT, default=16, help="Dim of the tables.")
+@of_function("data.description:describe", "dim")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--verify", is_flag=True, help="Read all of it, and name each damaged file.")
 def describe_command(

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.data import data_set_names, prepare_with_bar
-from hotrows.cli.options import (
-    BYTES,
-    COUNT,
-    FOLDER,
-    INTEGER,
-    THREADS,
-    Name,
-    bar,
-    command,
-    new_table,
-    option,
-    print_table,
-)
+from hotrows.cli.options import FOLDER, Name, bar, command, new_table, of_function, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,15 +25,13 @@ if TYPE_CHECKING:
     "hotrows data taobao_ad --raw taobao --out enc --samples taobao-samples",
 )
 @click.argument("name", required=False, type=Name(data_set_names), metavar="[NAME]")
-@click.option("--raw", type=FOLDER, help="The folder of the raw files.")
+@of_function("datasets.building:prepare", raw={"type": FOLDER, "required": False})
 @click.option("--download", is_flag=True, help="Download them into --raw first, or go on with it.")
 @click.option("--out", type=FOLDER, help="A new folder for the encoded data.")
-@click.option("--samples", type=FOLDER, help="Keep the samples that are built, as Parquet, here.")
-@click.option("--split", help="As in prepare, where the data set comes as one part.")
-@click.option("--min-count", type=COUNT, help="Rarer values are unknown. [the schema's]")
-@option("--seed", type=INTEGER, default=0, help="Seed of all that is drawn.")
-@click.option("--memory", type=BYTES, metavar="SIZE", help="As in prepare; builders take what they need.")
-@click.option("--threads", type=THREADS, help="As in prepare. [all cores]")
+@of_function("datasets.building:prepare", "samples", "split")
+@of_function("datasets.schemas:with_min_count", min_count={"required": False})
+@of_function("datasets.building:prepare", "seed")
+@of_function("data.encode.prepare:prepare", "memory", "threads")
 def data_command(
     name: str | None, raw: Path | None, download: bool, out: Path | None, **options: Any
 ) -> None:

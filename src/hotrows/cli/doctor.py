@@ -16,7 +16,7 @@ from hotrows.cli.options import FOLDER, command, option
     "hotrows doctor --store tables",
     "hotrows doctor --renew",
 )
-@option("--batch-size", type=click.IntRange(1, 1 << 20), default=8192)
+@option("--batch-size", type=click.IntRange(1, 1 << 20), default=8192, help="Samples of a batch.")
 @click.option(
     "--store",
     type=FOLDER,

@@ -1,4 +1,4 @@
-"""Shared by the commands: types of arguments, options of settings, a bar, and tables.
+"""Shared by the commands: types of arguments, options of settings and of functions, a bar, and tables.
 
 Modules of commands import what is heavy where they use it (PyTorch, pyarrow, rich, the engine), so that
 help, completion and wrong usage are answered at once. tests/cli/test_start.py holds it.
@@ -6,12 +6,14 @@ help, completion and wrong usage are answered at once. tests/cli/test_start.py h
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,8 +192,8 @@ def setting_option(
     changes: arguments of `click.option` in place of those that the setting has.
     """
     setting = settings[name]
-    default = f" [{setting.default_text}]" if setting.default_text else ""
-    how: dict[str, Any] = {"help": f"{setting.help}.{default}", "type": setting.type}
+    default = f" (default: {setting.default_text})" if setting.default_text else ""
+    how: dict[str, Any] = {"help": f"{setting.help}{default}.", "type": setting.type}
     spelling = setting.option_name
     if setting.choices:
         how["type"] = click.Choice(setting.choices)
@@ -204,7 +206,7 @@ def setting_option(
         how["callback"] = partial(_check, setting)
     how |= _ARGUMENTS.get(name, {})
     if "multiple" in how:
-        how |= {"type": str, "help": f"{setting.help}; may be repeated.{default}"}
+        how |= {"type": str, "help": f"{setting.help}; may be repeated{default}."}
     if filled:
         how["default"] = setting.default
     return click.option(spelling, name, **(how | changes))
@@ -222,17 +224,6 @@ def _check(setting: Setting, ctx: click.Context, param: click.Parameter, value: 
     return value
 
 
-def trust_option() -> Callable:
-    """Returns the option that lets a file decide which code runs."""
-    return click.option("--trust", is_flag=True, help="Run the code that the run, or --config, names.")
-
-
-def program_trust_option() -> Callable:
-    """Returns the option that lets a published or exported program run code."""
-    said = "Open a program in pt2, whose reader runs what the file says."
-    return click.option("--trust", is_flag=True, help=said)
-
-
 def with_options(*options: Callable) -> Callable:
     """Decorates a command with options, which its help lists in this order."""
 
@@ -244,18 +235,127 @@ def with_options(*options: Callable) -> Callable:
     return decorate
 
 
+# What options take, where the type of a parameter does not say it, by the name of the parameter.
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "device": {"type": click.Choice(["cpu", "cuda"])},
+    "folder": {"spelling": "--data"},
+    "format": {"type": click.Choice(["safetensors", "onnx", "pt2"])},
+    "memory": {"type": BYTES, "metavar": "SIZE"},
+    "model": {"type": MODEL, "help": "The model of the run, if it is your own."},
+    "out": {"type": FOLDER},
+    "part": {"type": click.Choice(["train", "validation", "test"])},
+    "seconds": {"type": POSITIVE},
+    "seed": {"type": INTEGER},
+    "shared": {"metavar": "FEATURES"},
+    "table_dtype": {"type": click.Choice(["float32", "float16", "int8", "int4"])},
+    "threads": {"type": THREADS},
+    "which": {"spelling": "--checkpoint", "type": click.Choice(["best", "last"])},
+}
+_TYPES = {"Path": FOLDER, "int": COUNT, "float": click.FLOAT, "str": click.STRING}
+_SOURCE = Path(__file__).parents[1]
+
+
+def of_function(function: str, *names: str, prefix: str = "", **changes: Mapping[str, Any]) -> Callable:
+    """Returns the options for parameters of a function that a command calls.
+
+    Names, types and defaults are those of its signature, and the help is what its docstring says of
+    each: `name: what it is`. Its source is read and not imported, as that would import PyTorch.
+
+    function: module and name, such as `export.whole:export`; of a class its fields, or its `__init__`.
+    names: of the parameters, in the order of the help; those in `changes` may be left out.
+    prefix: what stands before each name in the command.
+    changes: by parameter, arguments of `click.option` in place of those that follow from the function;
+        `spelling`: how the command line spells it, if that is not its name.
+    """
+    declared = _declared(function)
+    return with_options(
+        *(
+            _option(
+                f"{prefix}{name}", declared[name], _PARAMETERS.get(name, {}) | dict(changes.get(name, {}))
+            )
+            for name in dict.fromkeys((*names, *changes))
+        )
+    )
+
+
+def _option(name: str, declared: tuple[str, Any, str], changes: dict[str, Any]) -> Callable:
+    annotation, default, help = declared
+    how: dict[str, Any] = {"help": help, "spelling": f"--{name.replace('_', '-')}"}
+    if annotation == "bool":
+        how["is_flag"] = True
+    elif default is ...:
+        how["required"] = True
+    else:
+        how |= {"default": default, "show_default": True}
+    if kinds := [kind for name, kind in _TYPES.items() if name in re.findall(r"\w+", annotation)]:
+        how["type"] = kinds[0]
+    how |= changes
+    return click.option(how.pop("spelling"), name, **how)
+
+
+@cache
+def _declared(function: str) -> dict[str, tuple[str, Any, str]]:
+    """By parameter of a function or class: its type, its default (...: it has none) and its help."""
+    module, _, name = function.partition(":")
+    source = (_SOURCE / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^(?:def|class) {name}\b.*?(?=^[^\s)]|\Z)", source, re.MULTILINE | re.DOTALL)
+    (defined,) = ast.parse(text).body
+    assert isinstance(defined, ast.FunctionDef | ast.ClassDef)
+    declared = {name: how for name, *how in _parameters(defined)}
+    helps = _helps(ast.get_docstring(defined) or "", declared)
+    return {
+        name: (
+            ast.unparse(annotation) if annotation else "",
+            _constant(default) if default else ...,
+            helps.get(name, ""),
+        )
+        for name, (annotation, default) in declared.items()
+    }
+
+
+def _parameters(
+    defined: ast.FunctionDef | ast.ClassDef,
+) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
+    """Yields name, annotation and default of each parameter of a function, or field of a class."""
+    if isinstance(defined, ast.ClassDef):
+        for member in defined.body:
+            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                yield member.target.id, member.annotation, member.value
+            elif isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                yield from _parameters(member)
+        return
+    arguments = defined.args
+    first = [None] * (len(arguments.args) - len(arguments.defaults))
+    defaults = [*first, *arguments.defaults, *arguments.kw_defaults]
+    for argument, default in zip([*arguments.args, *arguments.kwonlyargs], defaults, strict=True):
+        yield argument.arg, argument.annotation, default
+    if arguments.kwarg is not None:
+        yield arguments.kwarg.arg, None, None
+
+
+def _constant(default: ast.expr) -> Any:
+    """The value of a default; None if it is computed: the command then names it in its changes."""
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        return None
+
+
+def _helps(docstring: str, names: Iterable[str]) -> dict[str, str]:
+    """What a docstring says of each parameter, as sentences: `name: what it is.`"""
+    helps, one = dict[str, str](), f"(?:{'|'.join(names)})"
+    for paragraph in docstring.split("\n\n"):
+        text = " ".join(paragraph.split())
+        _, *items = re.split(rf"(?:(?<=[.;:)] )|^)({one}(?:, {one})*): ", text)
+        for listed, words in zip(items[::2], items[1::2], strict=True):
+            sentence = re.sub(r"; None: [^;.]*", "", words).strip(" ;.") + "."
+            helps |= dict.fromkeys(listed.split(", "), sentence[:1].upper() + sentence[1:])
+    return helps
+
+
 run_options = with_options(
-    click.argument("run", type=RUN),
-    click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best"),
-    click.option("--model", type=MODEL, help="The model of the run, where it is your own."),
-    trust_option(),
+    click.argument("run", type=RUN), of_function("train.predictor:load_run", "which", "model", "trust")
 )
-
-
-def device_option() -> Callable:
-    """--device of commands that read a run."""
-    kinds = click.Choice(["cpu", "cuda"])
-    return click.option("--device", type=kinds, default="cpu", help="Where to compute.")
 
 
 class _Command(click.Command):

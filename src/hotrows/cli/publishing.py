@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hotrows.cli.options import names_of, with_options
+from hotrows.cli.options import names_of, of_function, with_options
 
 publish_options = with_options(
     click.option(
@@ -15,27 +15,15 @@ publish_options = with_options(
         metavar="FOLDER",
         help="Write versions of the model there, or to a URL, for hotrows serve --follow.",
     ),
-    click.option(
-        "--publish-every",
-        default="30s",
-        show_default=True,
-        metavar="SECONDSs|BATCHESb",
-        help="How often: 30s, 0.5s or 500b.",
-    ),
-    click.option(
-        "--publish-dtype",
-        type=click.Choice(["float32", "float16", "int8", "int4"]),
-        default="float32",
-        show_default=True,
-        help="Number format of published rows.",
-    ),
-    click.option(
-        "--publish-shared",
-        metavar="FEATURES",
-        help="Features that all rows of a request share, as export --shared.",
+    of_function(
+        "export.publisher:Publisher",
+        prefix="publish_",
+        every={"metavar": "SECONDSs|BATCHESb"},
+        table_dtype={"spelling": "--publish-dtype"},
+        shared={"default": None},
     ),
 )
-SECTION = {"Publishing": ("publish", "publish_every", "publish_dtype", "publish_shared")}
+SECTION = {"Publishing": ("publish", "publish_every", "publish_table_dtype", "publish_shared")}
 
 
 def publishers(options: dict[str, Any]) -> list[Any]:

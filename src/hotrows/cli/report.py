@@ -7,18 +7,7 @@ from typing import Any
 
 import click
 
-from hotrows.cli.options import (
-    FILE,
-    FOLDER,
-    INTEGER,
-    MODEL,
-    RUN,
-    bar,
-    command,
-    device_option,
-    option,
-    trust_option,
-)
+from hotrows.cli.options import FILE, RUN, bar, command, of_function
 
 
 @command(
@@ -29,30 +18,20 @@ from hotrows.cli.options import (
     "hotrows report runs/a --follow",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
-@click.option("--out", type=FILE, help="The page. [RUN/report.html of the first run]")
+@click.option("--out", type=FILE, help="The page (default: RUN/report.html of the first run).")
 @click.option(
-    "--follow", is_flag=True, help="While a run is trained, write the page anew again and again."
+    "--follow", is_flag=True, help="While a run is trained, write the page again after every interval."
 )
-@option("--every", type=click.FloatRange(0.1, 3600), default=10.0, help="Seconds between, of --follow.")
-@click.option(
-    "--slice",
-    "slices",
-    multiple=True,
-    metavar="COLUMN",
-    help="Cut metrics by it; may be repeated. [the most important ones]",
+@of_function("report.page:write_report", every={"type": click.FloatRange(0.1, 3600), "default": 10.0})
+@of_function(
+    "report.assess:Scope",
+    slices={"spelling": "--slice", "multiple": True, "metavar": "COLUMN"},
+    rows={"type": click.IntRange(0, 1 << 30), "default": 100_000},
+    part={},
+    seed={},
 )
-@option("--rows", type=click.IntRange(0, 1 << 30), default=100_000, help="Rows to predict; 0: none.")
-@click.option(
-    "--part",
-    type=click.Choice(["train", "validation", "test"]),
-    help="Of which part. [test, else validation]",
-)
-@option("--seed", type=INTEGER, default=0, help="Of sample, resamples and permutations.")
-@click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
-@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
-@click.option("--model", type=MODEL, help="The model of the runs, where it is your own.")
-@trust_option()
-@device_option()
+@of_function("report.page:write_report", "folder")
+@of_function("train.predictor:load_run", "which", "model", "trust", "device")
 def report_command(
     runs: tuple[Path, ...],
     out: Path | None,

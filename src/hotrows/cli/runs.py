@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FILE, FOLDER, Place, bar, command, device_option, names_of, run_options
+from hotrows.cli.options import (
+    FILE,
+    FOLDER,
+    Place,
+    bar,
+    command,
+    names_of,
+    of_function,
+    option,
+    run_options,
+)
 from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.units import format_bytes
 
@@ -18,10 +28,14 @@ if TYPE_CHECKING:
 
 @command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
 @run_options
-@device_option()
-@click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
-@click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
-@click.option("--metrics", help="Further metrics within groups, such as ndcg@10,hit@5,mrr. [the run's]")
+@of_function("train.predictor:load_run", "device")
+@option(
+    "--part", type=click.Choice(["train", "validation", "test"]), default="test", help="Part of the data."
+)
+@click.option("--data", "folder", type=FOLDER, help="The data of the run, if it has moved.")
+@click.option(
+    "--metrics", help="More metrics within groups, such as ndcg@10,hit@5,mrr (default: those of the run)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
 def eval_command(
     run: Path, part: str, folder: Path | None, metrics: str | None, as_json: bool, **how: Any
@@ -58,15 +72,18 @@ def eval_command(
     "zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt",
 )
 @run_options
-@device_option()
+@of_function("train.predictor:load_run", "device")
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
     "--out",
     type=FILE,
-    help="FILE.csv, .tsv or .parquet: columns with a header; else a line a row. [standard output]",
+    help="FILE.csv, .tsv or .parquet: columns with a header; any other file has a line for each row "
+    "(default: standard output).",
 )
 @click.option(
-    "--columns", help="Columns of RAW to write beside, such as user,item, or all. [none]", metavar="NAMES"
+    "--columns",
+    metavar="NAMES",
+    help="Columns of RAW to write next to the predictions, such as user,item, or all (default: none).",
 )
 def predict_command(
     run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, **how: Any
@@ -115,33 +132,18 @@ def predict_command(
     "hotrows export runs/a --vectors item --out items.npy",
 )
 @run_options
-@click.option(
-    "--out",
-    type=Place(path_type=Path),
-    required=True,
-    help="A new folder for the model; of --vectors a file.",
-)
-@click.option(
-    "--format",
-    type=click.Choice(["safetensors", "onnx", "pt2"]),
-    default="safetensors",
-    help="Weights alone, or a bundle with a program.",
-)
-@click.option(
-    "--table-dtype",
-    type=click.Choice(["float32", "float16", "int8", "int4"]),
-    help="Of the tables of a bundle. [float32]",
-)
-@click.option(
-    "--shared",
-    metavar="FEATURES",
-    help="Features that all rows of a request share, such as user,history: computed once, by a program "
-    "for it.",
+@of_function(
+    "export.whole:export",
+    out={"type": Place(path_type=Path), "help": "The new folder for the model; of --vectors a file."},
+    format={},
+    table_dtype={},
+    shared={"default": None},
 )
 @click.option(
     "--vectors",
     metavar="FEATURE",
-    help="Write the vectors of a feature's values alone: --out FILE.npy, .arrow or .parquet.",
+    help="Write the vectors of the values of a feature, and nothing else: --out FILE.npy, .arrow or "
+    ".parquet.",
 )
 def export_command(
     run: Path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,11 +13,11 @@ from hotrows.cli.options import (
     COUNT,
     FOLDER,
     POSITIVE,
-    THREADS,
     command,
     new_table,
+    of_function,
+    option,
     print_table,
-    program_trust_option,
 )
 from hotrows.runtime.units import format_bytes
 
@@ -31,75 +32,35 @@ from hotrows.runtime.units import format_bytes
 @click.option(
     "--follow",
     metavar="FOLDER",
-    help="Serve the newest version there, or at a URL, as training publishes.",
+    help="Serve the newest version in this folder, or at this URL, as training publishes them.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option(
-    "--threads", type=THREADS, default=1, show_default=True, help="Of encoding and the program."
+@option("--host", default="127.0.0.1", help="The address to listen at.")
+@option("--port", type=click.IntRange(0, 65535), default=8000, help="The port to listen at.")
+@of_function("serving.scorer:Scorer", "threads")
+@of_function(
+    "serving.limits:Limits",
+    prefix="most_",
+    rows={},
+    body={"spelling": "--most-bytes", "type": BYTES, "default": "8MiB"},
+    seconds={},
+    waiting={},
+    places={},
+    bodies={"type": BYTES, "default": "64MiB"},
+    connections={},
+    idle={"type": POSITIVE},
 )
-@click.option("--most-rows", type=COUNT, default=5000, show_default=True, help="Of one request.")
-@click.option(
-    "--most-bytes", type=BYTES, default="8MiB", show_default=True, help="Of the body of a request."
-)
-@click.option(
-    "--most-seconds", type=POSITIVE, default=2.0, show_default=True, help="That a request may take."
-)
-@click.option(
-    "--most-waiting", type=COUNT, default=256, show_default=True, help="Requests that may wait."
-)
-@click.option(
-    "--most-places",
-    type=COUNT,
-    default=1 << 20,
-    show_default=True,
-    help="Rows of a request times the values of its longest list.",
-)
-@click.option(
-    "--most-bodies",
-    type=BYTES,
-    default="64MiB",
-    show_default=True,
-    help="Bytes of all bodies that are under way, less the first 64 KiB of each.",
-)
-@click.option(
-    "--most-connections", type=COUNT, default=1000, show_default=True, help="That are open at once."
-)
-@click.option(
-    "--most-idle",
-    type=POSITIVE,
-    default=75.0,
-    show_default=True,
-    help="Seconds that a connection may be idle; more than in a proxy before the server.",
-)
-@click.option(
-    "--drain",
-    type=click.FloatRange(0),
-    default=3.0,
-    show_default=True,
-    help="Seconds between SIGTERM and the end, in which /healthz answers 503.",
-)
-@click.option(
-    "--verify", is_flag=True, help="Compare the tables of a BUNDLE with their checksums before serving."
-)
-@program_trust_option()
+@of_function("serving.limits:Limits", drain={"type": click.FloatRange(0)})
+@of_function("serving.scorer:Scorer", "verify", "trust")
 def serve_command(
     bundle: Path | None,
     follow: str | None,
     host: str,
     port: int,
     threads: int,
-    most_rows: int,
-    most_bytes: int,
-    most_seconds: float,
-    most_waiting: int,
-    most_places: int,
-    most_bodies: int,
-    most_connections: int,
-    most_idle: float,
     drain: float,
     verify: bool,
     trust: bool,
+    **most: Any,
 ) -> None:
     """Serve the scores of a bundle over HTTP.
 
@@ -123,17 +84,7 @@ def serve_command(
         scorer = Scorer(bundle, threads=threads, trust=trust, verify=verify)
     scorer.logits([{}])  # the first one takes longest
     scorer.requests.value_counts.clear()
-    limits = Limits(
-        body=most_bytes,
-        rows=most_rows,
-        seconds=most_seconds,
-        waiting=most_waiting,
-        places=most_places,
-        bodies=most_bodies,
-        connections=most_connections,
-        idle=most_idle,
-        drain=drain,
-    )
+    limits = Limits(drain=drain, **{name.removeprefix("most_"): value for name, value in most.items()})
     what = f"{bundle}" if follow is None else f"{follow}, version {scorer.version.number:,}"
     click.echo(f"{what}: {', '.join(scorer.labels)} at http://{host}:{port}/score", err=True)
     try:

@@ -12,16 +12,7 @@ import click
 
 from hotrows import models, optim
 from hotrows.cli import config_files, publishing, streams, tracking
-from hotrows.cli.options import (
-    FILE,
-    FOLDER,
-    bar,
-    command,
-    name_and_value,
-    setting_option,
-    trust_option,
-    with_options,
-)
+from hotrows.cli.options import FILE, FOLDER, bar, command, name_and_value, setting_option, with_options
 from hotrows.cli.runs import print_metrics
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
@@ -48,7 +39,7 @@ _row_options = with_options(
     click.option(
         *("--lr", "--learning-rate"),
         type=float,
-        help="Learning rate of rows and of the dense part. [each optimizer's]",
+        help="Learning rate of rows and of the dense part (default: that of each optimizer).",
     ),
     setting_option("row_optimizer"),
     click.option("--embedding-lr", type=float, help="Learning rate of rows, in place of --lr."),
@@ -63,7 +54,7 @@ _row_options = with_options(
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
 _FURTHER_OPTIONS = {
     "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace", "trackers"),
-    "Publishing": ("publish", "publish_every", "publish_dtype"),
+    "Publishing": ("publish", "publish_every", "publish_table_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options"),
 }
 SECTIONS = {
@@ -115,7 +106,8 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "--run-dir",
     "run",
     type=FOLDER,
-    help="The run's folder; under torchrun --run-dir, as it takes --run for its own. [runs/MODEL-NUMBER]",
+    help="The run's folder; under torchrun --run-dir, as it takes --run for its own "
+    "(default: runs/MODEL-NUMBER).",
 )
 @click.option(
     "--config",
@@ -133,7 +125,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "repeated. Options take precedence.",
 )
 @click.option("--resume", is_flag=True, help="Resume the run in --run, with its settings.")
-@trust_option()
+@click.option("--trust", is_flag=True, help="Run the code that the run, or --config, names.")
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FILE, POSITIVE, bar, command, new_table, option, print_table
+from hotrows.cli.options import FILE, bar, command, new_table, of_function, option, print_table
 from hotrows.cli.training import (
     SECTIONS,
     SOURCE_NAMES,
@@ -45,14 +45,17 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
     "out",
     type=FILE,
     default=Path("tuned.json"),
-    help="A new file for the chosen configuration; measurements go beside it.",
+    help="A new file for the chosen configuration; measurements go into a file next to it.",
 )
-@option("--seconds", type=POSITIVE, default=120.0, help="Time for all, about.")
-@click.option(
-    "--may-change",
-    default="",
-    metavar="NAMES",
-    help=f"Settings that change results, and may: any of {', '.join(MAY_CHANGE)}, with commas.",
+@of_function(
+    "tuning.tune:tune",
+    "seconds",
+    may_change={
+        "default": "",
+        "show_default": False,
+        "metavar": "NAMES",
+        "help": f"Settings that change results, and may: any of {', '.join(MAY_CHANGE)}, with commas.",
+    },
 )
 def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> None:
     """Choose the settings that train fastest here.

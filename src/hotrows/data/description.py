@@ -152,7 +152,7 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Computes sizes, click rates, missing rates and skew of prepared data."""
+    """Computes sizes, click rates, missing rates and skew of prepared data. dim: the dim of tables."""
     if data.source is not None:
         raise ValueError(
             f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "

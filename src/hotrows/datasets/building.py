@@ -37,11 +37,12 @@ def prepare(
 ) -> EncodedData:
     """Builds the samples of a data set and encodes them into the new folder `out`.
 
-    raw: folder of the raw files; None if they come with the package.
-    samples: folder for the samples (default: OUT.samples, which is removed when `out` is complete or
-        has failed; after an interruption the next call uses it).
-    schema: replaces the data set's schema. split: of a data set without parts.
-    seed: of the split, and of the builder's draws. how: further arguments of `hotrows.data.prepare`.
+    raw: the folder of the raw files; None: they come with the package.
+    samples: the folder for the samples that are built, as Parquet (default: OUT.samples, which is
+        removed when `out` is complete or has failed; after an interruption the next call uses it).
+    schema: replaces the data set's schema.
+    split: the split of a data set without parts, as in `hotrows prepare`.
+    seed: the seed of the split and of the builder's draws. how: more arguments of `hotrows.data.prepare`.
     """
     from hotrows import data
 

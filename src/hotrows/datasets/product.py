@@ -96,8 +96,10 @@ def synth_product(
     """Writes `rows` samples to `out`/train.txt, their schema and model options beside it, and returns
     the path of the samples.
 
-    Equal arguments write equal bytes, and fewer rows the first of these. `progress(done, rows)` is
-    called after every block of samples.
+    Equal arguments write equal bytes, and fewer rows the first of these.
+
+    num_fields: of product: the number of columns of ids, 4 to 4096 (default: 200).
+    progress: called with the samples written and `rows` after every block of samples.
     """
     if rows < 1 or not FEWEST_FIELDS <= num_fields <= MOST_FIELDS:
         raise ValueError(

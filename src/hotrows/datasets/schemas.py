@@ -24,7 +24,10 @@ avazu = BY_NAME["avazu"]
 
 
 def with_min_count(schema: Schema, min_count: int) -> Schema:
-    """Sets one `min_count` for every feature that has a vocabulary."""
+    """Sets one `min_count` for every feature that has a vocabulary.
+
+    min_count: values that occur less often are unknown (default: what the schema declares).
+    """
     features = tuple(
         feature
         if isinstance(feature, Dense) or feature.dynamic is not None
@@ -37,7 +40,8 @@ def with_min_count(schema: Schema, min_count: int) -> Schema:
 def with_dynamic(schema: Schema, declared: Iterable[str]) -> Schema:
     """Makes features dynamic, each with all of its vocabulary.
 
-    declared: the name of a feature, then fields of `hotrows.Dynamic`: "item capacity=1000 evict=lru".
+    declared: features whose values are keys, which get and lose rows in training: 'item capacity=1000
+        evict=lru'.
     """
     for text in declared:
         name, *fields = text.split()

@@ -183,10 +183,13 @@ def synth_criteo(
 ) -> Path:
     """Writes `rows` synthetic rows, laid out as Criteo's, to `out`/train.txt and returns that path.
 
-    Equal arguments write equal bytes, and fewer rows the first of these. Another seed is another
-    world: other ids and tastes, the same statistics. `cardinality_scale` multiplies the number of
-    values that a field can take (at most 2^32, which is eight hex digits); how many of them occur
-    depends on `rows` too. `progress(done, rows)` is called after every block of rows.
+    Equal arguments write equal bytes, and fewer rows the first of these.
+
+    rows: the number of rows. out: the folder for train.txt.
+    seed: the seed of ids and tastes; another seed has other ones with equal statistics.
+    cardinality_scale: of criteo: a factor for the number of values that each field can take, at most
+        2^32, which is eight hex digits; how many of them occur depends on the number of rows too.
+    progress: called with the rows written and `rows` after every block of rows.
     """
     if rows < 1 or not 0 < cardinality_scale <= 1e6:
         raise ValueError(

@@ -63,12 +63,12 @@ def export(
 ) -> Path:
     """Writes the model of a run's `best` or `last` checkpoint into the new folder `out`.
 
-    format: safetensors, weights alone; onnx or pt2, a bundle with a program, to be served.
-    table_dtype: of the tables of a bundle: float32 (default), float16, int8 or int4; the errors are in
-    its `export.json`, with the metric of held-out rows next to the run's. Weights alone are written as
-    they are stored.
-    shared: features that all rows of a request have in common, as a user beside many candidates has; a
-    program of the bundle computes what follows from them once.
+    format: safetensors: weights and no program; onnx or pt2: a bundle with a program, to be served.
+    table_dtype: number format of the tables of a bundle: float32 (default), float16, int8 or int4; the
+        errors are in its `export.json`, with the metric of held-out rows next to the run's.
+        Without a program, weights are written as they are stored.
+    shared: features that all rows of a request have in common, such as user,history; a program of the
+        bundle computes once what follows from them.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
     """

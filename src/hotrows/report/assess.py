@@ -24,9 +24,10 @@ SAMPLE_ROWS = 100_000
 class Scope:
     """Which predictions a report is about.
 
-    part: of the data; None: the test part, or validation where that is empty.
-    rows: at most so many are predicted; 0: none. slices: columns to cut by; (): the most important ones.
-    seed: of sample, resamples and permutations. how: further arguments of `load_run`.
+    part: the part of the data that is predicted (default: test, or validation if that is empty).
+    rows: how many rows are predicted, at most; 0: none.
+    slices: columns to cut metrics by (default: the most important ones).
+    seed: the seed of sample, resamples and permutations. how: more arguments of `load_run`.
     """
 
     part: str | None = None

@@ -27,9 +27,9 @@ def write_report(
 ) -> None:
     """Writes a page about runs, side by side where there are several.
 
-    scope: which predictions it is about; folder: the data of the runs, where it has moved.
-    every: seconds after which the page is written anew while a run is trained, with predictions once that
-        has ended; None: a run that is trained is refused.
+    scope: which predictions it is about. folder: the data of the runs, if it has moved.
+    every: seconds after which the page is written again while a run is trained, with predictions once
+        that has ended; None: a run that is trained is refused.
     """
     scope = scope or Scope()
     if len({run.resolve() for run in runs}) != len(runs) or not 0 < len(runs) <= MOST_RUNS:

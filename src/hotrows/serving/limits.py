@@ -9,7 +9,8 @@ class Limits:
 
     body: bytes of a body, also once it is decompressed.
     rows: rows of a request.
-    seconds: for a header to arrive, from a header to the scores, and for a client to read its answer.
+    seconds: seconds for a header to arrive, from a header to the scores, and for a client to read its
+        answer.
     waiting: requests that wait for the program.
     places: rows times values of the longest list, to which the program pads all.
     bodies: bytes of all bodies that are under way, less the first 64 KiB of each.
@@ -22,7 +23,7 @@ class Limits:
     rows: int = 5000
     seconds: float = 2.0
     waiting: int = 256
-    places: int = 1 << 20
+    places: int = 1_048_576
     bodies: int = 64 << 20
     connections: int = 1000
     idle: float = 75.0

@@ -31,7 +31,11 @@ def merge(
     trust: bool = False,
 ) -> Version:
     """Writes a version of the chain in `folder`, the newest by default, as a bundle into the new folder
-    `out`; returns the version that was written."""
+    `out`; returns the version that was written.
+
+    number: the version of a published model (default: the newest).
+    trust: open a program whose reader runs what the file says (pt2).
+    """
     version = version_at(folder, number, trust=trust)
     with new_folder(Path(out)) as part:
         write(version, part, progress)

@@ -33,11 +33,11 @@ _LEAST_SHARED = 16  # rows of a request that is computed by itself, what they sh
 class Scorer:
     """Scores raw rows by a bundle.
 
-    bundle: a folder of `hotrows export --format onnx` or pt2. threads: of the program and of encoding;
-    memory: bytes up to which vocabularies are copied into memory (default: 1 GiB). trust: whether a
-    program may be opened whose reader runs what the file says (pt2). verify: compare tables, and
-    vocabularies above 64 MiB, with their checksums, for which they are read whole; all other files always
-    are.
+    bundle: a folder of `hotrows export --format onnx` or pt2. threads: threads for encoding and scoring.
+    memory: bytes up to which vocabularies are copied into memory (default: 1 GiB).
+    trust: open a program whose reader runs what the file says (pt2).
+    verify: compare tables, and vocabularies above 64 MiB, with their checksums, for which they are read
+    whole; all other files always are.
     """
 
     def __init__(

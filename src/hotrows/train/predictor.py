@@ -145,11 +145,13 @@ def load_run(
 ) -> Predictor:
     """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict.
 
+    which: the checkpoint to read.
     device: where the model and its rows are, `cpu` or `cuda`; behind a cache if the run had one.
-    Of a run with a model of one's own, whose code would run, one of these is needed.
+
+    A run with a model of your own, whose code would run, needs one of these:
     model: its class, its name as `file.py:Class`, or an object of it, whose parameters become those of
         the checkpoint; it takes the place of the one in the run's folder.
-    trust: whether to run the code that the folder names.
+    trust: run the code that the folder names.
     """
     run = Path(run)
     config, data = run_folder.read_config(run), run_folder.read_data(run)

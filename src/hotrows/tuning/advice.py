@@ -29,7 +29,12 @@ class Slow(Protocol):
 
 @dataclass(frozen=True)
 class SlowMemory:
-    """Stated speed of slow memory: random reads; writes in sequence, or at random where that is set."""
+    """Stated speed of slow memory.
+
+    reads_per_second: rows that slow memory reads at random.
+    bytes_per_second: bytes that slow memory writes in sequence.
+    writes_per_second: rows that slow memory writes at random, if it does not write in sequence.
+    """
 
     reads_per_second: float = 60_000
     bytes_per_second: float = 500e6

@@ -147,9 +147,9 @@ def simulate(
     The trace is held in memory, about 12 bytes for each distinct row of each batch.
 
     model, model_options, row_optimizer, table_dtype, batch_size, order: as in `TrainConfig`.
-    fast_memory: sizes in bytes; by default 1, 2, 5, 10, 20 and 50 % of the tables.
+    fast_memory: sizes in bytes, such as 64MiB (default: 1, 2, 5, 10, 20 and 50 % of the tables).
     policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
-    batches: number of batches, of as many epochs as they take; None: those of the first epoch.
+    batches: the number of batches, of as many epochs as they take (default: those of the first epoch).
     in_file: also count what a file store has to do, which takes seven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
     """

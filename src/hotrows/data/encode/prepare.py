@@ -71,21 +71,22 @@ def prepare(
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
         a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
-    validation, test: further rows, all of which belong to these parts.
-    split: distribution of the rows of `raw` over the parts, see `parse_split`; by default
-        fraction:0.8,0.1,0.1, or all training where `validation` or `test` is passed.
-    seed: of a split that draws.
+    validation: more rows, all of which validate. test: more rows, all of which test.
+    out: a new folder for the encoded data.
+    split: how rows are split into training, validation and test: fraction:A,B,C at random,
+        stratified:A,B,C with equal rates of each label, position:A,B,C in order, time:A,B,C by time,
+        time:T,U by values of the time; position:A takes validation from the end of the first A
+        (default: fraction:0.8,0.1,0.1, or all training if validation or test has rows of its own).
+    seed: the seed of a split that draws.
     like: prepared data whose encoders are used unchanged, so that its models fit.
     extend: prepared data whose ids remain and whose vocabularies grow by new values.
-        Either provides its schema; `schema` may be None.
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
-    threads: on this machine (default: its cores); of a cluster, how many tasks run at once (default: as
-        many as it has processors).
-    progress: called with the stage ("lines", "times", "count", "merge" or "encode"), the amount read
-        and the total.
+    threads: threads on this machine (default: its cores); of a cluster, how many tasks run at once
+        (default: as many as it has processors).
+    progress: called with the stage ("lines", "times", "count", "merge" or "encode"), amount and total.
 
-    With `like` or `extend`, a warning names features whose rates of unknown and missing values are far
-    from those of that data. Calling it again after an interruption resumes the preparation.
+    With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and
+    missing values are far from those of that data. Calling it again resumes an interrupted preparation.
     """
     job = job_of(raw, schema, validation, test, split, seed, like, extend, memory, threads)
     passes: Passes = _PassesHere()

@@ -145,8 +145,9 @@ def profile(
 ) -> Profile:
     """Chooses the rows that `fast_memory` bytes should hold, and measures the share they serve.
 
-    bytes_per_row: by vocabulary, see `row_bytes`; sample: share of the training part to count, and
-    share to measure; confidence: of the intervals.
+    bytes_per_row: by vocabulary, see `row_bytes`. fast_memory: bytes that hot rows may take.
+    sample: the fraction of training samples to count; as many more are measured.
+    confidence: the confidence of intervals. seed: the seed of the samples.
     progress: called with the stage ("counting" or "measuring"), features done, and features in all.
     """
     data.check_counts("a profile")

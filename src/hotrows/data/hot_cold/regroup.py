@@ -34,8 +34,10 @@ def regroup(
 ) -> EncodedData:
     """Writes the data into the new folder `out`, all-hot training rows first, each kind in order.
 
-    An error if it would not pay, unless `force`. Unchanged files are linked, or copied across file
-    systems. progress: called with "regrouping", rows done, and rows in all.
+    out: a new folder for the regrouped data. force: regroup even if it would not pay.
+
+    progress: called with "regrouping", rows done, and rows in all.
+    Unchanged files are linked, or copied across file systems.
     """
     _check(data, profile, force)
     with new_folder(Path(out)) as folder:
