@@ -127,17 +127,17 @@ SINGLE = samples(stream()[0], 0, 2)
         ({"crosses": [Cross(("user", "shop"), 50)]}, SINGLE, "crosses features"),
         ({"sequences": ["last_item"]}, SINGLE, "vectors of some features are not pooled"),
         ({"caching": Caching(4000, policy=Newest())}, SINGLE, "the policy"),
-        ({"touched": True}, SINGLE, "full_every"),
+        ({"read_by": "increments (full_every)"}, SINGLE, "full_every"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_the_device_cannot_plan_the_host_plans_and_says_so_once(options, batch, reason, caplog):
     options = dict(options)
-    touched = options.pop("touched", False)
+    reader = options.pop("read_by", None)
     with pretend.gpu() as device, caplog.at_level(logging.WARNING, "hotrows"):
         embedding = engine(device, **options)
-        if touched:
-            embedding.packed.note_touched()
+        if reader:
+            embedding.packed.changed.reader(reader)
         for step in range(2):
             plan = embedding.plan_ahead(batch, step)
             assert len(plan.packs) == len(embedding.packs)

@@ -38,6 +38,7 @@ from hotrows.checkpoint.manifest import (
 from hotrows.checkpoint.pointer import FOLDER
 from hotrows.distributed.all_or_none import gathered, of_rank_0
 from hotrows.distributed.comm import Ranks
+from hotrows.engine.changed_rows import spans_of
 from hotrows.engine.embedding import Embedding
 from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.runtime.atomic_files import make_folder, part_of, publish, sync
@@ -104,13 +105,13 @@ def save(
 
 
 def take(
-    embedding: Embedding, model: nn.Module, state: State, fingerprint: str = "", *,
-    base: str | None = None, copied: bool = False,
+    embedding: Embedding, model: nn.Module, state: State, fingerprint: str = "",
+    base: str | None = None, changed_rows: Sequence[Tensor] | None = None, copied: bool = False,
 ) -> Snapshot:  # fmt: skip
     """A snapshot of the embedding and the model as they are; file stores close a generation.
 
-    base: take only the rows touched since this checkpoint. copied: copy the records, so that later
-    training does not change the snapshot.
+    base, changed_rows: take only the rows that have changed since this checkpoint, ascending by group.
+    copied: copy the records, so that later training does not change the snapshot.
     """
     dense: dict[str, Mapping[str, Tensor]] = {}
     if embedding.ranks.rank == 0:
@@ -132,7 +133,7 @@ def take(
             for table, kind in zip(embedding.tables, kinds, strict=True)
         ),
         placements=placements_of(embedding),
-        records=_records_files(embedding, num_rows, touched=base is not None, copied=copied),
+        records=_records_files(embedding, num_rows, changed_rows, copied),
         tensors={
             file: tensors_to_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
             for file, tensors in dense.items()
@@ -252,13 +253,14 @@ def _publish(folder: Path, written: Sequence[_Written]) -> FileSum:
 
 
 def _records_files(
-    embedding: Embedding, num_rows: Mapping[str, int], touched: bool, copied: bool
+    embedding: Embedding, num_rows: Mapping[str, int], changed: Sequence[Tensor] | None, copied: bool
 ) -> tuple[RecordsFile, ...]:
     """The files that this rank writes; rank 0 also writes the rows that all ranks hold.
 
-    num_rows: of each table, those that it needs.
+    num_rows: of each table, those that it needs. changed: by group, the only rows to take; None: all.
     """
     contents: list[RecordsFile] = []
+    group_of = {p: g for g, group in enumerate(embedding.groups) for p in group.packs}
     for p, store in enumerate(embedding.stores):
         shard, name = embedding.shards[p], embedding.packs[p].name
         shared = tuple(piece for piece in shard.slices if piece.shared)
@@ -268,9 +270,11 @@ def _records_files(
         if shard.rank == 0:
             sides.append((shared, f"shared/{name}.records"))
         for pieces, file in sides:
-            if touched:
-                rows = _touched(embedding, p, pieces)
-                contents.append(_listed(file, shard, pieces, rows, store.records))
+            if changed is not None:
+                rows = changed[group_of[p]]
+                bounds = [(piece.first_row, piece.first_row + piece.num_rows) for piece in pieces]
+                of_pieces = [rows[span] for span in spans_of(rows, bounds)]
+                contents.append(_listed(file, shard, pieces, of_pieces, store.records))
             else:
                 contents.append(_all_rows(file, shard, pieces, num_rows, store.records, copied))
     return tuple(content for content in contents if content.pieces)
@@ -302,14 +306,6 @@ def _mapped_memory(num_rows: int, stride: int) -> Tensor:
         with suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride)
-
-
-def _touched(embedding: Embedding, p: int, pieces: Sequence[TableSlice]) -> list[Tensor]:
-    """The rows of each piece that were touched, ascending."""
-    group = next(g for g, of_packs in enumerate(embedding.groups) if p in of_packs.packs)
-    touched = embedding.packed.touched[group]
-    bounds = [(piece.first_row, piece.first_row + piece.num_rows) for piece in pieces]
-    return [touched[first:end].nonzero().squeeze(1) + first for first, end in bounds]
 
 
 def _listed(

@@ -29,6 +29,7 @@ from hotrows.checkpoint.run_lock import RunLock
 from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.job import RankLost
+from hotrows.engine.changed_rows import Reader
 from hotrows.engine.embedding import Embedding
 from hotrows.record import layout_of
 from hotrows.runtime.background import Worker
@@ -79,12 +80,13 @@ class Writer:
         )
         self._background = background and not self._in_files
         self._increments = full_every > 1 and not self._in_files
-        self._last: str | None = None  # the checkpoint since which `touched` counts
+        self._last: str | None = None  # the checkpoint since which changed rows are noted
         self._num_increments = 0
         self._has_warned = False
         self._worker: Worker[None] | None = None
-        if self._increments:
-            embedding.packed.note_touched()  # before planning begins, which must be on the host then
+        self._changed: Reader | None = None
+        if self._increments:  # before planning begins, which must be on the host then
+            self._changed = embedding.packed.changed.reader("increments of checkpoints (full_every)")
 
     def save(self, state: State, is_best: bool = True) -> None:
         """Writes a checkpoint and makes it the last one, and the best one if it is."""
@@ -96,7 +98,8 @@ class Writer:
 
         def snapshot() -> Snapshot:
             embedding, model, fingerprint = self.embedding, self.model, self._fingerprint
-            return take(embedding, model, state, fingerprint, base=base, copied=in_background)
+            changed = self._changed.take() if self._changed and base else None
+            return take(embedding, model, state, fingerprint, base, changed, in_background)
 
         with self._marks(base):
             if not in_background:
@@ -120,7 +123,7 @@ class Writer:
         self.wait()
         if self._increments:
             self._last, self._num_increments = Path(folder).name, len(bases(Path(folder)))
-            self.embedding.packed.note_touched()
+        self._forget_changes()
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written, and saves no more; logs its error, except for
@@ -132,6 +135,9 @@ class Writer:
         except Exception as error:
             log.error("%s", error)
         finally:
+            if self._changed is not None:
+                self.embedding.packed.changed.readers.remove(self._changed)
+                self._changed = None
             if self._is_lock_ours:
                 self._lock.release()
 
@@ -139,8 +145,7 @@ class Writer:
 
     def _sizes(self) -> _Sizes:
         stores, groups = self.embedding.stores, self.embedding.groups
-        touched = [int(rows.sum()) for rows in self.embedding.packed.touched] if self._last else []
-        pairs = zip(touched, groups, strict=False)
+        pairs = zip(self._changed.counts() if self._changed else [], groups, strict=False)
         rows = self.embedding.num_rows()
         unused = sum((t.rows - rows[t.name]) * layout_of(t).stride for t in self.embedding.tables)
         return _Sizes(
@@ -173,15 +178,18 @@ class Writer:
 
     @contextmanager
     def _marks(self, base: str | None) -> Iterator[None]:
-        """Counts touched rows from the snapshot on, once it was taken."""
+        """Notes changed rows from the snapshot on, once it was taken."""
         try:
             yield
         except BaseException:
             self._last = None  # the next one is full
             raise
         self._num_increments = self._num_increments + 1 if base else 0
-        if self._increments:
-            self.embedding.packed.note_touched()
+        self._forget_changes()
+
+    def _forget_changes(self) -> None:
+        if self._changed is not None:
+            self._changed.forget()
 
     def _write(self, step: int, snapshot: Callable[[], Snapshot], is_best: bool) -> None:
         run, ranks, keep_last = self.run, self._ranks, self._keep_last

@@ -252,10 +252,8 @@ class Embedding:
         reason = self.device_planner.refusal(batch)
         if self.dynamic is not None:
             reason = "features are dynamic"
-        elif self.packed.touched:
-            reason = "increments of checkpoints note there which rows have changed (full_every)"
-        elif self.packed.observers:
-            reason = "deltas note there which rows have changed (publish)"
+        for reader in self.packed.changed.readers:
+            reason = f"{reader.purpose} note there which rows have changed"
         if reason is not None and not self._warned:
             self._warned = True
             log.warning("planning='device': rows are found on the host, since %s", reason)

@@ -11,11 +11,10 @@ through the cache (`read_through`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from hotrows import ops, optim
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.caching import Caching
+from hotrows.engine.changed_rows import ChangedRows
 from hotrows.engine.decay_by_count import DecayByCount
 from hotrows.engine.dense_rows import DenseRows
 from hotrows.engine.read_through import ReadThrough
@@ -70,8 +70,8 @@ class PackedTables:
     plan. narrow: vectors are looked up for training in bfloat16, and their gradients are, too.
 
     groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
-    of each pack, none where rows are in files; dense_rows: those under dense optimizers; touched: see
-    `note_touched`; observers: called with a group and its rows [U] that are about to change.
+    of each pack, none where rows are in files; dense_rows: those under dense optimizers; changed: the
+    rows that training changes, for those who read it.
     """
 
     def __init__(
@@ -93,8 +93,7 @@ class PackedTables:
         self.groups = packing.group_packs(packs, rank, num_ranks)
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in packs)
         self.streams = Streams(device, streams)
-        self.touched: tuple[Tensor, ...] = ()
-        self.observers: list[Callable[[int, Tensor], None]] = []
+        self.changed = ChangedRows(group.rows for group in self.groups)
         self._place = {  # of each pack: its group, and its place there
             p: (g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.packs)
         }
@@ -207,7 +206,7 @@ class PackedTables:
             packs = self.groups[g].packs
             first = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
             records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, first, strict=True)]
-            self._note_rows(g, host.rows)
+            self.changed.add(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None
                 self._read_through.write(g, host.rows, torch.cat(records, 1))
@@ -305,19 +304,9 @@ class PackedTables:
 
     def _note_update(self, plan: Plan, g: int) -> None:
         first = self.groups[g].packs[0]
-        self._note_rows(g, plan.host.packs[first].rows)
+        self.changed.add(g, plan.host.packs[first].rows)
         if self.cached and self._is_resident(plan, g):
             self.cached.groups[g].cache.mark_changed(plan.packs[first].slots)
-
-    def _note_rows(self, g: int, rows: Int64[Tensor, "U"]) -> None:
-        if self.touched:
-            self.touched[g][rows] = True
-        for observer in self.observers:
-            observer(g, rows)
-
-    def note_touched(self) -> None:
-        """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
-        self.touched = tuple(torch.from_numpy(np.zeros(group.rows, bool)) for group in self.groups)
 
     # ---- all rows; the pipeline is paused
 
@@ -328,8 +317,10 @@ class PackedTables:
         """
         caches = [cached.cache for cached in self.cached.groups] if self.cached else []
         for g in self.dense_rows.catch_up_tables(self.groups, self.stores, caches, num_ids or {}):
-            for span in self.dense_rows.spans(self.groups[g], num_ids or {}) if self.touched else ():
-                self.touched[g][span.start : span.stop] = True
+            for span in (
+                self.dense_rows.spans(self.groups[g], num_ids or {}) if self.changed.readers else ()
+            ):
+                self.changed.add(g, torch.arange(span.start, span.stop))
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a

@@ -22,12 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hotrows.engine.changed_rows import Reader, spans_of
 from hotrows.engine.embedding import Embedding
 from hotrows.export.bundles import BundleForm
 from hotrows.export.published import Published, num_events
@@ -120,7 +122,7 @@ class Publisher(Callback):
         self.to, self.every = to, Every.parse(every)
         self.form = BundleForm(format, table_dtype, tuple(shared))
         self._base_every, self._keep = base_every, keep
-        self._marks: list[_Marks] = []
+        self._changed: Reader | None = None
         self._keys: dict[str, _ChangedKeys] = {}
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
         self._returned: queue.Queue[_Snapshot] = queue.Queue()  # that could not be written
@@ -140,10 +142,9 @@ class Publisher(Callback):
         self.folder = self._mirror.folder if self._mirror else Path(self.to)
         make_folder(self.folder)
         self._stack.callback(Lock(self.folder).release)
-        self._marks = [_Marks(group.rows) for group in embedding.groups]
-        observers = embedding.packed.observers
-        observers.append(self._note)
-        self._stack.callback(observers.remove, self._note)
+        changed = embedding.packed.changed
+        self._changed = changed.reader("deltas (publish)")
+        self._stack.callback(changed.readers.remove, self._changed)
         if embedding.dynamic is not None:
             of_keys = embedding.dynamic.keys
             self._keys = {name: _ChangedKeys() for name in of_keys.vocabularies}
@@ -206,9 +207,6 @@ class Publisher(Callback):
             self._base_worker.wait()
         self._stack.close()
 
-    def _note(self, g: int, rows: Tensor) -> None:
-        self._marks[g].add(rows)
-
     def _note_keys(self, vocabulary: str, changes: KeyChanges) -> None:
         self._keys[vocabulary].add(changes.gone.numpy(), GONE)
         self._keys[vocabulary].add(changes.keys.numpy(), changes.ids.numpy())
@@ -225,17 +223,16 @@ class Publisher(Callback):
 
     def _snapshot(self, trainer: Training) -> _Snapshot:
         embedding = trainer.embedding
+        assert self._changed is not None
         rows: dict[str, tuple[Tensor, Tensor]] = {}
-        for g, group in enumerate(embedding.groups):
-            touched = self._marks[g].take()
+        for group, changed in zip(embedding.groups, self._changed.take(), strict=True):
             for p in group.packs:
                 pack = embedding.packs[p]
-                weights = _weights(embedding, p, touched)
-                cuts = torch.searchsorted(touched, torch.tensor(pack.first_rows)).tolist()
-                for t, table in enumerate(pack.tables):
-                    part = slice(cuts[t], cuts[t + 1])
-                    if part.stop > part.start:
-                        rows[table.name] = touched[part] - pack.first_rows[t], weights[part]
+                weights = _weights(embedding, p, changed)
+                spans = spans_of(changed, pairwise(pack.first_rows))
+                for table, first, span in zip(pack.tables, pack.first_rows, spans, strict=False):
+                    if span.stop > span.start:
+                        rows[table.name] = changed[span] - first, weights[span]
         model = trainer.model
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
@@ -243,11 +240,12 @@ class Publisher(Callback):
         return _Snapshot(Published.from_state(trainer.state), time.time(), rows, dense, keys)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
-        """Marks ids of tables as touched."""
+        """Notes that ids of tables have changed."""
+        assert self._changed is not None
         groups = {p: g for g, group in enumerate(embedding.groups) for p in group.packs}
         for name, of_table in ids.items():
             p, first, _ = rows_of(embedding.packs, name)
-            self._marks[groups[p]].add(of_table + first)
+            self._changed.add(groups[p], of_table + first)
 
     # ---- the first version
 
@@ -354,28 +352,6 @@ class Publisher(Callback):
             self._base_problem = str(error)
         else:
             self._base, self._bytes_of_base, self._base_problem = number, num_bytes, ""
-
-
-class _Marks:
-    """The rows of a group that have changed since they were taken last; by what they cost alone, not by
-    the rows that there are."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._is_marked = torch.from_numpy(np.zeros(num_rows, bool))
-        self._parts: list[Tensor] = []
-
-    def add(self, rows: Tensor) -> None:
-        """Marks rows, distinct ones."""
-        new = rows[~self._is_marked[rows]]
-        self._is_marked[new] = True
-        self._parts.append(new)
-
-    def take(self) -> Tensor:
-        """The marked rows, ascending; none is marked then."""
-        rows = torch.cat([torch.empty(0, dtype=torch.int64), *self._parts]).sort().values
-        self._is_marked[rows] = False
-        self._parts = []
-        return rows
 
 
 class _ChangedKeys:
