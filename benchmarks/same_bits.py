@@ -205,7 +205,7 @@ def fit(data: EncodedData, config: hotrows.TrainConfig, run: Path) -> Digests:
 def exported(run: Path) -> Digests:
     """All that the last checkpoint of a run holds."""
     folder = run.with_name(f"{run.name}-tables")
-    run_command("checkpoint", "export", run, folder, "--checkpoint", "last", "--state")
+    run_command("export", run, "--out", folder, "--checkpoint", "last", "--state")
     return digests_of(folder, run)
 
 

@@ -43,7 +43,7 @@ PUBLIC = {
     """,
     "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
-        Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
+        Manifest Pointer State Writer chain checkpoints_of fill_tables folder_of generations
         key_tables load load_renumbered merge problems point pointed read_manifest read_state retained
         save summary
     """,

@@ -64,23 +64,19 @@ class Memory:
         """Within, an `Embedding` is made on the block, or on the records `instead`, and fills nothing."""
         begin = 0
 
-        def make(store: MemoryStore, initial_values, device=HOST) -> None:
+        def make(values, device=HOST, block=None) -> MemoryStore:
             nonlocal begin
-            store.layout, store.device = initial_values.layout, device
-            end = begin + initial_values.num_rows
-            store.records = self.block[begin:end] if instead is None else instead
-            store.records = store.records[:, : store.layout.stride]
-            begin = end
+            records = self.block[begin : begin + values.num_rows] if instead is None else instead
+            begin += values.num_rows
+            return MemoryStore(values.layout, records[:, : values.layout.stride], device, block)
 
         def make_group(values) -> tuple[Tensor, list[MemoryStore]]:
-            store, first = MemoryStore.__new__(MemoryStore), begin
-            make(store, values[0])
-            store.block = self.block[first:begin]
-            return store.block, [store]
+            block = self.block[begin : begin + values[0].num_rows]
+            return block, [make(values[0], block=block)]
 
         device = type(find(self._setting.device))
         with (
-            mock.patch.object(MemoryStore, "__init__", make),
+            mock.patch.object(MemoryStore, "begun", make),
             mock.patch("hotrows.engine.packed_tables.group_block", make_group),
             mock.patch.object(device, "page_lock", lambda *_: None),
         ):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from hotrows import checkpoint, cli
@@ -56,34 +55,13 @@ def test_what_is_merged_is_one_full_checkpoint(tmp_path, optimizer):
     assert torch.equal(back.tensors["random_state"], torch.arange(9))
 
 
-@pytest.mark.few(6)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("options", [{}, {"state": True}])
-def test_what_is_exported_is_every_weight_and_with_state_every_number(tmp_path, optimizer, options):
-    rows, model = written(tmp_path / "run", optimizer)
-    folder = checkpoint.folder_of(tmp_path / "run", "last")
-    out, state = checkpoint.export_tables(folder, tmp_path / "out", **options), bool(options)
-    description = json.loads((out / "checkpoint.json").read_text())
-    assert torch.equal(load_file(out / "model.safetensors")["weight"], model.weight)
-    assert (out / "trainer.safetensors").exists() == state
-    names = ("weight", *OPTIMIZERS[optimizer]) if state else ("weight",)
-    for table in description["tables"]:
-        tensors = load_file(out / table["file"])
-        assert list(names) == table["tensors"] and set(tensors) == set(names)
-        by_column, by_row = rows[table["name"]]
-        expected = [*by_column.unbind(1), *by_row.unbind(1)]
-        for name, wanted in zip(names, expected, strict=False):
-            assert torch.equal(tensors[name].double(), wanted), name
-
-
 def test_a_checkpoint_of_a_file_store_says_where_its_rows_are(tmp_path):
     caching = Caching(fast_memory=3000, store=f"file:{tmp_path / 'store'}")
     embedding = Embedding(mixed_tables(SGD()), caching=caching)
     checkpoint.save(tmp_path, embedding, nn.Linear(3, 2), State(0, {}, {}))
     embedding.close()
-    for convert in (checkpoint.merge, checkpoint.export_tables):
-        with pytest.raises(ValueError, match="its rows in a file store; write the weights of its"):
-            convert(tmp_path / "checkpoints" / "step-0", tmp_path / "out")
+    with pytest.raises(ValueError, match="its rows in a file store; write the weights of its"):
+        checkpoint.merge(tmp_path / "checkpoints" / "step-0", tmp_path / "out")
     assert checkpoint.summary(tmp_path / "checkpoints" / "step-0")["stores"] == [[1, 1]]
 
 
@@ -130,14 +108,12 @@ def test_inspect_sees_a_flipped_bit_where_it_is_to_verify(tmp_path, hotrows):
     assert "rank-2/pack-0.records is damaged: its checksum is wrong" in error
 
 
-def test_merge_and_export_by_the_commands(tmp_path, hotrows):
-    rows, _ = written(tmp_path / "run", Adagrad())
-    assert hotrows("checkpoint", "merge", "run", "whole")[0] == 0
-    code, out, _ = hotrows("checkpoint", "export", "whole", "tables", "--state")
-    assert (code, out.startswith("tables: 5 tables, ")) == (0, True)
-    weight = load_file(tmp_path / "tables/tables/item.safetensors")["weight"]
-    assert torch.equal(weight.double(), rows["item"][0][:, 0])
+def test_merge_by_the_command(tmp_path, hotrows):
+    written(tmp_path / "run", Adagrad())
+    code, out, _ = hotrows("checkpoint", "merge", "run", "whole")
+    assert (code, out.startswith("whole: ")) == (0, True)
     code, _, error = hotrows("checkpoint", "merge", "run", "whole")
     assert (code, "whole exists and is no empty folder" in error) == (1, True)
+    (tmp_path / "tables").mkdir()
     code, _, error = hotrows("checkpoint", "inspect", "tables")
     assert (code, "is no checkpoint: it has no manifest.json" in error) == (1, True)

@@ -237,7 +237,6 @@ def test_wrong_usage_is_refused_before_anything_is_done(hotrows, folder, monkeyp
     ("checkpoint inspect @", "missing folder empty enc run/checkpoints", "is no checkpoint"),
     ("checkpoint merge @ out", "missing folder enc", "is no checkpoint"),
     ("checkpoint merge run @", "folder run", "exists and is no empty folder"),
-    ("checkpoint export @ out", "missing folder enc", "is no checkpoint"),
     ("describe @", "missing folder empty", "holds no prepared data"),
     ("describe run", "", "run is a run; name the folder of prepared data"),
     (

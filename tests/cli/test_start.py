@@ -149,7 +149,7 @@ def test_a_misspelt_name_is_answered_with_the_closest_one(hotrows, arguments, hi
         ("hotrows train enc --model de", {"deepfm"}),
         ("hotrows train enc --embedding-", {"--embedding-lr"}),
         ("hotrows data movie", {"movielens_1m", "movielens_20m"}),
-        ("hotrows checkpoint ", {"export", "inspect", "merge"}),
+        ("hotrows checkpoint ", {"inspect", "merge"}),
     ],
 )
 def test_the_shell_completes_commands_options_and_names(hotrows, monkeypatch, words, completions):

@@ -294,18 +294,12 @@ def test_a_checkpoint_stores_rows_as_they_are_and_the_steps_that_they_miss(tmp_p
     assert torch.equal(train(resumed, batches[9:]), train(whole, batches[9:]))
 
 
-def test_exported_tables_are_up_to_date(tmp_path):
-    from safetensors.torch import load_file
-
-    embedding, model = Embedding(mixed_tables(L2), seed=3), torch.nn.Linear(1, 1)
+def test_records_in_chunks_are_up_to_date():
+    embedding = Embedding(mixed_tables(L2), seed=3)
     train(embedding, batches_of("single", 9, size=3))
-    name = checkpoint.save(tmp_path, embedding, model, checkpoint.State(9, {}, {}))
-    folder = tmp_path / "checkpoints" / name
-    checkpoint.export_tables(folder, tmp_path / "out", state=True)
-    exported = load_file(tmp_path / "out" / "tables" / "item.safetensors")
-    assert torch.equal(exported["weight"], embedding.weights("item"))
-    assert set(exported) == {"weight", "first_moment", "second_moment", "step"}
-    assert (exported["step"] == 9).all()
+    (records,) = embedding.packed.record_chunks("item")
+    assert torch.equal(records.weights, embedding.weights("item"))
+    assert (records.step == 9).all()
 
 
 @pytest.mark.parametrize(

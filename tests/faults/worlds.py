@@ -46,7 +46,7 @@ TRAININGS = {
 _KEYS = Dynamic(capacity=18, admit="after:2", evict="lru", partitions=2)
 RANKS_TRAIN = "train in memory"  # on several ranks, too
 TIMEOUT = 20  # seconds after which a silent rank is given up
-_OF_A_RUN = ("eval", "predict", "export", "checkpoint merge", "checkpoint export")
+_OF_A_RUN = ("eval", "predict", "export", "checkpoint merge")
 JOBS = (*TRAININGS, "prepare", "regroup", *_OF_A_RUN)
 DESCRIBE = ("describe", "data", "--json", "--verify")
 _MAY_STAY = ("job.json", "lock")  # where a preparation is killed as soon as its data have their name

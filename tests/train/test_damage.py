@@ -293,14 +293,12 @@ def test_a_checksum_is_missed_where_it_is_left_out(target, name, tmp_path, reque
 def test_commands_name_every_damaged_file(runs, tmp_path, capsys):
     case = shutil.copytree(runs, tmp_path / "case")
     last, enc = checkpoint.folder_of(case / "run", "last"), case / "enc"
-    checkpoint.export_tables(last, case / "tables")
     export(case / "run", case / "model")
     commands = {
         f"checkpoint inspect {case / 'run'} --verify": [
             last / "pack-0.records",
             last / "model.safetensors",
         ],
-        f"checkpoint inspect {case / 'tables'} --verify": [case / "tables" / "tables" / "a.safetensors"],
         f"checkpoint inspect {case / 'model'} --verify": [case / "model" / "model.safetensors"],
         f"describe {enc} --verify": [enc / "train-00001.shard", enc / "vocabulary-00001.values"],
     }

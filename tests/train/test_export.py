@@ -5,18 +5,20 @@ import re
 
 import pyarrow as pa
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hotrows import TrainConfig, checkpoint, cli
-from hotrows.checkpoint.convert import export_tables
 from hotrows.checkpoint.table_files import export_problems, table_file
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
 from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
+from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, RowWiseAdagrad
 from hotrows.schema import Label, Schema, Sparse
 from hotrows.serving import Scorer, bundle
 from hotrows.storage import cache
-from hotrows.train import Trainer
+from hotrows.train import Trainer, load_run
 from tests.support.exports import assert_exported
 from tests.support.runs import CONFIG, schema, write_rows
 
@@ -55,6 +57,43 @@ def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, 
     assert {(of["role"], *of["features"]) for of in found["tables"]} == {
         (role, feature) for role in ("vector", "linear") for feature in "ab"
     }
+
+
+STATES = {
+    SGD(): {},
+    Adagrad(): {"sum_of_squares": slice(0, 4)},
+    RowWiseAdagrad(): {"sum_of_squares": 0},
+    Adam(per_row_step=True): {"first_moment": slice(0, 4), "second_moment": slice(4, 8)},
+    FTRL(): {"n": slice(0, 4), "z": slice(4, 8)},
+    DenseAdam(): {"first_moment": slice(0, 4), "second_moment": slice(4, 8)},
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("store", ["all in memory", "file"])
+@pytest.mark.parametrize("optimizer", STATES, ids=str)
+def test_with_state_an_export_has_every_number_of_the_optimizers(encoded, tmp_path, optimizer, store):
+    in_file = {"fast_memory": 2000, "store": f"file:{tmp_path / 'store'}"} if store == "file" else {}
+    run = trained(encoded, tmp_path / "run", row_optimizer=optimizer, **in_file)
+    out = export(run, tmp_path / "out", "last", state=True)
+    assert not list(export_problems(out / "export.json"))
+    saved = checkpoint.folder_of(run, "last") / "trainer.safetensors"
+    assert (out / "trainer.safetensors").read_bytes() == saved.read_bytes()
+    embedding, tensors = load_run(run, "last").embedding, load_file(out / "tables" / "a.safetensors")
+    (records,) = embedding.packed.record_chunks("a")
+    has_step = {"step"} if records.step is not None else set()
+    assert set(tensors) == {"weight", *STATES[optimizer], *has_step}
+    assert torch.equal(tensors["weight"], records.weights)
+    for name, columns in STATES[optimizer].items():
+        assert torch.equal(tensors[name], records.state[:, columns]) and tensors[name].any(), name
+    if has_step:
+        assert torch.equal(tensors["step"], records.step) and tensors["step"].max() == 6
+    embedding.close()
+
+
+def test_state_is_not_for_bundles(tmp_path):
+    with pytest.raises(ValueError, match="state is written in format safetensors, not in onnx"):
+        export(tmp_path / "run", tmp_path / "out", format="onnx", state=True)
 
 
 def test_a_file_store_is_never_read_whole(encoded, tmp_path, monkeypatch):
@@ -114,8 +153,6 @@ def test_columns_of_any_name_are_exported_and_published(tmp_path):
     Trainer(data, config, tmp_path / "run").fit(callbacks=[publisher])
     weights = export(tmp_path / "run", tmp_path / "weights", "last")
     assert not list(export_problems(weights / "export.json"))
-    converted = export_tables(checkpoint.folder_of(tmp_path / "run", "last"), tmp_path / "converted")
-    assert len(list((converted / "tables").iterdir())) == len(NAMES)
     served = Scorer(export(tmp_path / "run", tmp_path / "bundle", "last", format="onnx"), verify=True)
     followed, rows = Scorer.watch(tmp_path / "to", every=None), [dict.fromkeys(NAMES, "1"), {}]
     assert followed.version.number > 1

@@ -21,7 +21,7 @@ checkpoint. Records are identified by table and id, so a table may have more row
 than when it was saved; the new ones keep their initial values.
 """
 
-from hotrows.checkpoint.convert import export_tables, merge
+from hotrows.checkpoint.convert import merge
 from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
 from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
 from hotrows.checkpoint.read import fill_tables, load, read_state
@@ -37,7 +37,6 @@ __all__ = [
     "Writer",
     "chain",
     "checkpoints_of",
-    "export_tables",
     "fill_tables",
     "folder_of",
     "generations",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotrows.checkpoint import files, key_state
-from hotrows.checkpoint.convert import EXPORT, verify
+from hotrows.checkpoint.convert import verify
 from hotrows.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -57,9 +57,8 @@ def problems(folder: Path | str) -> list[str]:
     Reads all of them. folder: of a checkpoint, or of what was exported from one.
     """
     folder = Path(folder)
-    for name in (EXPORT, "export.json"):
-        if (folder / name).exists() and not (folder / NAME).exists():
-            return list(export_problems(folder / name))
+    if (exported := folder / "export.json").exists() and not (folder / NAME).exists():
+        return list(export_problems(exported))
     damaged: dict[str, None] = {}  # each once
     checkpoints: list[tuple[Path, Manifest]] = []
 

@@ -1,4 +1,4 @@
-"""Commands about checkpoints: inspect, merge, export."""
+"""Commands about checkpoints: inspect, merge, tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHICH = of_function("train.predictor:load_run", which={"default": "last"})
 
 @click.group("checkpoint")
 def checkpoint_group() -> None:
-    """Inspect, merge and export checkpoints.
+    """Inspect and merge checkpoints.
 
     PLACE is the folder of a checkpoint, or of a run.
     """
@@ -94,29 +94,6 @@ def merge_command(place: Path, out: Path, which: str, number: int | None, trust:
             return
         checkpoint.merge(_folder(place, which), out, progress)
     click.echo(f"{out}: {_size(out)}")
-
-
-@command(
-    "export",
-    "hotrows checkpoint export runs/a tables",
-    "hotrows checkpoint export runs/a/checkpoints/step-1200 tables --state",
-    group=checkpoint_group,
-)
-@click.argument("place", type=FOLDER)
-@click.argument("out", type=FOLDER)
-@_WHICH
-@click.option("--state", is_flag=True, help="The optimizers' state too.")
-def export_command(place: Path, out: Path, which: str, state: bool) -> None:
-    """Write a checkpoint as safetensors and JSON.
-
-    Needs no run: a file of weights for each table, and the dense part as it is, in the new folder
-    OUT. `hotrows export` writes a model with its schema.
-    """
-    with bar() as progress:
-        from hotrows import checkpoint
-
-        checkpoint.export_tables(_folder(place, which), out, state, progress)
-    click.echo(f"{out}: {len(list((out / 'tables').iterdir())):,} tables, {_size(out)}")
 
 
 @command("tables", "hotrows tables runs/a", "hotrows tables runs/a --picture keys.svg")

@@ -14,7 +14,7 @@ import click
 from hotrows.cli.options import name_and_value
 from hotrows.config import CONFIG_FILE, ROW_OPTIMIZERS, SETTINGS, TrainConfig
 from hotrows.models.recipes import RECIPES
-from hotrows.runtime.suggestions import did_you_mean
+from hotrows.runtime.suggestions import did_you_mean, one_line
 
 _WITH_ENTRIES = ("model_options", "label_weights", *ROW_OPTIMIZERS)
 
@@ -71,7 +71,7 @@ def _from_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(one_line(error, None)) from None
 
 
 def _with_changes(fields: Mapping[str, Any], changes: Sequence[str]) -> TrainConfig:

@@ -126,7 +126,7 @@ def predict_command(
 @command(
     "export",
     "hotrows export runs/a --out model",
-    "hotrows export runs/a --out model --checkpoint last",
+    "hotrows export runs/a --out model --checkpoint last --state",
     "hotrows export runs/a --format onnx --table-dtype int8 --out bundle",
     "hotrows export runs/a --format onnx --shared user,history --out bundle",
     "hotrows export runs/a --vectors item --out items.npy",
@@ -138,6 +138,7 @@ def predict_command(
     format={},
     table_dtype={},
     shared={"default": None},
+    state={},
 )
 @click.option(
     "--vectors",
@@ -151,6 +152,7 @@ def export_command(
     format: str,
     table_dtype: str | None,
     shared: str | None,
+    state: bool,
     vectors: str | None,
     **how: Any,
 ) -> None:
@@ -161,8 +163,10 @@ def export_command(
     see `hotrows serve`.
     """
     if vectors is not None:
-        if format != "safetensors" or table_dtype is not None or shared is not None:
-            raise click.UsageError("--vectors writes vectors alone: without options of bundles")
+        if format != "safetensors" or table_dtype is not None or shared is not None or state:
+            raise click.UsageError(
+                "--vectors writes vectors alone: without --state and options of bundles"
+            )
         _export_vectors(run, out, vectors, **how)
         return
     with bar() as progress:
@@ -172,6 +176,7 @@ def export_command(
             "format": format,
             "table_dtype": table_dtype,
             "shared": names_of(shared),
+            "state": state,
         }
         export(run, out, progress=progress, **settings, **how)
     files = list((out / "tables").iterdir())

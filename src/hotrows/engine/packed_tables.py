@@ -31,7 +31,7 @@ from hotrows.plan import PackPlan, Plan
 from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.threads import Threads
-from hotrows.record import RankShard, views
+from hotrows.record import RankShard, RecordViews, views
 from hotrows.runtime.cuda_streams import Streams
 from hotrows.runtime.device import Device
 from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
@@ -116,11 +116,11 @@ class PackedTables:
     def _memory(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
         """All rows in memory: on the device, or on the host behind a cache; none of those in files."""
         if caching is None:
-            return tuple(MemoryStore(values, self._device) for values in self._initial_values)
+            return tuple(MemoryStore.begun(values, self._device) for values in self._initial_values)
         if caching.path is not None:
             return ()
         if self._device.on_host or caching.cache_transfer != "zero_copy":
-            return tuple(map(MemoryStore, self._initial_values))
+            return tuple(map(MemoryStore.begun, self._initial_values))
         blocks = [group_block([self._initial_values[p] for p in group.packs]) for group in self.groups]
         for block, _ in blocks:
             self._device.page_lock(block)
@@ -332,6 +332,10 @@ class PackedTables:
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
         """The weights of a table, [m, dim] as stored, some rows at a time; see `Embedding`."""
+        return (records.weights for records in self.record_chunks(table, num_rows))
+
+    def record_chunks(self, table: str, num_rows: int | None = None) -> Iterator[RecordViews]:
+        """The records of a table, or of its first `num_rows` ids, up to date, some rows at a time."""
         p, first, end = self._rows_of(table)
         end = end if num_rows is None else first + num_rows
         for begin, stop in chunks(end - first):
@@ -342,7 +346,7 @@ class PackedTables:
             if p in self.dense_rows:
                 records = records.clone()  # not what is stored
                 self.dense_rows.catch_up_all(p, records)
-            yield views(records, self._layouts[p]).weights
+            yield views(records, self._layouts[p])
 
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""

@@ -7,21 +7,24 @@
 
     OUT/model.safetensors               the dense part, by parameter
     OUT/tables/<table>.safetensors      "weight": [rows, dim], as it is stored; of a dynamic feature also
-                                        "ids" [n], ascending, and "keys" [n]: whose row each of them is
+                                        "ids" [n], ascending, and "keys" [n]: whose row each of them is;
+                                        with --state the row optimizer's numbers, [rows, dim] or [rows]
+    OUT/trainer.safetensors             with --state that of the dense part's optimizer, and more
 
     weight = safetensors.torch.load_file("OUT/tables/C1.safetensors")["weight"]
     vectors = torch.nn.functional.embedding(ids, weight)
 
 --format onnx or pt2, which `hotrows.serving.Scorer` reads: a bundle, see `hotrows.serving.bundle`.
 
-Optimizer state stays in the run. Tables are written some rows at a time, so that one in a file
+Rows under a dense optimizer are up to date. Tables are written some rows at a time, so that one in a file
 store may be larger than memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,15 @@ import torch
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
+from hotrows import checkpoint
 from hotrows.checkpoint import files
+from hotrows.checkpoint.manifest import read_manifest
 from hotrows.checkpoint.table_files import TableFiles, describe, table_file
 from hotrows.export.bundles import BundleForm, check_bundle, write_bundle
 from hotrows.export.held_out import compare_held_out
 from hotrows.models.model import Model
+from hotrows.optim import RowWiseAdagrad
+from hotrows.record import RecordViews, layout_of
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
@@ -45,7 +52,7 @@ from hotrows.train.recommender import Recommender
 from hotrows.version import VERSION
 
 FORMATS = ("safetensors", "onnx", "pt2")
-_MODEL, _MANIFEST = "model.safetensors", "export.json"
+_MODEL, _TRAINER, _MANIFEST = "model.safetensors", "trainer.safetensors", "export.json"
 _FIELDS = ("name", "role", "features", "rows", "dim", "dtype")
 
 
@@ -57,6 +64,7 @@ def export(
     format: str = "safetensors",
     table_dtype: str | None = None,
     shared: Sequence[str] = (),
+    state: bool = False,
     model: str | type[Model] | Model | None = None,
     trust: bool = False,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
@@ -69,6 +77,7 @@ def export(
         Without a program, weights are written as they are stored.
     shared: features that all rows of a request have in common, such as user,history; a program of the
         bundle computes once what follows from them.
+    state: write the state of the optimizers too; only in format safetensors.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
     """
@@ -79,6 +88,8 @@ def export(
             f"table_dtype must be one of {', '.join(ROW_DTYPES)}, for format onnx or pt2, not "
             f"{table_dtype!r} for {format}"
         )
+    if state and format != "safetensors":
+        raise ValueError(f"state is written in format safetensors, not in {format}, which serves")
     if shared and format == "safetensors":
         raise ValueError("shared features are for a program: give format onnx or pt2, not safetensors")
     with new_folder(Path(out)) as folder:
@@ -86,8 +97,12 @@ def export(
         try:
             if format == "safetensors":
                 fields = _description(predictor, which)
-                table_files = _write_tables(folder, predictor, progress)
+                table_files = _write_tables(folder, predictor, state, progress)
                 table_files.sums[_MODEL] = _write_model(folder, predictor.model)
+                if state:
+                    saved = checkpoint.folder_of(run, which)
+                    content = files.read_file(saved / _TRAINER, read_manifest(saved).files[_TRAINER])
+                    table_files.sums[_TRAINER] = files.write_file(folder / _TRAINER, [content])
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
                 form = BundleForm(format, table_dtype or "float32", tuple(shared))
@@ -126,26 +141,51 @@ def _write_model(folder: Path, model: torch.nn.Module) -> FileSum:
 
 
 def _write_tables(
-    folder: Path, predictor: Predictor, progress: Callable[[str, int, int], None]
+    folder: Path, predictor: Predictor, state: bool, progress: Callable[[str, int, int], None]
 ) -> TableFiles:
     embedding = predictor.embedding
     num_rows = embedding.num_rows()
     written = TableFiles(folder, sum(num_rows.values()), progress)
     for table in embedding.tables:
         rows = num_rows[table.name]
-        weight = Stored(DTYPES[table.dtype], (rows, table.dim))
-        chunks = (_bytes_of(weights) for weights in embedding.weight_chunks(table.name, rows))
+        tensors = {"weight": Stored(DTYPES[table.dtype], (rows, table.dim))}
+        contents: list[Iterable[np.ndarray]] = [map(_bytes_of, embedding.weight_chunks(table.name, rows))]
+        for name, stored, column in _columns_of_state(table, rows) if state else ():
+            chunks = embedding.packed.record_chunks(table.name, rows)
+            tensors[name], of_chunk = stored, partial(_bytes_of_column, column)
+            contents.append(map(of_chunk, chunks))
         live = None if embedding.dynamic is None else embedding.dynamic.live(table)
-        numbers = {} if live is None else dict(zip(("ids", "keys"), live, strict=True))
-        tensors = {name: Stored("I64", (len(tensor),)) for name, tensor in numbers.items()}
-        others = [[_bytes_of(tensor[:, None])] for tensor in numbers.values()]
-        written.write(table_file(table.name, num_rows), {"weight": weight, **tensors}, [chunks, *others])
+        for name, numbers in zip(("ids", "keys"), live or (), strict=False):
+            tensors[name] = Stored("I64", (len(numbers),))
+            contents.append([_bytes_of(numbers[:, None])])
+        written.write(table_file(table.name, num_rows), tensors, contents)
     return written
 
 
-def _bytes_of(weights: Tensor) -> np.ndarray:
-    """[n, dim] numbers as [n, bytes of a row] uint8."""
-    return weights.contiguous().view(torch.uint8).numpy()
+def _columns_of_state(table: Table, rows: int) -> Iterator[tuple[str, Stored, slice | None]]:
+    """Name, dtype and shape of the numbers of a table's optimizer, and their columns in a record's state;
+    None: they are its step."""
+    optimizer, layout = table.optimizer, layout_of(table)
+    assert optimizer is not None
+    names = optimizer.state_names if layout.state_width else ()
+    for k, name in enumerate(names):
+        width = layout.state_width // len(names)
+        shape = (rows,) if isinstance(optimizer, RowWiseAdagrad) else (rows, width)
+        yield name, Stored("F32", shape), slice(k * width, (k + 1) * width)
+    if layout.has_step:
+        yield "step", Stored("I32", (rows,)), None
+
+
+def _bytes_of_column(column: slice | None, chunk: RecordViews) -> np.ndarray:
+    if column is not None:
+        return _bytes_of(chunk.state[:, column])
+    assert chunk.step is not None
+    return _bytes_of(chunk.step[:, None])
+
+
+def _bytes_of(numbers: Tensor) -> np.ndarray:
+    """[n, m] numbers as [n, bytes of a row] uint8."""
+    return numbers.contiguous().view(torch.uint8).numpy()
 
 
 def _description(recommender: Recommender, which: str) -> dict[str, Any]:

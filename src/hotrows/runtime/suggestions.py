@@ -1,4 +1,4 @@
-"""Suggestions: the known name that a misspelt one is closest to, for messages."""
+"""Suggestions: the known name that a misspelt one is closest to, and errors in one line, for messages."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in names}
     closest = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     return f"; did you mean {by_lower[closest[0]]!r}?" if closest else ""
+
+
+def one_line(error: BaseException, most: int | None = 300) -> str:
+    """Returns the text of an error in one line of at most so many characters, or the error's kind."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def refusing_unknown(advice: Callable[[str], str]) -> Callable[[Function], Function]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hotrows import json_file
 from hotrows.data.raw.arrow import is_list, pyarrow
+from hotrows.runtime.suggestions import one_line
 from hotrows.serving.arrow_size import decompressed_size, repeated_size
 from hotrows.serving.requests import Names, table_of_rows, table_of_shared
 
@@ -92,4 +93,4 @@ def _json_rows(body: bytes) -> tuple[list[Any], Mapping[str, Any]]:
 
 
 def _no_arrow(error: Exception) -> Refused:
-    return Refused(400, f"the body is no Arrow stream: {' '.join(str(error).split())[:200]}")
+    return Refused(400, f"the body is no Arrow stream: {one_line(error)}")

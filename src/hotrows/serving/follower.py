@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from hotrows.runtime.background import Worker
+from hotrows.runtime.suggestions import one_line
 from hotrows.serving import chain
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import (
@@ -164,7 +165,7 @@ class Follower:
     def _note(self, error: Exception) -> None:
         """Counts what could not be applied, and logs it once."""
         self.errors += 1
-        problem = " ".join(str(error).split()) or type(error).__name__
+        problem = one_line(error, None)
         if problem != self.problem:
             log.error("version %s stays: %s", f"{self.version.number:,}", problem)
         self.problem = problem

@@ -26,6 +26,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hotrows.data.raw.arrow import pyarrow
+from hotrows.runtime.suggestions import one_line
 from hotrows.serving.bodies import Refused, json_tables
 from hotrows.serving.requests import Names
 
@@ -134,7 +135,7 @@ def _answer(body: bytes, most_rows: int, names: Names) -> tuple[bytes, bytes, by
     except Refused as refused:
         status, line = refused.status, str(refused)
     except ValueError as error:
-        status, line = 422, " ".join(str(error).split())[:500]
+        status, line = 422, one_line(error, 500)
     return str(status).encode(), line.encode("utf-8", "backslashreplace"), b""
 
 

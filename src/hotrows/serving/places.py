@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from hotrows.runtime.atomic_files import part_of, publish, replaced
+from hotrows.runtime.suggestions import one_line
 from hotrows.serving import chain
 from hotrows.serving.bundle import MANIFEST, open_bundle
 from hotrows.serving.deltas import VersionHead, read_delta, read_head
@@ -260,7 +261,7 @@ class _Files:
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{url} cannot be opened: {' '.join(str(error).split())[:200]}") from None
+            raise ValueError(f"{url} cannot be opened: {one_line(error)}") from None
         self._root = self._root.rstrip("/")
 
     def names(self) -> set[str]:
@@ -347,4 +348,4 @@ class _Redis:
         try:
             return getattr(self._redis, command)(*arguments)
         except self._unavailable as error:
-            raise OSError(f"Redis does not answer: {' '.join(str(error).split())[:200]}") from error
+            raise OSError(f"Redis does not answer: {one_line(error)}") from error

@@ -33,7 +33,8 @@ _LEAST_SHARED = 16  # rows of a request that is computed by itself, what they sh
 class Scorer:
     """Scores raw rows by a bundle.
 
-    bundle: a folder of `hotrows export --format onnx` or pt2. threads: threads for encoding and scoring.
+    bundle: a folder of `hotrows export --format onnx` or pt2, or what follows versions.
+    threads: threads for encoding and scoring.
     memory: bytes up to which vocabularies are copied into memory (default: 1 GiB).
     trust: open a program whose reader runs what the file says (pt2).
     verify: compare tables, and vocabularies above 64 MiB, with their checksums, for which they are read
@@ -42,16 +43,28 @@ class Scorer:
 
     def __init__(
         self,
-        bundle: Path | str,
+        bundle: Path | str | Follower,
         *,
         threads: int = 1,
         memory: int | None = None,
         trust: bool = False,
         verify: bool = False,
     ) -> None:
-        self._follower: Follower | None = None
-        self._fixed = open_version(bundle, threads, trust, verify)
-        self._open(threads, memory)
+        self._follower = bundle if isinstance(bundle, Follower) else None
+        if isinstance(bundle, Follower):
+            self._fixed = bundle.version
+        else:
+            self._fixed = open_version(bundle, threads, trust, verify)
+        self.bundle: Bundle = self._fixed.bundle
+        checked = False  # as files of the bundle
+        encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
+        self.requests = RequestEncoder(encoder, self.bundle.crosses, self.bundle.equal_lengths)
+        self.schema = encoder.schema
+        _check_rows(self._fixed, encoder)
+        self._pooling = encoder.schema.pooling
+        self._losses = self.bundle.loss_of_labels()
+        self._dense_columns = {f.name: place for place, f in enumerate(encoder.schema.dense)}
+        self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
 
     @classmethod
     def watch(
@@ -70,27 +83,12 @@ class Scorer:
         cache: the folder for copies of what is at a URL (default: a temporary one, deleted with the
             scorer). `close` ends the looks.
         """
-        scorer = cls.__new__(cls)
         follower = Follower(folder, every=every, threads=threads, trust=trust, cache=cache)
-        scorer._follower, scorer._fixed = follower, follower.version
         try:
-            scorer._open(threads, memory)
+            return cls(follower, threads=threads, memory=memory)
         except BaseException:
             follower.close()
             raise
-        return scorer
-
-    def _open(self, threads: int, memory: int | None) -> None:
-        self.bundle: Bundle = self._fixed.bundle
-        checked = False  # as files of the bundle
-        encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
-        self.requests = RequestEncoder(encoder, self.bundle.crosses, self.bundle.equal_lengths)
-        self.schema = encoder.schema
-        _check_rows(self._fixed, encoder)
-        self._pooling = encoder.schema.pooling
-        self._losses = self.bundle.loss_of_labels()
-        self._dense_columns = {f.name: place for place, f in enumerate(encoder.schema.dense)}
-        self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
 
     @property
     def version(self) -> Version:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hotrows.data.raw.arrow import pyarrow
+from hotrows.runtime.suggestions import one_line
 from hotrows.serving.bodies import (
     Refused,
     arrow_tables,
@@ -200,7 +201,7 @@ class _Server:
         except Overloaded as overloaded:
             raise Refused(503, str(overloaded)) from None
         except ValueError as error:
-            raise Refused(422, " ".join(str(error).split())[:500]) from None
+            raise Refused(422, one_line(error, 500)) from None
         except Refused:
             raise
         except ClientDisconnect:
@@ -291,4 +292,4 @@ def _line_of(error: Exception) -> str:
     trace, where = error.__traceback__, "unknown"
     while trace is not None:
         where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({where})"
+    return f"{type(error).__name__}: {one_line(error)} ({where})"

@@ -78,44 +78,42 @@ class MemoryStore:
     """All records of a pack in memory, [R, stride] bytes: on huge pages where there are any, or on a
     device. Where rows come with their keys, only those that have come take memory.
 
-    records: the memory, where it is part of a `group_block`; block: this.
+    block: the `group_block` that the records are part of, if any.
     """
 
-    block: Tensor | None = None
-
     def __init__(
-        self,
-        initial_values: InitialValues,
-        device: Device = HOST,
-        records: Tensor | None = None,
-        block: Tensor | None = None,
+        self, layout: RecordLayout, records: Tensor, device: Device = HOST, block: Tensor | None = None
     ) -> None:
-        self.layout, self.device, self.block = initial_values.layout, device, block
-        num_rows = initial_values.num_rows
-        present = initial_values.present
-        if records is not None:
-            self.records = records
-        elif present is None or not device.on_host or num_rows == 0:
-            self.records = empty_records(num_rows, self.layout.stride, device)
-        else:
-            self.records = _reserved_records(num_rows, self.layout.stride)
-        for first, end in present or ((0, num_rows),):
-            for begin in range(first, end, _CHUNK):
-                rows = torch.arange(begin, min(begin + _CHUNK, end))
-                if device.on_host:
-                    initial_values.fill(self.records[begin : begin + len(rows)], rows)
-                else:  # made on the host, so that they have the same bits everywhere
-                    records = empty_records(len(rows), self.layout.stride)
-                    initial_values.fill(records, rows)
-                    self.copy_in(begin, records)
+        self.layout, self.records, self.device, self.block = layout, records, device, block
 
     @classmethod
     def empty(cls, layout: RecordLayout, num_rows: int) -> MemoryStore:
-        """A store of uninitialised records."""
-        store = cls.__new__(cls)
-        store.layout, store.device = layout, HOST
-        store.records = empty_records(num_rows, layout.stride)
+        """A store of uninitialised records in host memory."""
+        return cls(layout, empty_records(num_rows, layout.stride))
+
+    @classmethod
+    def begun(cls, values: InitialValues, device: Device = HOST) -> MemoryStore:
+        """A store of initial values."""
+        stride, num_rows = values.layout.stride, values.num_rows
+        if values.present is None or not device.on_host or num_rows == 0:
+            records = empty_records(num_rows, stride, device)
+        else:
+            records = _reserved_records(num_rows, stride)
+        store = cls(values.layout, records, device)
+        store.begin(values)
         return store
+
+    def begin(self, values: InitialValues) -> None:
+        """Gives the rows that are present their initial values."""
+        for first, end in values.present or ((0, values.num_rows),):
+            for begin in range(first, end, _CHUNK):
+                rows = torch.arange(begin, min(begin + _CHUNK, end))
+                if self.device.on_host:
+                    values.fill(self.records[begin : begin + len(rows)], rows)
+                else:  # made on the host, so that they have the same bits everywhere
+                    records = empty_records(len(rows), self.layout.stride)
+                    values.fill(records, rows)
+                    self.copy_in(begin, records)
 
     @property
     def views(self) -> RecordViews:
@@ -186,9 +184,13 @@ def group_block(values: Sequence[InitialValues]) -> tuple[Tensor, list[MemorySto
     """
     sizes = [aligned(of_pack.layout.stride) for of_pack in values]
     block = empty_records(values[0].num_rows, sum(sizes))
-    pairs = zip(values, block.split(sizes, 1), strict=True)
-    parts = [(of_pack, part[:, : of_pack.layout.stride]) for of_pack, part in pairs]
-    return block, [MemoryStore(of_pack, HOST, part, block) for of_pack, part in parts]
+    stores = [
+        MemoryStore(of_pack.layout, part[:, : of_pack.layout.stride], block=block)
+        for of_pack, part in zip(values, block.split(sizes, 1), strict=True)
+    ]
+    for store, of_pack in zip(stores, values, strict=True):
+        store.begin(of_pack)
+    return block, stores
 
 
 def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:

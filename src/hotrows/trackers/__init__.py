@@ -28,6 +28,7 @@ from typing import Any
 
 from hotrows.runtime.atomic_files import write_json
 from hotrows.runtime.background import Worker
+from hotrows.runtime.suggestions import one_line
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback, Training
 from hotrows.train.metrics_log import flat, numbers_of
@@ -86,8 +87,8 @@ class Tracker(Callback, ABC):
             opened = self._open(trainer.run, known.get(self.name), settings)
         except Exception as error:
             raise ValueError(
-                f"{self.name} did not begin a run: {_line(error)}; see that its service answers and lets "
-                f"you in, or train without this tracker"
+                f"{self.name} did not begin a run: {one_line(error)}; see that its service answers and "
+                f"lets you in, or train without this tracker"
             ) from error
         self._is_done, self._sender = False, _Sender(self.name)
         write_json(path, {**known, self.name: opened})
@@ -154,16 +155,12 @@ class _Sender:
                 call()
                 self._num_sent += 1
             except Exception as error:
-                self._warn(what, _line(error))
+                self._warn(what, one_line(error))
 
     def _warn(self, what: str, why: str) -> None:
         if not self._warned:
             log.warning(f"{self._name} did not take {what}; metrics.jsonl has all: {why}")
         self._warned = True
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class MLflow(Tracker):

@@ -13,7 +13,7 @@ from tests.faults.trials import Trial, same
 from tests.faults.worlds import DESCRIBE, TRAININGS
 from tests.fuzz.damage import damaged_json
 
-READERS = ("predict", "eval", "export", "checkpoint merge", "checkpoint export", "inspect")
+READERS = ("predict", "eval", "export", "checkpoint merge", "inspect")
 _IN_A_STORE = "train in a file store"
 
 
