@@ -1,8 +1,13 @@
 """Row optimizers as values."""
 
-import pytest
+from dataclasses import dataclass
+from typing import ClassVar
 
-from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, optim
+import pytest
+import torch
+
+from hotrows import FTRL, SGD, Adagrad, Adam, Batch, Embedding, RowWiseAdagrad, Table, optim
+from hotrows.ops.rows import reference
 
 
 @pytest.mark.parametrize("kind", [SGD(), Adagrad(lr=1), RowWiseAdagrad(), Adam(), FTRL(l1=2)])
@@ -24,6 +29,51 @@ def test_the_accumulator_starts_where_it_is_told():
 
 def test_a_schedule_scales_the_rate_alone():
     assert optim.hyper_parameters(SGD(lr=2.0, weight_decay=3.0), step=0, lr_scale=0.5) == [1.0, 3.0]
+
+
+@dataclass(frozen=True)
+class RMSprop(optim._Checked):
+    """v = alpha * v + (1 - alpha) * g^2; w -= lr * g / (sqrt(v) + eps)."""
+
+    lr: float = 0.05
+    alpha: float = 0.9
+    eps: float = 1e-8
+    kind: ClassVar[str] = "rmsprop"
+    state_names: ClassVar[tuple[str, ...]] = ("mean_square",)
+    per_row_step: ClassVar[bool] = False
+    decay_by_count: ClassVar[bool] = False
+    initial_accumulator: ClassVar[float] = 0.0
+
+    def state_width(self, dim):
+        return dim
+
+    def numbers(self, step, lr):
+        return [lr, 0.0, self.alpha, self.eps]
+
+
+def rmsprop(w, v, g, numbers, steps, mean_squares):
+    lr, _, alpha, eps = numbers
+    v = alpha * v + (1 - alpha) * g * g
+    return w - lr * g / (v.sqrt() + eps), v
+
+
+def test_a_row_optimizer_is_a_class_and_a_formula_of_the_reference(monkeypatch):
+    """Which the core and Triton may make faster; nothing else asks which optimizers there are."""
+    monkeypatch.setitem(optim.BY_NAME, "rmsprop", RMSprop)
+    monkeypatch.setitem(reference.FORMULAS, "rmsprop", rmsprop)
+    optimizer = optim.from_json({"kind": "rmsprop", "lr": 0.1})
+    embedding = Embedding([Table("a", 9, 4, ("a",), optimizer=optimizer)], seed=1)
+    w, v = embedding.weights("a").clone(), torch.zeros(9, 4)
+    for step in range(3):
+        plan = embedding.plan(Batch(("a",), torch.tensor([[2, 5, 2]]), torch.zeros(3, 1)), step)
+        vectors = embedding.lookup(plan)
+        sum((leaf * leaf).sum() for leaf in vectors.leaves).backward()
+        embedding.update(plan, vectors)
+        g = torch.zeros(9, 4)
+        g[2], g[5] = 4 * w[2], 2 * w[5]
+        new_w, new_v = rmsprop(w, v, g, optimizer.numbers(step, 0.1), None, None)
+        w[[2, 5]], v[[2, 5]] = new_w[[2, 5]], new_v[[2, 5]]
+    torch.testing.assert_close(embedding.weights("a"), w)
 
 
 def test_an_unknown_optimizer_is_named():

@@ -1,6 +1,7 @@
 """Row optimizers: what a training step does to the rows of tables.
 
-Each is a frozen value; the arithmetic lives in `ops.update` and `ops.deferred`. Gradients of equal rows
+Each is a frozen value, whose `numbers` are those of a step; the arithmetic lives in `ops.update` and
+`ops.deferred`. Gradients of equal rows
 are summed before the optimizer sees them.
 
 `SGD`, `Adagrad`, `RowWiseAdagrad`, `Adam` and `FTRL` are lazy: a row that a batch does not read keeps its
@@ -62,6 +63,9 @@ class SGD(_Checked):
     def state_width(self, dim: int) -> int:
         return 0
 
+    def numbers(self, step: int, lr: float) -> list[float]:
+        return [lr, self.weight_decay]
+
 
 @dataclass(frozen=True)
 class Adagrad(_Checked):
@@ -79,6 +83,9 @@ class Adagrad(_Checked):
     def state_width(self, dim: int) -> int:
         return dim
 
+    def numbers(self, step: int, lr: float) -> list[float]:
+        return [lr, self.weight_decay, self.eps]
+
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(_Checked):
@@ -95,6 +102,9 @@ class RowWiseAdagrad(_Checked):
 
     def state_width(self, dim: int) -> int:
         return 1
+
+    def numbers(self, step: int, lr: float) -> list[float]:
+        return [lr, self.weight_decay, self.eps]
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,11 @@ class Adam(_Checked):
     def state_width(self, dim: int) -> int:
         return 2 * dim
 
+    def numbers(self, step: int, lr: float) -> list[float]:
+        # beta^t by repeated rounding would drift: Python's pow on float64 is the one source.
+        corrections = [1 - self.beta1 ** (step + 1), 1 - self.beta2 ** (step + 1)]
+        return [lr, self.weight_decay, self.beta1, self.beta2, self.eps, *corrections]
+
 
 @dataclass(frozen=True)
 class FTRL(_Checked):
@@ -140,6 +155,9 @@ class FTRL(_Checked):
 
     def state_width(self, dim: int) -> int:
         return 2 * dim
+
+    def numbers(self, step: int, lr: float) -> list[float]:
+        return [lr, 0.0, self.l1, self.l2, self.beta]
 
 
 @dataclass(frozen=True)
@@ -167,6 +185,10 @@ class DenseAdam(_Checked):
     def state_width(self, dim: int) -> int:
         return 2 * dim
 
+    def numbers(self, step: int, lr: float) -> list[float]:
+        c = self.weight_decay + self.l2
+        return [*adam_numbers(step + 1, lr, self.beta1, self.beta2, self.eps, c)]
+
 
 @dataclass(frozen=True)
 class DenseAdamW(DenseAdam):
@@ -177,6 +199,10 @@ class DenseAdamW(DenseAdam):
 
     weight_decay: float = 1e-2
     kind: ClassVar[str] = "dense_adamw"
+
+    def numbers(self, step: int, lr: float) -> list[float]:
+        shrink = 1 - lr * self.weight_decay
+        return [*adam_numbers(step + 1, lr, self.beta1, self.beta2, self.eps, self.l2, shrink)]
 
 
 @dataclass(frozen=True)
@@ -206,6 +232,9 @@ class DenseSGD(_Checked):
     def state_width(self, dim: int) -> int:
         return dim if self.momentum else 0
 
+    def numbers(self, step: int, lr: float) -> list[float]:
+        return [*sgd_numbers(lr, self.momentum, 1.0, self.nesterov, self.weight_decay + self.l2)]
+
 
 DenseRowOptimizer = DenseAdam | DenseAdamW | DenseSGD
 RowOptimizer = SGD | Adagrad | RowWiseAdagrad | Adam | FTRL | DenseRowOptimizer
@@ -221,19 +250,7 @@ def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) 
 
     step: updates made before this one; lr_scale: the factor of the rate by a schedule.
     """
-    lr = optimizer.lr * lr_scale
-    if isinstance(optimizer, DenseRowOptimizer):
-        return list(_dense_numbers(optimizer, step + 1, lr))
-    if isinstance(optimizer, SGD):
-        return [lr, optimizer.weight_decay]
-    if isinstance(optimizer, Adam):
-        # beta^t by repeated rounding would drift: Python's pow on float64 is the one source.
-        corrections = [1 - optimizer.beta1 ** (step + 1), 1 - optimizer.beta2 ** (step + 1)]
-        betas = [optimizer.beta1, optimizer.beta2]
-        return [lr, optimizer.weight_decay, *betas, optimizer.eps, *corrections]
-    if isinstance(optimizer, FTRL):
-        return [lr, 0.0, optimizer.l1, optimizer.l2, optimizer.beta]
-    return [lr, optimizer.weight_decay, optimizer.eps]
+    return optimizer.numbers(step, optimizer.lr * lr_scale)
 
 
 def adam_numbers(
@@ -257,25 +274,15 @@ def padded(*numbers: float) -> Numbers:
     return (*(float(number) for number in numbers), *(0.0,) * (8 - len(numbers)))
 
 
-def _dense_numbers(optimizer: DenseRowOptimizer, t: int, lr: float) -> Numbers:
-    decay = optimizer.weight_decay
-    if isinstance(optimizer, DenseSGD):
-        return sgd_numbers(lr, optimizer.momentum, 1.0, optimizer.nesterov, decay + optimizer.l2)
-    beta1, beta2, eps = optimizer.beta1, optimizer.beta2, optimizer.eps
-    if isinstance(optimizer, DenseAdamW):
-        return adam_numbers(t, lr, beta1, beta2, eps, c=optimizer.l2, shrink=1 - lr * decay)
-    return adam_numbers(t, lr, beta1, beta2, eps, c=decay + optimizer.l2)
-
-
 def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
-    """The state of a new row: S numbers.
+    """The state of a new row: S numbers, of which only the first accumulator may begin above 0.
 
     >>> initial_state(Adagrad(lr=0.1), dim=3)
     [0.0, 0.0, 0.0]
     """
-    if isinstance(optimizer, FTRL):
-        return [optimizer.initial_accumulator] * dim + [0.0] * dim
-    return [optimizer.initial_accumulator] * optimizer.state_width(dim)
+    width = optimizer.state_width(dim)
+    first = width // max(len(optimizer.state_names), 1)
+    return [optimizer.initial_accumulator] * first + [0.0] * (width - first)
 
 
 def initial_step(optimizer: RowOptimizer) -> int:

@@ -29,7 +29,7 @@ from hotrows.checkpoint.run_lock import RunLock
 from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.job import RankLost
-from hotrows.engine.changed_rows import Reader
+from hotrows.engine.changed_rows import ChangeReader
 from hotrows.engine.embedding import Embedding
 from hotrows.record import layout_of
 from hotrows.runtime.background import Worker
@@ -84,7 +84,7 @@ class Writer:
         self._num_increments = 0
         self._has_warned = False
         self._worker: Worker[None] | None = None
-        self._changed: Reader | None = None
+        self._changed: ChangeReader | None = None
         if self._increments:  # before planning begins, which must be on the host then
             self._changed = embedding.packed.changed.reader("increments of checkpoints (full_every)")
 

@@ -20,7 +20,7 @@ from hotrows.shapes import Int64
 _FEW = 1 / 16  # of a group's rows: fewer are sorted, more are found in the marks
 
 
-class Reader:
+class ChangeReader:
     """One reader's changed rows. purpose: what it reads them for, in words.
 
     Costs as much as the rows that change, not as those that there are.
@@ -64,11 +64,11 @@ class ChangedRows:
 
     def __init__(self, num_rows: Iterable[int]) -> None:
         self._num_rows = tuple(num_rows)
-        self.readers: list[Reader] = []
+        self.readers: list[ChangeReader] = []
 
-    def reader(self, purpose: str) -> Reader:
+    def reader(self, purpose: str) -> ChangeReader:
         """Adds a reader, which is removed from `readers` once it reads no more."""
-        self.readers.append(Reader(self._num_rows, purpose))
+        self.readers.append(ChangeReader(self._num_rows, purpose))
         return self.readers[-1]
 
     def add(self, g: int, rows: Int64[Tensor, "U"]) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrows.engine.changed_rows import Reader, spans_of
+from hotrows.engine.changed_rows import ChangeReader, spans_of
 from hotrows.engine.embedding import Embedding
 from hotrows.export.bundles import BundleForm
 from hotrows.export.published import Published, num_events
@@ -122,7 +122,7 @@ class Publisher(Callback):
         self.to, self.every = to, Every.parse(every)
         self.form = BundleForm(format, table_dtype, tuple(shared))
         self._base_every, self._keep = base_every, keep
-        self._changed: Reader | None = None
+        self._changed: ChangeReader | None = None
         self._keys: dict[str, _ChangedKeys] = {}
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
         self._returned: queue.Queue[_Snapshot] = queue.Queue()  # that could not be written

@@ -112,7 +112,7 @@ def update(
     pieces, decay=None, mean_squares=None,
 ):  # fmt: skip
     runs = order, starts, bags, weights, grad.float().contiguous()
-    if dtype_of(layout) == torch.float16:
+    if dtype_of(layout) == torch.float16 or kind not in _KINDS:
         step = kind, hyper, first_rows, pieces
         reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)
         return

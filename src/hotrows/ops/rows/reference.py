@@ -7,6 +7,7 @@ the fields of a `PackPlan` where they follow one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -212,7 +213,7 @@ def update(
 ) -> None:
     """Sums the gradients of equal rows, then applies the row optimizer to their records, in place.
 
-    kind: `RowOptimizer.kind`; hyper: as in `RowRule`; the formulas are in `optim`.
+    kind: `RowOptimizer.kind`, of those in `FORMULAS`; hyper: as in `RowRule`.
     first_rows, pieces: of the store, as in `initialize`; with the step they key stochastic rounding.
     decay: what weight_decay is multiplied with; None: 1. mean_squares: of the gradient (decay
     included) over all columns of a row, where the records have only some of them; only row-wise
@@ -226,24 +227,14 @@ def update(
     g, rows, slots, decay, mean_squares = _without_padding(g, rows, slots, decay, mean_squares)
     w = stored.weights[slots].float()  # [U, D]
     state = stored.state[slots]  # [U, S]
-    lr, weight_decay = _float32(numbers[0]), _float32(numbers[1])
-    if weight_decay != 0 and kind != "ftrl":
+    weight_decay = _float32(numbers[1])
+    if weight_decay != 0:
         g = g + (weight_decay if decay is None else weight_decay * decay[:, None]) * w
-    if kind == "sgd":
-        w = w - lr * g
-    elif kind == "adagrad":
-        state = state + g * g
-        w = w - lr * g / (state.sqrt() + _float32(numbers[2]))
-    elif kind == "rowwise_adagrad":
-        mean_squares = (g * g).mean(1) if mean_squares is None else mean_squares
-        state = state + mean_squares[:, None]
-        w = w - lr / (state.sqrt() + _float32(numbers[2])) * g
-    elif kind == "adam":
-        w, state = _adam(w, state, g, numbers, stored.step, slots)
-    elif kind == "ftrl":
-        w, state = _ftrl(w, state, g, numbers)
-    else:
-        raise ValueError(f"unknown row optimizer {kind!r}")
+    steps = None
+    if stored.step is not None:
+        stored.step[slots] += 1
+        steps = stored.step[slots]
+    w, state = FORMULAS[kind](w, state, g, numbers, steps, mean_squares)
     if stored.weights.dtype != torch.float32:
         keys = row_keys(rows, first_rows, pieces) ^ ROUNDING_STREAM
         row_pieces = pieces[piece_of(rows, first_rows)]  # [U, 5]
@@ -317,32 +308,62 @@ def _arange(stop: int, like: Tensor) -> Tensor:
     return torch.arange(stop, device=like.device)
 
 
-def _adam(w: Tensor, state: Tensor, g: Tensor, numbers: list[float], steps: Tensor | None, slots):
+# A formula takes weights w [U, D], state [U, S], the gradient g [U, D], the optimizer's numbers, the
+# steps [U] of rows that count them, and the mean squares [U] of g over all columns of a row where these
+# are on several ranks; it returns new weights and state.
+Formula = Callable[
+    [Tensor, Tensor, Tensor, list[float], Tensor | None, Tensor | None], tuple[Tensor, Tensor]
+]
+
+
+def _sgd(w, state, g, numbers, steps, mean_squares):
+    return w - _float32(numbers[0]) * g, state
+
+
+def _adagrad(w, state, g, numbers, steps, mean_squares):
+    lr, eps = _float32(numbers[0]), _float32(numbers[2])
+    state = state + g * g
+    return w - lr * g / (state.sqrt() + eps), state
+
+
+def _rowwise_adagrad(w, state, g, numbers, steps, mean_squares):
+    lr, eps = _float32(numbers[0]), _float32(numbers[2])
+    mean_squares = (g * g).mean(1) if mean_squares is None else mean_squares
+    state = state + mean_squares[:, None]
+    return w - lr / (state.sqrt() + eps) * g, state
+
+
+def _adam(w, state, g, numbers, steps, mean_squares):
     lr, _, beta1, beta2, eps, correction1, correction2 = numbers
-    dim = w.shape[1]
-    m, v = state[:, :dim], state[:, dim:]  # [U, D]
+    m, v = state.chunk(2, 1)  # [U, D]
     m = m + _float32(1 - beta1) * (g - m)
     v = v + _float32(1 - beta2) * (g * g - v)
     rate: Tensor | float
     if steps is None:
         rate = _float32(lr * math.sqrt(correction2) / correction1)
     else:
-        steps[slots] += 1
-        t = steps[slots].double()[:, None]
+        t = steps.double()[:, None]
         rate = (lr * (1 - beta2**t).sqrt() / (1 - beta1**t)).float()
-    w = w - rate * m / (v.sqrt() + _float32(eps))
-    return w, torch.cat([m, v], 1)
+    return w - rate * m / (v.sqrt() + _float32(eps)), torch.cat([m, v], 1)
 
 
-def _ftrl(w: Tensor, state: Tensor, g: Tensor, numbers: list[float]):
+def _ftrl(w, state, g, numbers, steps, mean_squares):
     lr, _, l1, l2, beta = (_float32(number) for number in numbers)
-    dim = w.shape[1]
-    n, z = state[:, :dim], state[:, dim:]  # [U, D]
+    n, z = state.chunk(2, 1)  # [U, D]
     new_n = n + g * g
     z = z + (g - (new_n.sqrt() - n.sqrt()) / lr * w)
     w = (z.sign() * l1 - z) / ((beta + new_n.sqrt()) / lr + l2)
     w = torch.where(z.abs() <= l1, torch.zeros_like(w), w)
     return w, torch.cat([new_n, z], 1)
+
+
+FORMULAS: dict[str, Formula] = {
+    "sgd": _sgd,
+    "adagrad": _adagrad,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "adam": _adam,
+    "ftrl": _ftrl,
+}
 
 
 def _float32(number: float) -> float:
