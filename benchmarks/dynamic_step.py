@@ -118,12 +118,12 @@ class Arm:
             self.model, schema, optimizer=Adagrad(lr=LEARNING_RATE), caching=caching
         )
         self.dense = torch.optim.Adagrad(self.model.parameters(), LEARNING_RATE, fused=True)
-        if self.embedding.dynamic is not None:
+        if self.embedding.dynamic.vocabularies:
             state = self.embedding.dynamic.state()
             for feature, size in zip(self.features, sizes, strict=True):
                 state |= _filled(state, feature, size)
             self.embedding.dynamic.load(state)
-        if self.embedding.cached_tables is not None:
+        if self.embedding.cached_tables:
             fill(self.embedding)
             self.embedding.cached_tables.warm()
         self.runner = start(self.embedding, self._batches(num_steps))

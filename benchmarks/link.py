@@ -144,7 +144,7 @@ class _Paced:
 def pace(embedding: Embedding, bytes_per_second: float) -> Link:
     """Puts a link between the caches of an embedding and its stores."""
     link = Link(bytes_per_second)
-    assert embedding.cached_tables is not None
+    assert embedding.cached_tables
     for group in embedding.cached_tables.groups:
         group.cache.store = PacedStore(group.cache.store, link)
     return link

@@ -144,6 +144,10 @@ def leave_out_defaults(feature: dict[str, Any]) -> None:
         del feature["dynamic"]["partitions"]
 
 
+def any_dynamic(features: Iterable[Any]) -> bool:
+    return any(feature.dynamic is not None for feature in features)
+
+
 def expiring(features: Iterable[Any]) -> list[str]:
     """The names of the features whose keys expire by event time."""
     return [f.name for f in features if f.dynamic is not None and f.dynamic.eviction.kind == "time"]

@@ -26,9 +26,15 @@ from typing import Any, ClassVar
 
 
 class _Checked:
-    """Checks the numbers of an optimizer when it is made."""
+    """Checks the numbers of an optimizer when it is made. first_step: the int32 in the record of a new
+    row; -1: it has made no step of a dense optimizer. l2_term: l2 of a term of the loss, if any."""
 
     kind: ClassVar[str]
+    first_step: ClassVar[int] = 0
+
+    @property
+    def l2_term(self) -> float:
+        return 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -176,18 +182,23 @@ class DenseAdam(_Checked):
     weight_decay: float = 0.0
     l2: float = 0.0
     kind: ClassVar[str] = "dense_adam"
+    first_step: ClassVar[int] = -1
     deferred: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     per_row_step: ClassVar[bool] = True
     decay_by_count: ClassVar[bool] = False
     initial_accumulator: ClassVar[float] = 0.0
 
+    @property
+    def l2_term(self) -> float:
+        return self.l2
+
     def state_width(self, dim: int) -> int:
         return 2 * dim
 
     def numbers(self, step: int, lr: float) -> list[float]:
-        c = self.weight_decay + self.l2
-        return [*adam_numbers(step + 1, lr, self.beta1, self.beta2, self.eps, c)]
+        numbers = self.beta1, self.beta2, self.eps, self.weight_decay + self.l2
+        return [*adam_numbers(step + 1, lr, *numbers)]
 
 
 @dataclass(frozen=True)
@@ -201,8 +212,8 @@ class DenseAdamW(DenseAdam):
     kind: ClassVar[str] = "dense_adamw"
 
     def numbers(self, step: int, lr: float) -> list[float]:
-        shrink = 1 - lr * self.weight_decay
-        return [*adam_numbers(step + 1, lr, self.beta1, self.beta2, self.eps, self.l2, shrink)]
+        numbers = self.beta1, self.beta2, self.eps, self.l2, 1 - lr * self.weight_decay
+        return [*adam_numbers(step + 1, lr, *numbers)]
 
 
 @dataclass(frozen=True)
@@ -218,6 +229,7 @@ class DenseSGD(_Checked):
     weight_decay: float = 0.0
     l2: float = 0.0
     kind: ClassVar[str] = "dense_sgd"
+    first_step: ClassVar[int] = -1
     deferred: ClassVar[str] = "sgd"
     state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
     per_row_step: ClassVar[bool] = True
@@ -228,6 +240,10 @@ class DenseSGD(_Checked):
         super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("dense_sgd's nesterov needs a momentum above 0")
+
+    @property
+    def l2_term(self) -> float:
+        return self.l2
 
     def state_width(self, dim: int) -> int:
         return dim if self.momentum else 0
@@ -283,11 +299,6 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
     width = optimizer.state_width(dim)
     first = width // max(len(optimizer.state_names), 1)
     return [optimizer.initial_accumulator] * first + [0.0] * (width - first)
-
-
-def initial_step(optimizer: RowOptimizer) -> int:
-    """The int32 in the record of a new row; -1: it has made no step of a dense optimizer."""
-    return -1 if isinstance(optimizer, DenseRowOptimizer) else 0
 
 
 def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:

@@ -135,7 +135,7 @@ class _Training:
         self._embedding = Embedding(
             _tables(self._case), seed=3, ranks=self._ranks, caching=_caching(self._case, self._folder)
         )
-        assert self._embedding.cached_tables is not None
+        assert self._embedding.cached_tables
         self._cached_tables = self._embedding.cached_tables
         (self._group,) = self._cached_tables.groups
         assert self._group.cache.num_slots == min(self._case.num_slots, self._case.num_rows)

@@ -196,11 +196,8 @@ def records_of(embedding):
     of_tables, used = {}, embedding.num_rows()
     for p, pack in enumerate(embedding.packs):
         for table, first in zip(pack.tables, pack.first_rows, strict=False):
-            rows = torch.arange(first, first + used[table.name])
-            if embedding.cached_tables:
-                of_tables[table.name] = embedding.packed._read_through.records(p, rows)
-            else:
-                of_tables[table.name] = embedding.stores[p].copy_out(first, first + len(rows)).clone()
+            end = first + used[table.name]
+            of_tables[table.name] = embedding.packed.memory.span(p, first, end).clone()
     return of_tables
 
 

@@ -30,7 +30,7 @@ def whole_weights(embeddings):
 
 def present_weights(embedding, p):
     """[rows, d] float32: the weights of all rows that a rank has of a pack."""
-    if embedding.cached_tables is None:
+    if not embedding.cached_tables:
         return embedding.stores[p].views.weights.float().cpu()
     cached = next(cached for cached in embedding.cached_tables.groups if p in cached.group.packs)
     place = cached.group.packs.index(p)

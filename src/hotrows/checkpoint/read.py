@@ -59,7 +59,7 @@ def load(
     checkpoints = together(ranks, lambda: _checked(folder, embedding, fingerprints))
     manifest = checkpoints[-1][1]
     # 2. Read rows: in place where layout and ranks are the same, else through a copy.
-    if _is_in_files(embedding):
+    if embedding.cached_tables.is_in_files:
         if not manifest.stores:
             _verify(checkpoints, ranks)
         together(ranks, lambda: _open_stores(checkpoints, embedding, read_only))
@@ -68,7 +68,7 @@ def load(
     else:
         _verify(checkpoints, ranks)
         together(ranks, lambda: _fill_memory(in_files(checkpoints), embedding))
-    if embedding.cached_tables and not _is_in_files(embedding):
+    if not embedding.cached_tables.is_in_files:
         embedding.cached_tables.forget_plans()
     # 3. Read keys, dense parameters and states.
     together(ranks, lambda: _read_keys(checkpoints, embedding))
@@ -91,15 +91,14 @@ def fill_tables(embedding: Embedding, tables: Tables) -> None:
     cached_tables = embedding.cached_tables
 
     def fill() -> None:
-        if cached_tables is not None and cached_tables.files:
+        if cached_tables.files:
             for g, store in enumerate(cached_tables.files):
                 _fill_store(store, embedding, cached_tables, g, tables)
         else:
             _fill_memory(tables, embedding)
 
     together(embedding.ranks.channel("checkpoint"), fill)
-    if cached_tables is not None:
-        cached_tables.forget_plans()
+    cached_tables.forget_plans()
 
 
 # ---- checks
@@ -117,17 +116,13 @@ def _checked(folder: Path, embedding: Embedding, fingerprints: str | Sequence[st
             f"the run was trained on, or train a new run"
         )
     check_files(checkpoints)
-    if manifest.stores and not _is_in_files(embedding):
+    if manifest.stores and not embedding.cached_tables.is_in_files:
         raise ValueError(
             f"checkpoint {folder} has its rows in a file store; load it with the store that the run "
             f"was begun with"
         )
     check_tables(folder, manifest, embedding)
     return checkpoints
-
-
-def _is_in_files(embedding: Embedding) -> bool:
-    return embedding.cached_tables is not None and embedding.cached_tables.caching.path is not None
 
 
 def check_tables(folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True) -> None:
@@ -255,7 +250,6 @@ def _fill_memory(tables: Tables, embedding: Embedding) -> None:
 def _open_stores(checkpoints: Chain, embedding: Embedding, read_only: bool) -> None:
     """Restores the file stores to the checkpoint, or reads them as they were then."""
     (_, manifest), cached_tables, ranks = checkpoints[-1], embedding.cached_tables, embedding.ranks
-    assert cached_tables is not None
     sharding = ranks.num_ranks, placements_of(embedding)
     if manifest.stores and (manifest.num_ranks, manifest.placements) == sharding:
         (cached_tables.view if read_only else cached_tables.restore)(manifest.stores[ranks.rank])
@@ -310,10 +304,8 @@ def _fill_store(
 def _read_keys(checkpoints: Chain, embedding: Embedding) -> None:
     """Reads the key tables of dynamic features."""
     state = key_state.read(checkpoints)
-    if embedding.dynamic is None and not state:
-        return
-    if embedding.dynamic is None or not state:
-        saved, model = ("ids", "keys") if embedding.dynamic else ("keys", "ids")
+    if bool(embedding.dynamic.vocabularies) != bool(state):
+        saved, model = ("keys", "ids") if state else ("ids", "keys")
         raise ValueError(
             f"checkpoint {checkpoints[-1][0]} has rows by {saved}, and the features of the model have "
             f"{model}; use the schema that the run was trained with"

@@ -130,7 +130,6 @@ class FileStores:
         self.tables: dict[str, list[SavedRecords]] = {}
         for rank, generations in enumerate(manifest.stores):
             then = _as_then(manifest, embedding, rank)
-            assert then.cached_tables is not None
             then.cached_tables.view(generations)
             self._embeddings.append(then)
             for group, cached in zip(then.groups, then.cached_tables.groups, strict=True):
@@ -157,7 +156,6 @@ def column_slice(shard: RankShard, piece: TableSlice) -> ColumnSlice:
 
 def _as_then(manifest: Manifest, embedding: Embedding, rank: int) -> Embedding:
     """An embedding, to be read, with the shards that a rank had when the checkpoint was written."""
-    assert embedding.cached_tables is not None
     sequences = {feature for pack in embedding.packs for feature, _ in pack.sequences}
     placements = manifest.placements or {}
     return Embedding(
@@ -183,7 +181,6 @@ class ReshardedSource:
     def __init__(
         self, embedding: Embedding, g: int, tables: Tables, source: FileStores | None = None
     ) -> None:
-        assert embedding.cached_tables is not None
         self._group, self._source = embedding.groups[g], source
         self._initial_values = embedding.cached_tables.initial_values(g)
         self._shards = [embedding.shards[p] for p in self._group.packs]

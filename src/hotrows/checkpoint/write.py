@@ -117,12 +117,12 @@ def take(
     if embedding.ranks.rank == 0:
         trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
         dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
-    if embedding.dynamic is not None and (keys := embedding.dynamic.state()):
+    if keys := embedding.dynamic.state():
         changed = keys if base is None else key_state.changes(keys, embedding.dynamic.keys.saved)
         dense[keys_file(embedding.ranks.rank)] = changed
         embedding.dynamic.keys.note_saved()
     num_rows = embedding.num_rows()
-    stores = embedding.cached_tables.checkpoint() if embedding.cached_tables else []
+    stores = embedding.cached_tables.checkpoint()
     kinds = [table.optimizer.kind if table.optimizer else "" for table in embedding.tables]
     return Snapshot(
         step=state.step,

@@ -75,9 +75,7 @@ class Writer:
         self._fingerprint, self._keep_last, self._full_every = fingerprint, keep_last, full_every
         self._ranks = embedding.ranks.channel("checkpoint")
         self._lock, self._is_lock_ours = lock or RunLock(self.run, self._ranks), lock is None
-        self._in_files = (
-            embedding.cached_tables is not None and embedding.cached_tables.caching.path is not None
-        )
+        self._in_files = embedding.cached_tables.is_in_files
         self._background = background and not self._in_files
         self._increments = full_every > 1 and not self._in_files
         self._last: str | None = None  # the checkpoint since which changed rows are noted
@@ -207,5 +205,5 @@ class Writer:
             raise
         self._last = name if self._increments else None
         cached_tables = self.embedding.cached_tables
-        if self._in_files and cached_tables:
+        if self._in_files:
             together(ranks, lambda: cached_tables.retain(retained(run, ranks.rank, ranks.num_ranks)))

@@ -31,6 +31,7 @@ from hotrows.costs.step_cost import Machine, possible_stages, step_cost
 from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.data import EncodedData, Loader
 from hotrows.distributed.comm import Ranks, Seat
+from hotrows.dynamic import any_dynamic
 from hotrows.models import Model
 from hotrows.nn.statistics import OverRanks
 from hotrows.planning import packing
@@ -114,7 +115,7 @@ class _Choice:
         self.data, self.config, self.model, self.ranks = data, config, model, ranks
         self.tables = workload.stored_tables(model, config.table_dtype, config.row_optimizer)
         self.reasons: list[str] = []
-        self._is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
+        self._is_dynamic = any_dynamic(data.schema.id_features)
         self._has_counts = data.source is None and bool(data.vocabularies) and not self._is_dynamic
 
     def machine(self, num_samples: int) -> Machine:

@@ -92,8 +92,6 @@ class Ranks(Protocol):
 
 def any_rank(ranks: Ranks, flag: bool) -> bool:
     """Collective: whether any rank has the flag: then all do what one wants."""
-    if ranks.num_ranks == 1:
-        return flag
     return bool(ranks.all_gather(torch.tensor([flag])).wait().any())
 
 

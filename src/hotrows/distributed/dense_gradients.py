@@ -36,21 +36,18 @@ class SharedGradients:
 
     def __init__(self, model: nn.Module, ranks: Ranks, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._ranks = ranks
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        several = ranks.num_ranks > 1  # else gradients are sums already
+        parameters = [p for p in model.parameters() if p.requires_grad and several]
         self._buckets = [_Bucket(some) for some in _filled(parameters[::-1], bucket_bytes)]
         self._sums = False
         self._next = 0
-        if ranks.num_ranks > 1:
-            for bucket in self._buckets:
-                for parameter in bucket.parameters:
-                    parameter.register_post_accumulate_grad_hook(self._hook(bucket))
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(self._hook(bucket))
 
     @contextmanager
     def summing(self) -> Iterator[None]:
         """Gradients computed within are final: they are sent, and are sums when this ends."""
-        if self._ranks.num_ranks == 1:
-            yield
-            return
         self._sums, self._next = True, 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)

@@ -178,7 +178,7 @@ class CachedGroup:
 
 
 class CachedTables:
-    """The cached groups of all tables.
+    """The cached groups of all tables; without any, and false, where all rows are in memory.
 
     shards: what this rank holds of each pack; groups: of packs; initial_values: of the rows of each
     pack; seed: theirs. stores: the packs in host memory; none where they live in files.
@@ -203,25 +203,27 @@ class CachedTables:
         self._shards, self._groups = shards, tuple(groups)
         self._initial_values, self._seed = initial_values, seed
         # Too little fast memory is refused before a store is made.
-        num_slots = [1] * len(groups)
-        if not read_only:
-            sizes = _sizes_in_fast_memory(groups, device)
-            num_slots = divide(caching.fast_memory, sizes, caching.memory_split)
+        share = caching.fast_memory, _sizes_in_fast_memory(groups, device), caching.memory_split
+        num_slots = [1] * len(groups) if read_only else divide(*share)
         self.files: tuple[FileStore, ...] = ()
+        self.is_in_files = caching.path is not None
         self._has_requested = False  # a checkpoint
-        if caching.path is not None and not read_only:
+        if self.is_in_files and not read_only:
             self.files = tuple(map(self._open, range(len(groups))))
         caches = [
             self._cache(num_slots[g], group.strides, self._store(g, stores))
             for g, group in enumerate(groups)
         ]
-        share = caching.lookahead_bytes // len(groups)
+        window = caching.lookahead_bytes // max(len(groups), 1)
         self.maps_on_device = self._maps_on_device(num_slots, read_only)
         maps = device if self.maps_on_device else None
         self.groups = tuple(
-            CachedGroup(group, cache, self._policy(group), caching.in_flight, share, maps)
+            CachedGroup(group, cache, self._policy(group), caching.in_flight, window, maps)
             for group, cache in zip(groups, caches, strict=True)
         )
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
 
     def _maps_on_device(self, num_slots: Sequence[int], read_only: bool) -> bool:
         """True if the device maps the slots; logs why, where it was to and cannot."""
@@ -279,15 +281,14 @@ class CachedTables:
 
     def traffic(self, plan: Plan) -> CacheTraffic:
         """Counts what a plan moves."""
-        total, plan = CacheTraffic(), plan.host
-        for cached, moves in zip(self.groups, plan.moves, strict=False):
-            total += cached.traffic(plan.packs[cached.group.packs[0]], moves)
-        return total
+        plan, total = plan.host, CacheTraffic()
+        pairs = zip(self.groups, plan.moves, strict=False)
+        return sum((g.traffic(plan.packs[g.group.packs[0]], moves) for g, moves in pairs), total)
 
     @property
     def num_planned(self) -> int:
         """How many batches have been planned since the plans were last forgotten."""
-        return self.groups[0].slots.num_allocated
+        return self.groups[0].slots.num_allocated if self.groups else 0
 
     def forget_plans(self) -> None:
         """Empties the caches; batches planned and not trained are forgotten, and all that were fed.
@@ -390,7 +391,7 @@ class CachedTables:
     def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
         if self.files:
             return self.files[g]
-        if self.caching.path is not None:
+        if self.is_in_files:
             return ReadOnlyStore(self._groups[g].stride)
         return HostStore([stores[p] for p in self._groups[g].packs])
 

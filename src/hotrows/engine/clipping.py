@@ -21,7 +21,6 @@ from torch import Tensor
 from hotrows import ops
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.packed_tables import PackedTables
-from hotrows.optim import DenseRowOptimizer
 from hotrows.plan import Plan
 from hotrows.shapes import Float64
 
@@ -38,8 +37,7 @@ def count_squares(tables: PackedTables, ranks: Ranks) -> None:
     """Begins to follow |W|^2, unless a checkpoint has said what it is; collective between ranks."""
     dense = tables.dense_rows
     if not dense.counts_squares:
-        caches = [group.cache for group in tables.cached.groups] if tables.cached else []
-        dense.count_squares(tables.groups, tables.stores, caches)
+        dense.count_squares(tables.memory)
         dense.share_squares(ranks)
 
 
@@ -71,8 +69,9 @@ def scaled(
     numbers = numbers.clone()
     for p, pack in enumerate(tables.packs):
         optimizer = pack.tables[0].optimizer
-        if isinstance(optimizer, DenseRowOptimizer):
-            numbers[p, 1] -= (1 - factor) * optimizer.l2
+        assert optimizer is not None
+        if optimizer.l2_term:
+            numbers[p, 1] -= (1 - factor) * optimizer.l2_term
     return [None if grad is None else grad * factor for grad in grads], numbers
 
 
@@ -82,8 +81,9 @@ def _squares_of_rows(tables: PackedTables, p: int, plan: Plan, grad: Tensor) -> 
     sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights).double()  # [U, d]
     by_row = sums.square().sum(1)
     optimizer = tables.packs[p].tables[0].optimizer
-    if isinstance(optimizer, DenseRowOptimizer) and optimizer.l2:
-        by_row += 2 * optimizer.l2 * (sums * tables.rows(p, plan)).sum(1)
+    assert optimizer is not None
+    if optimizer.l2_term:
+        by_row += 2 * optimizer.l2_term * (sums * tables.rows(p, plan)).sum(1)
     for piece in shard.slices if shard.rank else ():
         if piece.shared:
             end = piece.first_row + piece.num_rows

@@ -16,8 +16,9 @@ its memory, without a wait; copies in host memory by the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,12 +34,12 @@ from hotrows.planning.packing import Group, Pack
 from hotrows.record import RankShard, views
 from hotrows.runtime.device import Device
 from hotrows.shapes import Float32, Float64, Int64, UInt8
-from hotrows.storage.cache import Cache, chunks
-from hotrows.storage.store import MemoryStore
+from hotrows.storage.cache import chunks
+
+if TYPE_CHECKING:
+    from hotrows.engine.read_through import AllInMemory
 
 PREFIX = "rows."  # of the names of `tensors`
-Stores = Sequence[MemoryStore]
-Caches = Sequence[Cache]
 
 
 @dataclass(frozen=True)
@@ -167,29 +168,23 @@ class DenseRows:
         deferred.update(kind, targets, slots, bounds, *runs, part.weights, grad, scales, squares)
         self._note(p, squares)
 
-    def catch_up_tables(
-        self, groups: Sequence[Group], stores: Stores, caches: Caches, num_ids: Mapping[str, int]
-    ) -> list[int]:
+    def catch_up_tables(self, rows: AllInMemory, num_ids: Mapping[str, int]) -> list[int]:
         """Lets every row make the steps that it missed, and forgets these; returns the groups that
         have such rows.
 
-        stores: of all packs, where there are no caches, one for each group. num_ids: by table, the ids
-        from this one on have missed none.
+        rows: of this rank. num_ids: by table, the ids from this one on have missed none.
         """
-        changed = [g for g, group in enumerate(groups) if any(p in self for p in group.packs)]
+        changed = [g for g, group in enumerate(rows.groups) if any(p in self for p in group.packs)]
         for g in changed:
-            cache = caches[g] if caches else None
-            for k, rows, records, parts in self._chunks(groups[g], stores, cache, num_ids):
-                moved = torch.zeros(len(rows), dtype=torch.bool)
+            for k, parts, write in self._chunks(rows, g, num_ids):
+                moved = []
                 for p, part in parts.items():
                     squares, last = self._changes(p), self._target(p, part).last
                     before = last.clone()
                     self.catch_up_all(p, part, None if squares is None else squares[k : k + 1])
                     self._note(p, squares)
-                    if cache is not None:
-                        moved |= last != before
-                if cache is not None and records is not None:
-                    cache.write(rows[moved], records[moved])
+                    moved.append(last != before)
+                write(torch.stack(moved).any(0))
         self._begin_at(self.now)
         return changed
 
@@ -201,21 +196,15 @@ class DenseRows:
         return records
 
     def _chunks(
-        self, group: Group, stores: Stores, cache: Cache | None, num_ids: Mapping[str, int] | None = None
-    ) -> Iterator[tuple[int, Tensor, Tensor | None, dict[int, Tensor]]]:
-        """Yields adjacent rows of a slice, some at a time: the slice, its rows, of a cached group a copy
-        of its records, and the records of each pack under a dense optimizer."""
-        packs = [p for p in group.packs if p in self]
-        for k, span in enumerate(self.spans(group, num_ids or {}) if packs else ()):
+        self, rows: AllInMemory, g: int, num_ids: Mapping[str, int]
+    ) -> Iterator[tuple[int, dict[int, Tensor], Callable[[Tensor], None]]]:
+        """Yields adjacent rows of a slice of group g, some at a time: the slice, the records of each pack
+        under a dense optimizer, and what stores those that were changed, a bool each."""
+        packs = [p for p in rows.groups[g].packs if p in self]
+        for k, span in enumerate(self.spans(rows.groups[g], num_ids) if packs else ()):
             for begin, end in chunks(len(span)):
-                part = slice(span.start + begin, span.start + end)
-                rows = torch.arange(part.start, part.stop)
-                if cache is None:
-                    yield k, rows, None, {p: stores[p].records[part] for p in packs}
-                    continue
-                records = cache.read(rows)
-                parts = zip(group.packs, cache.of_packs(records), strict=True)
-                yield k, rows, records, {p: part for p, part in parts if p in packs}
+                parts, write = rows.opened(g, span.start + begin, span.start + end)
+                yield k, {p: parts[p] for p in packs}, write
 
     def spans(self, group: Group, num_ids: Mapping[str, int]) -> Iterator[range]:
         """Yields the rows of each slice of a table; num_ids: by table, only those of ids below it."""
@@ -236,12 +225,12 @@ class DenseRows:
         """Ends following the sums of squared weights: there are rows that are not in them."""
         self._squares = None
 
-    def count_squares(self, groups: Sequence[Group], stores: Stores, caches: Caches) -> None:
+    def count_squares(self, rows: AllInMemory) -> None:
         """Begins to follow the sums of squared weights, in one pass over the tables; the pipeline is
-        paused. stores, caches: as in `catch_up_tables`."""
+        paused."""
         self._squares, self._change = torch.zeros_like(self._change), torch.zeros_like(self._change)
-        for g, group in enumerate(groups):
-            for k, _, _, parts in self._chunks(group, stores, caches[g] if caches else None):
+        for g in range(len(rows.groups)):
+            for k, parts, _ in self._chunks(rows, g, {}):
                 for p, part in parts.items():
                     squares = self._changes(p)
                     if squares is not None:

@@ -23,7 +23,7 @@ from hotrows.batch import Batch, NewIds, samples
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import Dynamic
 from hotrows.keys.partitions import KeyPartitions, SentKeys, Vocabulary
-from hotrows.optim import DenseRowOptimizer, RowOptimizer
+from hotrows.optim import RowOptimizer
 from hotrows.planning.crosses import append_crosses
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
 from hotrows.table import Cross, Table
@@ -33,8 +33,10 @@ class DynamicIds:
     """The keys of a model's dynamic features, and the ids that they have.
 
     vocabularies: what each declares; features: by dynamic feature, its vocabulary. `begin` comes before
-    all else.
+    all else. refusal: why a device cannot plan batches; None: it can.
     """
+
+    refusal: str | None = "features are dynamic"
 
     def __init__(self, vocabularies: Mapping[str, Vocabulary], features: Mapping[str, str]) -> None:
         self.vocabularies, self.features = dict(vocabularies), dict(features)
@@ -46,13 +48,13 @@ class DynamicIds:
         self.begin(OneRank(), ())
 
     @classmethod
-    def of_schema(cls, schema: Schema, tables: Sequence[Table]) -> DynamicIds | None:
-        """Empty key tables of the dynamic features that tables read; None: there are none."""
+    def of_schema(cls, schema: Schema, tables: Sequence[Table]) -> DynamicIds:
+        """Empty key tables of the dynamic features that tables read, if there are any."""
         read = {feature for table in tables for feature in table.features}
         dynamic = [f for f in schema.id_features if f.dynamic is not None and f.name in read]
         features = {f.name: vocabulary_of(f) for f in dynamic}
         declared = {features[f.name]: Vocabulary(f.dynamic, f.num_unknown) for f in dynamic if f.dynamic}
-        return cls(declared, features) if declared else None
+        return cls(declared, features) if declared else StaticIds()
 
     def begin(self, ranks: Ranks, crosses: Sequence[Cross]) -> None:
         """Makes empty key tables, dealt to ranks that plan together.
@@ -88,8 +90,7 @@ class DynamicIds:
     def check_squares(self, tables: Sequence[Table]) -> None:
         """Raises ValueError where L2 terms would be counted of rows that stand for no key."""
         for table in tables:
-            has_l2 = isinstance(table.optimizer, DenseRowOptimizer) and table.optimizer.l2
-            if has_l2 and set(table.features) & set(self.features):
+            if table.optimizer and table.optimizer.l2_term and set(table.features) & set(self.features):
                 raise ValueError(
                     f"table {table.name!r}: a norm that is clipped counts the L2 terms of all rows, and "
                     f"those of dynamic features come and go: leave out the clipping, or l2"
@@ -130,6 +131,12 @@ class DynamicIds:
         while coming:
             yield self._resolve(*coming.popleft())
 
+    def to_plan(
+        self, batches: Iterable[tuple[int, Batch]], future: Iterable[Batch] | None
+    ) -> tuple[Iterable[tuple[int, Batch]], Iterable[Batch] | None]:
+        """Resolved batches, in one order, by the one who reads furthest ahead."""
+        return self.resolved(batches), None
+
     def _resolve(self, step: int, batch: Batch, sent: SentKeys) -> tuple[int, Batch]:
         ids, new = self.keys.resolve(sent)
         readers = zip(self._readers.values(), new, strict=True)
@@ -168,10 +175,13 @@ class DynamicIds:
     # ---- looking
 
     def find(self, batch: Batch) -> Batch:
-        """A batch with the ids that its keys have as of the batches trained; changes nothing.
+        """A batch with the ids that its keys have as of the batches trained, if it is not resolved;
+        changes nothing.
 
         Between ranks: collective.
         """
+        if batch.new_ids is not None:
+            return batch
         batch = batch.expanded()
         ids = self.keys.find(self._present_keys(batch))
         return dataclasses.replace(self._with_ids(batch, ids), new_ids=())
@@ -245,6 +255,32 @@ class DynamicIds:
         if batch.offsets is None:
             return [slice(f * size, (f + 1) * size) for f in places]
         return [slice(int(batch.offsets[f * size]), int(batch.offsets[(f + 1) * size])) for f in places]
+
+
+class StaticIds(DynamicIds):
+    """The ids of a model without dynamic features: there are no keys, and ids are what batches say."""
+
+    refusal = None
+
+    def __init__(self) -> None:
+        super().__init__({}, {})
+
+    def resolved(self, batches: Iterable[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
+        return iter(batches)
+
+    def to_plan(
+        self, batches: Iterable[tuple[int, Batch]], future: Iterable[Batch] | None
+    ) -> tuple[Iterable[tuple[int, Batch]], Iterable[Batch] | None]:
+        return batches, future
+
+    def find(self, batch: Batch) -> Batch:
+        return batch
+
+    def check_resolved(self) -> None:
+        """Accepts every batch."""
+
+    def trained(self) -> None:
+        """Notes nothing."""
 
 
 def _present(keys: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.engine import first_layer
 from hotrows.engine.caching import Caching
 from hotrows.engine.clipping import Clip, clip_factor, count_squares, scaled
-from hotrows.engine.dynamic_ids import DynamicIds
+from hotrows.engine.dynamic_ids import DynamicIds, StaticIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
 from hotrows.engine.shared_vectors import SharedVectors
@@ -62,7 +62,7 @@ class Declares(Protocol):
     tables: tuple[Table, ...]
     sequences: tuple[str, ...]
     crosses: tuple[Cross, ...]
-    # Optional: first_layer_roles, as `hotrows.models.Model` has it.
+    first_layer_roles: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class Embedding:
         run = Execution(**execution)
         self.seed, self.ranks = seed, run.ranks or OneRank()
         self.device = find(run.device) if isinstance(run.device, str) else run.device
-        self.dynamic = dynamic
+        self.dynamic = dynamic or StaticIds()
+        is_static = not self.dynamic.vocabularies
         default = optimizer or Adagrad()
         self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
@@ -164,14 +165,13 @@ class Embedding:
             run.micro_batches,
             run.summed,
             self.threads,
-            shares=self.device.on_host and dynamic is None,
+            shares=self.device.on_host and is_static,
         )
-        if dynamic is not None:
-            dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
-            dynamic.begin(self.planner.ranks, crosses)
+        self.dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
+        self.dynamic.begin(self.planner.ranks, crosses)
         plans_there = run.planning != "host" and not self.device.on_host
         self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
-        if plans_there and caching is not None and dynamic is None:
+        if plans_there and caching is not None and is_static:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
         self._warned = run.planning is None
         self.packed = PackedTables(
@@ -209,7 +209,7 @@ class Embedding:
             crosses=model.crosses,
             pooling=schema.pooling,
             dynamic=dynamic,
-            **{"first_layer_roles": getattr(model, "first_layer_roles", ()), **settings},
+            **{"first_layer_roles": model.first_layer_roles, **settings},
         )
 
     # ---- planning
@@ -229,14 +229,10 @@ class Embedding:
         Between ranks: collective; each brings its own samples of the batch. signals: see
         `planning.routing.RankSignals`.
         """
-        if self.dynamic is not None and batch.new_ids is None:
-            batch = self.dynamic.find(batch)
-        return self.planner.plan(batch, step, signals)
+        return self.planner.plan(self.dynamic.find(batch), step, signals)
 
     def resolved(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yields batches to train on, in order, with ids for keys; see `engine.dynamic_ids`."""
-        if self.dynamic is None:
-            return iter(batches)
         return (batch for _, batch in self.dynamic.resolved(enumerate(batches)))
 
     def plan_ahead(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
@@ -249,9 +245,7 @@ class Embedding:
         """True if the device finds the rows and runs of such a batch."""
         if self.device_planner is None or (self.cached_tables and not self.cached_tables.maps_on_device):
             return False
-        reason = self.device_planner.refusal(batch)
-        if self.dynamic is not None:
-            reason = "features are dynamic"
+        reason = self.dynamic.refusal or self.device_planner.refusal(batch)
         for reader in self.packed.changed.readers:
             reason = f"{reader.purpose} note there which rows have changed"
         if reason is not None and not self._warned:
@@ -353,15 +347,13 @@ class Embedding:
         else:
             grads = [leaf.grad for leaf in vectors.leaves]
             plan = first_layer.planned_by_rows(plan, vectors.by_rows)
-        if self.dynamic is not None:
-            self.dynamic.check_resolved()
+        self.dynamic.check_resolved()
         factor = 1.0
         if clip is not None:
             factor = clip_factor(self.packed, plan, grads, clip, self.ranks)
             grads, hyperparameters = scaled(self.packed, grads, hyperparameters, factor)
         self.packed.update(plan, grads, hyperparameters)
-        if self.dynamic is not None:
-            self.dynamic.trained()
+        self.dynamic.trained()
         if clip is not None:
             self.packed.dense_rows.share_squares(self.ranks)
         return factor
@@ -400,7 +392,7 @@ class Embedding:
     def num_rows(self) -> dict[str, int]:
         """By table, the rows that it needs."""
         rows = {table.name: table.rows for table in self.tables}
-        return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables)
+        return rows | self.dynamic.num_rows(self.tables)
 
     @property
     def wants_catch_up(self) -> bool:
@@ -422,8 +414,7 @@ class Embedding:
     def count_squares(self) -> None:
         """Prepares for `update` with a clip, where L2 terms count in the norm: one pass over the tables
         of this rank, unless a checkpoint has said what it would find. Collective."""
-        if self.dynamic is not None:
-            self.dynamic.check_squares(self.tables)
+        self.dynamic.check_squares(self.tables)
         count_squares(self.packed, self.ranks)
 
     def describe(self) -> str:

@@ -1,8 +1,7 @@
 """PackedTables: the rows of a model's packs that this rank has, and what reads and updates them.
 
-Rows are in memory, or in a store behind a cache (`cached_tables`). Plans name their slots. A batch
-whose rows are not all in slots, and one that was not planned for training, reads and writes them
-through the cache (`read_through`).
+Rows are in memory, or in a store behind a cache (`cached_tables`). Plans name their slots. Which of
+both it is, `read_through` answers: here nothing asks.
 
     leaves = tables.lookup(plan)                        # [M, D] per pack: bags of rows
     tables.update(plan, gradients, hyperparameters)     # sums per row, then the row optimizers
@@ -25,7 +24,7 @@ from hotrows.engine.caching import Caching
 from hotrows.engine.changed_rows import ChangedRows
 from hotrows.engine.decay_by_count import DecayByCount
 from hotrows.engine.dense_rows import DenseRows
-from hotrows.engine.read_through import ReadThrough
+from hotrows.engine.read_through import AllInMemory, BehindCache
 from hotrows.optim import RowOptimizer, RowWiseAdagrad
 from hotrows.plan import PackPlan, Plan
 from hotrows.planning import packing
@@ -70,8 +69,8 @@ class PackedTables:
     plan. narrow: vectors are looked up for training in bfloat16, and their gradients are, too.
 
     groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
-    of each pack, none where rows are in files; dense_rows: those under dense optimizers; changed: the
-    rows that training changes, for those who read it.
+    of each pack, none where rows are in files; memory: where rows are; dense_rows: those under dense
+    optimizers; changed: the rows that training changes, for those who read it.
     """
 
     def __init__(
@@ -94,9 +93,6 @@ class PackedTables:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in packs)
         self.streams = Streams(device, streams)
         self.changed = ChangedRows(group.rows for group in self.groups)
-        self._place = {  # of each pack: its group, and its place there
-            p: (g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.packs)
-        }
         self._initial_values = tuple(_initial_values(shard, seed) for shard in self.shards)
         self._layouts = [values.layout.as_ints() for values in self._initial_values]
         self.dense_rows = DenseRows(self.packs, self.shards, self._layouts, device)
@@ -104,16 +100,17 @@ class PackedTables:
             (device.put(values.first_rows), device.put(values.pieces)) for values in self._initial_values
         ]
         self.decay_by_count = DecayByCount(self.packs, self.shards, device)
-        self.stores = self._memory(caching)
-        self.cached: CachedTables | None = None
-        self._read_through: ReadThrough | None = None
-        if caching is not None:
+        self.stores = self._stores(caching)
+        layouts = [values.layout for values in self._initial_values]
+        if caching is None:
+            self.cached = CachedTables(Caching(0), (), (), (), (), seed, read_only=True)
+            self.memory = AllInMemory(self.groups, self.stores, layouts, device)
+        else:
             tables = self.shards, self.groups, self._initial_values, self.stores
             self.cached = CachedTables(caching, *tables, seed, read_only, device, threads)
-            layouts = [values.layout for values in self._initial_values]
-            self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
+            self.memory = BehindCache(self.cached.groups, layouts, device, self.dense_rows)
 
-    def _memory(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
+    def _stores(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
         """All rows in memory: on the device, or on the host behind a cache; none of those in files."""
         if caching is None:
             return tuple(MemoryStore.begun(values, self._device) for values in self._initial_values)
@@ -124,7 +121,10 @@ class PackedTables:
         blocks = [group_block([self._initial_values[p] for p in group.packs]) for group in self.groups]
         for block, _ in blocks:
             self._device.page_lock(block)
-        return tuple(blocks[g][1][i] for _, (g, i) in sorted(self._place.items()))
+        by_pack: dict[int, MemoryStore] = {}
+        for group, (_, stores) in zip(self.groups, blocks, strict=True):
+            by_pack |= zip(group.packs, stores, strict=True)
+        return tuple(by_pack[p] for p in range(len(self.packs)))
 
     @property
     def num_bytes(self) -> int:
@@ -142,7 +142,7 @@ class PackedTables:
             else partial(self.pool, p, plan, narrow and pack.dim >= _LEAST_NARROW)
             for p, pack in enumerate(self.packs)
         ]
-        if all(self._is_resident(plan, g) for g in range(len(self.groups))):
+        if all(self.memory.is_resident(plan, group.packs[0]) for group in self.groups):
             return self.streams.run_all(works, held_by_streams(plan))
         # The host reads rows from the store, and waits for the device as it does.
         return [work() for work in works]
@@ -160,61 +160,34 @@ class PackedTables:
 
     def _read(self, p: int, plan: Plan) -> tuple[Tensor, list[int], Tensor]:
         """The records of the batch's rows in pack p: (records [C, _], their layout, slots [U])."""
-        part, is_resident = plan.packs[p], self._is_resident(plan, self._place[p][0])
-        if p in self.dense_rows:
-            trains = is_resident and torch.is_grad_enabled()
-            if self.cached and not is_resident and torch.is_grad_enabled():
-                self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
-            if trains:
-                self.dense_rows.catch_up(p, self._records(p), part.rows, part.slots)
-                return self._records(p), self._layouts[p], part.slots
-            rows = (plan.host if self.cached else plan).packs[p].rows
-            records = self.copies(p, rows)
-            slots = torch.arange(len(rows), device=rows.device)
-            self.dense_rows.catch_up(p, records, rows, slots, are_copies=True)
-            return self._device.put(records), self._layouts[p], self._device.put(slots)
-        if is_resident:
-            return self._records(p), self._layouts[p], part.slots
-        assert self._read_through is not None
-        return self._read_through.lookup(p, plan)
+        if p not in self.dense_rows:
+            return self.memory.lookup(p, plan)
+        part, layout, trains = plan.packs[p], self._layouts[p], torch.is_grad_enabled()
+        if trains and self.memory.is_resident(plan, p):
+            records = self.memory.in_slots(p)
+            self.dense_rows.catch_up(p, records, part.rows, part.slots)
+            return records, layout, part.slots
+        if trains:
+            self.memory.catch_up(p, part.rows, self.dense_rows)
+        rows = self.memory.rows_of(p, plan)
+        records, slots = self.memory.records(p, rows), torch.arange(len(rows), device=rows.device)
+        self.dense_rows.catch_up(p, records, rows, slots, are_copies=True)
+        return self._device.put(records), layout, self._device.put(slots)
 
-    def copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
-        """The present records of `rows`, distinct and ascending: from behind a cache in host memory,
-        else where all are, as `rows` must be."""
-        if self._read_through is not None:
-            return self._read_through.records(p, rows)
-        records = torch.empty(rows.numel(), self._layouts[p][5], dtype=torch.uint8, device=rows.device)
-        ops.copy_rows(self.stores[p].records, rows.clamp(min=0), records, None)
-        return records
-
-    def _is_resident(self, plan: Plan, g: int) -> bool:
-        """True if every row of the plan's batch has a slot in group g."""
-        return self.cached is None or (bool(plan.moves) and not plan.moves[g].bypasses_cache)
-
-    def _records(self, p: int) -> UInt8[Tensor, "C _"]:
-        """The records in fast memory that slots of plans number."""
-        if self.cached is None:
-            return self.stores[p].records
-        g, i = self._place[p]
-        return self.cached.groups[g].cache.arenas[i]
+    def weights_of(self, p: int, rows: Int64[Tensor, "U"]) -> Tensor:
+        """The present weights of `rows`, distinct and ascending, as stored, in host memory."""
+        return self.memory.weights_of(p, rows)
 
     def begin(self, plan: Plan) -> None:
         """Gives rows that stand for new keys the first values of these: before they are looked up."""
-        for g, (host, new) in enumerate(zip(plan.host.new_rows, plan.new_rows, strict=True)):
-            if not len(host.rows):
+        for g, new in enumerate(plan.host.new_rows):
+            if not len(new.rows):
                 continue
             packs = self.groups[g].packs
-            first = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            first = [self._initial_values[p].of_keys(new.rows, new.keys) for p in packs]
             records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, first, strict=True)]
-            self.changed.add(g, host.rows)
-            if not self._is_resident(plan, g):
-                assert self._read_through is not None
-                self._read_through.write(g, host.rows, torch.cat(records, 1))
-                continue
-            for p, of_pack in zip(packs, records, strict=True):
-                ops.copy_rows(self._device.put(of_pack), None, self._records(p), new.slots)
-            if self.cached:
-                self.cached.groups[g].cache.mark_changed(new.slots)
+            self.changed.add(g, new.rows)
+            self.memory.begin(plan, g, records)
 
     # ---- update
 
@@ -234,17 +207,9 @@ class PackedTables:
         self.dense_rows.begin_step(hyperparameters)
         works: list[partial[None]] = []
         for g, group in enumerate(self.groups):
-            is_resident = self._is_resident(plan, g)
             if any(leaves[p] is not None for p in group.packs):
                 self._note_update(plan, g)
-                if not is_resident:
-                    assert self._read_through is not None
-                    self._read_through.update(g, plan, partial(self._update, gradients))
-            if is_resident:
-                for p in group.packs:
-                    part = plan.packs[p]
-                    records = self._records(p)
-                    works.append(partial(self._update, gradients, p, records, part, part.slots))
+                works += self.memory.updates(plan, g, partial(self._update, gradients))
             if not self.streams.are_several:
                 self.streams.run_all(works)
                 works = []
@@ -259,7 +224,7 @@ class PackedTables:
         records: UInt8[Tensor, "C _"],
         part: PackPlan,
         slots: Int64[Tensor, "{part.num_rows}"],
-        places: slice = slice(None),
+        places: slice,
     ) -> None:
         """Updates rows of pack p, those at `places` of the plan, whose records are at `slots`."""
         grad, squares = gradients.leaves[p], gradients.mean_squares[p]
@@ -305,8 +270,7 @@ class PackedTables:
     def _note_update(self, plan: Plan, g: int) -> None:
         first = self.groups[g].packs[0]
         self.changed.add(g, plan.host.packs[first].rows)
-        if self.cached and self._is_resident(plan, g):
-            self.cached.groups[g].cache.mark_changed(plan.packs[first].slots)
+        self.memory.note_update(plan, g)
 
     # ---- all rows; the pipeline is paused
 
@@ -315,8 +279,7 @@ class PackedTables:
 
         num_ids: see `DenseRows.catch_up_tables`.
         """
-        caches = [cached.cache for cached in self.cached.groups] if self.cached else []
-        for g in self.dense_rows.catch_up_tables(self.groups, self.stores, caches, num_ids or {}):
+        for g in self.dense_rows.catch_up_tables(self.memory, num_ids or {}):
             for span in (
                 self.dense_rows.spans(self.groups[g], num_ids or {}) if self.changed.readers else ()
             ):
@@ -339,10 +302,7 @@ class PackedTables:
         p, first, end = self._rows_of(table)
         end = end if num_rows is None else first + num_rows
         for begin, stop in chunks(end - first):
-            if self._read_through:
-                records = self._read_through.records(p, torch.arange(first + begin, first + stop))
-            else:
-                records = self.stores[p].copy_out(first + begin, first + stop)
+            records = self.memory.span(p, first + begin, first + stop)
             if p in self.dense_rows:
                 records = records.clone()  # not what is stored
                 self.dense_rows.catch_up_all(p, records)
@@ -355,13 +315,12 @@ class PackedTables:
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""
-        groups = self.cached.groups if self.cached else ()
-        return "\n".join([packing.describe(self.packs), *(g.describe(self.packs) for g in groups)])
+        groups = [cached.describe(self.packs) for cached in self.cached.groups]
+        return "\n".join([packing.describe(self.packs), *groups])
 
     def close(self) -> None:
         """Closes the file stores, if any; nothing may be looked up afterwards."""
-        if self.cached:
-            self.cached.close()
+        self.cached.close()
 
 
 def held_by_streams(plan: Plan) -> list[Tensor]:
@@ -393,7 +352,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         pieces=torch.tensor(pieces, dtype=torch.int64).view(-1, 5),
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, shard.dim)),
-        step=optim.initial_step(first.optimizer),
+        step=first.optimizer.first_step,
         present=present if any(table.reserved is not None for table in shard.tables) else None,
     )
 

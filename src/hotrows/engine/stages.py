@@ -83,12 +83,11 @@ def training_stages(
     their own time, whether the next one has; planning looks ahead as far as they have come, and no thread
     waits for another.
     """
-    if embedding.dynamic is not None:  # in one order, by the one who reads furthest ahead
-        batches, future = embedding.dynamic.resolved(batches), None
+    batches, future = embedding.dynamic.to_plan(batches, future)
     run, cached_tables = _Stages(embedding, padded), embedding.cached_tables
     plan: Callable[[Work], None]
     has_input, count = arrived, _nothing
-    if cached_tables is None:
+    if not cached_tables:
         plan = _PlannedBatches(embedding, batches, signals, one_thread=arrived is not None).plan
     else:
         readers = _planned_twice(embedding, batches, future, signals)
@@ -111,9 +110,9 @@ def training_stages(
     unneeded: set[str] = set()
     if embedding.device.on_host:
         unneeded |= {"upload"}
-    if cached_tables is None:
+    if not cached_tables:
         unneeded |= {"collect", "insert", "write back"}
-    if cached_tables is None or not cached_tables.maps_on_device:
+    if not cached_tables.maps_on_device:
         unneeded |= {"count"}
     return [stage for stage in stages if stage.name not in unneeded]
 
@@ -139,7 +138,7 @@ def start(
     with empty ones until none has any, so that all end together.
     """
     stages = training_stages(embedding, batches, future, signals, padded, arrived)
-    first = embedding.cached_tables.num_planned if embedding.cached_tables else 0
+    first = embedding.cached_tables.num_planned
     if plan_depth == 0:
         return Serial(stages, first, trace)
     if embedding.ranks.num_ranks == 1:
@@ -160,9 +159,7 @@ class _Stages:
 
     def __init__(self, embedding: Embedding, padded: bool) -> None:
         self._embedding, self._device, self._padded = embedding, embedding.device, padded
-        self._caches = (
-            [group.cache for group in embedding.cached_tables.groups] if embedding.cached_tables else []
-        )
+        self._caches = [group.cache for group in embedding.cached_tables.groups]
         self._trained: deque[Mark] = deque()
         self._written: Mark = None  # passed once every batch that has left is in the store
 
@@ -287,7 +284,7 @@ class _PlannedBatches:
         self._embedding = embedding
         self._signals = signals
         self._alone = embedding.ranks.num_ranks == 1
-        one_thread |= embedding.dynamic is not None and not self._alone
+        one_thread |= bool(embedding.dynamic.vocabularies) and not self._alone
         loads_ahead = embedding.threads.num > 1 and not one_thread
         self._batches = prefetch(batches, depth=int(loads_ahead))
         self._last: Batch | None = None

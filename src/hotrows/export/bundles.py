@@ -100,18 +100,17 @@ def write_bundle(
         tables.append(stored)
         done += rows
         progress("exporting", done, sum(num_rows.values()))
-    keys = tuple(_write_keys(folder, embedding.dynamic)) if embedding.dynamic else ()
+    keys = tuple(_write_keys(folder, embedding.dynamic))
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
     sums |= _copy_encoders(run, folder)
     # 4. Describe it all.
-    histories = getattr(model, "histories", ())
     bundle = Bundle(
         path=folder,
         program=PROGRAMS[kind],
         inputs=plain.inputs,
         tables=tuple(tables),
         crosses=tuple(model.crosses),
-        equal_lengths=tuple(h.sequences for h in histories if len(h.sequences) > 1),
+        equal_lengths=tuple(h.sequences for h in model.histories if len(h.sequences) > 1),
         losses={
             label: StoredLoss(str(loss), loss.link)
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
@@ -204,8 +203,8 @@ def _write_program(
 
 def _write_keys(folder: Path, dynamic: DynamicIds) -> Iterator[StoredKeys]:
     """Writes which key has which row, by vocabulary."""
-    (folder / "keys").mkdir()
     for name, vocabulary in dynamic.vocabularies.items():
+        (folder / "keys").mkdir(exist_ok=True)
         ids, keys = (tensor.numpy() for tensor in dynamic.keys.live(name))
         order = keys.argsort()
         file = keys_file(name, dynamic.vocabularies)

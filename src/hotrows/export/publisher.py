@@ -37,7 +37,6 @@ from hotrows.export.whole import write_whole_bundle
 from hotrows.keys.partitions import KeyChanges
 from hotrows.optim import DenseRowOptimizer
 from hotrows.planning.packing import rows_of
-from hotrows.record import layout_of, views
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_text
 from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import Lock
@@ -145,11 +144,10 @@ class Publisher(Callback):
         changed = embedding.packed.changed
         self._changed = changed.reader("deltas (publish)")
         self._stack.callback(changed.readers.remove, self._changed)
-        if embedding.dynamic is not None:
-            of_keys = embedding.dynamic.keys
-            self._keys = {name: _ChangedKeys() for name in of_keys.vocabularies}
-            of_keys.observers.append(self._note_keys)
-            self._stack.callback(of_keys.observers.remove, self._note_keys)
+        of_keys = embedding.dynamic.keys
+        self._keys = {name: _ChangedKeys() for name in of_keys.vocabularies}
+        of_keys.observers.append(self._note_keys)
+        self._stack.callback(of_keys.observers.remove, self._note_keys)
         with torch.random.fork_rng(devices=[]):
             self._version = self._first_version(trainer)
         self._head, self._published_at = self._version.head, time.monotonic()
@@ -228,7 +226,7 @@ class Publisher(Callback):
         for group, changed in zip(embedding.groups, self._changed.take(), strict=True):
             for p in group.packs:
                 pack = embedding.packs[p]
-                weights = _weights(embedding, p, changed)
+                weights = embedding.packed.weights_of(p, changed)
                 spans = spans_of(changed, pairwise(pack.first_rows))
                 for table, first, span in zip(pack.tables, pack.first_rows, spans, strict=False):
                     if span.stop > span.start:
@@ -279,7 +277,6 @@ class Publisher(Callback):
         self._differs = any(map(len, differences.values()))
         self._mark(trainer.embedding, differences)
         for name, changed in self._keys.items():
-            assert trainer.embedding.dynamic is not None  # since there are such tables
             ids, keys = (tensor.numpy() for tensor in trainer.embedding.dynamic.keys.live(name))
             changed.add(version.keys[name].pairs()[0], GONE)
             changed.add(keys, ids)
@@ -386,15 +383,6 @@ def _check(trainer: Training) -> None:
                 f"table {table.name!r} is trained by {table.optimizer.kind}, which changes all rows in "
                 f"every step, so that a delta would be all of it: use a lazy optimizer, such as adagrad"
             )
-
-
-def _weights(embedding: Embedding, p: int, rows: Tensor) -> Tensor:
-    """A copy in host memory of the weights of rows of pack p, [n, D], distinct and ascending."""
-    if embedding.cached_tables is None:
-        store = embedding.stores[p]
-        return store.views.weights[rows.to(store.records.device)].cpu()
-    layout = layout_of(embedding.packs[p].tables[0]).as_ints()
-    return views(embedding.packed.copies(p, rows), layout).weights
 
 
 def _chain_of(run: Path) -> str:

@@ -10,6 +10,7 @@
                                         "ids" [n], ascending, and "keys" [n]: whose row each of them is;
                                         with --state the row optimizer's numbers, [rows, dim] or [rows]
     OUT/trainer.safetensors             with --state that of the dense part's optimizer, and more
+    OUT/keys.safetensors                with --state what is known of the keys of dynamic features
 
     weight = safetensors.torch.load_file("OUT/tables/C1.safetensors")["weight"]
     vectors = torch.nn.functional.embedding(ids, weight)
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from hotrows import checkpoint
 from hotrows.checkpoint import files
-from hotrows.checkpoint.manifest import read_manifest
+from hotrows.checkpoint.manifest import KEYS, read_manifest
 from hotrows.checkpoint.table_files import TableFiles, describe, table_file
 from hotrows.export.bundles import BundleForm, check_bundle, write_bundle
 from hotrows.export.held_out import compare_held_out
@@ -103,6 +104,8 @@ def export(
                     saved = checkpoint.folder_of(run, which)
                     content = files.read_file(saved / _TRAINER, read_manifest(saved).files[_TRAINER])
                     table_files.sums[_TRAINER] = files.write_file(folder / _TRAINER, [content])
+                    if keys := predictor.embedding.dynamic.state():
+                        table_files.sums[KEYS] = files.write_file(folder / KEYS, [tensors_to_bytes(keys)])
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
                 form = BundleForm(format, table_dtype or "float32", tuple(shared))
@@ -154,8 +157,7 @@ def _write_tables(
             chunks = embedding.packed.record_chunks(table.name, rows)
             tensors[name], of_chunk = stored, partial(_bytes_of_column, column)
             contents.append(map(of_chunk, chunks))
-        live = None if embedding.dynamic is None else embedding.dynamic.live(table)
-        for name, numbers in zip(("ids", "keys"), live or (), strict=False):
+        for name, numbers in zip(("ids", "keys"), embedding.dynamic.live(table) or (), strict=False):
             tensors[name] = Stored("I64", (len(numbers),))
             contents.append([_bytes_of(numbers[:, None])])
         written.write(table_file(table.name, num_rows), tensors, contents)

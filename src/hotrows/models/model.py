@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hotrows.models.histories import History
 from hotrows.table import Cross, Table
 
 
@@ -17,6 +18,7 @@ class Model(nn.Module):
     sequences: features whose vectors it wants apart, as `vectors.sequence(name)` gives them; other
         sequences are pooled by their mean and are among the features of one vector.
     crosses: features hashed from the ids of others, which tables name among their features.
+    histories: sequences that it compares with features of the sample, those of one in equal lengths.
     labels: the labels it predicts, one logit each; None: a single one, which the run names.
     first_layer_roles: roles whose vectors it reads through `vectors.joined` alone, whose only reader
         is an `MLP`.
@@ -29,6 +31,7 @@ class Model(nn.Module):
     tables: tuple[Table, ...] = ()
     sequences: tuple[str, ...] = ()
     crosses: tuple[Cross, ...] = ()
+    histories: tuple[History, ...] = ()
     labels: tuple[str, ...] | None = None
     first_layer_roles: tuple[str, ...] = ()
 

@@ -99,13 +99,13 @@ class Slicer:
         ids, lengths = self._sample.ids[feature.name]
         rows = torch.arange(len(lengths)).repeat_interleave(lengths)
         known, counts = ids.unique(return_counts=True)
-        first = FIRST_UNKNOWN + feature.num_unknown
-        reserved = {missing_id(feature), *range(FIRST_UNKNOWN, first if feature.dynamic is None else 0)}
+        unknown_ids = _unknown_ids(feature)
+        reserved = {missing_id(feature), *unknown_ids}
         falling = known[counts.argsort(descending=True, stable=True)].tolist()
         frequent = [one for one in falling if one not in reserved][:_VALUES]
         for one in frequent:
             yield RowSlice(self._name(feature, one), rows[ids == one].unique())
-        unknown = (ids >= FIRST_UNKNOWN) & (ids < first) & (feature.dynamic is None)
+        unknown = (ids >= unknown_ids.start) & (ids < unknown_ids.stop)
         absent = torch.cat([rows[ids == missing_id(feature)], (lengths == 0).nonzero()[:, 0]])
         yield RowSlice("(unknown)", rows[unknown].unique())
         yield RowSlice("(missing)", absent.unique())
@@ -124,12 +124,16 @@ class Slicer:
     def _num_unknown(self) -> Tensor:
         counts = torch.zeros(len(self._sample), dtype=torch.int64)
         for feature in self._schema.id_features:
-            if feature.dynamic is None:
-                ids, lengths = self._sample.ids[feature.name]
-                rows = torch.arange(len(lengths)).repeat_interleave(lengths)
-                unknown = (ids >= FIRST_UNKNOWN) & (ids < FIRST_UNKNOWN + feature.num_unknown)
-                counts += rows[unknown].bincount(minlength=len(counts))
+            (ids, lengths), unknown_ids = self._sample.ids[feature.name], _unknown_ids(feature)
+            rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+            unknown = (ids >= unknown_ids.start) & (ids < unknown_ids.stop)
+            counts += rows[unknown].bincount(minlength=len(counts))
         return counts
+
+
+def _unknown_ids(feature: IdFeature) -> range:
+    """The ids that stand for unknown values; keys are all known."""
+    return range(FIRST_UNKNOWN, FIRST_UNKNOWN + feature.num_unknown * (feature.dynamic is None))
 
 
 def measured(scored: ScoredRows, slices: Sequence[RowSlice], seed: int = 0) -> list[MeasuredSlice]:

@@ -29,7 +29,7 @@ class Training(Protocol):
     recommender: Recommender
     model: Model
     embedding: Embedding
-    cached_tables: CachedTables | None
+    cached_tables: CachedTables
     steps: Any  # its StepTrainer
 
     @property
@@ -96,7 +96,7 @@ class RunControl:
     that trains by itself acts at once. is_interrupted: whether Ctrl-C was pressed.
     """
 
-    def __init__(self, ranks: Ranks, cached_tables: CachedTables | None, every: int | None) -> None:
+    def __init__(self, ranks: Ranks, cached_tables: CachedTables, every: int | None) -> None:
         self._is_alone, self._cached_tables, self._every = ranks.num_ranks == 1, cached_tables, every
         self._stop_called = self._all_stop = self._checkpoint_requested = False
         self.is_interrupted: Callable[[], bool] = lambda: False
@@ -109,12 +109,12 @@ class RunControl:
 
     def signals(self) -> int:
         """The requests of this rank."""
-        tables, signals = self._cached_tables, RankSignals(0)
+        signals = RankSignals(0)
         if self.is_interrupted():
             signals |= RankSignals.STOP
         if self._stop_called:
             signals |= RankSignals.FINISH
-        if tables is not None and tables.requests_checkpoint():
+        if self._cached_tables.requests_checkpoint():
             signals |= RankSignals.CHECKPOINT
         return signals
 

@@ -147,7 +147,7 @@ def refusal_of_capture(embedding: Embedding, ranks: Ranks) -> str | None:
             f"how many rows {ranks.num_ranks} ranks exchange differs from batch to batch, and a captured "
             f"step cannot: leave it out, or start one rank"
         )
-    if embedding.dynamic is not None:
+    if embedding.dynamic.vocabularies:
         return "a captured step gives new keys no rows: leave it out for dynamic features"
     for table in embedding.tables:
         optimizer = table.optimizer

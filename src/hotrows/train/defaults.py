@@ -9,6 +9,7 @@ from pathlib import Path
 from hotrows import models, optim
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
+from hotrows.dynamic import any_dynamic
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
 _SHALLOW = ("lr", "fm")
@@ -104,8 +105,7 @@ def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int, rate: flo
 
 def _is_counted(data: EncodedData) -> bool:
     """True if it is known how frequent each id is, by which the decay of rows is divided."""
-    is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
-    return bool(data.vocabularies) and not is_dynamic
+    return bool(data.vocabularies) and not any_dynamic(data.schema.id_features)
 
 
 def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adagrad:

@@ -35,9 +35,9 @@ def of_tables(reasons: Sequence[str], coverage: Iterable[object], run: Path) -> 
         log.info(str(covered))
 
 
-def of_pins(cached_tables: CachedTables | None) -> None:
+def of_pins(cached_tables: CachedTables) -> None:
     """Compares what batches in flight have pinned with the slots of a cache, where there is one."""
-    if cached_tables is None:
+    if not cached_tables:
         return
     slots = [group.slots for group in cached_tables.groups]
     drained = max(one.num_drained for one in slots)

@@ -99,7 +99,7 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
                 f"{file}: vectors of {vectors.shape[1]} numbers, and the rows of table {table.name!r} "
                 f"have {table.dim}; train with that dim (--option dim={vectors.shape[1]}), or cut them"
             )
-        if embedding.dynamic is not None and embedding.dynamic.live(table) is not None:
+        if embedding.dynamic.live(table) is not None:
             raise ValueError(
                 f"{file}: table {table.name!r} is read by dynamic features, whose rows begin with the "
                 f"first values of their keys; give pretrained values to tables with vocabularies"
@@ -125,7 +125,7 @@ class _Vectors:
         self._vectors = vectors
         assert table.optimizer is not None
         self._state = torch.tensor(optim.initial_state(table.optimizer, table.dim))
-        self._step = optim.initial_step(table.optimizer)
+        self._step = table.optimizer.first_step
 
     def take(self, places: Places) -> np.ndarray:
         vectors = torch.from_numpy(np.ascontiguousarray(self._vectors[places], np.float32))

@@ -235,7 +235,7 @@ def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, .
 def _first_layer_roles(model: models.Model, config: TrainConfig) -> tuple[str, ...]:
     """Roles that a first layer may read by distinct rows: products in float32, of no compiled graph."""
     plain = config.precision != "bfloat16" and not config.compile
-    return getattr(model, "first_layer_roles", ()) if plain else ()
+    return model.first_layer_roles if plain else ()
 
 
 def _check_equal(model: models.Model, ranks: Ranks) -> None:

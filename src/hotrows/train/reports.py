@@ -87,8 +87,7 @@ class Reports:
         for interval in (self._meter.interval, self._meter.total):
             interval.add(loss, work.item.batch.size, seconds=seconds, stalled=stalled)
             interval.add_stages(waited, busy)
-            if cached_tables:
-                interval.moves += cached_tables.traffic(work.item.plan)
+            interval.moves += cached_tables.traffic(work.item.plan)
         waited_for = max(waited, key=waited.__getitem__) if any(waited.values()) else None
         self._meter.interval.add_slowest(
             SlowestStep(self._steps.state.step, seconds, stalled, waited_for)
@@ -100,7 +99,7 @@ class Reports:
             return
         state, config = self._steps.state, self._steps.config
         is_first = self._meter.total.steps == self._meter.interval.steps
-        of_rank = self._meter.close_interval(cached=self._steps.cached_tables is not None)
+        of_rank = self._meter.close_interval(cached=bool(self._steps.cached_tables))
         loss = self._meter.shown["loss"]
         if not math.isfinite(loss):
             raise ValueError(
@@ -111,9 +110,8 @@ class Reports:
         scale = lr_scale(state, config)
         rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
         fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
-        dynamic = self._steps.embedding.dynamic
-        if dynamic is not None:
-            fields["keys"] = dynamic.growth()
+        if growth := self._steps.embedding.dynamic.growth():
+            fields["keys"] = growth
         self._log.write("train", state.step, fields)
         if is_first and self._steps.ranks.rank == 0:
             advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])

@@ -22,6 +22,7 @@ from hotrows.data.encode.encoding import stored_values
 from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.vocabulary_file import Values
 from hotrows.data.raw.columns import RawIds
+from hotrows.dynamic import any_dynamic
 from hotrows.engine.embedding import Embedding
 from hotrows.keys.partitions import row_ids
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -85,8 +86,7 @@ class RunCheckpoints:
         """Reads the last checkpoint; where there is none yet, the run begins anew."""
         steps = self._steps
         if checkpoint.pointed(self._run) is None:  # it was stopped before its first one
-            if steps.cached_tables:
-                steps.cached_tables.restore(None)
+            steps.cached_tables.restore(None)
             self.first_values()
             return
         folder = checkpoint.folder_of(self._run, "last")
@@ -103,9 +103,8 @@ class RunCheckpoints:
         self.window = {name.removeprefix(_WINDOW): stored.tensors.pop(name) for name in names}
         load_optimizer(steps.dense_optimizer, stored.tensors)
         self.writer.went_to(folder)
-        if steps.cached_tables:
-            ranks = steps.ranks
-            steps.cached_tables.retain(checkpoint.retained(self._run, ranks.rank, ranks.num_ranks))
+        ranks = steps.ranks
+        steps.cached_tables.retain(checkpoint.retained(self._run, ranks.rank, ranks.num_ranks))
 
     def first_values(self) -> None:
         """Reads pretrained values, or the best checkpoint of the run that the config starts from."""
@@ -131,8 +130,7 @@ class RunCheckpoints:
         """Waits for the last checkpoint, and reads the best one, unless it is what memory holds."""
         self.writer.wait()
         steps, pointer = self._steps, checkpoint.pointed(self._run)
-        in_files = steps.cached_tables is not None and steps.cached_tables.files
-        if pointer is not None and (pointer.best != pointer.last or in_files):
+        if pointer is not None and (pointer.best != pointer.last or steps.cached_tables.files):
             folder = checkpoint.folder_of(self._run, "best")
             fingerprint = steps.data.fingerprint
             checkpoint.load(folder, steps.embedding, steps.model, fingerprint, read_only=True)
@@ -155,7 +153,7 @@ def _ids_differ(run: Path, data: EncodedData) -> bool:
     dynamic: keys find their rows wherever they come from."""
     features = (*run_folder.read_schema(run).id_features, *data.schema.id_features)
     is_other = run_folder.read_data(run).fingerprint not in data.lineage
-    return is_other and any(feature.dynamic is not None for feature in features)
+    return is_other and any_dynamic(features)
 
 
 def _load_by_keys(
@@ -183,10 +181,9 @@ def _load_by_keys(
     # 2. The key of each id, then and now
     old = {name: _of_run(name, then[name], keys, old_values) for name in now if name in then}
     new = {name: _of_values(name, f, new_values) for name, f in now.items() if f.dynamic is None}
-    if embedding.dynamic is not None:
-        first = {name: torch.from_numpy(old[name][1]) for name in embedding.dynamic.vocabularies}
-        begun = embedding.dynamic.keys.begin_with(first)
-        new |= {name: (ids.numpy(), of_ids.numpy()) for name, (ids, of_ids) in begun.items()}
+    first = {name: torch.from_numpy(old[name][1]) for name in embedding.dynamic.vocabularies}
+    begun = embedding.dynamic.keys.begin_with(first)
+    new |= {name: (ids.numpy(), of_ids.numpy()) for name, (ids, of_ids) in begun.items()}
     # 3. The new id of each old one
     of_vocabulary = {
         name: _new_ids(old[name], new[name], then[name], now[name]) for name in old if name in new

@@ -45,7 +45,6 @@ class Step:
     [B] or [B, T], before they change the model.
     """
 
-    _one: Tensor | None = None
     note: Note | None = None
     scored: Callable[[Tensor, Batch], None] | None = None
 
@@ -59,6 +58,10 @@ class Step:
         self.recommender, self.optimizer, self.config = recommender, optimizer, config
         self.model, self.embedding = recommender.model, recommender.embedding
         self._shared = shared or SharedGradients(self.model, OneRank())
+        on_host = self.embedding.device.on_host
+        # As a captured step reads it, so that bits are equal.
+        self._rate: Callable[[float], float] = float if on_host else _in_float32
+        self._gradient_of: Callable[[Tensor], Tensor | None] = _of_pytorch if on_host else _Ones()
         self._forward: Callable = self.model
         if config.compile:
             self._forward = compiled(self.model, self.embedding.packs)
@@ -74,9 +77,7 @@ class Step:
     def set_rate(self, scale: float) -> None:
         """Sets the learning rate of the dense part, in place where a captured step reads it."""
         assert self.config.dense_lr is not None
-        rate = self.config.dense_lr * scale
-        if not self.embedding.device.on_host:  # as a captured step reads it, so that bits are equal
-            rate = float(np.float32(rate))
+        rate = self._rate(self.config.dense_lr * scale)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -112,18 +113,6 @@ class Step:
             self._dense_step(factor)
         return losses[0] if last == 0 else torch.stack(losses).sum()
 
-    def _gradient_of(self, loss: Tensor) -> Tensor | None:
-        """The gradient of a loss by itself; on a device, where making one is a launch, made once.
-
-        None on the host: PyTorch makes one itself. One that is passed it checks, and imports sympy for
-        that: more than a second.
-        """
-        if self.embedding.device.on_host:
-            return None
-        if self._one is None or (self._one.shape, self._one.dtype) != (loss.shape, loss.dtype):
-            self._one = torch.ones_like(loss)
-        return self._one
-
     def _clip(self) -> Clip | None:
         """The largest norm of all gradients, where rows count in it."""
         if not self.config.clip_rows or self.config.clip_norm is None:
@@ -151,6 +140,26 @@ class Step:
         yield
         if self.note is not None:
             self.note(stage, "model", begin, time.perf_counter())
+
+
+def _in_float32(rate: float) -> float:
+    return float(np.float32(rate))
+
+
+def _of_pytorch(loss: Tensor) -> None:
+    """PyTorch makes the gradient of a loss by itself. One that is passed it checks, and imports sympy for
+    that: more than a second."""
+
+
+class _Ones:
+    """The gradient of a loss by itself, on a device, where making one is a launch: made once."""
+
+    _ones: Tensor | None = None
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        if self._ones is None or (self._ones.shape, self._ones.dtype) != (loss.shape, loss.dtype):
+            self._ones = torch.ones_like(loss)
+        return self._ones
 
 
 def compiled(

@@ -221,7 +221,7 @@ class StepTrainer:
     def note_times(self, note: Note) -> None:
         """Calls `note` with the times of parts of each step, of merging and of messages between ranks."""
         self._plain_step.note = note
-        for store in self.cached_tables.files if self.cached_tables else ():
+        for store in self.cached_tables.files:
             store.note_times(note)
         if not self.config.cuda_graph:
             self.step = self._plain_step  # a graph has no parts

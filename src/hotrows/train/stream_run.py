@@ -275,9 +275,8 @@ def _check(steps: StepTrainer) -> None:
         raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
     if config.evaluate_every is not None:
         raise ValueError("a stream is validated as it comes, window by window: leave out evaluate_every")
-    dynamic = steps.embedding.dynamic
-    vocabularies = () if dynamic is None else dynamic.vocabularies.values()
-    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies):
+    vocabularies = steps.embedding.dynamic.vocabularies
+    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies.values()):
         raise ValueError(
             "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
             "'after:READS', and evict='lru', 'lfu', 'idle:BATCHES' or 'time:SECONDS'"

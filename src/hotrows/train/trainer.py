@@ -266,9 +266,8 @@ class Trainer:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)
             stack.callback(self.embedding.threads.close)
-            if self.cached_tables:
-                stack.callback(self.cached_tables.stop_writing)
-                self.cached_tables.warm()
+            stack.callback(self.cached_tables.stop_writing)
+            self.cached_tables.warm()
             # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)

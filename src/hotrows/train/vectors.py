@@ -50,7 +50,7 @@ def vectors_of(
     declared = next(known for known in schema.id_features if known.name == feature)
     num_rows = embedding.num_rows()[table.name]
     first, end = 0, num_rows
-    live = None if embedding.dynamic is None else embedding.dynamic.live(table)
+    live = embedding.dynamic.live(table)
     if live is None and values is not None:
         first = FIRST_UNKNOWN + declared.num_unknown
         end = min(end, first + len(values[vocabulary_of(declared)]))

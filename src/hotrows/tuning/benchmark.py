@@ -239,8 +239,7 @@ class TimedTraining:
         try:
             self.steps = _step_trainer(data, config, ranks, choices)
             self._cached_tables = self.steps.cached_tables
-            if self._cached_tables:
-                self._cached_tables.warm()
+            self._cached_tables.warm()
             keep_freed_memory()
             self._runner = self.steps.start(self._signals)
         except BaseException:
@@ -265,7 +264,7 @@ class TimedTraining:
     @property
     def filled(self) -> float | None:
         """The share of slots that hold rows; None without a cache."""
-        if self._cached_tables is None:
+        if not self._cached_tables:
             return None
         groups = self._cached_tables.groups
         return sum(g.slots.num_resident for g in groups) / sum(g.cache.num_slots for g in groups)
@@ -293,8 +292,7 @@ class TimedTraining:
             self._runner.abandon()
         self._runner.close()
         self._paused.close()
-        if self._cached_tables:
-            self._cached_tables.close()
+        self._cached_tables.close()
         if not abandon:
             self._ranks.barrier()
         self._remove_store()
@@ -309,7 +307,7 @@ class TimedTraining:
         cores_busy = used.end()["cores_busy"]
         if pause:
             self._paused.enter_context(self._runner.paused())
-            for store in self._cached_tables.files if self._cached_tables else ():
+            for store in self._cached_tables.files:
                 store.merge_now()  # else it would take the disk from what is timed next
         by_rank = self._ranks.gather_objects((samples, seconds, cores_busy))
         self.cores_busy = sum(share for _, _, share in by_rank) / len(by_rank)
@@ -324,24 +322,20 @@ class TimedTraining:
     def _step(self) -> int:
         work = next(self._runner)
         self.steps.train(work)
-        if self._cached_tables:
-            self._rows_in += self._cached_tables.traffic(work.item.plan).rows_in
+        self._rows_in += self._cached_tables.traffic(work.item.plan).rows_in
         if work.item.plan.signals & RankSignals.CHECKPOINT:
             self._checkpoint()
         return work.item.batch.size
 
     def _signals(self) -> int:
         """Requests a checkpoint where the log of a file store is full, as a run does."""
-        tables = self._cached_tables
-        is_requested = tables is not None and tables.requests_checkpoint()
+        is_requested = self._cached_tables.requests_checkpoint()
         return RankSignals.CHECKPOINT if is_requested else RankSignals(0)
 
     def _checkpoint(self) -> None:
         """Closes the logs of the file stores, which begin to merge them."""
-        tables = self._cached_tables
-        assert tables is not None
         with self._runner.paused():
-            tables.retain([tables.checkpoint()])
+            self._cached_tables.retain([self._cached_tables.checkpoint()])
 
     def _remove_store(self) -> None:
         if self._store is not None:

@@ -284,9 +284,8 @@ def _read_trace(
     total = (batches or len(loader)) if len(loader) else 0
     trace = _Trace(config.batch_size)
     dynamic = DynamicIds.of_schema(data.schema, tables)
-    if dynamic is not None:
-        _check_capacities(data, dynamic)
-        dynamic.begin(planner.ranks, model.crosses)
+    _check_capacities(data, dynamic)
+    dynamic.begin(planner.ranks, model.crosses)
     # 3. Note the distinct rows of each batch, and which of them were never read before.
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
     epochs = chain.from_iterable(map(loader.batches, count()))
@@ -308,11 +307,8 @@ def _timed(rows: Iterator[list[Tensor]], trace: _Trace) -> Iterator[list[Tensor]
         yield of_batch
 
 
-def _with_ids(batches: Iterator[Batch], dynamic: DynamicIds | None) -> Iterator[Batch]:
+def _with_ids(batches: Iterator[Batch], dynamic: DynamicIds) -> Iterator[Batch]:
     """Batches in which keys have become ids, as if each were trained at once."""
-    if dynamic is None:
-        yield from batches
-        return
     for _, batch in dynamic.resolved(enumerate(batches)):
         dynamic.trained()
         yield dataclasses.replace(batch, new_ids=())  # they are among the rows that the batch reads

@@ -145,7 +145,6 @@ def _groups(data: EncodedData, config: TrainConfig) -> tuple[Group, ...]:
 def _row_seconds(training: TimedTraining) -> tuple[float, float]:
     """Seconds of a processor to draw the first values of a row, and seconds to flush one of the cache."""
     tables = training.steps.cached_tables
-    assert tables is not None
     g, cached = max(enumerate(tables.groups), key=lambda pair: pair[1].group.rows)
     rows = torch.randint(0, cached.group.rows, (_NEW_ROWS,), generator=torch.Generator().manual_seed(0))
     records = torch.empty(_NEW_ROWS, cached.group.stride, dtype=torch.uint8)
