@@ -17,7 +17,7 @@ from hotrows.data.encode.cluster import passes
 from hotrows.data.raw import ray_dataset
 from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from tests.data.raw import files_of, use_plain_python
+from tests.data.raw import files_of
 from tests.support.blocks import Blocks, InlineCluster
 from tests.support.ray_rows import table_of
 
@@ -184,9 +184,3 @@ def test_a_dataset_that_is_shuffled_anew_is_refused_unless_it_is_kept(tmp_path, 
     monkeypatch.setattr(passes, "RayCluster", lambda: InlineCluster(store_bytes=0))
     with pytest.raises(ValueError, match="the rows in another order, when it was executed a second time"):
         prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "a")
-
-
-def test_without_the_native_core_a_cluster_is_refused(tmp_path, monkeypatch):
-    use_plain_python(monkeypatch)
-    with pytest.raises(ValueError, match="of the cluster has no native core"):
-        prepare(blocks_of(table_of(), [9]), SCHEMA, tmp_path / "a")

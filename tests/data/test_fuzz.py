@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotrows.data.encode.vocabulary_file import Values, open_values, write_values
+from hotrows.data.encode.vocabulary import Values, open_values, write_values
 from hotrows.data.raw import reading
 from hotrows.data.raw.files import File
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
-from tests.data.raw import use_plain_python
 from tests.fuzz.__main__ import record
 from tests.fuzz.case import Broken, Target, outcome
 from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
+from tests.reference.rows_of_data import use_plain_python
 from tests.support.choice import examples
 
 CASES = {

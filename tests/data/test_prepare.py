@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, prepare
 from hotrows.data.raw import reading
-from hotrows.data.raw.canonical import plain_canonical
 from hotrows.schema import Dense, Schema, Sparse, Time
-from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
+from tests.data.raw import SCHEMA, files_of, read, write
+from tests.reference.rows_of_data import plain_canonical, use_plain_python
 from tests.support.choice import examples
 
 ALL_TRAIN = "fraction:1,0,0"

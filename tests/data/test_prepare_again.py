@@ -14,7 +14,8 @@ from hotrows.data.encode import first_pass
 from hotrows.data.raw import reading
 from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
-from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
+from tests.data.raw import SCHEMA, files_of, read, write
+from tests.reference.rows_of_data import use_plain_python
 from tests.support import forked
 from tests.support.choice import everything
 

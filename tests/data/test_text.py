@@ -15,7 +15,7 @@ from hotrows.data.raw.reading import Chunk, chunks_of
 from hotrows.data.raw.text import parse
 from hotrows.data.raw.values import plain_number
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from tests.data.raw import use_plain_python
+from tests.reference.rows_of_data import use_plain_python
 from tests.support.choice import examples
 
 

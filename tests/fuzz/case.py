@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from hotrows.data.raw import reading, typed_files
 from hotrows.pipeline.prefetch import prefetch
-from hotrows.runtime import native
+from tests.reference.rows_of_data import use_plain_python
 
 MESSAGE = 2_000  # letters of the longest message
 
@@ -97,7 +99,8 @@ def reading_ahead(on_a_thread: bool) -> Iterator[None]:
 
 @contextmanager
 def core(plain: bool) -> Iterator[None]:
-    """With the native core, or as where it was not built."""
-    load = (lambda: None) if plain else native.load
-    with mock.patch.object(native, "load", load):
+    """With the native core, or with plain Python in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            use_plain_python(patch)
         yield

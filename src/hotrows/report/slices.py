@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotrows.data import EncodedData
 from hotrows.data.encode.transform import Transform
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.vocabulary import Values
 from hotrows.data.stored.encoded import Statistics
 from hotrows.data.stored.rows import missing_id
 from hotrows.report.quality import MetricInterval, Quality, measure

@@ -20,7 +20,7 @@ from hotrows.checkpoint.run_lock import RunLock
 from hotrows.data import EncodedData
 from hotrows.data.encode.encoding import stored_values
 from hotrows.data.encode.keys import keys_of
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.vocabulary import Values
 from hotrows.data.raw.columns import RawIds
 from hotrows.engine.embedding import Embedding
 from hotrows.keys.partitions import row_ids

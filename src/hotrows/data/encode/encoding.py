@@ -17,8 +17,7 @@ from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
 from hotrows.data.encode.requests import request_numbers
 from hotrows.data.encode.transform import Transform
-from hotrows.data.encode.vocabulary import open_vocabularies
-from hotrows.data.encode.vocabulary_file import Values, open_values
+from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
 from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.raw.columns import Columns, RawIds, missing_labels, no_labels
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
@@ -64,7 +63,7 @@ class Encoder:
             for name, (first, *_) in readers.items()
         }
         self.schema = schema.with_rows(rows)
-        self._vocabularies = open_vocabularies(
+        self._vocabularies = Vocabularies(
             [values[name] for name in readers],
             owners_of(schema),
             list(num_unknown.values()),

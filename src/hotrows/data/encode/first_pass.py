@@ -23,8 +23,7 @@ from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.job import Job, Progress, StageProgress, stage_progress, write_state
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
-from hotrows.data.encode.vocabulary import begin_counts, resume_counts
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.vocabulary import Counts, Values
 from hotrows.data.raw.inputs import InputPosition, Reading, stream
 from hotrows.data.stored.encoded import StoredVocabulary
 from hotrows.runtime.atomic_files import link_or_copy
@@ -170,10 +169,9 @@ class CountingHere:
             counted = CountState(
                 moments, state["rows"], state["training_rows"], InputPosition(*state["place"])
             )
-            counts = resume_counts(owners, folder, job.counts_memory, job.threads, state["counts"])
         else:
             counted = CountState(moments)
-            counts = begin_counts(owners, folder, job.counts_memory, job.threads)
+        counts = Counts(owners, folder, job.counts_memory, job.threads, state=state.get("counts"))
         saved = time.monotonic()
         for position, columns in stream(job.inputs, job.reading, progress, counted.position):
             if time.monotonic() - saved > SAVE_SECONDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hotrows.data.encode.encoding import owners_of, readers_of, stored_encoders
-from hotrows.data.encode.vocabulary import begin_counts
+from hotrows.data.encode.vocabulary import Counts
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shard_writer import ShardWriter
@@ -34,7 +34,7 @@ def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
             )
     readers = readers_of(schema)
     with new_folder(Path(out)) as folder:
-        counts, stored = begin_counts(owners_of(schema), folder, _MEMORY, 1), {}
+        counts, stored = Counts(owners_of(schema), folder, _MEMORY, 1), {}
         for v, name in enumerate(readers):
             stored[name] = StoredVocabulary(f"vocabulary-{v:05d}.values", 0)
             counts.write(v, folder / stored[name].file, name, 1)

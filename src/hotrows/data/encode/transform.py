@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from hotrows.data.stored.encoded import Statistics
-from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Dense
 
@@ -23,11 +22,6 @@ class ColumnMoments:
 
     def add(self, values: np.ndarray, chosen: np.ndarray, threads: int) -> None:
         """Adds the chosen rows of values, [features, rows] float64; NaN is absent."""
-        library = native.load()
-        if library is None:
-            for moments, column in zip(self._moments, values[:, chosen], strict=True):
-                _add_in_python(moments, column)
-            return
         arguments = (*values.shape, chosen.view(np.uint8), self._moments, threads)
         call("add_moments", np.ascontiguousarray(values), *arguments)
 
@@ -62,12 +56,8 @@ class Transform:
         """Transforms [features, rows] float64 to [rows, features] float32; 0 where a value is missing."""
         num_features, num_rows = values.shape
         dense = np.zeros((num_rows, num_features), np.float32)
-        library = native.load()
-        if library is None:
-            self._apply_in_python(values, dense)
-        else:
-            arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
-            call("transform", np.ascontiguousarray(values), *arguments)
+        arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
+        call("transform", np.ascontiguousarray(values), *arguments)
         for f in self._indicators:
             dense[:, f] = np.isnan(values[f])
         return dense
@@ -81,23 +71,3 @@ class Transform:
         noise = np.maximum(np.abs(values) * 2.0**-23, 2.0**-40) * self._divisor[f]
         scale = 10.0 ** -np.ceil(np.log10(noise))
         return np.round((values * self._divisor[f] + self._shift[f]) * scale) / scale
-
-    def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:
-        for f, column in enumerate(values):
-            for row, value in enumerate(column):
-                if math.isnan(value):
-                    continue
-                if self._logs[f]:
-                    dense[row, f] = math.log1p(max(value, 0.0))
-                else:
-                    dense[row, f] = (value - self._shift[f]) / self._divisor[f]
-
-
-def _add_in_python(moments: np.ndarray, column: np.ndarray) -> None:
-    count, mean, squares = map(float, moments)
-    for value in column[~np.isnan(column)].tolist():
-        difference = value - mean
-        count += 1
-        mean += difference / count
-        squares += difference * (value - mean)
-    moments[:] = count, mean, squares

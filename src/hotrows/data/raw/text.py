@@ -1,8 +1,4 @@
-"""Raw text into cells; an error names the first bad line.
-
-The native core cuts lines on several threads. `layout.cut_line` is its specification in Python, and
-runs where the core was not built.
-"""
+"""Raw text into cells; an error names the first bad line."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from hotrows.data.raw import values
 from hotrows.data.raw.arrow import pyarrow, text_array
 from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.layout import AFTER_QUOTE, PROBLEMS, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
+from hotrows.data.raw.layout import AFTER_QUOTE, PROBLEMS, UNCLOSED, WRONG_COLUMNS, Layout
 from hotrows.data.raw.reading import Chunk
 from hotrows.runtime import native
 from hotrows.runtime.native import call
@@ -122,9 +118,6 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
 
 def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
     """Cuts a chunk into fields; also returns (kind, row, column) of the first bad line, or None."""
-    library = native.load()
-    if library is None:
-        return _cut_in_python(chunk, layout, how)
     native.codes("text_problem", *PROBLEMS)
     shape = (len(layout.places), chunk.num_lines)
     starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
@@ -136,28 +129,6 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple |
     kind = call("tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
     return TextCells(chunk, layout, how, RawIds(text, starts, lengths), changing), bad_line
-
-
-def _cut_in_python(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
-    text = bytearray()
-    spans: list[list[tuple[int, int]]] = []
-    problem = None
-    used = layout.used
-    for row, line in enumerate(chunk.text.split(b"\n")[:-1]):
-        fields, kind = cut_line(bytes(line), layout.delimiter)
-        if kind is None and len(fields) != len(layout.names):
-            kind = WRONG_COLUMNS
-        if kind is not None:
-            problem = (kind, row, len(fields) - 1)
-            break
-        spans.append([])
-        for column in used:
-            spans[-1].append((len(text), len(fields[column])))
-            text += fields[column]
-    table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
-    starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
-    cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
-    return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
 
 
 def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:

@@ -1,7 +1,7 @@
 """Operations on the raw values of a column: trimming, cutting into lists, parsing, hashing.
 
-The native core runs them on several threads; the `plain_` functions are their specification in
-Python, and run where the core was not built.
+The native core runs them on several threads. `plain_number` and `plain_time` read single values, for the
+draft of a schema and for a split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 import numpy as np
 
 from hotrows.data.raw.columns import RawIds
-from hotrows.runtime import native
 from hotrows.runtime.native import call
 
 MISSING_TIME = np.iinfo(np.int64).min
@@ -46,12 +45,8 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
     if not strip and not missing:
         return
     words = [word.encode() for word in missing]
-    library = native.load()
     starts, lengths = values.starts, values.lengths
     assert starts.flags.c_contiguous and lengths.flags.c_contiguous
-    if library is None:
-        _plain_blank(values, strip, words)
-        return
     text = np.frombuffer(b"".join(words) or b"\0", np.uint8)
     ends = np.cumsum([len(word) for word in words], dtype=np.int64)
     arguments = (starts, lengths, starts.size, int(strip), text, ends, len(words), threads)
@@ -67,9 +62,7 @@ def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
 
 def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
     """Cuts every cell at its separators; an empty cell is an empty list."""
-    n, library = len(cells), native.load()
-    if library is None:
-        return _plain_lists(cells, separator.encode())
+    n = len(cells)
     starts, lengths = np.ascontiguousarray(cells.starts), np.ascontiguousarray(cells.lengths)
     offsets = np.empty(n + 1, np.int64)
     cell_arguments = (cells.text, starts, lengths, n, ord(separator), offsets)
@@ -133,9 +126,6 @@ def parse_fields(
     """
     num_rows = fields.starts.shape[1]
     numbers = np.empty((len(columns), num_rows))
-    library = native.load()
-    if library is None:
-        return numbers, _plain_fields(fields, columns, numbers)
     starts, lengths = np.ascontiguousarray(fields.starts), np.ascontiguousarray(fields.lengths)
     which = np.zeros(1, np.int64)
     of_fields = (fields.text, len(fields.text), starts, lengths, num_rows)
@@ -152,9 +142,6 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
         numbers, bad = parse_numbers(values, threads)
         return seconds_of(numbers, bad, format)
     seconds = np.empty(len(values), np.int64)
-    library = native.load()
-    if library is None:
-        return seconds, _plain_times(values, format, seconds)
     starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
     how = np.frombuffer(format.encode(), np.uint8)
     of_values = (values.text, starts, lengths, len(values))
@@ -200,7 +187,8 @@ def check_time_format(format: str) -> None:
 
 
 def hash_values(raw: RawIds) -> np.ndarray:
-    """Hashes each value: [N] uint64, as `vocabulary_file.plain_hash` defines it."""
+    """Hashes each value: [N] uint64, h = length * golden, then h = mix64(h ^ word) for
+    every eight bytes, the last padded with zeros."""
     hashes = raw.lengths.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for start in range(0, int(raw.lengths.max(initial=0)), 8):
         longer = np.flatnonzero(raw.lengths > start)
@@ -281,48 +269,3 @@ def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: in
     except ValueError:
         return None
     return int(moment.timestamp())
-
-
-def _plain_blank(values: RawIds, strip: bool, missing: list[bytes]) -> None:
-    starts, lengths = values.starts.reshape(-1), values.lengths.reshape(-1)
-    for n in range(len(starts)):
-        start = int(starts[n])
-        value = values.text[start : start + int(lengths[n])].tobytes()
-        kept = value.lstrip(b" ") if strip else value
-        starts[n] = start + len(value) - len(kept)
-        kept = kept.rstrip(b" ") if strip else kept
-        lengths[n] = 0 if kept in missing else len(kept)
-
-
-def _plain_lists(cells: RawIds, separator: bytes) -> RawIds:
-    spans: list[tuple[int, int]] = []
-    offsets = [0]
-    for n in range(len(cells)):
-        start = int(cells.starts[n])
-        for value in cells.value(n).split(separator) if cells.lengths[n] else ():
-            spans.append((start, len(value)))
-            start += len(value) + 1
-        offsets.append(len(spans))
-    starts, lengths = np.array(spans, np.uint32).reshape(-1, 2).T
-    return RawIds(cells.text, starts.copy(), lengths.copy(), np.array(offsets, np.int64))
-
-
-def _plain_fields(fields: RawIds, columns: Sequence[int], numbers: np.ndarray) -> tuple[int, int] | None:
-    for row in range(fields.starts.shape[1]):
-        for i, column in enumerate(columns):
-            start = int(fields.starts[column, row])
-            number = plain_number(fields.text[start : start + int(fields.lengths[column, row])].tobytes())
-            if number is None:
-                return row, i
-            numbers[i, row] = number
-    return None
-
-
-def _plain_times(values: RawIds, format: str, seconds: np.ndarray) -> int | None:
-    bad = None
-    for n in range(len(values)):
-        time = plain_time(values.value(n), format) if values.lengths[n] else MISSING_TIME
-        if time is None and bad is None:
-            bad = n
-        seconds[n] = MISSING_TIME if time is None else time
-    return bad

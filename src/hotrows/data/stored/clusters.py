@@ -33,7 +33,6 @@ from hotrows.data.stored.gather import ends_of, lengths_of
 from hotrows.data.stored.order import MOST_CLUSTERS, Pool, Shuffle
 from hotrows.data.stored.requests import RequestRows, numbered
 from hotrows.data.stored.rows import Rows
-from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Schema, vocabulary_of
 
@@ -41,7 +40,6 @@ _MOST_RECENT = 32  # pools whose clusters are kept for the second reader, of 256
 _FEWEST_BITS = 12  # of places in `seen`, which has half a place to one for each lookup
 _PRICE = 8  # of a full cluster, in lookups of a mean sample
 _ONE = 1 << 16  # a row, in units of scores
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def order_of(
@@ -75,8 +73,7 @@ def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.nd
     state = _State.empty(rows, lookups, num_clusters)
     names = [vocabulary_of(feature) for feature in schema.id_features]
     salts = mix64(np.array([names.index(name) + 1 for name in names], np.uint64))
-    add = _reference if native.load() is None else _native
-    numbers = [add(state, _columns(piece), salts, len(piece)) for piece in pieces]
+    numbers = [_dealt(state, _columns(piece), salts, len(piece)) for piece in pieces]
     return np.concatenate(numbers) if numbers else np.empty(0, np.uint8)
 
 
@@ -123,7 +120,8 @@ def _columns(rows: Rows) -> list[_Column]:
     return columns
 
 
-def _native(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
+def _dealt(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
+    """Deals the rows of one piece: [rows] uint8."""
     described = np.empty((len(columns), 4), np.int64)
     for f, (ids, offsets) in enumerate(columns):
         described[f, :3] = ids.ctypes.data, ids.itemsize, 0 if offsets is None else offsets.ctypes.data
@@ -132,23 +130,4 @@ def _native(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: 
     num, num_bytes = len(state.sizes), state.seen.shape[1]
     sizes = (len(columns), rows, num, num_bytes, state.bits, state.step, state.most)
     call("clusters", described, *sizes, state.seen, state.sizes, numbers)
-    return numbers
-
-
-def _reference(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
-    """The specification, sample by sample."""
-    numbers = np.empty(rows, np.uint8)
-    bit_of = np.arange(len(state.sizes))
-    for row in range(rows):
-        keys = [np.empty(0, np.uint64)]
-        for (ids, offsets), salt in zip(columns, salts, strict=True):
-            first, end = (row, row + 1) if offsets is None else offsets[row : row + 2]
-            keys.append(ids[first:end].astype(np.uint64) + salt)
-        places = np.concatenate(keys) * _GOLDEN >> np.uint64(64 - state.bits)
-        seen = np.unpackbits(state.seen[places], axis=1, bitorder="little")  # [N, 8 * num_bytes]
-        score = seen.sum(0, dtype=np.int64)[bit_of] * _ONE - state.sizes * state.step
-        best = int(np.where(state.sizes < state.most, score, np.iinfo(np.int64).min).argmax())
-        state.sizes[best] += 1
-        state.seen[places, best // 8] |= np.uint8(1 << best % 8)
-        numbers[row] = best
     return numbers

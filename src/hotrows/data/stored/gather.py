@@ -1,4 +1,4 @@
-"""Rows of columns in any order: in the native core, or in NumPy.
+"""Rows of columns in any order.
 
 A pool is shuffled column by column: the blocks of one column are joined, small enough to stay in the
 processor's cache, and read in the new order.
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hotrows.runtime import native
 from hotrows.runtime.native import call
 
 DAMAGED = (
@@ -68,20 +67,13 @@ class Gathering:
 
 def take(column: np.ndarray, order: np.ndarray, out: np.ndarray) -> np.ndarray:
     """out[i] = column[order[i]]."""
-    library = native.load()
-    if library is None:
-        out[:] = column[order]
-    else:
-        bytes_per_row = int(np.prod(column.shape[1:])) * column.itemsize
-        call("take", column, bytes_per_row, order, len(order), out)
+    bytes_per_row = int(np.prod(column.shape[1:])) * column.itemsize
+    call("take", column, bytes_per_row, order, len(order), out)
     return out
 
 
 def interleave(columns: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
     """out[i, c] = columns[c][i], float32."""
-    library = native.load()
-    if library is None:
-        return np.stack(columns, axis=1, out=out)
     places = np.array([column.ctypes.data for column in columns], np.int64)
     call("interleave", places, len(columns), len(out), out)
     return out
@@ -89,16 +81,8 @@ def interleave(columns: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
 
 def measured(offsets: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
     """Returns the lengths [n] int64 of the lists `order`; size: number of ids in the column."""
-    library = native.load()
     lengths = np.empty(len(order), np.int64)
-    if library is None:
-        starts, ends = (bounds[order].astype(np.int64) for bounds in (offsets[:-1], offsets[1:]))
-        lengths[:] = ends - starts
-        legal = not ((starts < 0) | (lengths < 0) | (ends > size)).any()
-    else:
-        arguments = (offsets, offsets.itemsize, size, order, len(order), lengths)
-        legal = call("measure_lists", *arguments) == 0
-    if not legal:
+    if call("measure_lists", offsets, offsets.itemsize, size, order, len(order), lengths):
         raise ValueError(DAMAGED)
     return lengths
 
@@ -118,13 +102,8 @@ def take_lists(
 
     ids 7 8 9 4, offsets 0 3 3 4, order 2 0, ends 0 1 4  ->  4 7 8 9
     """
-    library = native.load()
-    if library is None:
-        starts = offsets[:-1][order].astype(np.int64)
-        out[:] = ids[np.arange(ends[-1]) + np.repeat(starts - ends[:-1], np.diff(ends))]
-    else:
-        arguments = (ids, ids.itemsize, offsets, offsets.itemsize)
-        call("take_lists", *arguments, order, len(order), ends, out)
+    arguments = (ids, ids.itemsize, offsets, offsets.itemsize)
+    call("take_lists", *arguments, order, len(order), ends, out)
     return out
 
 

@@ -27,7 +27,6 @@ from threading import Lock
 
 import numpy as np
 
-from hotrows.runtime import native
 from hotrows.runtime.native import call
 
 BLOCK_ROWS = 4096
@@ -35,7 +34,6 @@ BLOCKS_PER_POOL = 64
 POOL_ROWS = BLOCK_ROWS * BLOCKS_PER_POOL
 MOST_CLUSTERS = 64
 _CLUSTERS = 8  # of `reuse` alone
-_FEW = 4096  # below, NumPy sorts as fast
 
 
 @dataclass(frozen=True)
@@ -146,16 +144,9 @@ def permutation(n: int, *seed: int) -> np.ndarray:
     entropy = [number & (1 << 64) - 1 for number in seed]
     raw = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(n)
     bits = max(1, (n - 1).bit_length())
-    library = native.load()
-    if library is None or not _FEW <= n < 1 << 32:
-        return _plain_permutation(raw, np.uint64(bits))
+    assert n < 1 << 32
     call("permutation", raw, bits, n, np.empty_like(raw))
     return raw.view(np.int64)
-
-
-def _plain_permutation(raw: np.ndarray, bits: np.uint64) -> np.ndarray:
-    keys = np.sort(raw << bits | np.arange(len(raw), dtype=np.uint64))
-    return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
 
 
 @dataclass(frozen=True)

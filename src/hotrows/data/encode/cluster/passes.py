@@ -45,7 +45,7 @@ from hotrows.data.encode.oddities import joined
 from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.vocabulary import Values
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.stored.encoded import Extremes

@@ -27,8 +27,7 @@ from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.oddities import with_extremes
 from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing, Split, parts_of
-from hotrows.data.encode.vocabulary import Counts, begin_counts, resume_counts
-from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.encode.vocabulary import Counts, open_values
 from hotrows.data.raw.arrow import table_columns
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.inputs import Reading
@@ -38,7 +37,6 @@ from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shard_writer import ShardBuilder, ShardWriter
-from hotrows.runtime import native
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import Schema
 
@@ -143,7 +141,7 @@ def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks:
     standard = standard_columns(work.schema)
     rows, numbers, digest = 0, [np.zeros((len(standard), 0))], 0
     with _attempt(work) as folder:
-        counts = _core(begin_counts(owners, folder, work.memory, 1))
+        counts = Counts(owners, folder, work.memory, 1)
         for columns, parts in _chunks(work, places, blocks):
             training = parts == 0
             counts.add(without_keys(work.schema, columns.ids), training)
@@ -169,8 +167,8 @@ def write_vocabulary(
         for run in runs:
             link_or_copy(work.folder / _run(v, run), folder / _run(0, run))
         names = [_run(0, run) for run in runs]
-        state = {"kind": "native", "runs": [names], "num_runs": max(runs, default=-1) + 1}
-        counts = _core(resume_counts([0], folder, work.memory, 1, state))
+        state = {"runs": [names], "num_runs": max(runs, default=-1) + 1}
+        counts = Counts([0], folder, work.memory, 1, state)
         known = open_values(work.known[name]) if name in work.known else None
         num_distinct = counts.write(0, folder / file, name, min_count, known)
         os.replace(folder / file, work.folder / file)
@@ -299,15 +297,6 @@ def _attempt(work: ClusterWork) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix=ATTEMPT, dir=work.folder) as folder:
         yield Path(folder)
-
-
-def _core(counts: Any) -> Counts:
-    if native.load() is None:
-        raise ValueError(
-            f"the machine {platform.node()} of the cluster has no native core, without which it would "
-            f"count for days; `hotrows doctor` tells why"
-        )
-    return counts
 
 
 @lru_cache(1)
