@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder, prepare
-from hotrows.data.raw.canonical import canonical
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds, canonical
 from hotrows.json_file import JsonFile
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from hotrows.train import run_folder, train

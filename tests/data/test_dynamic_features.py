@@ -11,7 +11,7 @@ from hotrows import Dynamic
 from hotrows.batch import samples
 from hotrows.data import Encoder, Loader, open_parquet, prepare, write_encoded
 from hotrows.data.encode.keys import keys_of
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds
 from hotrows.schema import MISSING_KEY, Schema, Sequence, Sparse, Time
 from tests.reference.vocabularies import plain_hash
 

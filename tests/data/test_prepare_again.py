@@ -11,7 +11,7 @@ import pytest
 
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.encode import first_pass
-from hotrows.data.raw import reading
+from hotrows.data.raw import files
 from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, write
@@ -44,7 +44,7 @@ class SmallShards(ShardWriter):
 @pytest.fixture
 def small(monkeypatch):
     """Chunks and shards of a few rows, and a note of the place after every chunk."""
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 700)
     monkeypatch.setattr(module, "ShardWriter", SmallShards)
     monkeypatch.setattr(first_pass, "SAVE_SECONDS", -1.0)
 
@@ -104,7 +104,7 @@ def test_a_stop_anywhere_changes_no_byte(tmp_path, monkeypatch, small, split, co
 
 def prepare_and_be_killed(raw, out, stop):
     """Prepares, and kills this process at a call of `progress`."""
-    reading.CHUNK_BYTES, module.ShardWriter, first_pass.SAVE_SECONDS = 700, SmallShards, -1.0
+    files.CHUNK_BYTES, module.ShardWriter, first_pass.SAVE_SECONDS = 700, SmallShards, -1.0
     calls = count()
 
     def progress(stage, done, total):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data.encode.vocabulary import Counts, Values, Vocabularies, open_values, write_values
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds
 from tests.reference.vocabularies import PlainCounts, PlainVocabularies, home_of, num_homes, plain_hash
 from tests.support.choice import examples
 

@@ -13,14 +13,11 @@ import pytest
 from hotrows.data.encode import encoding, first_pass, no_rows
 from hotrows.data.encode.transform import ColumnMoments, Transform
 from hotrows.data.load import parquet_columns, parquet_part
-from hotrows.data.raw import canonical as canonical_text
 from hotrows.data.raw import cells, text, values
-from hotrows.data.raw.canonical import LAST_EXACT
-from hotrows.data.raw.columns import RawIds
-from hotrows.data.raw.layout import WRONG_COLUMNS, Layout, cut_line
-from hotrows.data.raw.reading import Chunk
-from hotrows.data.raw.text import TextCells
-from hotrows.data.raw.values import MISSING_TIME, UNIX, plain_number, plain_time
+from hotrows.data.raw import values as canonical_text
+from hotrows.data.raw.files import Chunk
+from hotrows.data.raw.text import WRONG_COLUMNS, Layout, TextCells, cut_line
+from hotrows.data.raw.values import LAST_EXACT, MISSING_TIME, UNIX, RawIds, plain_number, plain_time
 from hotrows.data.stored import clusters, gather, order
 from tests.reference.vocabularies import PlainCounts, PlainVocabularies
 

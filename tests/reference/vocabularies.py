@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.vocabulary import Values, write_values
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds
 from hotrows.schema import FIRST_UNKNOWN, MISSING
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -21,7 +21,7 @@ from hotrows.data import EncodedData
 from hotrows.data.encode.encoding import stored_values
 from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.vocabulary import Values
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds
 from hotrows.engine.embedding import Embedding
 from hotrows.keys.partitions import row_ids
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of

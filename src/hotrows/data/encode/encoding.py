@@ -18,10 +18,9 @@ from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
 from hotrows.data.encode.requests import request_numbers
 from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
-from hotrows.data.raw.canonical import TEXT_RULE
-from hotrows.data.raw.columns import Columns, RawIds, missing_labels, no_labels
-from hotrows.data.raw.inputs import Reading, inputs_of, stream
-from hotrows.data.raw.values import hash_values, no_values
+from hotrows.data.raw.cells import Columns, Reading, missing_labels, no_labels
+from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part

@@ -24,7 +24,8 @@ from hotrows.data.encode.job import Job, Progress, StageProgress, stage_progress
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
 from hotrows.data.encode.vocabulary import Counts, Values
-from hotrows.data.raw.inputs import InputPosition, Reading, stream
+from hotrows.data.raw.cells import Reading
+from hotrows.data.raw.inputs import InputPosition, stream
 from hotrows.data.stored.encoded import StoredVocabulary
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import Schema

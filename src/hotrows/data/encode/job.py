@@ -14,8 +14,8 @@ import numpy as np
 
 from hotrows.data.encode.encoding import readers_of, stored_values
 from hotrows.data.encode.split import Sharing, Split, parse_split, parts_of
-from hotrows.data.raw.columns import Columns
-from hotrows.data.raw.inputs import Input, InputPosition, Reading, inputs_of
+from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.inputs import Input, InputPosition, inputs_of
 from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import VERSION, EncodedData

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotrows.data.raw.columns import RawIds
-from hotrows.data.raw.values import hash_values
+from hotrows.data.raw.values import RawIds, hash_values
 from hotrows.schema import MISSING_KEY
 
 _MOST_DIGITS = 18  # longer numbers are looked at one by one: some are beyond int64

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.values import MISSING_TIME, UNIX, mix64
 from hotrows.data.stored.encoded import EncodedData, Extremes
 from hotrows.data.stored.part import Part

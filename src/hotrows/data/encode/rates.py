@@ -20,8 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hotrows.data.raw.cells import show
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.cells import Columns, show
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shard_writer import Written, no_tally, tally_of, written_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.values import hash_values, mix64
 from hotrows.data.stored.gather import Room
 from hotrows.data.stored.requests import differences

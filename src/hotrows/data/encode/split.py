@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.requests import request_numbers
-from hotrows.data.raw.columns import MISSING_LABEL, Columns
+from hotrows.data.raw.cells import MISSING_LABEL, Columns
 from hotrows.data.raw.values import MISSING_TIME, mix64
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds
 from hotrows.data.stored.sections import check_once, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced, sync
 from hotrows.runtime.native import call

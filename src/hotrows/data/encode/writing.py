@@ -13,7 +13,7 @@ from hotrows.batch import Batch
 from hotrows.data.encode.encoding import owners_of, readers_of
 from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.vocabulary import Values, write_values
-from hotrows.data.raw.columns import no_labels
+from hotrows.data.raw.cells import no_labels
 from hotrows.data.stored.encoded import EncodedData, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows

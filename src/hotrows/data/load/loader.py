@@ -18,7 +18,7 @@ import torch
 from hotrows.batch import Batch, RequestFeatures
 from hotrows.data.encode.encoding import batch_of
 from hotrows.data.load.stream import Stream
-from hotrows.data.raw.columns import missing_labels
+from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.gather import Room, ends_of, lengths_of
 from hotrows.data.stored.order import Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
 from hotrows.data.stored.clusters import order_of
 from hotrows.data.stored.encoded import EncodedData

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.canonical import TEXT_RULE
+from hotrows.data.raw.values import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shard_writer import Written

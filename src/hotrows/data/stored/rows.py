@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.stored.gather import Gathering, Room
 from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.columns import missing_labels, no_labels
+from hotrows.data.raw.cells import missing_labels, no_labels
 from hotrows.data.stored.requests import id_features, packed
 from hotrows.data.stored.rows import OPTIONAL, Rows, id_type, missing_id
 from hotrows.data.stored.sections import write_sections

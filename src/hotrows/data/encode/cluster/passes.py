@@ -46,8 +46,9 @@ from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
 from hotrows.data.encode.vocabulary import Values
-from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
+from hotrows.data.raw.values import RawIds
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shard_writer import ROWS_PER_SHARD, Tally, Written, no_tally, written_of

@@ -29,10 +29,9 @@ from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, open_values
 from hotrows.data.raw.arrow import table_columns
-from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.inputs import Reading
+from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.ray_dataset import table_of
-from hotrows.data.raw.values import hash_values, mix64
+from hotrows.data.raw.values import RawIds, hash_values, mix64
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
