@@ -38,7 +38,7 @@ from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.writing import _checked, _save_counts
 from hotrows.data.stored.encoded import write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 
 BATCH, ROWS, ROWS_IN_MEMORY, EXPONENT = 8192, 10**9, 10**7, 1.05

@@ -15,7 +15,7 @@ import pytest
 from hotrows.data import prepare
 from hotrows.data.encode.cluster import passes
 from hotrows.data.raw import ray_dataset
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import files_of
 from tests.support.blocks import Blocks, InlineCluster

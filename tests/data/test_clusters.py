@@ -9,9 +9,9 @@ import torch
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import Loader, write_encoded
-from hotrows.data.stored import clusters as module
 from hotrows.data.stored import order
-from hotrows.data.stored.clusters import clusters
+from hotrows.data.stored import order as module
+from hotrows.data.stored.order import clusters
 from hotrows.data.stored.rows import Rows
 from hotrows.planning.policy import BELADY
 from hotrows.planning.slots import NativeSlotMap

@@ -6,7 +6,7 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Loader, write_encoded
-from hotrows.data.stored import order, shard_writer
+from hotrows.data.stored import order, shards
 from hotrows.schema import Dense, Schema, Sparse
 from tests.reference.rows_of_data import permutation, use_plain_python
 
@@ -28,7 +28,7 @@ def data(tmp_path_factory):
         labels=(number % 3 == 0).float(),
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (300,))
+        monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (300,))
         return write_encoded(tmp_path_factory.mktemp("loader") / "out", schema, {"train": [batch]})
 
 

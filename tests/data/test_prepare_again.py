@@ -12,7 +12,7 @@ import pytest
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.encode import first_pass
 from hotrows.data.raw import files
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, write
 from tests.reference.rows_of_data import use_plain_python

@@ -14,7 +14,7 @@ from hotrows import cli
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader, Profile, describe, profile, regroup, write_encoded
 from hotrows.data.hot_cold.profile import pays
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 from tests.data.raw import files_of, read
@@ -69,7 +69,7 @@ def test_every_row_stands_once_and_in_order(data, hot_profile, tmp_path):
     assert hot.clicks == (labels[is_hot].sum(),)
     assert cold.clicks == (labels[~is_hot].sum(),)
     assert regrouped.parts["train"].clicks == data.parts["train"].clicks
-    assert [name[:4] for name, _ in hot.shards] == ["hot-"] * len(hot.shards)
+    assert [shard.file[:4] for shard in hot.shards] == ["hot-"] * len(hot.shards)
     assert regrouped.parts["train"].shards == hot.shards + cold.shards
     assert len(cold.shards) > 1
 

@@ -10,7 +10,7 @@ import torch
 from hotrows.data import EncodedData, Loader, prepare, write_encoded
 from hotrows.data.load.parquet_part import open_parquet
 from hotrows.data.stored import part as parts
-from hotrows.data.stored import shard_writer
+from hotrows.data.stored import shards
 from hotrows.schema import Schema
 from tests.support.requests import COLUMNS, NAMES, PLAIN, SCHEMA, file_of, request_batch, rows_of
 from tests.support.requests import schema as encoded_schema
@@ -55,7 +55,7 @@ def test_shards_are_a_third_with_eight_candidates(tmp_path):
 
     def size(schema, name):
         data = prepare(path, schema, tmp_path / name)
-        return sum((data.path / file).stat().st_size for p in data.parts.values() for file, _ in p.shards)
+        return sum((data.path / s.file).stat().st_size for p in data.parts.values() for s in p.shards)
 
     assert size(PLAIN, "plain") > 3 * size(SCHEMA, "once")
 
@@ -101,7 +101,7 @@ def test_any_batch_of_a_shuffled_epoch_is_read_alone_and_ranks_share_it(both):
 
 
 def test_a_request_over_the_end_of_a_shard_is_stored_in_both(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (7,))
+    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (7,))
     path = file_of(tmp_path, rows_of(9, candidates=3))
     data = prepare(path, SCHEMA, tmp_path / "once", split="fraction:1,0,0")
     plain = prepare(path, PLAIN, tmp_path / "plain", split="fraction:1,0,0")

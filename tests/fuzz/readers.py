@@ -29,7 +29,7 @@ from hotrows.data.raw import files
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.inputs import inputs_of, stream
 from hotrows.data.raw.values import RawIds
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Schema
 from tests.fuzz.case import Broken, Case, core, outcome
 from tests.fuzz.damage import TOKENS, damaged

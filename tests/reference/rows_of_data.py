@@ -18,7 +18,7 @@ from hotrows.data.raw import values as canonical_text
 from hotrows.data.raw.files import Chunk
 from hotrows.data.raw.text import WRONG_COLUMNS, Layout, TextCells, cut_line
 from hotrows.data.raw.values import LAST_EXACT, MISSING_TIME, UNIX, RawIds, plain_number, plain_time
-from hotrows.data.stored import clusters, gather, order
+from hotrows.data.stored import order, rows
 from tests.reference.vocabularies import PlainCounts, PlainVocabularies
 
 _WORDS = {b"True": b"true", b"TRUE": b"true", b"False": b"false", b"FALSE": b"false"}
@@ -170,7 +170,7 @@ def interleave(columns: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
 def measured(offsets: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
     starts, ends = (bounds[order].astype(np.int64) for bounds in (offsets[:-1], offsets[1:]))
     if ((starts < 0) | (ends < starts) | (ends > size)).any():
-        raise ValueError(gather.DAMAGED)
+        raise ValueError(rows.DAMAGED)
     return ends - starts
 
 
@@ -205,7 +205,7 @@ def dealt(
             keys.append(ids[first:end].astype(np.uint64) + salt)
         places = np.concatenate(keys) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - state.bits)
         seen = np.unpackbits(state.seen[places], axis=1, bitorder="little")  # [N, 8 * num_bytes]
-        score = seen.sum(0, dtype=np.int64)[bit_of] * clusters._ONE - state.sizes * state.step
+        score = seen.sum(0, dtype=np.int64)[bit_of] * order._ONE - state.sizes * state.step
         best = int(np.where(state.sizes < state.most, score, np.iinfo(np.int64).min).argmax())
         state.sizes[best] += 1
         state.seen[places, best // 8] |= np.uint8(1 << best % 8)
@@ -216,12 +216,11 @@ def dealt(
 _TWINS: dict[Any, dict[str, Any]] = {
     canonical_text: {"canonical": canonical},
     cells: {"canonical": canonical},
-    clusters: {"_dealt": dealt},
     encoding: {"Vocabularies": PlainVocabularies},
     first_pass: {"Counts": PlainCounts},
-    gather: {"take": take, "measured": measured, "take_lists": take_lists},
+    rows: {"take": take, "measured": measured, "take_lists": take_lists},
     no_rows: {"Counts": PlainCounts},
-    order: {"permutation": permutation},
+    order: {"permutation": permutation, "_dealt": dealt},
     parquet_columns: {"take_lists": take_lists},
     parquet_part: {"interleave": interleave},
     text: {"_cut": cut_in_python},

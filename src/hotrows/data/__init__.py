@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hotrows.data.load.loader import Loader
     from hotrows.data.load.parquet_part import open_parquet, open_source
     from hotrows.data.raw.draft import Draft, draft_schema
-    from hotrows.data.stored.encoded import EncodedData, Part
+    from hotrows.data.stored.encoded import EncodedData
+    from hotrows.data.stored.part import Part
 
 __all__ = [
     "Description",

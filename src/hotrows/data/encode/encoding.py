@@ -22,9 +22,8 @@ from hotrows.data.raw.cells import Columns, Reading, missing_labels, no_labels
 from hotrows.data.raw.inputs import inputs_of, stream
 from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
-from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, ends_of
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of

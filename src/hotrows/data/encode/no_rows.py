@@ -8,7 +8,7 @@ from hotrows.data.encode.encoding import owners_of, readers_of, stored_encoders
 from hotrows.data.encode.vocabulary import Counts
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import Schema
 

@@ -44,7 +44,7 @@ from hotrows.data.encode.split import Sharing
 from hotrows.data.raw.inputs import InputPosition, stream
 from hotrows.data.stored.encoded import EncodedData, Extremes, write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ShardWriter, Written
+from hotrows.data.stored.shards import ShardWriter, Written
 from hotrows.json_file import build
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import Schema

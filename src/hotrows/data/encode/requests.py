@@ -6,9 +6,8 @@ import numpy as np
 
 from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.values import hash_values, mix64
-from hotrows.data.stored.gather import Room
-from hotrows.data.stored.requests import differences
-from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.request_rows import differences
+from hotrows.data.stored.rows import Room, Rows, gathered
 from hotrows.schema import Schema
 
 

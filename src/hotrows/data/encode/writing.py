@@ -17,7 +17,7 @@ from hotrows.data.raw.cells import no_labels
 from hotrows.data.stored.encoded import EncodedData, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
 

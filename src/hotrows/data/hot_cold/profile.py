@@ -27,8 +27,7 @@ from hotrows.data.hot_cold.sampling import (
     two_samples,
 )
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.gather import ends_of
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, ends_of
 from hotrows.data.stored.sections import open_sections, write_sections
 from hotrows.json_file import build, value_of
 from hotrows.optim import RowOptimizer

@@ -16,9 +16,10 @@ import numpy as np
 
 from hotrows.data.encode.job import Progress
 from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
-from hotrows.data.stored.encoded import EncodedData, Part, write_regrouped
+from hotrows.data.stored.encoded import EncodedData, write_regrouped
+from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import link_or_copy, new_folder
 
 _CHUNK_ROWS = 1 << 14  # columns of this length fit into the processor's cache
@@ -46,7 +47,7 @@ def regroup(
             hot.append(rows.take(np.flatnonzero(hot_rows)))  # missing dense values are not stored,
             cold.append(rows.take(np.flatnonzero(~hot_rows)))  # and therefore not counted
         others = [part for name, part in data.parts.items() if name != "train"]
-        shards = [file for part in others for file, _ in part.shards]
+        shards = [shard.file for part in others for shard in part.shards]
         for file in (*shards, *(vocabulary.file for vocabulary in data.vocabularies.values())):
             link_or_copy(data.path / file, folder / file)
         profile.save(folder / HOT_FILE)

@@ -19,11 +19,10 @@ from hotrows.batch import Batch, RequestFeatures
 from hotrows.data.encode.encoding import batch_of
 from hotrows.data.load.stream import Stream
 from hotrows.data.raw.cells import missing_labels
-from hotrows.data.stored.gather import Room, ends_of, lengths_of
 from hotrows.data.stored.order import Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.requests import RequestRows, gathered_requests, id_features
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.request_rows import RequestRows, gathered_requests, id_features
+from hotrows.data.stored.rows import Room, Rows, ends_of, lengths_of
 from hotrows.schema import Schema, is_list
 
 

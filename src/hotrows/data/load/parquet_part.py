@@ -25,13 +25,11 @@ import numpy as np
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
-from hotrows.data.stored.clusters import order_of
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.gather import Room, interleave, joined_offsets
-from hotrows.data.stored.order import Share, Shuffle, pools_of
+from hotrows.data.stored.order import Share, Shuffle, order_of, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
-from hotrows.data.stored.requests import RequestRows
-from hotrows.data.stored.rows import Rows, gathered, id_type
+from hotrows.data.stored.request_rows import RequestRows
+from hotrows.data.stored.rows import Room, Rows, gathered, id_type, interleave, joined_offsets
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
@@ -77,16 +75,12 @@ def open_source(source: dict[str, Any]) -> EncodedData:
     return open_parquet(schema, *places)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class ParquetPart(Part):
     """Rows in the row groups of Parquet files, without counts."""
 
     groups: tuple[RowGroup, ...] = ()
     handles: Handles = field(default_factory=Handles, compare=False, repr=False)
-
-    @property
-    def rows(self) -> int:
-        return sum(group.rows for group in self.groups)
 
     def stored(self, index: int) -> Rows:
         raise ValueError(
@@ -132,7 +126,8 @@ class ParquetPart(Part):
 
 def _part(name: str, schema: Schema, places: list[str]) -> ParquetPart:
     groups = [group for file in find_files(places) for group in _groups(file, schema)]
-    return ParquetPart(name, Path(next(iter(places), ".")), schema, groups=tuple(groups))
+    folder, rows = Path(next(iter(places), ".")), sum(group.rows for group in groups)
+    return ParquetPart(name=name, folder=folder, schema=schema, rows=rows, groups=tuple(groups))
 
 
 def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:

@@ -89,8 +89,8 @@ def canonical(values: RawIds, threads: int) -> RawIds:
 @lru_cache(256)
 def canonical_words(words: tuple[str, ...]) -> tuple[str, ...]:
     """The canonical texts of a schema's words, to compare values with."""
-    found = canonical(joined([word.encode() for word in words]), 1)
-    return tuple(found.value(n).decode() for n in range(len(words)))
+    column = canonical(joined([word.encode() for word in words]), 1)
+    return tuple(column.value(n).decode() for n in range(len(words)))
 
 
 def joined(words: Sequence[bytes]) -> RawIds:

@@ -14,7 +14,7 @@ import numpy as np
 from hotrows.data.raw.values import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
-from hotrows.data.stored.shard_writer import Written
+from hotrows.data.stored.shards import Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
@@ -146,7 +146,7 @@ class EncodedData:
         """Says of each damaged file what is wrong with it; sections: read them all, not headers alone."""
         files: dict[str, int | None] = {}
         for part in self.parts.values():
-            files |= {name: part.headers.get(name) for name, _ in part.shards}
+            files |= {shard.file: shard.header for shard in part.shards}
         files |= {stored.file: stored.header for stored in self.vocabularies.values()}
         for name, header in files.items():
             try:
@@ -190,7 +190,7 @@ def write_manifest(
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
-        "parts": {name: _part_to_json(folder, part) for name, part in written.items()},
+        "parts": {name: asdict(part) for name, part in written.items()},
         **encoders,
         "vocabularies": vocabularies,
         **({} if extremes is None else {"extremes": asdict(extremes)}),
@@ -201,7 +201,7 @@ def write_manifest(
 def write_regrouped(folder: Path, source: Path, hot: Written, cold: Written) -> None:
     """Writes data.json: that of `source`, with the training part as `hot`, then `cold`."""
     manifest = read_manifest(source)
-    halves = {"hot": _part_to_json(folder, hot), "cold": _part_to_json(folder, cold)}
+    halves = {"hot": asdict(hot), "cold": asdict(cold)}
     for half in halves.values():
         half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
     manifest["parts"]["train"]["shards"] = [s for half in halves.values() for s in half["shards"]]
@@ -213,40 +213,19 @@ def _write(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class _Shard:
-    file: str
-    rows: int
-    header: int  # the checksum of the file's header
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A part as data.json has it."""
-
-    shards: tuple[_Shard, ...] = ()
-    rows: int = 0
-    clicks: tuple[int, ...] = ()
-    labelled: tuple[int, ...] = ()
-    missing: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
-    values: dict[str, int] = field(default_factory=dict)
-    empty: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Manifest:
     """data.json."""
 
     fingerprint: str
     schema: dict[str, Any]
-    parts: dict[str, _Part]
+    parts: dict[str, dict[str, Any]]
     vocabularies: dict[str, StoredVocabulary]
     statistics: dict[str, Statistics]
     encodes_raw: bool
     split: str | None
     seed: int
     extends: tuple[str, ...] = ()
-    halves: dict[str, _Part] | None = None
+    halves: dict[str, dict[str, Any]] | None = None
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
     format: str = ""
@@ -257,12 +236,8 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         raise ValueError(f"expected text_rule {TEXT_RULE}, found {manifest.text_rule}")
     schema = Schema.from_fields(manifest.schema)
 
-    def part(name: str, stored: _Part) -> Part:
-        fields = dict(vars(stored))
-        shards, _ = fields.pop("shards"), fields.pop("rows")
-        files = tuple((shard.file, shard.rows) for shard in shards)
-        headers = {shard.file: shard.header for shard in shards}
-        return Part(name, path, schema, files, headers=headers, **fields)
+    def part(name: str, fields: Mapping[str, Any]) -> Part:
+        return Part(name=name, folder=path, schema=schema, **vars(build(Written, fields, "part")))
 
     halves = manifest.halves
     if halves is not None and set(halves) != {"hot", "cold"}:
@@ -270,7 +245,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
     return EncodedData(
         path=path,
         schema=schema,
-        parts={name: part(name, manifest.parts.get(name, _Part())) for name in NAMES},
+        parts={name: part(name, manifest.parts.get(name, {})) for name in NAMES},
         fingerprint=manifest.fingerprint,
         split=manifest.split,
         seed=manifest.seed,
@@ -302,7 +277,7 @@ def _problem(data: EncodedData) -> str | None:
 
 
 def _problem_of_part(part: Part) -> str | None:
-    if not all(is_name(file) and is_count(rows) for file, rows in part.shards):
+    if not all(is_name(shard.file) and is_count(shard.rows) for shard in part.shards):
         return f"expected file and rows of every shard of {part.name}"
     dense = {feature.name for feature in part.schema.dense}
     ids = {feature.name for feature in part.schema.id_features}
@@ -318,17 +293,6 @@ def _problem_of_part(part: Part) -> str | None:
     if any(len(c) != len(part.schema.labels) or not all(map(is_count, c)) for c in labels):
         return f"expected clicks and labelled of every label of {part.name}"
     return None
-
-
-def _part_to_json(folder: Path, written: Written) -> dict[str, Any]:
-    return {
-        "rows": sum(rows for _, rows in written.shards),
-        **{name: counts for name, counts in vars(written).items() if name != "shards"},
-        "shards": [
-            {"file": file, "rows": rows, "header": header_checksum(folder / file)}
-            for file, rows in written.shards
-        ],
-    }
 
 
 def _fingerprint(folder: Path, schema: Schema, encoders: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.raw.values import RawIds
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ROWS_PER_SHARD, Tally, Written, no_tally, written_of
+from hotrows.data.stored.shards import ROWS_PER_SHARD, Tally, Written, no_tally, written_of
 from hotrows.schema import Schema
 
 _COUNTED_BYTES = 1 << 30  # of blocks that one task counts, at most
@@ -139,7 +139,7 @@ class ClusterPasses:
     ) -> tuple[dict[str, Written], Extremes]:
         facts = {name: state[name] for name in ("total", "before", "encoders")}
         work = self._cluster.share(self._work(replace(job, schema=encoder.schema), folder, **facts))
-        shards = [PartShards(self._cluster, work, name, ROWS_PER_SHARD) for name in NAMES]
+        shards = [PartShards(self._cluster, work, name, folder) for name in NAMES]
         placed = self._placed(job, work, keep=False)
         calls = (
             (places, self._cluster.submit(tasks.encode, work, places, *blocks, results=1 + len(NAMES)))
@@ -302,9 +302,10 @@ class VocabularyRuns:
 class PartShards:
     """The shards of a part: pieces are collected until one is full, which a task then writes."""
 
-    def __init__(self, cluster: Cluster, work: Any, name: str, rows_per_shard: int) -> None:
+    def __init__(self, cluster: Cluster, work: Any, name: str, folder: Path) -> None:
         self.name = name
-        self._cluster, self._work, self._rows_per_shard = cluster, work, rows_per_shard
+        self._folder = folder
+        self._cluster, self._work = cluster, work
         self._spans: list[slice] = []
         self._pieces: list[Any] = []
         self._size = self._num_shards = 0
@@ -316,11 +317,11 @@ class PartShards:
         """Adds a piece of so many rows. piece: a reference to it."""
         first = 0
         while first < rows:
-            end = min(rows, first + self._rows_per_shard - self._size)
+            end = min(rows, first + ROWS_PER_SHARD - self._size)
             self._spans.append(slice(first, end))
             self._pieces.append(piece)
             self._size, first = self._size + end - first, end
-            if self._size == self._rows_per_shard:
+            if self._size == ROWS_PER_SHARD:
                 self._write()
 
     def close(self, schema: Schema) -> Written:
@@ -329,7 +330,7 @@ class PartShards:
             self._write()
         while self._pending:
             self._await()
-        return written_of(self._shards, sum(self._tallies, no_tally(schema)), schema)
+        return written_of(self._shards, sum(self._tallies, no_tally(schema)), schema, self._folder)
 
     def stop(self) -> None:
         self._cluster.stop(self._pending)

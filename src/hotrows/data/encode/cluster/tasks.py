@@ -35,7 +35,7 @@ from hotrows.data.raw.values import RawIds, hash_values, mix64
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardBuilder, ShardWriter
+from hotrows.data.stored.shards import ShardBuilder, ShardWriter
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import Schema
 
@@ -241,9 +241,9 @@ def write_shard(
         writer = ShardWriter(folder, part, work.schema, size, number=number)
         for span, (rows, missing) in zip(spans, pieces, strict=True):
             writer.append(rows[span], missing[:, span])
-        ((file, _),) = writer.close().shards
-        os.replace(folder / file, work.folder / file)
-    return file, size, writer.state()["tally"]
+        (shard,) = writer.close().shards
+        os.replace(folder / shard.file, work.folder / shard.file)
+    return shard.file, size, writer.state()["tally"]
 
 
 def digest_of(columns: Columns) -> int:
