@@ -34,7 +34,7 @@ from benchmarks.harness import ROOT, conditions, write
 from benchmarks.memory_limit import MemoryLimit
 from benchmarks.workload import CRITEO_KAGGLE, DATA
 from hotrows.data import EncodedData
-from hotrows.data.encode.id_counts import IdCounts
+from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.encode.writing import _checked, _save_counts
 from hotrows.data.stored.encoded import write_manifest
 from hotrows.data.stored.part import NAMES

@@ -128,7 +128,7 @@ def run_share(findings: Findings, setting: Setting) -> None:
 
 
 def _table_bytes(data: EncodedData) -> int:
-    from hotrows.data.encode.encoding import readers_of
+    from hotrows.data.encode.encoder import readers_of
 
     rows = (data.schema.rows_of(readers[0].name) for readers in readers_of(data.schema).values())
     return ROW_BYTES * sum(rows)

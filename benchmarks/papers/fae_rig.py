@@ -265,6 +265,6 @@ def counts_of(data: EncodedData) -> np.ndarray:
 
 def num_bytes(data: EncodedData, stride: int = 256) -> dict[str, int]:
     """Bytes of a row, by vocabulary: one table each, 64 float32."""
-    from hotrows.data.encode.encoding import readers_of
+    from hotrows.data.encode.encoder import readers_of
 
     return dict.fromkeys(readers_of(data.schema), stride)

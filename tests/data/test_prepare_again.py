@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from hotrows.data import EncodedData, Encoder, prepare
-from hotrows.data.encode import first_pass
 from hotrows.data.raw import files
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
@@ -46,7 +45,7 @@ def small(monkeypatch):
     """Chunks and shards of a few rows, and a note of the place after every chunk."""
     monkeypatch.setattr(files, "CHUNK_BYTES", 700)
     monkeypatch.setattr(module, "ShardWriter", SmallShards)
-    monkeypatch.setattr(first_pass, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(module, "SAVE_SECONDS", -1.0)
 
 
 def rows_of(num_rows: int, seed: int = 0) -> list[tuple]:
@@ -104,7 +103,7 @@ def test_a_stop_anywhere_changes_no_byte(tmp_path, monkeypatch, small, split, co
 
 def prepare_and_be_killed(raw, out, stop):
     """Prepares, and kills this process at a call of `progress`."""
-    files.CHUNK_BYTES, module.ShardWriter, first_pass.SAVE_SECONDS = 700, SmallShards, -1.0
+    files.CHUNK_BYTES, module.ShardWriter, module.SAVE_SECONDS = 700, SmallShards, -1.0
     calls = count()
 
     def progress(stage, done, total):

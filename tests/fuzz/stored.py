@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
-from hotrows.data.encode import first_pass
 from hotrows.data.raw import files
 from hotrows.data.stored.sections import MAGIC
 from hotrows.datasets import schemas
@@ -230,7 +229,7 @@ def interrupted_files(stage: str) -> dict[str, bytes]:
 
 def _prepare_slowly(progress: Callable | None = None) -> EncodedData:
     """Notes its place after every chunk, of which there are many."""
-    slowly = mock.patch.object(first_pass, "SAVE_SECONDS", -1.0)
+    slowly = mock.patch("hotrows.data.encode.prepare.SAVE_SECONDS", -1.0)
     cut = mock.patch.object(files, "CHUNK_BYTES", 600)
     with slowly, cut, small_shards():
         return prepare(

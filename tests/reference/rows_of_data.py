@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hotrows.data.encode import encoding, first_pass, no_rows
-from hotrows.data.encode.transform import ColumnMoments, Transform
+from hotrows.data.encode import encoder, writing
+from hotrows.data.encode.encoder import ColumnMoments, Transform
 from hotrows.data.load import parquet_columns, parquet_part
 from hotrows.data.raw import cells, text, values
 from hotrows.data.raw import values as canonical_text
@@ -134,8 +135,8 @@ def cut_in_python(chunk: Chunk, layout: Layout, how: Any) -> tuple[TextCells, tu
     return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
 
 
-def _add_moments(self: ColumnMoments, values: np.ndarray, chosen: np.ndarray, threads: int) -> None:
-    for moments, column in zip(self._moments, values[:, chosen], strict=True):
+def _add_moments(self: ColumnMoments, values: np.ndarray, threads: int) -> None:
+    for moments, column in zip(self._moments, values, strict=True):
         count, mean, squares = map(float, moments)
         for value in column[~np.isnan(column)].tolist():
             difference = value - mean
@@ -216,10 +217,10 @@ def dealt(
 _TWINS: dict[Any, dict[str, Any]] = {
     canonical_text: {"canonical": canonical},
     cells: {"canonical": canonical},
-    encoding: {"Vocabularies": PlainVocabularies},
-    first_pass: {"Counts": PlainCounts},
+    encoder: {"Vocabularies": PlainVocabularies},
+    sys.modules["hotrows.data.encode.prepare"]: {"Counts": PlainCounts},
     rows: {"take": take, "measured": measured, "take_lists": take_lists},
-    no_rows: {"Counts": PlainCounts},
+    writing: {"Counts": PlainCounts},
     order: {"permutation": permutation, "_dealt": dealt},
     parquet_columns: {"take_lists": take_lists},
     parquet_part: {"interleave": interleave},

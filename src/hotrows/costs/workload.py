@@ -22,7 +22,7 @@ from hotrows.costs.frequencies import Frequencies
 from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.data import EncodedData
 from hotrows.data.description import row_counts
-from hotrows.data.encode.encoding import readers_of
+from hotrows.data.encode.encoder import readers_of
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.record import layout_of
 from hotrows.runtime.suggestions import did_you_mean

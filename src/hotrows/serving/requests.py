@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder, check_columns
+from hotrows.data.encode.encoder import Encoder, check_columns
 from hotrows.data.raw.arrow import ArrowCells
 from hotrows.data.raw.cells import Columns, Reading, columns_of
 from hotrows.data.raw.files import pyarrow

@@ -21,7 +21,7 @@ import numpy as np
 
 from hotrows.batch import Batch
 from hotrows.data import Encoder
-from hotrows.data.encode.encoding import batch_of
+from hotrows.data.encode.encoder import batch_of
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.data.stored.rows import Room, Rows, gathered

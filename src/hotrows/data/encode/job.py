@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import readers_of, stored_values
+from hotrows.data.encode.encoder import readers_of, stored_values
 from hotrows.data.encode.split import Sharing, Split, parse_split, parts_of
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.inputs import Input, InputPosition, inputs_of
@@ -50,6 +50,7 @@ class Job:
     extends: bool
     memory: int
     threads: int
+    progress: Progress | None = None
 
     @property
     def on_ray(self) -> bool:
@@ -74,6 +75,9 @@ class Job:
     def counts_memory(self) -> int:
         """Bytes that counts and indexes of vocabularies may take."""
         return max(self.memory - _BESIDE, self.memory // 4)
+
+    def progress_of(self, stage: str) -> StageProgress | None:
+        return None if self.progress is None else partial(self.progress, stage)
 
     def parts(self, position: InputPosition, columns: Columns, sharing: Sharing) -> np.ndarray:
         """[rows] uint8, the part of each row."""
@@ -106,6 +110,7 @@ def job_of(
     extend: Path | str | None,
     memory: int | None,
     threads: int | None,
+    progress: Progress | None,
 ) -> Job:
     stored = _stored(like, extend)
     schema = _schema_of(schema, stored)
@@ -127,6 +132,7 @@ def job_of(
         extends=extend is not None,
         memory=memory or max(total_memory() // 4, 2 << 30),
         threads=num_threads(threads),
+        progress=progress,
     )
 
 
@@ -210,7 +216,3 @@ def read_state(folder: Path) -> dict[str, Any]:
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     text = json.dumps(state)
     write_text(folder / STATE_FILE, json.dumps({"state": text, "crc32": zlib.crc32(text.encode())}))
-
-
-def stage_progress(progress: Progress | None, stage: str) -> StageProgress | None:
-    return None if progress is None else partial(progress, stage)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import readers_of
+from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.job import Progress
 from hotrows.data.hot_cold.sampling import (
     Accesses,

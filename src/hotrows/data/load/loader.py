@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hotrows.batch import Batch, RequestFeatures
-from hotrows.data.encode.encoding import batch_of
+from hotrows.data.encode.encoder import batch_of
 from hotrows.data.load.stream import Stream
 from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.order import Share, Shuffle, parse_order

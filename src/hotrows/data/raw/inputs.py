@@ -64,9 +64,6 @@ class InputPosition:
     chunk: int = 0
     rows: int = 0
 
-    def to_json(self) -> list[int]:
-        return [self.input, self.chunk, self.rows]
-
 
 def stream(
     inputs: Sequence[Input],

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.values import TEXT_RULE
+from hotrows.data.raw.cells import Columns
+from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shards import Written
@@ -58,6 +59,33 @@ class Extremes:
 
     least: dict[str, float] = field(default_factory=dict)
     times: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(schema: Schema, columns: Columns) -> Extremes:
+        """The extremes of some rows."""
+        least: dict[str, float] = {}
+        for numbers, feature in zip(columns.dense, schema.dense, strict=True):
+            if feature.transform == "log" and columns.num_rows:
+                lowest = float(np.fmin.reduce(numbers))
+                if lowest < 0.0:
+                    least[feature.name] = lowest
+        times = np.zeros(0, np.int64)
+        if columns.times is not None:
+            times = columns.times[columns.times != MISSING_TIME]
+        return Extremes(least, (int(times.min()), int(times.max())) if len(times) else ())
+
+    def joined(self, other: Extremes) -> Extremes:
+        """The extremes of both."""
+        least = dict(self.least)
+        for name, number in other.least.items():
+            least[name] = min(number, least.get(name, 0.0))
+        times = (*self.times, *other.times)
+        return Extremes(least, (min(times), max(times)) if times else ())
+
+    def ordered(self, schema: Schema) -> Extremes:
+        """The extremes in the order of the schema, in whatever order they were found."""
+        names = [feature.name for feature in schema.dense if feature.name in self.least]
+        return Extremes({name: self.least[name] for name in names}, self.times)
 
 
 @dataclass(frozen=True, repr=False)
@@ -193,7 +221,7 @@ def write_manifest(
         "parts": {name: asdict(part) for name, part in written.items()},
         **encoders,
         "vocabularies": vocabularies,
-        **({} if extremes is None else {"extremes": asdict(extremes)}),
+        **({} if extremes is None else {"extremes": asdict(extremes.ordered(schema))}),
     }
     _write(folder, manifest)
 
