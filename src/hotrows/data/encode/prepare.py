@@ -164,7 +164,7 @@ def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: Shared
             pieces.append((rows, missing))
         else:
             pieces.append((rows.take(chosen), missing[:, chosen]) if len(chosen) else None)
-    return Encoded(tuple(pieces), Extremes.of(encoder.schema, columns))
+    return Encoded(tuple(pieces), Extremes.of_rows(encoder.schema, columns))
 
 
 @dataclass

@@ -61,7 +61,7 @@ class Extremes:
     times: tuple[int, ...] = ()
 
     @staticmethod
-    def of(schema: Schema, columns: Columns) -> Extremes:
+    def of_rows(schema: Schema, columns: Columns) -> Extremes:
         """The extremes of some rows."""
         least: dict[str, float] = {}
         for numbers, feature in zip(columns.dense, schema.dense, strict=True):
