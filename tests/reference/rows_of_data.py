@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -218,7 +218,7 @@ _TWINS: dict[Any, dict[str, Any]] = {
     canonical_text: {"canonical": canonical},
     cells: {"canonical": canonical},
     encoder: {"Vocabularies": PlainVocabularies},
-    sys.modules["hotrows.data.encode.prepare"]: {"Counts": PlainCounts},
+    import_module("hotrows.data.encode.prepare"): {"Counts": PlainCounts},
     rows: {"take": take, "measured": measured, "take_lists": take_lists},
     writing: {"Counts": PlainCounts},
     order: {"permutation": permutation, "_dealt": dealt},

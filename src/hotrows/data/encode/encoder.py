@@ -28,7 +28,7 @@ from hotrows.data.raw.inputs import inputs_of, stream
 from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows, ends_of
+from hotrows.data.stored.rows import Rows, ends_of, lengths_of
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -294,11 +294,15 @@ def batch_of(
 
     from hotrows.batch import Batch
 
-    ids = [rows.values(f) for f in range(len(features))]
-    lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]
-    offsets = ends_of(np.concatenate(lengths)) if any(o is not None for o in rows.offsets) else None
+    ids, offsets = [rows.values(f) for f in range(len(features))], None
+    if any(bounds is not None for bounds in rows.offsets):
+        pairs = zip(rows.ids, rows.offsets, strict=True)
+        one = np.ones(len(rows), np.int64)
+        lengths = [one if bounds is None else lengths_of(bounds, len(column)) for column, bounds in pairs]
+        offsets = ends_of(np.concatenate(lengths))
     labels = rows.labels.astype(np.float32)
-    labels[missing_labels(rows.labels)] = np.nan
+    if (absent := missing_labels(rows.labels)).any():
+        labels[absent] = np.nan
     return Batch(
         features=tuple(feature.name for feature in features),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),

@@ -1,9 +1,9 @@
 """prepare: raw rows into encoded shards that a trainer maps into memory.
 
     read      raw rows   ->  `Columns`, and the part of each row      raw.inputs, split
-    count     columns    ->  `Counted`, and the values of their ids   `count`
+    count     columns    ->  `CountedRows`, and the values of their ids   `count`
     fix       counts     ->  vocabularies in files, means             `_fix`
-    encode    columns    ->  `Encoded`, a `Piece` of each part        `encode`
+    encode    columns    ->  `EncodedRows`, a `Piece` of each part        `encode`
     write     pieces     ->  `Written` of each part, data.json        stored.shards, stored.encoded
 
 An `Executor` runs `count` over all rows, and then `encode`: on this machine, or on a cluster of Ray.
@@ -125,7 +125,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedRows:
     """Counts of some rows, beside those of their values.
 
     numbers: [standard features, training rows] float64, in the order of the rows.
@@ -135,25 +135,25 @@ class Counted:
     numbers: np.ndarray
 
 
-def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -> Counted:
+def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -> CountedRows:
     """Adds the values of the training part to the counts. parts: of each row, [rows] uint8."""
     training = parts == 0
     counts.add(without_keys(schema, columns.ids), training)
-    return Counted(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
+    return CountedRows(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
 
 
 Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedRows:
     """Encoded rows: a piece of each part, None where it has none of them, and the raw ones' extremes."""
 
     pieces: tuple[Piece | None, ...]
     extremes: Extremes
 
 
-def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: SharedChecks) -> Encoded:
+def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: SharedChecks) -> EncodedRows:
     """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
     rows, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
     shared.check(rows, columns)
@@ -164,7 +164,7 @@ def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: Shared
             pieces.append((rows, missing))
         else:
             pieces.append((rows.take(chosen), missing[:, chosen]) if len(chosen) else None)
-    return Encoded(tuple(pieces), Extremes.of_rows(encoder.schema, columns))
+    return EncodedRows(tuple(pieces), Extremes.of_rows(encoder.schema, columns))
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Totals:
     rows: int = 0
     training_rows: int = 0
 
-    def add(self, counted: Counted, threads: int) -> None:
+    def add(self, counted: CountedRows, threads: int) -> None:
         self.moments.add(counted.numbers, threads)
         self.rows += counted.rows
         self.training_rows += counted.numbers.shape[1]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
-from hotrows.data.encode.prepare import Counted, Piece, standard_columns, without_features
+from hotrows.data.encode.prepare import CountedRows, Piece, standard_columns, without_features
 from hotrows.data.encode.prepare import count as count_rows
 from hotrows.data.encode.prepare import encode as encode_rows
 from hotrows.data.encode.split import FirstRow, SharedChecks, Sharing, Split, parts_of
@@ -126,7 +126,7 @@ def count_times(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[np.nd
 class BlockCounts:
     """Counts of blocks. runs: per vocabulary, the numbers of its run files; digest: see `digest_of`."""
 
-    counted: Counted
+    counted: CountedRows
     runs: tuple[tuple[int, ...], ...]
     digest: int
 
@@ -150,7 +150,7 @@ def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks:
             runs.append(tuple(number * _RUNS + n for n in range(len(files))))
             for file, run in zip(files, runs[v], strict=True):
                 os.replace(file, work.folder / _run(v, run))
-    return BlockCounts(Counted(rows, np.concatenate(numbers, 1)), tuple(runs), digest % (1 << 64))
+    return BlockCounts(CountedRows(rows, np.concatenate(numbers, 1)), tuple(runs), digest % (1 << 64))
 
 
 def write_vocabulary(
