@@ -24,7 +24,7 @@ BUDGET = {
     "checkpoint": 2_400,
     "cli": 3_300,
     "costs": 2_350,
-    "data": 10_400,
+    "data": 10_450,
     "datasets": 3_000,
     "distributed": 1_150,
     "engine": 3_550,

@@ -18,6 +18,7 @@ import numpy as np
 
 from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.job import Progress
+from hotrows.data.hot_cold.halves import hot_and_cold
 from hotrows.data.hot_cold.sampling import (
     Accesses,
     Estimate,
@@ -128,7 +129,7 @@ class Profile:
     @staticmethod
     def from_data(data: EncodedData) -> Profile:
         """Loads the profile by which data was regrouped."""
-        data.hot_and_cold()  # raises an error if it was not
+        hot_and_cold(data)  # raises an error if it was not
         return Profile.load(data.path / HOT_FILE)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.encode.job import Progress
+from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped, write_regrouped
 from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
-from hotrows.data.stored.encoded import EncodedData, write_regrouped
+from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter
@@ -56,10 +57,11 @@ def regroup(
 
 
 def _check(data: EncodedData, profile: Profile, force: bool) -> None:
-    if data.hot_rows is not None:
+    if is_regrouped(data):
         raise ValueError(
-            f"{data.path} is regrouped already ({data.hot_rows:,} of {data.parts['train'].rows:,} "
-            f"training rows are all-hot); regroup the data that it was made from"
+            f"{data.path} is regrouped already ({hot_and_cold(data)[0].rows:,} of "
+            f"{data.parts['train'].rows:,} training rows are all-hot); regroup the data that it was made "
+            f"from"
         )
     if profile.fingerprint != data.fingerprint:
         raise ValueError(f"the profile is of other data than {data.path}; profile this data")

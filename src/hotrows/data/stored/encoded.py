@@ -94,7 +94,7 @@ class EncodedData:
 
     schema: as declared, with the rows of every vocabulary filled in.
     parts: "train", "validation" and "test"; a part may have no rows.
-    halves: of regrouped data, the all-hot and the cold rows of "train", in this order.
+    halves: by name, parts that "train" was divided into; {} where it is as it was prepared.
     fingerprint: of schema, vocabularies and statistics; data of one fingerprint share their ids.
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
@@ -110,7 +110,7 @@ class EncodedData:
     vocabularies: dict[str, StoredVocabulary]
     statistics: dict[str, Statistics]
     encodes_raw: bool
-    halves: tuple[Part, Part] | None = None
+    halves: dict[str, Part] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
@@ -132,11 +132,6 @@ class EncodedData:
         weight; None: none has it, or all weigh 0."""
         return self.parts["train"].label_means()
 
-    @property
-    def hot_rows(self) -> int | None:
-        """Number of all-hot training rows; None if the data is not regrouped."""
-        return None if self.halves is None else self.halves[0].rows
-
     def check_counts(self, purpose: str) -> None:
         """Raises ValueError where features are dynamic, whose ids no one knows before training."""
         for feature in self.schema.id_features:
@@ -146,15 +141,6 @@ class EncodedData:
                     f"dynamic: its ids come and go while a model trains; prepare the data with a "
                     f"vocabulary for it"
                 )
-
-    def hot_and_cold(self) -> tuple[Part, Part]:
-        """The all-hot and the cold rows of the training part; their `missing` counts ids alone."""
-        if self.halves is None:
-            raise ValueError(
-                f"{self.path} is not regrouped into hot and cold rows; do so with "
-                f"`hotrows regroup {self.path} --out FOLDER --fast-memory SIZE`"
-            )
-        return self.halves
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
@@ -223,20 +209,11 @@ def write_manifest(
         "vocabularies": vocabularies,
         **({} if extremes is None else {"extremes": asdict(extremes.ordered(schema))}),
     }
-    _write(folder, manifest)
+    write_signed(folder, manifest)
 
 
-def write_regrouped(folder: Path, source: Path, hot: Written, cold: Written) -> None:
-    """Writes data.json: that of `source`, with the training part as `hot`, then `cold`."""
-    manifest = read_manifest(source)
-    halves = {"hot": asdict(hot), "cold": asdict(cold)}
-    for half in halves.values():
-        half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
-    manifest["parts"]["train"]["shards"] = [s for half in halves.values() for s in half["shards"]]
-    _write(folder, {**manifest, "halves": halves})
-
-
-def _write(folder: Path, manifest: dict[str, Any]) -> None:
+def write_signed(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes data.json, with its checksum."""
     (folder / _MANIFEST).write_text(json.dumps(_FILE.sign(manifest), indent=1) + "\n")
 
 
@@ -253,7 +230,7 @@ class _Manifest:
     split: str | None
     seed: int
     extends: tuple[str, ...] = ()
-    halves: dict[str, dict[str, Any]] | None = None
+    halves: dict[str, dict[str, Any]] = field(default_factory=dict)
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
     format: str = ""
@@ -267,9 +244,6 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
     def part(name: str, fields: Mapping[str, Any]) -> Part:
         return Part(name=name, folder=path, schema=schema, **vars(build(Written, fields, "part")))
 
-    halves = manifest.halves
-    if halves is not None and set(halves) != {"hot", "cold"}:
-        raise ValueError("expected the halves hot and cold")
     return EncodedData(
         path=path,
         schema=schema,
@@ -282,7 +256,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
         extremes=manifest.extremes,
-        halves=None if halves is None else (part("hot", halves["hot"]), part("cold", halves["cold"])),
+        halves={name: part(name, fields) for name, fields in manifest.halves.items()},
     )
 
 
@@ -301,7 +275,7 @@ def _problem(data: EncodedData) -> str | None:
         return "expected no times among the extremes, or the first and the last"
     if any(entry.deviation <= 0 for entry in data.statistics.values()):
         return "expected deviations above 0"
-    return next(filter(None, map(_problem_of_part, (*data.parts.values(), *(data.halves or ())))), None)
+    return next(filter(None, map(_problem_of_part, (*data.parts.values(), *data.halves.values()))), None)
 
 
 def _problem_of_part(part: Part) -> str | None:
@@ -311,7 +285,7 @@ def _problem_of_part(part: Part) -> str | None:
     ids = {feature.name for feature in part.schema.id_features}
     lists = {f.name for f in part.schema.id_features if is_list(f)}
     expected = {"missing": dense | ids, "unknown": ids, "values": ids, "empty": lists}
-    if part.name in ("hot", "cold"):
+    if part.name not in NAMES:
         expected["missing"] = ids
     for name, features in expected.items():
         counts = getattr(part, name)
