@@ -229,7 +229,7 @@ def interrupted_files(stage: str) -> dict[str, bytes]:
 
 def _prepare_slowly(progress: Callable | None = None) -> EncodedData:
     """Notes its place after every chunk, of which there are many."""
-    slowly = mock.patch("hotrows.data.encode.prepare.SAVE_SECONDS", -1.0)
+    slowly = mock.patch("hotrows.data.encode.passes.SAVE_SECONDS", -1.0)
     cut = mock.patch.object(files, "CHUNK_BYTES", 600)
     with slowly, cut, small_shards():
         return prepare(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hotrows.data.encode import encoder, writing
+from hotrows.data.encode import encoder, passes, writing
 from hotrows.data.encode.encoder import ColumnMoments, Transform
 from hotrows.data.load import parquet_columns, parquet_part
 from hotrows.data.raw import cells, text, values
@@ -218,7 +217,7 @@ _TWINS: dict[Any, dict[str, Any]] = {
     canonical_text: {"canonical": canonical},
     cells: {"canonical": canonical},
     encoder: {"Vocabularies": PlainVocabularies},
-    import_module("hotrows.data.encode.prepare"): {"Counts": PlainCounts},
+    passes: {"Counts": PlainCounts},
     rows: {"take": take, "measured": measured, "take_lists": take_lists},
     writing: {"Counts": PlainCounts},
     order: {"permutation": permutation, "_dealt": dealt},

@@ -1,20 +1,15 @@
 """prepare: raw rows into encoded shards that a trainer maps into memory.
 
-    read      raw rows   ->  `Columns`, and the part of each row      raw.inputs, split
-    count     columns    ->  `CountedRows`, and the values of their ids   `count`
-    fix       counts     ->  vocabularies in files, means             `_fix`
-    encode    columns    ->  `EncodedRows`, a `Piece` of each part        `encode`
-    write     pieces     ->  `Written` of each part, data.json        stored.shards, stored.encoded
+    read      raw rows   ->  `Columns`, and the part of each row             raw.inputs, split
+    count     columns    ->  `CountedRows`, and the counts of their values   `passes.count`
+    fix       counts     ->  vocabularies in files, means                    `_fix`
+    encode    columns    ->  `EncodedRows`, a `Piece` of each part           `passes.encode`
+    write     pieces     ->  `Written` of each part, data.json               stored.shards, stored.encoded
 
 An `Executor` runs `count` over all rows, and then `encode`: on this machine, or on a cluster of Ray.
 Memory grows neither with the number of rows nor with the number of distinct values: counts that would not
 fit go to sorted files, which are merged (see `vocabulary`). The first pass checks every row, before a
 shard is written. (A split by shares of time first counts the distinct seconds, in memory.)
-
-Both passes save their state, so that a preparation that was killed can be resumed:
-
-    count    every two minutes: counts (in files), statistics, and position in the stream
-    encode   after every shard: the shards, and the position of the oldest row that is in none yet
 
 Stored encoders (`like`) replace the first pass; with growing ones (`extend`) it counts the values
 that the stored vocabularies lack.
@@ -22,45 +17,39 @@ that the stored vocabularies lack.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoder import (
-    ColumnMoments,
-    Encoder,
-    opened_encoder,
-    owners_of,
-    readers_of,
-    stored_encoders,
-    stored_values,
-    without_keys,
-)
-from hotrows.data.encode.job import STATE_FILE, Job, Progress, job_of, read_state, write_state
+from hotrows.data.encode.encoder import opened_encoder, readers_of, stored_encoders, stored_values
 from hotrows.data.encode.oddities import oddities
+from hotrows.data.encode.passes import (
+    STATE_FILE,
+    Executor,
+    Job,
+    Progress,
+    Totals,
+    read_state,
+    standard_columns,
+    write_state,
+)
 from hotrows.data.encode.rates import ValueRates
-from hotrows.data.encode.split import SharedChecks, Sharing
-from hotrows.data.encode.vocabulary import Counts, IdCounts
-from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.inputs import InputPosition, stream
-from hotrows.data.stored.encoded import EncodedData, Extremes, StoredVocabulary, write_manifest
+from hotrows.data.encode.split import Sharing, Split, parse_split
+from hotrows.data.encode.vocabulary import IdCounts
+from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.values import plain_time
+from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shards import ShardWriter, Written
-from hotrows.json_file import build
 from hotrows.runtime.atomic_files import link_or_copy, new_folder
+from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
 
-SAVE_SECONDS = 120.0  # between two saved states of the count
-
 log = logging.getLogger("hotrows")
+_ALL_TRAIN = "fraction:1,0,0"
 
 
 def prepare(
@@ -98,10 +87,10 @@ def prepare(
     With `like` or `extend`, a warning names features whose rates of unknown and missing values are far
     from those of that data. Calling it again after an interruption resumes the preparation.
     """
-    job = job_of(raw, schema, validation, test, split, seed, like, extend, memory, threads, progress)
+    job = _job(raw, schema, validation, test, split, seed, like, extend, memory, threads, progress)
     executor = Executor(job)
     if job.on_ray:
-        from hotrows.data.encode.cluster.passes import OnRay
+        from hotrows.data.encode.cluster.on_ray import OnRay
 
         executor = OnRay(job, threads)
     with new_folder(Path(out), job.identity()) as folder:
@@ -124,204 +113,102 @@ def prepare(
     return data
 
 
-@dataclass(frozen=True)
-class CountedRows:
-    """Counts of some rows, beside those of their values.
-
-    numbers: [standard features, training rows] float64, in the order of the rows.
-    """
-
-    rows: int
-    numbers: np.ndarray
-
-
-def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -> CountedRows:
-    """Adds the values of the training part to the counts. parts: of each row, [rows] uint8."""
-    training = parts == 0
-    counts.add(without_keys(schema, columns.ids), training)
-    return CountedRows(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
-
-
-Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
-
-
-@dataclass(frozen=True)
-class EncodedRows:
-    """Encoded rows: a piece of each part, None where it has none of them, and the raw ones' extremes."""
-
-    pieces: tuple[Piece | None, ...]
-    extremes: Extremes
-
-
-def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: SharedChecks) -> EncodedRows:
-    """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
-    rows, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
-    shared.check(rows, columns)
-    pieces: list[Piece | None] = []
-    for part in range(len(NAMES)):
-        chosen = np.flatnonzero(parts == part)
-        if len(chosen) == len(rows):
-            pieces.append((rows, missing))
-        else:
-            pieces.append((rows.take(chosen), missing[:, chosen]) if len(chosen) else None)
-    return EncodedRows(tuple(pieces), Extremes.of_rows(encoder.schema, columns))
+def _job(
+    raw: Any,
+    schema: Schema | None,
+    validation: Any,
+    test: Any,
+    split: str | None,
+    seed: int,
+    like: Path | str | None,
+    extend: Path | str | None,
+    memory: int | None,
+    threads: int | None,
+    progress: Progress | None,
+) -> Job:
+    stored = _stored(like, extend)
+    schema = _schema_of(schema, stored)
+    groups = [inputs_of(rows) for rows in (raw, validation, test)]
+    if not groups[0]:
+        raise ValueError("no raw files to prepare; name at least one")
+    declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
+    text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
+    return Job(
+        inputs=tuple(source for group in groups for source in group),
+        declared_parts=tuple(
+            part for part, group in zip((None, 1, 2), groups, strict=True) for _ in group
+        ),
+        schema=schema,
+        split_text=text,
+        split=_split(text, schema, declared),
+        seed=seed,
+        stored=stored,
+        extends=extend is not None,
+        memory=memory or max(total_memory() // 4, 2 << 30),
+        threads=num_threads(threads),
+        progress=progress,
+    )
 
 
-@dataclass
-class Totals:
-    """What was counted so far: rows, and the moments of `standard` numbers."""
-
-    moments: ColumnMoments
-    rows: int = 0
-    training_rows: int = 0
-
-    def add(self, counted: CountedRows, threads: int) -> None:
-        self.moments.add(counted.numbers, threads)
-        self.rows += counted.rows
-        self.training_rows += counted.numbers.shape[1]
+def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData | None:
+    if like is not None and extend is not None:
+        raise ValueError("give either like= (encoders as they are) or extend= (growing), not both")
+    folder = extend if like is None else like
+    if folder is None:
+        return None
+    data = EncodedData.open(folder)
+    stored_values(data)  # raises an error if it has none
+    return data
 
 
-class Executor:
-    """Runs both functions over all rows: on this machine, chunk after chunk."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    def num_rows(self) -> int:
-        """The number of rows that the split shares out."""
-        job, progress = self.job, self.job.progress_of("lines")
-        sizes = [source.size for source in job.shared]
-        total = 0
-        for i, source in enumerate(job.shared):
-            if job.schema.request is None:
-                total += source.count_rows(job.schema)
-            else:  # whose rows may have lists of candidates
-                total += sum(columns.num_rows for _, columns in stream([source], job.reading))
-            if progress is not None:
-                progress(sum(sizes[: i + 1]), sum(sizes))
-        return total
-
-    def times(self) -> IdCounts:
-        """How many of these rows have each time."""
-        schema, seen = without_features(self.job.schema), IdCounts()
-        how = Reading(schema, self.job.threads, for_training=False)
-        for _, columns in stream(self.job.shared, how, self.job.progress_of("times")):
-            assert columns.times is not None
-            seen.add(columns.times)
-        return seen
-
-    def count(self, folder: Path, sharing: Sharing, state: Mapping[str, Any]) -> tuple[Totals, Any]:
-        """Counts all rows; the second has `write` as `vocabulary.Counts` has."""
-        job, start = self.job, InputPosition()
-        totals = Totals(ColumnMoments(len(standard_columns(job.schema))))
-        if state.get("stage") == "count":
-            totals = Totals(totals.moments, state["rows"], state["training_rows"])
-            totals.moments.restore(state["moments"])
-            start = InputPosition(*state["place"])
-        counts = Counts(
-            owners_of(job.schema), folder, job.counts_memory, job.threads, state=state.get("counts")
-        )
-        saved = time.monotonic()
-        for position, columns in stream(job.inputs, job.reading, job.progress_of("count"), start):
-            if time.monotonic() - saved > SAVE_SECONDS:
-                write_state(folder, _count_state(totals, position, counts, sharing))
-                saved = time.monotonic()
-            parts = job.parts(position, columns, sharing)
-            totals.add(count(job.schema, columns, parts, counts), job.threads)
-        return totals, counts
-
-    def encode(
-        self, encoder: Encoder, folder: Path, state: dict[str, Any]
-    ) -> tuple[dict[str, Written], Extremes]:
-        """Encodes every row into the shards of its part; saves the state after every shard."""
-        job = self.job
-        writers, start = _writers(encoder.schema, folder, state)
-        sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
-        rows, num_rows = list(start.rows), start.position.rows
-        extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
-        shared = SharedChecks(encoder.schema)
-        oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
-        for position, columns in stream(
-            job.inputs, job.reading, job.progress_of("encode"), start.position
-        ):
-            before = _StreamState(position, tuple(rows), sharing.state)
-            in_shards = [writer.rows_in_shards for writer in writers]
-            encoded = encode(encoder, columns, job.parts(position, columns, sharing), shared)
-            extremes = extremes.joined(encoded.extremes)
-            for part, (writer, piece) in enumerate(zip(writers, encoded.pieces, strict=True)):
-                if piece is not None:
-                    writer.append(*piece)
-                if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
-                    oldest[part] = before
-                rows[part] += 0 if piece is None else len(piece[0])
-            num_rows += columns.num_rows
-            if [writer.rows_in_shards for writer in writers] != in_shards:
-                encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
-                write_state(folder, state | {"encoding": encoding})
-        if state["rows"] not in (None, num_rows):
+def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
+    """Returns the schema to prepare with: that of the stored encoders, if there are any."""
+    if stored is None and schema is None:
+        raise ValueError("prepare needs a schema: one of your own, or that of stored data (like=)")
+    if stored is None:
+        if not isinstance(schema, Schema):
             raise ValueError(
-                f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
-                f"pass, {num_rows:,} in the second; prepare again"
+                f"expected a Schema, not {type(schema).__name__}; draft_schema(rows).schema drafts one, "
+                f"Schema.load(FILE) reads one"
             )
-        return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
+        readers_of(schema)
+        return schema
+    if schema is not None and _without_rows(schema) != _without_rows(stored.schema):
+        raise ValueError(
+            f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
+            f"the schema out, or prepare without them"
+        )
+    return stored.schema
 
 
-def _count_state(
-    totals: Totals, position: InputPosition, counts: Counts, sharing: Sharing
-) -> dict[str, Any]:
-    counts.spill()
-    return {
-        "stage": "count",
-        "place": astuple(position),
-        "rows": totals.rows,
-        "training_rows": totals.training_rows,
-        "moments": totals.moments.state(),
-        "counts": counts.state(),
-        "sharing": sharing.state,
-        **sharing.settled,
-    }
+def _without_rows(schema: Schema) -> Schema:
+    return schema.with_rows(dict.fromkeys(readers_of(schema)))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class _StreamState:
-    """The state before a chunk: position in the stream, rows per part, and state of the split."""
+def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
+    def parse(word: str) -> int:
+        assert schema.time is not None
+        for form in (schema.time.format, "iso"):
+            if (seconds := plain_time(word.encode(), form)) is not None:
+                return seconds
+        raise ValueError(f"split {text!r}: {word!r} is no time in the format {schema.time.format!r}")
 
-    position: InputPosition
-    rows: tuple[int, ...]
-    sharing: dict[str, int]
-
-
-def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:
-    """The shards written, and the state from which to resume without losing a row."""
-    start = min(oldest, key=lambda before: before.position.rows)
-    return {"start": asdict(start), "writers": [writer.state() for writer in writers]}
-
-
-def _writers(
-    schema: Schema, folder: Path, state: Mapping[str, Any]
-) -> tuple[list[ShardWriter], _StreamState]:
-    """Returns the writers of the parts and the state to start from, new or saved."""
-    encoding = state.get("encoding")
-    if encoding is None:
-        start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
-        return [ShardWriter(folder, name, schema) for name in NAMES], start
-    start = build(_StreamState, encoding["start"])
-    writers = [
-        ShardWriter.resume(folder, name, schema, writer_state, already=writer_state["rows"] - rows)
-        for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
-    ]
-    return writers, start
-
-
-def without_features(schema: Schema) -> Schema:
-    """A schema of the same rows, of which fewer columns are read."""
-    shared = tuple(f for f in schema.features if f.name in schema.shared)
-    return dataclasses.replace(schema, features=shared, weight=None, group=None)
-
-
-def standard_columns(schema: Schema) -> list[int]:
-    """The places of the dense features whose mean and deviation are learned."""
-    return [i for i, feature in enumerate(schema.dense) if feature.transform == "standard"]
+    split = parse_split(text, parse if schema.time else None, declared)
+    if split.kind == "time" and schema.time is None:
+        raise ValueError(
+            f"split {text!r} needs to know the time: say which column that is, time=Time(COLUMN)"
+        )
+    if split.kind == "stratified" and schema.request is not None:
+        raise ValueError(
+            f"split {text!r} draws rows by their label, and rows of a request stay together; split in "
+            f"another way, such as fraction:0.8,0.1,0.1"
+        )
+    if split.kind == "stratified" and not schema.labels[0].values.binary:
+        raise ValueError(
+            f"split {text!r} shares out the rows of each label, and {schema.labels[0].name!r} is a "
+            f"number; split in another way, such as fraction:0.8,0.1,0.1"
+        )
+    return split
 
 
 def _sharing(executor: Executor, state: Mapping[str, Any]) -> Sharing:

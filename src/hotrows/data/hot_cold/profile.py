@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import readers_of
-from hotrows.data.encode.job import Progress
+from hotrows.data.encode.passes import Progress
 from hotrows.data.hot_cold.halves import hot_and_cold
 from hotrows.data.hot_cold.sampling import (
     Accesses,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.encode.job import Progress
+from hotrows.data.encode.passes import Progress
 from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped, write_regrouped
 from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
 from hotrows.data.stored.encoded import EncodedData

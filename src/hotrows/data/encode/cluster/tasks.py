@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
-from hotrows.data.encode.prepare import CountedRows, Piece, standard_columns, without_features
-from hotrows.data.encode.prepare import count as count_rows
-from hotrows.data.encode.prepare import encode as encode_rows
+from hotrows.data.encode.passes import CountedRows, Piece, standard_columns, without_features
+from hotrows.data.encode.passes import count as count_rows
+from hotrows.data.encode.passes import encode as encode_rows
 from hotrows.data.encode.split import FirstRow, SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
 from hotrows.data.raw.arrow import table_columns

@@ -37,8 +37,7 @@ import numpy as np
 from hotrows.data.encode.cluster import tasks
 from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, EncodedBlocks, Surveyed
 from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of
-from hotrows.data.encode.job import Job
-from hotrows.data.encode.prepare import Executor, Totals, standard_columns
+from hotrows.data.encode.passes import Executor, Job, Totals, standard_columns
 from hotrows.data.encode.split import SharedChecks, Sharing
 from hotrows.data.encode.vocabulary import IdCounts, Values
 from hotrows.data.raw.cells import Columns
