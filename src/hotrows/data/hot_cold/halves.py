@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from hotrows.data.stored.encoded import EncodedData, read_manifest, write_signed
@@ -32,7 +31,7 @@ def hot_and_cold(data: EncodedData) -> tuple[Part, Part]:
 def write_regrouped(folder: Path, source: Path, hot: Written, cold: Written) -> None:
     """Writes data.json: that of `source`, with the training part as `hot`, then `cold`."""
     manifest = read_manifest(source)
-    halves = dict(zip(HALVES, map(asdict, (hot, cold)), strict=True))
+    halves = {"hot": hot.to_json(), "cold": cold.to_json()}
     for half in halves.values():
         half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
     manifest["parts"]["train"]["shards"] = [s for half in halves.values() for s in half["shards"]]

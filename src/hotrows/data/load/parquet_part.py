@@ -82,6 +82,10 @@ class ParquetPart(Part):
     groups: tuple[RowGroup, ...] = ()
     handles: Handles = field(default_factory=Handles, compare=False, repr=False)
 
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
     def stored(self, index: int) -> Rows:
         raise ValueError(
             f"part {self.name!r} is read straight from Parquet and has no shards; prepare the data "
@@ -126,8 +130,8 @@ class ParquetPart(Part):
 
 def _part(name: str, schema: Schema, places: list[str]) -> ParquetPart:
     groups = [group for file in find_files(places) for group in _groups(file, schema)]
-    folder, rows = Path(next(iter(places), ".")), sum(group.rows for group in groups)
-    return ParquetPart(name=name, folder=folder, schema=schema, rows=rows, groups=tuple(groups))
+    folder = Path(next(iter(places), "."))
+    return ParquetPart(name=name, folder=folder, schema=schema, groups=tuple(groups))
 
 
 def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:

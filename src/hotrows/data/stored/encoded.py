@@ -204,7 +204,7 @@ def write_manifest(
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
-        "parts": {name: asdict(part) for name, part in written.items()},
+        "parts": {name: part.to_json() for name, part in written.items()},
         **encoders,
         "vocabularies": vocabularies,
         **({} if extremes is None else {"extremes": asdict(extremes.ordered(schema))}),
@@ -242,7 +242,8 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
     schema = Schema.from_fields(manifest.schema)
 
     def part(name: str, fields: Mapping[str, Any]) -> Part:
-        return Part(name=name, folder=path, schema=schema, **vars(build(Written, fields, "part")))
+        written = build(Written, {key: fields[key] for key in fields if key != "rows"}, "part")
+        return Part(name=name, folder=path, schema=schema, **vars(written))
 
     return EncodedData(
         path=path,

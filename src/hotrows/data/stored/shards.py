@@ -18,7 +18,7 @@ rows, and so have `requests/dense`, the dense values that are shared (`dense` ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class Written:
     the vocabulary; values: ids in all; empty: of lists alone, rows without an id.
     """
 
-    rows: int = 0
     clicks: tuple[int, ...] = ()
     labelled: tuple[int, ...] = ()
     missing: dict[str, int] = field(default_factory=dict)
@@ -60,6 +59,13 @@ class Written:
     values: dict[str, int] = field(default_factory=dict)
     empty: dict[str, int] = field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rows": self.rows, **asdict(self)}
 
 
 def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> Rows | RequestRows:
@@ -348,7 +354,6 @@ def written_of(
     dense, ids = schema.dense, schema.id_features
     lists = {f.name for f in ids if is_list(f)}
     return Written(
-        rows=sum(rows for _, rows in shards),
         shards=tuple(Shard(file, rows, header_checksum(folder / file)) for file, rows in shards),
         clicks=tuple(tally.clicks.tolist()),
         labelled=tuple(tally.labelled.tolist()),
