@@ -19,8 +19,7 @@ from hotrows.data.encode.encoder import batch_of
 from hotrows.data.stored.order import Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
-from hotrows.data.stored.rows import Room, Rows
-from hotrows.data.stored.shards import ShardBuilder
+from hotrows.data.stored.rows import Room, Rows, empty_rows
 from hotrows.pipeline.prefetch import Prefetched, prefetch
 from hotrows.schema import Schema
 
@@ -163,7 +162,7 @@ class _BatchBuilder:
         if self._pieces:
             order = np.arange(sum(map(len, self._pieces)))
             return gathered_pieces(self._pieces, order, (Room(), Room()))
-        empty = ShardBuilder(self._schema, 0).rows()
+        empty = empty_rows(self._schema, 0)
         return empty if self._schema.request is None else packed(empty, self._schema)
 
 

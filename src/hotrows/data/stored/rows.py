@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.runtime.native import call
-from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema
+from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema, is_list
 
 OPTIONAL = ("weights", "groups", "times", "requests")  # columns of Rows that a schema may not have
 DAMAGED = (
@@ -83,6 +83,33 @@ class Room:
         if name not in self._buffers or len(self._buffers[name]) < size:
             self._buffers[name] = np.empty(size + size // 8, np.uint8)
         return self._buffers[name][:size].view(dtype).reshape(shape)
+
+
+def empty_rows(schema: Schema, size: int, array: Callable[..., np.ndarray] | None = None) -> Rows:
+    """Rows to fill: of lists, offsets of 0 and no ids yet. array: makes one of a name, a shape and a type
+    (default: new ones)."""
+    make = array or (lambda name, shape, dtype: np.empty(shape, dtype))
+    labels, features = len(schema.labels), schema.id_features
+    optional = {
+        "weights": (schema.weight is not None, np.float32),
+        "groups": (schema.grouping is not None, np.int64),
+        "times": (schema.keeps_times, np.int64),
+        "requests": (schema.request is not None, np.int64),
+    }
+    return Rows(
+        ids=tuple(
+            make(f"ids {f}", (0 if is_list(feature) else size,), id_type(schema, feature))
+            for f, feature in enumerate(features)
+        ),
+        offsets=tuple(np.zeros(size + 1, np.int64) if is_list(feature) else None for feature in features),
+        dense=make("dense", (size, len(schema.dense)), np.float32),
+        labels=make(
+            "labels",
+            (size, labels) if labels > 1 else (size,),
+            np.float32 if schema.has_numbers else np.uint8,
+        ),
+        **{name: make(name, (size,), dtype) for name, (exists, dtype) in optional.items() if exists},
+    )
 
 
 def means_of_labels(

@@ -18,15 +18,15 @@ rows, and so have `requests/dense`, the dense values that are shared (`dense` ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.cells import missing_labels, no_labels
+from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, id_type, missing_id
+from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
@@ -285,20 +285,9 @@ class ShardBuilder:
     """A shard while it is filled; the ids of lists are in arrays that grow."""
 
     def __init__(self, schema: Schema, rows: int) -> None:
-        self.size = 0
-        self._capacity = rows
-        features = schema.id_features
-        sizes = [(0 if is_list(f) else rows, id_type(schema, f)) for f in features]
-        self._offsets = [np.zeros(rows + 1, np.int64) if is_list(f) else None for f in features]
-        self._ids = [np.empty(size, width) for size, width in sizes]
-        self._dense = np.empty((rows, len(schema.dense)), np.float32)
-        self._labels = no_labels((rows, len(schema.labels)), schema.has_numbers)
-        if len(schema.labels) == 1:
-            self._labels = self._labels[:, 0]
-        self._weights = None if schema.weight is None else np.empty(rows, np.float32)
-        self._groups = None if schema.grouping is None else np.empty(rows, np.int64)
-        self._requests = None if schema.request is None else np.empty(rows, np.int64)
-        self._times = np.empty(rows, np.int64) if schema.keeps_times else None
+        self.size, self._capacity = 0, rows
+        self._into = empty_rows(schema, rows)
+        self._ids = list(self._into.ids)
 
     @property
     def room(self) -> int:
@@ -311,18 +300,15 @@ class ShardBuilder:
                 self._ids[f][place] = rows.ids[f]
             else:
                 self._append_lists(f, rows.values(f), offsets)
-        self._dense[place] = rows.dense
-        self._labels[place] = rows.labels
-        for name in OPTIONAL:
-            into = getattr(self, f"_{name}")
-            values = getattr(rows, name)
+        for name in ("dense", "labels", *OPTIONAL):
+            into, values = getattr(self._into, name), getattr(rows, name)
             if into is not None:
                 assert values is not None
                 into[place] = values
         self.size = place.stop
 
     def _append_lists(self, f: int, values: np.ndarray, list_offsets: np.ndarray) -> None:
-        offsets, first = self._offsets[f], self.size
+        offsets, first = self._into.offsets[f], self.size
         assert offsets is not None
         start = int(offsets[first])
         end = start + len(values)
@@ -336,15 +322,10 @@ class ShardBuilder:
 
     def rows(self) -> Rows:
         """The rows appended so far."""
-        end = self.size
-        pairs = list(zip(self._ids, self._offsets, strict=True))
-        return Rows(
-            ids=tuple(ids[: end if o is None else int(o[end])] for ids, o in pairs),
-            offsets=tuple(None if o is None else o[: end + 1] for o in self._offsets),
-            dense=self._dense[:end],
-            labels=self._labels[:end],
-            **{name: None if (c := getattr(self, f"_{name}")) is None else c[:end] for name in OPTIONAL},
-        )
+        end, offsets = self.size, self._into.offsets
+        pairs = zip(self._ids, offsets, strict=True)
+        ids = tuple(ids[: end if bounds is None else int(bounds[end])] for ids, bounds in pairs)
+        return replace(self._into[:end], ids=ids)
 
 
 def written_of(
