@@ -95,11 +95,12 @@ def write_values(path: Path, name: str, values: Values) -> None:
 class Counts:
     """Counts the values of the training part in bounded memory; feature f reads vocabulary owners[f].
 
-    folder: for spilled counts; memory: bytes that all hash tables may take, also while they grow;
-    state: of counts that were begun in this folder, to resume.
     When the tables are full, the largest are written to run files in `folder`. A vocabulary's runs are
     removed once it is written; runs that no state names, when the next counts begin in the folder.
     After a failure (a full disk) counting can only be resumed from a state.
+
+    folder: for spilled counts; memory: bytes that all hash tables may take, also while they grow;
+    state: of counts that were begun in this folder, to resume.
     """
 
     def __init__(

@@ -191,9 +191,9 @@ def content_of(file: File) -> str:
     return "JSON lines" if _OBJECT.match(content) else "text"
 
 
-def kind_of(first_bytes: bytes) -> str | None:
+def kind_of(start: bytes) -> str | None:
     """The kind of a file by its first bytes, None if it is none of KINDS."""
-    return next((kind for magic, kind in KINDS.items() if first_bytes.startswith(magic)), None)
+    return next((kind for magic, kind in KINDS.items() if start.startswith(magic)), None)
 
 
 @dataclass(frozen=True)

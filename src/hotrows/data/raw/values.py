@@ -4,7 +4,7 @@ The native core runs them on several threads. `plain_number` and `plain_time` re
 draft of a schema and for a split. **Canonical text** is one spelling for what programs write in several,
 whatever the format:
 
-value                written by CSV writers as                      canonical text
+    value                written by CSV writers as                      canonical text
     whole float          42.0, 1e+10, -0.0                              42, 10000000000, 0
     boolean              True, TRUE, true                               true
     time                 2024-03-01T10:00:00.500000, ... 10:00:00.500   2024-03-01 10:00:00.5
@@ -167,12 +167,10 @@ def integers(numbers: np.ndarray) -> RawIds:
     """Writes [N] float64 whole numbers as decimal digits; missing where NaN."""
     present = ~np.isnan(numbers)
     distinct, rank = np.unique(numbers[present].astype(np.int64), return_inverse=True)
-    words = [str(number).encode() for number in distinct.tolist()]
-    lengths = np.array([len(word) for word in words], np.uint32)
-    ends = lengths.cumsum(dtype=np.uint32)
+    words = joined([str(number).encode() for number in distinct.tolist()])
     spans = np.zeros((2, len(numbers)), np.uint32)
-    spans[0, present], spans[1, present] = (ends - lengths)[rank], lengths[rank]
-    return RawIds(np.frombuffer(b"".join(words), np.uint8), spans[0], spans[1])
+    spans[0, present], spans[1, present] = words.starts[rank], words.lengths[rank]
+    return RawIds(words.text, spans[0], spans[1])
 
 
 def parse_numbers(values: RawIds, threads: int) -> tuple[np.ndarray, int | None]:
