@@ -11,7 +11,7 @@ from hotrows.data import EncodedData, Loader, prepare, write_encoded
 from hotrows.data.load.parquet_part import open_parquet
 from hotrows.data.stored import part as parts
 from hotrows.data.stored import shards
-from hotrows.schema import Schema
+from hotrows.schema import Schema, Sparse
 from tests.support.requests import COLUMNS, NAMES, PLAIN, SCHEMA, file_of, request_batch, rows_of
 from tests.support.requests import schema as encoded_schema
 
@@ -227,3 +227,19 @@ def test_lists_of_candidates_that_differ_in_length_are_refused_by_row(tmp_path):
         ValueError, match="row 4, column 'item': expected a list of 3, as many candidates as"
     ):
         prepare(table, schema, tmp_path / "out")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_rank_without_a_sample_of_a_small_last_batch_has_an_empty_one(tmp_path, shuffle):
+    """Three samples in batches of two: of the last one, three of four ranks have none. Nothing could be
+    joined into their batch, which was an error of NumPy's."""
+    schema = Schema((Sparse("user"), Sparse("item")), request="request", shared=("user",))
+    columns = {"request": list("aab"), "user": list("uuv"), "item": list("xyz"), "label": [0, 1, 0]}
+    data = prepare(columns, schema, tmp_path / "enc", split="fraction:1,0,0")
+    ranks = [
+        list(Loader(data.parts["train"], 2, rank=rank, num_ranks=4, shuffle=shuffle).batches(0))
+        for rank in range(4)
+    ]
+    sizes = [[batch.size for batch in batches] for batches in zip(*ranks, strict=True)]
+    assert sizes == [[0, 1, 0, 1], [0, 0, 0, 1]]
+    assert all(batch.requests.starts.tolist()[0] == 0 for batches in ranks for batch in batches)

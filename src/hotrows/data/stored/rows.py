@@ -134,36 +134,44 @@ def means_of_labels(
 def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
     """Copies the rows `order` [n] of one or more pieces, counted through all of them, into `room`.
 
-    This is done column by column: the pieces of one column are joined, small enough to stay in the
-    processor's cache, and read in the new order.
+    The pieces of one column are joined, small enough to stay in the processor's cache, and read in the
+    new order.
     """
-    assert order.dtype == np.int64
     first = pieces[0]
     ids: list[np.ndarray] = []
     offsets: list[np.ndarray | None] = []
-
-    def column(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-        values = _joined(parts, room)
-        return take(values, order, room.array(name, (len(order), *values.shape[1:]), values.dtype))
-
     for f, bounds in enumerate(first.offsets):
-        values = [piece.values(f) for piece in pieces]
+        values, ends = [piece.values(f) for piece in pieces], None
         if bounds is None:
-            ids.append(column(f"ids {f}", values))
-            offsets.append(None)
-            continue
-        joined = _joined(values, room)
-        starts = joined_offsets([o for piece in pieces if (o := piece.offsets[f]) is not None])
-        ends = ends_of(measured(starts, len(joined), order))
-        out = room.array(f"ids {f}", (int(ends[-1]),), joined.dtype)
-        ids.append(take_lists(joined, starts, order, ends, out))
+            taken = _gathered(f"ids {f}", values, order, room)
+        else:
+            present = [o for piece in pieces if (o := piece.offsets[f]) is not None]
+            taken, ends = _gathered_lists(f"ids {f}", values, present, order, room)
+        ids.append(taken)
         offsets.append(ends)
     others = {
-        name: column(name, [getattr(piece, name) for piece in pieces])
+        name: _gathered(name, [getattr(piece, name) for piece in pieces], order, room)
         for name in ("dense", "labels", *OPTIONAL)
         if getattr(first, name) is not None
     }
     return Rows(ids=tuple(ids), offsets=tuple(offsets), **others)
+
+
+def _gathered(name: str, pieces: Sequence[np.ndarray], order: np.ndarray, room: Room) -> np.ndarray:
+    """Rows [n, ...] of a column, which may have several values each."""
+    assert order.dtype == np.int64
+    values = _joined(pieces, room)
+    return take(values, order, room.array(name, (len(order), *values.shape[1:]), values.dtype))
+
+
+def _gathered_lists(
+    name: str, ids: Sequence[np.ndarray], offsets: Sequence[np.ndarray], order: np.ndarray, room: Room
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of lists, end to end, and their offsets [n + 1] int64. ids: per piece."""
+    values, bounds = _joined(ids, room), joined_offsets(offsets)
+    ends = ends_of(measured(bounds, len(values), order))
+    out = room.array(name, (int(ends[-1]),), values.dtype)
+    return take_lists(values, bounds, order, ends, out), ends
 
 
 def _joined(pieces: Sequence[np.ndarray], room: Room) -> np.ndarray:
