@@ -93,6 +93,7 @@ def prepare(
         from hotrows.data.encode.cluster.on_ray import OnRay
 
         executor = OnRay(job, threads)
+        job = executor.job
     with new_folder(Path(out), job.identity()) as folder:
         state = read_state(folder)
         sharing = _sharing(executor, state)
