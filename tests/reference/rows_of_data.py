@@ -88,7 +88,7 @@ def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
 def parse_fields(
     fields: RawIds, columns: Sequence[int], threads: int
 ) -> tuple[np.ndarray, tuple[int, int] | None]:
-    numbers = np.empty((len(columns), fields.starts.shape[1]))
+    numbers = np.zeros((len(columns), fields.starts.shape[1]))
     for row in range(fields.starts.shape[1]):
         for i, column in enumerate(columns):
             start = int(fields.starts[column, row])
