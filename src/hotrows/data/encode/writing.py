@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from hotrows.batch import Batch
 from hotrows.data.encode.encoder import owners_of, readers_of, stored_encoders
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values, write_values
 from hotrows.data.raw.cells import no_labels
@@ -19,6 +18,11 @@ from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hotrows.batch import Batch
 
 _NO_MEMORY = 1 << 20  # bytes, of counts that stay empty
 
