@@ -34,11 +34,11 @@ from benchmarks.harness import ROOT, conditions, write
 from benchmarks.memory_limit import MemoryLimit
 from benchmarks.workload import CRITEO_KAGGLE, DATA
 from hotrows.data import EncodedData
-from hotrows.data.encode.id_counts import IdCounts
+from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.encode.writing import _checked, _save_counts
 from hotrows.data.stored.encoded import write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 
 BATCH, ROWS, ROWS_IN_MEMORY, EXPONENT = 8192, 10**9, 10**7, 1.05

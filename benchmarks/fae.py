@@ -28,7 +28,7 @@ import torch
 from benchmarks.harness import conditions, write
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare, profile, regroup
-from hotrows.data.hot_cold.profile import row_bytes
+from hotrows.data.hot_cold import hot_and_cold, row_bytes
 from hotrows.datasets import schemas
 from hotrows.datasets.synthetic import synth_criteo
 from hotrows.metrics import Metrics
@@ -106,7 +106,7 @@ def regrouped(data: EncodedData, share: float, out: Path) -> tuple[EncodedData, 
         "tables": format_bytes(embedding.num_bytes),
         "fast_memory": format_bytes(fast_memory),
         "training_rows": data.parts["train"].rows,
-        "all_hot_samples": hot.halves[0].rows / data.parts["train"].rows,
+        "all_hot_samples": hot_and_cold(hot)[0].rows / data.parts["train"].rows,
         "all_hot_samples_by_profile": vars(hot_profile.samples),
         "hot_lookups_by_profile": vars(hot_profile.lookups),
         "profile_seconds": profiled - begin,

@@ -36,7 +36,7 @@ from hotrows import datasets
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, HotColdLoader, Loader, prepare, profile, regroup, write_encoded
-from hotrows.data.hot_cold.profile import row_bytes
+from hotrows.data.hot_cold import hot_and_cold, row_bytes
 from hotrows.data.stored.order import POOL_ROWS
 from hotrows.datasets import schemas
 from hotrows.datasets.synthetic import synth_criteo
@@ -232,7 +232,7 @@ def _loader(data: EncodedData, size: int, order: str, folder: Path) -> Loader | 
     if order != HOT_COLD:
         return Loader(data.parts["train"], size, shuffle=True, order=order)
     config = replace(CONFIG, model="dnn", model_options=SMALL)
-    hot, cold = regrouped(data, config, folder / "hot").hot_and_cold()
+    hot, cold = hot_and_cold(regrouped(data, config, folder / "hot"))
     return HotColdLoader(hot, cold, size, shuffle=True)
 
 

@@ -168,7 +168,7 @@ def stored(candidates: int, folder: Path) -> dict[str, EncodedData]:
 
 
 def num_bytes(data: EncodedData) -> int:
-    return sum((data.path / file).stat().st_size for file, _ in data.parts["train"].shards)
+    return sum((data.path / s.file).stat().st_size for s in data.parts["train"].shards)
 
 
 def main() -> None:

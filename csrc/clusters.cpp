@@ -1,4 +1,4 @@
-// Clusters of samples that read equal rows; hotrows.data.stored.clusters has the rule. One thread: a loader
+// Clusters of samples that read equal rows; hotrows.data.stored.order has the rule. One thread: a loader
 // runs beside training.
 #include <array>
 

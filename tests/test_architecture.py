@@ -24,7 +24,7 @@ BUDGET = {
     "checkpoint": 2_300,
     "cli": 3_250,
     "costs": 2_350,
-    "data": 11_300,
+    "data": 10_450,
     "datasets": 3_000,
     "distributed": 1_150,
     "engine": 3_750,

@@ -2,8 +2,13 @@
 
 import ast
 import re
+import sys
+import threading
 from functools import cache
 from pathlib import Path
+
+from hotrows.data import prepare
+from hotrows.schema import Dense, Schema, Sparse
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "walkthrough.md"
@@ -54,3 +59,28 @@ def test_the_walk_is_short():
     assert files <= 10 and lines <= 1100, (files, lines)
     files, lines = size(part("Part 1") + part("The whole path"))
     assert files <= 20 and lines <= 2000, (files, lines)
+
+
+def test_raw_rows_become_shards_in_fourteen_files(tmp_path):
+    """Functions of `data` that run until data.json is written, in the order of their first call."""
+    rows = [f"{i % 2},{i * 1.5},{i % 7},u{i % 50},i{i % 30}" for i in range(300)]
+    (tmp_path / "raw.csv").write_text("\n".join(["label,price,count,user,item", *rows]) + "\n")
+    features = (Dense("price", transform="log"), Dense("count"), Sparse("user"), Sparse("item"))
+    schema, folder = Schema(features, delimiter=","), ROOT / "src" / "hotrows" / "data"
+    entered: list[str] = []
+
+    def note(frame, event, argument) -> None:
+        place = Path(frame.f_code.co_filename)
+        if event == "call" and folder in place.parents and place.name != "__init__.py":
+            entered.append(str(place.relative_to(folder)))
+        if frame.f_code.co_name == "write_signed":
+            sys.setprofile(None)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        prepare(tmp_path / "raw.csv", schema, tmp_path / "enc")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert 10 < len(set(entered)) <= 14, sorted(set(entered))

@@ -18,6 +18,7 @@ from benchmarks.papers import fae_recipes, fae_rig
 from benchmarks.papers.fae_rig import CPU_ONLY, HYBRID, OURS, others_used, over, percent, table_of_groups
 from benchmarks.papers.part import Paper, Part, Setting
 from hotrows.data import EncodedData, prepare, profile, regroup
+from hotrows.data.hot_cold import hot_and_cold
 from hotrows.data.hot_cold.profile import all_hot, choose, row_bytes
 from hotrows.data.hot_cold.sampling import Sample, count_accesses
 from hotrows.datasets import schemas
@@ -128,7 +129,7 @@ def run_share(findings: Findings, setting: Setting) -> None:
 
 
 def _table_bytes(data: EncodedData) -> int:
-    from hotrows.data.encode.encoding import readers_of
+    from hotrows.data.encode.encoder import readers_of
 
     rows = (data.schema.rows_of(readers[0].name) for readers in readers_of(data.schema).values())
     return ROW_BYTES * sum(rows)
@@ -265,7 +266,7 @@ def run_accuracy(findings: Findings, setting: Setting) -> None:
                 for seed in seeds
             ]
             both = {arm: accuracy.summarize(arm, runs) for arm in ("plain", "scheduled")}
-            hot_half, cold = hot.hot_and_cold()
+            hot_half, cold = hot_and_cold(hot)
             findings.add(
                 name,
                 {

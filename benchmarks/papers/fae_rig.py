@@ -27,7 +27,7 @@ from benchmarks.papers.part import Setting
 from benchmarks.workload import quietest
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader, prepare, profile, regroup
-from hotrows.data.hot_cold.profile import Profile, row_bytes
+from hotrows.data.hot_cold import Profile, hot_and_cold, row_bytes
 from hotrows.datasets import schemas
 from hotrows.datasets.synthetic import synth_criteo
 from hotrows.optim import SGD
@@ -103,7 +103,7 @@ class Layout:
     rate: float  # of the link, bytes a second
 
     def facts(self) -> dict:
-        hot, cold = self.regrouped.hot_and_cold()
+        hot, cold = hot_and_cold(self.regrouped)
         return {
             "link_gb_per_s": self.rate / 1e9,
             "fast_memory_mb": self.fast_memory / 1e6,
@@ -265,6 +265,6 @@ def counts_of(data: EncodedData) -> np.ndarray:
 
 def num_bytes(data: EncodedData, stride: int = 256) -> dict[str, int]:
     """Bytes of a row, by vocabulary: one table each, 64 float32."""
-    from hotrows.data.encode.encoding import readers_of
+    from hotrows.data.encode.encoder import readers_of
 
     return dict.fromkeys(readers_of(data.schema), stride)

@@ -75,7 +75,7 @@ def batch_of(schema: Schema, rows: int, seed: int = 0) -> Batch:
 
 def write_rows(folder, schema: Schema, batch: Batch, shard_rows: int, monkeypatch):
     """The batch as the training part, in shards of so many rows."""
-    from hotrows.data.stored.shard_writer import ShardWriter
+    from hotrows.data.stored.shards import ShardWriter
 
     monkeypatch.setattr(ShardWriter.__init__, "__defaults__", (shard_rows,))
     return write_encoded(folder, schema, {"train": [batch]})

@@ -1,4 +1,4 @@
-"""Small raw files for the tests, and two ways to run them: natively and in plain Python."""
+"""Small raw files for the tests."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hotrows.data import EncodedData, Loader
-from hotrows.runtime import native
 from hotrows.schema import Dense, Schema, Sparse
 
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data"
@@ -49,10 +48,6 @@ def read(data: EncodedData, part: str = "train") -> tuple[np.ndarray, np.ndarray
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def use_plain_python(monkeypatch) -> None:
-    monkeypatch.setattr(native, "load", lambda: None)
 
 
 def _as_bytes(value) -> bytes:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data.raw import arrow
+from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import find_files
-from hotrows.data.raw.inputs import InputPosition, Reading, inputs_of, stream
+from hotrows.data.raw.inputs import InputPosition, inputs_of, stream
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.support.choice import examples
 

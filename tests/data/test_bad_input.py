@@ -9,7 +9,8 @@ import pytest
 from hotrows.data import EncodedData, prepare
 from hotrows.data.stored import sections
 from hotrows.schema import Schema, Sparse
-from tests.data.raw import SCHEMA, use_plain_python, write
+from tests.data.raw import SCHEMA, write
+from tests.reference.rows_of_data import use_plain_python
 
 GOOD = ("0", "1", "user", "item")
 HEADED = Schema(features=SCHEMA.features, delimiter=",", name="headed")

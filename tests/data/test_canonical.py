@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder, prepare
-from hotrows.data.raw.canonical import canonical, plain_canonical
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.raw.values import RawIds, canonical
 from hotrows.json_file import JsonFile
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from hotrows.train import run_folder, train
 from hotrows.train.predictor import load_run
-from tests.data.raw import files_of, use_plain_python
+from tests.data.raw import files_of
+from tests.reference.rows_of_data import plain_canonical, use_plain_python
 from tests.support.choice import examples
 
 CANONICAL = {

@@ -6,22 +6,20 @@ The tasks run here, one after the other; `test_ray` has a real cluster.
 import functools
 import itertools
 import shutil
-import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from hotrows.data import prepare
-from hotrows.data.encode.cluster import passes
+from hotrows.data.encode import passes
+from hotrows.data.encode.cluster import on_ray
 from hotrows.data.raw import ray_dataset
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from tests.data.raw import files_of, use_plain_python
+from tests.data.raw import files_of
 from tests.support.blocks import Blocks, InlineCluster
 from tests.support.ray_rows import table_of
-
-prepare_module = sys.modules["hotrows.data.encode.prepare"]
 
 SCHEMA = Schema(
     label=(Label("click"), Label("buy")),
@@ -68,7 +66,7 @@ def blocks_of(table: pa.Table, sizes: list[int]) -> Blocks:
 @pytest.fixture(autouse=True)
 def inline(monkeypatch):
     monkeypatch.setattr(ray_dataset, "_DATASET", (Blocks.__module__, Blocks.__name__))
-    monkeypatch.setattr(passes, "RayCluster", InlineCluster)
+    monkeypatch.setattr(on_ray, "RayCluster", InlineCluster)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +89,9 @@ def test_blocks_cut_anywhere_give_the_bytes_of_one_table(split, tmp_path):
 
 def test_shards_of_a_few_rows_are_cut_as_one_machine_cuts_them(tmp_path, monkeypatch):
     table = table_of()
-    monkeypatch.setattr(prepare_module, "ShardWriter", functools.partial(ShardWriter, rows=50))
+    monkeypatch.setattr(passes, "ShardWriter", functools.partial(ShardWriter, rows=50))
     prepare(table, SCHEMA, tmp_path / "serial")
-    monkeypatch.setattr(passes, "ROWS_PER_SHARD", 50)
+    monkeypatch.setattr(on_ray, "ROWS_PER_SHARD", 50)
     prepare(blocks_of(table, CUTS["odd"]), SCHEMA, tmp_path / "blocks")
     files = files_of(tmp_path / "serial")
     assert files_of(tmp_path / "blocks") == files
@@ -137,7 +135,7 @@ def test_parts_with_datasets_of_their_own_and_stored_encoders(tmp_path):
 def test_tasks_that_are_done_twice_and_little_memory_change_nothing(tmp_path, monkeypatch):
     table = table_of()
     prepare(table, SCHEMA, tmp_path / "serial")
-    monkeypatch.setattr(passes, "RayCluster", lambda: InlineCluster(twice=True))
+    monkeypatch.setattr(on_ray, "RayCluster", lambda: InlineCluster(twice=True))
     prepare(blocks_of(table, CUTS["odd"]), SCHEMA, tmp_path / "blocks", memory=1 << 18)
     assert files_of(tmp_path / "blocks") == files_of(tmp_path / "serial")
 
@@ -168,7 +166,7 @@ def test_blocks_are_kept_where_they_fit_and_made_again_where_not(tmp_path, monke
     prepare(table, SCHEMA, tmp_path / "serial", test=table)
     for store_bytes, of_test in ((9 * table.nbytes, 1), (5 * table.nbytes, 2), (0, 2)):
         cluster = InlineCluster(store_bytes=store_bytes)
-        monkeypatch.setattr(passes, "RayCluster", lambda cluster=cluster: cluster)
+        monkeypatch.setattr(on_ray, "RayCluster", lambda cluster=cluster: cluster)
         datasets = [Blocks([[table.slice(0, 600), table.slice(600)]] * 4) for _ in "ab"]
         prepare(datasets[0], SCHEMA, tmp_path / "blocks", test=datasets[1])
         assert files_of(tmp_path / "blocks") == files_of(tmp_path / "serial")
@@ -181,12 +179,6 @@ def test_a_dataset_that_is_shuffled_anew_is_refused_unless_it_is_kept(tmp_path, 
     table = table_of()
     other = table.take(np.random.default_rng(1).permutation(1000))
     prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "kept")
-    monkeypatch.setattr(passes, "RayCluster", lambda: InlineCluster(store_bytes=0))
+    monkeypatch.setattr(on_ray, "RayCluster", lambda: InlineCluster(store_bytes=0))
     with pytest.raises(ValueError, match="the rows in another order, when it was executed a second time"):
         prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "a")
-
-
-def test_without_the_native_core_a_cluster_is_refused(tmp_path, monkeypatch):
-    use_plain_python(monkeypatch)
-    with pytest.raises(ValueError, match="of the cluster has no native core"):
-        prepare(blocks_of(table_of(), [9]), SCHEMA, tmp_path / "a")

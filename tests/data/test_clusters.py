@@ -9,14 +9,14 @@ import torch
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import Loader, write_encoded
-from hotrows.data.stored import clusters as module
 from hotrows.data.stored import order
-from hotrows.data.stored.clusters import clusters
+from hotrows.data.stored import order as module
+from hotrows.data.stored.order import clusters
 from hotrows.data.stored.rows import Rows
 from hotrows.planning.policy import BELADY
 from hotrows.planning.slots import NativeSlotMap
-from hotrows.runtime import native
 from hotrows.schema import Schema, Sequence, Sparse
+from tests.reference.rows_of_data import dealt
 
 ONE = Schema((Sparse("user", rows=100), Sparse("item", rows=100)))
 LISTS = Schema(
@@ -49,14 +49,13 @@ def random_rows(num: int, longest: int) -> Rows:
 
 def by_reference(monkeypatch, pieces, schema, num) -> np.ndarray:
     with monkeypatch.context() as patched:
-        patched.setattr(module.native, "load", lambda: None)
+        patched.setattr(module, "_dealt", dealt)
         return clusters(pieces, schema, num)
 
 
 @pytest.mark.parametrize("num_clusters", [1, 2, 8, 9, 32, 64])
 @pytest.mark.parametrize(("num", "longest"), [(0, 0), (1, 3), (63, 0), (300, 4), (20, 400)])
 def test_the_native_division_equals_the_reference(monkeypatch, num, longest, num_clusters):
-    assert native.load() is not None
     rows = random_rows(num, longest)
     found = clusters([rows], LISTS, num_clusters)
     assert found.tolist() == by_reference(monkeypatch, [rows], LISTS, num_clusters).tolist()

@@ -5,7 +5,8 @@ import torch
 
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.schema import Dense, Schema, Sparse
-from tests.data.raw import SCHEMA, read, use_plain_python, write
+from tests.data.raw import SCHEMA, read, write
+from tests.reference.rows_of_data import use_plain_python
 
 ROWS = [("1", "3", "ann", "x"), ("0", "", "bob", ""), ("1", "5", "ann", "long item name")] * 7
 HEADED = Schema(

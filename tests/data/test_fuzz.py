@@ -12,18 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotrows.data.encode.vocabulary_file import Values, open_values, write_values
-from hotrows.data.raw import reading
+from hotrows.data.encode.vocabulary import Values, open_values, write_values
+from hotrows.data.raw import files
+from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import File
-from hotrows.data.raw.inputs import Reading, inputs_of, stream
+from hotrows.data.raw.inputs import inputs_of, stream
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
-from tests.data.raw import use_plain_python
 from tests.fuzz.__main__ import record
 from tests.fuzz.case import Broken, Target, outcome
 from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
+from tests.reference.rows_of_data import use_plain_python
 from tests.support.choice import examples
 
 CASES = {
@@ -224,6 +225,6 @@ def test_a_vocabulary_that_makes_no_sense_is_refused(tmp_path, change):
 
 def read(path, schema):
     """The only chunk of a file."""
-    assert path.stat().st_size < reading.CHUNK_BYTES
+    assert path.stat().st_size < files.CHUNK_BYTES
     ((_, columns),) = stream(inputs_of(path), Reading(schema, 2))
     return columns

@@ -12,7 +12,7 @@ import pytest
 from hotrows.data import prepare
 from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from tests.data.raw import use_plain_python
+from tests.reference.rows_of_data import use_plain_python
 
 FEATURES = (Dense("price"), Sparse("user"), Sequence("seen", max_length=2))
 SCHEMA = Schema(features=FEATURES, weight="w", time=Time("when"), delimiter=",")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hotrows.batch import Batch
 from hotrows.data import HotColdLoader, profile, regroup, write_encoded
+from hotrows.data.hot_cold import hot_and_cold
 from hotrows.data.hot_cold.schedule import SEQUENTIAL, Block, Position, Rate, _even, advance, next_block
 from hotrows.json_file import build
 from hotrows.schema import Dense, Schema, Sparse
@@ -31,7 +32,7 @@ def data(tmp_path_factory):
 
 
 def loader(data, batch_size=50, shuffle=True, seed=0):
-    return HotColdLoader(*data.hot_and_cold(), batch_size, shuffle=shuffle, seed=seed)
+    return HotColdLoader(*hot_and_cold(data), batch_size, shuffle=shuffle, seed=seed)
 
 
 def numbers(batches) -> list[int]:

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.raw.arrow import as_table
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.tables import as_table
 from hotrows.schema import Schema, Sparse
 from hotrows.streams.events import message_events, table_events
 from tests.support.choice import examples

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, prepare
-from hotrows.data.raw import reading
-from hotrows.data.raw.canonical import plain_canonical
+from hotrows.data.raw import files
 from hotrows.schema import Dense, Schema, Sparse, Time
-from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
+from tests.data.raw import SCHEMA, files_of, read, write
+from tests.reference.rows_of_data import plain_canonical, use_plain_python
 from tests.support.choice import examples
 
 ALL_TRAIN = "fraction:1,0,0"
@@ -126,8 +126,8 @@ def test_threads_and_chunks_change_no_byte(tmp_path, monkeypatch, split):
     ]
     raw = write(tmp_path / "raw", rows)
     prepare([raw], SCHEMA, tmp_path / "one", split=split, threads=1)
-    chunks = reading._chunks
-    monkeypatch.setattr(reading, "_chunks", lambda path, size: chunks(path, 777))
+    chunks = files._chunks
+    monkeypatch.setattr(files, "_chunks", lambda path, size: chunks(path, 777))
     prepare([raw], SCHEMA, tmp_path / "many", split=split, threads=5)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from itertools import count
 
@@ -10,15 +9,14 @@ import numpy as np
 import pytest
 
 from hotrows.data import EncodedData, Encoder, prepare
-from hotrows.data.encode import first_pass
-from hotrows.data.raw import reading
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.encode import passes
+from hotrows.data.raw import files
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
-from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
+from tests.data.raw import SCHEMA, files_of, read, write
+from tests.reference.rows_of_data import use_plain_python
 from tests.support import forked
 from tests.support.choice import everything
-
-module = sys.modules["hotrows.data.encode.prepare"]
 
 MIXED = Schema(
     features=(
@@ -43,9 +41,9 @@ class SmallShards(ShardWriter):
 @pytest.fixture
 def small(monkeypatch):
     """Chunks and shards of a few rows, and a note of the place after every chunk."""
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 700)
-    monkeypatch.setattr(module, "ShardWriter", SmallShards)
-    monkeypatch.setattr(first_pass, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(passes, "ShardWriter", SmallShards)
+    monkeypatch.setattr(passes, "SAVE_SECONDS", -1.0)
 
 
 def rows_of(num_rows: int, seed: int = 0) -> list[tuple]:
@@ -103,7 +101,7 @@ def test_a_stop_anywhere_changes_no_byte(tmp_path, monkeypatch, small, split, co
 
 def prepare_and_be_killed(raw, out, stop):
     """Prepares, and kills this process at a call of `progress`."""
-    reading.CHUNK_BYTES, module.ShardWriter, first_pass.SAVE_SECONDS = 700, SmallShards, -1.0
+    files.CHUNK_BYTES, passes.ShardWriter, passes.SAVE_SECONDS = 700, SmallShards, -1.0
     calls = count()
 
     def progress(stage, done, total):
@@ -245,7 +243,7 @@ def test_a_stop_between_linking_stored_encoders_and_the_note_of_it(tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(module, "write_state", stop)
+        patched.setattr("hotrows.data.encode.prepare.write_state", stop)
         prepare([raw], None, tmp_path / "out", like=tmp_path / "enc")
     data = prepare([raw], None, tmp_path / "out", like=tmp_path / "enc")
     assert sum(part.rows for part in data.parts.values()) == 3

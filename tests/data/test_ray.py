@@ -16,7 +16,7 @@ import pytest
 
 from hotrows import Dense, Schema, Sequence, Sparse, Time
 from hotrows.data import prepare
-from hotrows.data.encode.cluster import passes
+from hotrows.data.encode.cluster import on_ray
 from tests.data.raw import files_of
 from tests.support.ray_rows import table_of
 
@@ -144,7 +144,7 @@ def test_errors_are_one_line(ray, tmp_path, monkeypatch):
     assert "\n" not in str(failed.value)
     shuffled = ray.data.from_arrow(table_of(3_000)).random_shuffle()
     with monkeypatch.context() as patched:
-        patched.setattr(passes, "_KEPT_SHARE", 1 << 60)
+        patched.setattr(on_ray, "_KEPT_SHARE", 1 << 60)
         with pytest.raises(ValueError, match="when it was executed a second time"):
             prepare(shuffled, SCHEMA, tmp_path / "out")
     with pytest.raises(ValueError, match="lacks the columns"):

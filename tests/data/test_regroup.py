@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hotrows import cli
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader, Profile, describe, profile, regroup, write_encoded
-from hotrows.data.hot_cold.profile import pays
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.hot_cold import hot_and_cold, is_regrouped, pays
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 from tests.data.raw import files_of, read
@@ -63,13 +63,13 @@ def test_every_row_stands_once_and_in_order(data, hot_profile, tmp_path):
     assert 0.2 < is_hot.mean() < 0.9
     for now, before in zip(read(regrouped), (ids.T, dense, labels), strict=True):
         assert np.array_equal(now.T if now.shape == ids.shape else now, before[order])
-    hot, cold = regrouped.hot_and_cold()
-    assert regrouped.hot_rows == hot.rows == is_hot.sum()
+    hot, cold = hot_and_cold(regrouped)
+    assert hot_and_cold(regrouped)[0].rows == hot.rows == is_hot.sum()
     assert hot.rows + cold.rows == regrouped.parts["train"].rows == 3000
     assert hot.clicks == (labels[is_hot].sum(),)
     assert cold.clicks == (labels[~is_hot].sum(),)
     assert regrouped.parts["train"].clicks == data.parts["train"].clicks
-    assert [name[:4] for name, _ in hot.shards] == ["hot-"] * len(hot.shards)
+    assert [shard.file[:4] for shard in hot.shards] == ["hot-"] * len(hot.shards)
     assert regrouped.parts["train"].shards == hot.shards + cold.shards
     assert len(cold.shards) > 1
 
@@ -85,7 +85,7 @@ def test_any_profile_parts_the_rows(tmp_path_factory, rows, seed, budget):
     regrouped = regroup(data, hot_profile, folder / "hot", force=True)
     _, (numbers,), _ = (column.T for column in read(regrouped))
     assert sorted(numbers) == list(range(rows))
-    halves = np.split(numbers, [regrouped.hot_rows])
+    halves = np.split(numbers, [hot_and_cold(regrouped)[0].rows])
     assert all((np.diff(half) > 0).all() for half in halves)
 
 
@@ -120,7 +120,7 @@ def test_all_else_stays(data, hot_profile, tmp_path):
     assert len(kept) == 3
     regrouped.check()
     assert Profile.from_data(regrouped).to_json() == hot_profile.to_json()
-    assert data.hot_rows is None
+    assert not is_regrouped(data)
 
 
 def test_files_are_copied_where_links_are_not_possible(data, hot_profile, tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_what_does_not_pay_is_refused_unless_forced(data, tmp_path):
     with pytest.raises(ValueError, match="would not pay: 0.0 %.* or regroup anyway with force"):
         regroup(data, hot_profile, tmp_path / "hot")
     regrouped = regroup(data, hot_profile, tmp_path / "hot", force=True)
-    assert regrouped.hot_rows == 0
+    assert hot_and_cold(regrouped)[0].rows == 0
     assert np.array_equal(read(regrouped)[1], read(data)[1])
 
 
@@ -171,7 +171,7 @@ def test_wrong_data_is_refused(data, hot_profile, tmp_path):
     with pytest.raises(ValueError, match="the profile is of other data than"):
         regroup(other, hot_profile, tmp_path / "third")
     with pytest.raises(ValueError, match="is not regrouped into hot and cold rows; do so with"):
-        data.hot_and_cold()
+        hot_and_cold(data)
 
 
 def test_the_commands(data, tmp_path, capsys):
@@ -192,8 +192,8 @@ def test_the_commands(data, tmp_path, capsys):
     assert said.out.splitlines()[-1] == figures["reason"]
     code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *options)
     regrouped = EncodedData.open(tmp_path / "hot")
-    cold = 3000 - regrouped.hot_rows
-    assert f"{regrouped.hot_rows:,} all-hot and {cold:,} cold training rows" in said.out
+    cold = 3000 - hot_and_cold(regrouped)[0].rows
+    assert f"{hot_and_cold(regrouped)[0].rows:,} all-hot and {cold:,} cold training rows" in said.out
     code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *options)
     assert (code, said.out) == (1, "")
     assert "exists and is no empty folder" in said.err

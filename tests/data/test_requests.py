@@ -10,8 +10,8 @@ import torch
 from hotrows.data import EncodedData, Loader, prepare, write_encoded
 from hotrows.data.load.parquet_part import open_parquet
 from hotrows.data.stored import part as parts
-from hotrows.data.stored import shard_writer
-from hotrows.schema import Schema
+from hotrows.data.stored import shards
+from hotrows.schema import Schema, Sparse
 from tests.support.requests import COLUMNS, NAMES, PLAIN, SCHEMA, file_of, request_batch, rows_of
 from tests.support.requests import schema as encoded_schema
 
@@ -55,7 +55,7 @@ def test_shards_are_a_third_with_eight_candidates(tmp_path):
 
     def size(schema, name):
         data = prepare(path, schema, tmp_path / name)
-        return sum((data.path / file).stat().st_size for p in data.parts.values() for file, _ in p.shards)
+        return sum((data.path / s.file).stat().st_size for p in data.parts.values() for s in p.shards)
 
     assert size(PLAIN, "plain") > 3 * size(SCHEMA, "once")
 
@@ -101,7 +101,7 @@ def test_any_batch_of_a_shuffled_epoch_is_read_alone_and_ranks_share_it(both):
 
 
 def test_a_request_over_the_end_of_a_shard_is_stored_in_both(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (7,))
+    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (7,))
     path = file_of(tmp_path, rows_of(9, candidates=3))
     data = prepare(path, SCHEMA, tmp_path / "once", split="fraction:1,0,0")
     plain = prepare(path, PLAIN, tmp_path / "plain", split="fraction:1,0,0")
@@ -114,7 +114,7 @@ def test_a_request_over_the_end_of_a_shard_is_stored_in_both(tmp_path, monkeypat
     "name, value, row", [("user", "u1000", 5), ("age", "99.5", 8), ("history", "i1|i2|i3|i1000", 5)]
 )
 def test_rows_of_a_request_that_differ_are_refused_by_line(tmp_path, monkeypatch, name, value, row):
-    monkeypatch.setattr("hotrows.data.raw.reading.CHUNK_BYTES", 300)
+    monkeypatch.setattr("hotrows.data.raw.files.CHUNK_BYTES", 300)
     rows = [list(line) for line in rows_of(6, candidates=4)]
     rows[row][COLUMNS.index(name)] = value
     rows[row + 8][COLUMNS.index(name)] = value
@@ -227,3 +227,19 @@ def test_lists_of_candidates_that_differ_in_length_are_refused_by_row(tmp_path):
         ValueError, match="row 4, column 'item': expected a list of 3, as many candidates as"
     ):
         prepare(table, schema, tmp_path / "out")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_rank_without_a_sample_of_a_small_last_batch_has_an_empty_one(tmp_path, shuffle):
+    """Three samples in batches of two: of the last one, three of four ranks have none. Nothing could be
+    joined into their batch, which was an error of NumPy's."""
+    schema = Schema((Sparse("user"), Sparse("item")), request="request", shared=("user",))
+    columns = {"request": list("aab"), "user": list("uuv"), "item": list("xyz"), "label": [0, 1, 0]}
+    data = prepare(columns, schema, tmp_path / "enc", split="fraction:1,0,0")
+    ranks = [
+        list(Loader(data.parts["train"], 2, rank=rank, num_ranks=4, shuffle=shuffle).batches(0))
+        for rank in range(4)
+    ]
+    sizes = [[batch.size for batch in batches] for batches in zip(*ranks, strict=True)]
+    assert sizes == [[0, 1, 0, 1], [0, 0, 0, 1]]
+    assert all(batch.requests.starts.tolist()[0] == 0 for batches in ranks for batch in batches)

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, Loader, prepare
-from hotrows.data.encode.vocabulary_file import open_values
-from hotrows.data.raw.canonical import plain_canonical
+from hotrows.data.encode.vocabulary import open_values
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Dense, Schema, Sequence, Sparse, is_list, vocabulary_of
-from tests.data.raw import use_plain_python
+from tests.reference.rows_of_data import plain_canonical, use_plain_python
 from tests.support.choice import examples
 
 TEXT = st.one_of(

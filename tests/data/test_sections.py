@@ -8,9 +8,9 @@ import zlib
 import numpy as np
 import pytest
 
-from hotrows.data.stored.gather import lengths_of, measured
+from hotrows.data.stored.rows import lengths_of, measured
 from hotrows.data.stored.sections import MAGIC, open_sections, write_sections
-from hotrows.data.stored.shard_reader import open_shard
+from hotrows.data.stored.shards import open_shard
 from tests.data.encoded_rows import EVERYTHING, batch_of, write_rows
 
 NONSENSE = [-1, -64, 1, 63, 1 << 40, 1 << 63, 1 << 70, 0.5, 1e300, None, True, "", "x", [], {}, [-1],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hotrows.data.encode.split import Sharing, Split, parse_split
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.cells import Columns
 
 
 def columns(first_row, num_rows, labels=None, times=None):

@@ -9,13 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data.raw.cells import Reading
-from hotrows.data.raw.files import find_files
-from hotrows.data.raw.layout import cut_line, layout_of
-from hotrows.data.raw.reading import Chunk, chunks_of
-from hotrows.data.raw.text import parse
+from hotrows.data.raw.files import Chunk, chunks_of, find_files
+from hotrows.data.raw.text import cut_line, layout_of, parse
 from hotrows.data.raw.values import plain_number
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from tests.data.raw import use_plain_python
+from tests.reference.rows_of_data import use_plain_python
 from tests.support.choice import examples
 
 

@@ -11,29 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.encode.vocabulary import (
-    Counts,
-    Vocabularies,
-    begin_counts,
-    open_vocabularies,
-    resume_counts,
-)
-from hotrows.data.encode.vocabulary_file import (
-    Values,
-    home_of,
-    num_homes,
-    open_values,
-    plain_hash,
-    write_values,
-)
-from hotrows.data.encode.vocabulary_reference import PlainCounts, PlainVocabularies
-from hotrows.data.raw.columns import RawIds
-from hotrows.runtime import native
-from tests.data.raw import use_plain_python
+from hotrows.data.encode.vocabulary import Counts, Values, Vocabularies, open_values, write_values
+from hotrows.data.raw.values import RawIds
+from tests.reference.vocabularies import PlainCounts, PlainVocabularies, home_of, num_homes, plain_hash
 from tests.support.choice import examples
 
-LIBRARY = native.load()
-needs_core = pytest.mark.skipif(LIBRARY is None, reason="the native core was not built")
 UNLIMITED = 1 << 30
 
 # Values that share prefixes, end at a word or just beside it, and hold zeros.
@@ -92,7 +74,7 @@ def many_values(seed: int = 0, num: int = 3000) -> list:
 
 
 def counted(folder: Path, chunks, memory: int = UNLIMITED, threads: int = 2) -> Counts:
-    counts = Counts(LIBRARY, OWNERS, folder / "spilled", memory, threads)
+    counts = Counts(OWNERS, folder / "spilled", memory, threads)
     for columns, chosen in chunks:
         counts.add(columns, chosen)
     return counts
@@ -133,9 +115,8 @@ def stored(path: Path, numbers: dict[bytes, int]) -> Values:
 
 def encoded(values, columns, num_unknown: int, *, plain: bool = False, **how) -> list[list[int]]:
     make = PlainVocabularies if plain else Vocabularies
-    first = () if plain else (LIBRARY,)
     more = () if plain else (how.get("threads", 2), how.get("memory"))
-    encoder = make(*first, values, OWNERS, [num_unknown] * 2, *more)
+    encoder = make(values, OWNERS, [num_unknown] * 2, *more)
     return [ids.tolist() for ids in encoder.encode(columns)]
 
 
@@ -144,7 +125,7 @@ def encoded(values, columns, num_unknown: int, *, plain: bool = False, **how) ->
 
 def test_values_are_ranked_by_falling_count_and_then_by_their_bytes(tmp_path):
     rows = [b"b", b"a", b"ab", b"a\0", b"longer than eight", b"longer than eighs", b"b", b""]
-    counts = begin_counts([0], tmp_path, UNLIMITED, 1)
+    counts = Counts([0], tmp_path, UNLIMITED, 1)
     counts.add([column(rows)], np.ones(len(rows), bool))
     assert counts.write(0, tmp_path / "v", "of rows", 1) == 6
     order = [b"b", b"a", b"a\0", b"ab", b"longer than eighs", b"longer than eight"]
@@ -172,7 +153,7 @@ def test_a_tiny_memory_gives_the_same_bytes(tmp_path, memory):
 def test_many_runs_are_merged_in_several_steps(tmp_path):
     rng = random.Random(1)
     rows = [b"%d" % rng.randrange(1 << 40) for _ in range(20_000)]
-    counts = Counts(LIBRARY, [0], tmp_path / "spilled", 4 << 10, 1)
+    counts = Counts([0], tmp_path / "spilled", 4 << 10, 1)
     counts.add([column(rows + rows[::7])], np.ones(len(rows) + len(rows[::7]), bool))
     assert len(list((tmp_path / "spilled").iterdir())) > 64
     counts.write(0, tmp_path / "v", "many", 1)
@@ -210,7 +191,7 @@ def test_counting_that_was_killed_goes_on_from_its_state(tmp_path, memory):
     state = begun.state()
     begun.add(*chunks[3])  # the killed process went on for a while
     begun.spill()
-    resumed = resume_counts(OWNERS, tmp_path / "spilled", memory, 2, state)
+    resumed = Counts(OWNERS, tmp_path / "spilled", memory, 2, state)
     for columns, chosen in chunks[2:]:
         resumed.add(columns, chosen)
     assert written(resumed, tmp_path) == expected
@@ -224,18 +205,8 @@ def test_vocabularies_written_before_the_kill_are_left_as_they_are(tmp_path):
     begun.spill()
     state = begun.state()
     begun.write(0, tmp_path / "vocabulary-0", "v0", 1)
-    resumed = resume_counts(OWNERS, tmp_path / "spilled", UNLIMITED, 2, state)
+    resumed = Counts(OWNERS, tmp_path / "spilled", UNLIMITED, 2, state)
     assert written(resumed, tmp_path) == expected
-
-
-def test_plain_python_goes_on_from_its_state_too(tmp_path, monkeypatch):
-    use_plain_python(monkeypatch)
-    chunks = many_values(num=200)
-    begun = begin_counts(OWNERS, tmp_path, UNLIMITED, 1)
-    begun.add(*chunks[0])
-    resumed = resume_counts(OWNERS, tmp_path, UNLIMITED, 1, begun.state())
-    resumed.add(*chunks[1])
-    assert written(resumed, tmp_path) == written(plainly_counted(chunks[:2]), tmp_path / "whole")
 
 
 @settings(deadline=None, max_examples=examples(30))
@@ -262,7 +233,7 @@ def test_many_known_values_are_merged_in_little_memory(tmp_path):
 
 def test_known_values_that_were_not_seen_again_count_zero(tmp_path):
     known = stored(tmp_path / "known", {b"x": 3, b"a long one, known": 2, b"y": 1})
-    counts = begin_counts([0], tmp_path / "spilled", UNLIMITED, 1)
+    counts = Counts([0], tmp_path / "spilled", UNLIMITED, 1)
     counts.add([column([b"y", b"z", b"z", b"y", b"w"])], np.ones(5, bool))
     assert counts.write(0, tmp_path / "v", "grown", 2, known) == 3
     expected = [(b"x", 0), (b"a long one, known", 0), (b"y", 2), (b"z", 2)]
@@ -280,15 +251,15 @@ def test_a_vocabulary_of_no_values_is_a_file_like_any(tmp_path):
 
 
 def test_a_schema_without_id_columns_has_nothing_to_count_or_encode(tmp_path):
-    Counts(LIBRARY, [], tmp_path, 4096, 2).add([], np.ones(3, bool))
-    assert Vocabularies(LIBRARY, [], [], [], 2).encode([]) == []
+    Counts([], tmp_path, 4096, 2).add([], np.ones(3, bool))
+    assert Vocabularies([], [], [], 2).encode([]) == []
 
 
 def test_lists_may_begin_anywhere_in_their_values(tmp_path):
     rows = column([b"no", b"a", b"b", b"a", b"no"])
     offsets = np.array([1, 2, 2, 4])
     lists = RawIds(rows.text, rows.starts, rows.lengths, offsets)
-    for counts in (Counts(LIBRARY, [0], tmp_path, UNLIMITED, 1), PlainCounts([0])):
+    for counts in (Counts([0], tmp_path, UNLIMITED, 1), PlainCounts([0])):
         counts.add([lists], np.array([True, True, True]))
         counts.write(0, tmp_path / "v", "lists", 1)
         assert listed(open_values(tmp_path / "v")) == [(b"a", 2), (b"b", 1)]
@@ -321,7 +292,7 @@ def test_the_ids_of_a_large_chunk_do_not_depend_on_threads(tmp_path):
 
 def test_missing_unknown_and_known_values_have_their_ids(tmp_path):
     values = stored(tmp_path / "v", {b"ann": 2, b"a name longer than eight": 1})
-    encoder = open_vocabularies([values], [0], [3], 1)
+    encoder = Vocabularies([values], [0], [3], 1)
     rows = [b"", b"ann", b"a name longer than eight", b"bob", b"a name longer than nine."]
     ids = [1, 5, 6, 2 + plain_hash(b"bob") % 3, 2 + plain_hash(rows[-1]) % 3]
     assert encoder.encode([column(rows)])[0].tolist() == ids
@@ -339,7 +310,7 @@ def test_two_values_with_one_hash_keep_their_own_ids(tmp_path):
     slots[home] = one, 1 << 8 | 9  # as if the other value had the hash of the first
     slots[home + 1] = one, 0 << 8 | 9
     forged = Values(values.counts, values.ends, values.text, 2, slots)
-    encoder = Vocabularies(LIBRARY, [forged], [0], [1], 1)
+    encoder = Vocabularies([forged], [0], [1], 1)
     assert encoder.encode([column([b"the first value"])])[0].tolist() == [3]
     assert one != other
 
@@ -379,7 +350,7 @@ def test_a_failing_disk_is_an_os_error_that_names_the_file(tmp_path):
 
 
 def test_a_value_larger_than_the_memory_is_an_error_that_says_so(tmp_path):
-    counts = Counts(LIBRARY, [0, 1], tmp_path, 4096, 1)
+    counts = Counts([0, 1], tmp_path, 4096, 1)
     rows = [b"a", b"x" * 10_000, b"b"]
     with pytest.raises(ValueError, match=r"4,096 bytes of memory, .* give more memory"):
         counts.add([column(rows), column(rows)], np.ones(3, bool))
@@ -390,9 +361,8 @@ def test_a_vocabulary_without_index_cannot_encode(tmp_path):
     write_values(tmp_path / "v", "ids", values)
     values = open_values(tmp_path / "v")
     assert values.counts.tolist() == [2, 1] and values.num_distinct == 2
-    if LIBRARY is not None:
-        with pytest.raises(ValueError, match="found one without"):
-            open_vocabularies([values], [0], [1], 1)
+    with pytest.raises(ValueError, match="found one without"):
+        Vocabularies([values], [0], [1], 1)
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -407,7 +377,7 @@ def test_a_damaged_vocabulary_gives_wrong_ids_at_worst(tmp_path_factory, data):
             raw[place] = data.draw(st.integers(0, 255))
     damaged = Values(intact.counts, num_distinct=20, **parts)
     rows = column([intact.value(rank) for rank in range(20)] + [b"", b"short"])
-    assert len(Vocabularies(LIBRARY, [damaged], [0], [1], 1).encode([rows])[0]) == 22
-    counts = Counts(LIBRARY, [0], folder, 4096, 1)
+    assert len(Vocabularies([damaged], [0], [1], 1).encode([rows])[0]) == 22
+    counts = Counts([0], folder, 4096, 1)
     counts.add([rows], np.ones(22, bool))
     counts.write(0, folder / "grown", "grown", 1, damaged)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hotrows.data import EncodedData, Loader, write_encoded
 from hotrows.data.encode.writing import _checked
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, schemas, write_rows
-from tests.data.raw import files_of, use_plain_python
+from tests.data.raw import files_of
+from tests.reference.rows_of_data import use_plain_python
 from tests.support.choice import examples
 
 ANY = settings(

@@ -11,7 +11,8 @@ import torch
 from hotrows.data import Encoder, Loader, describe, prepare
 from hotrows.datasets import schemas
 from hotrows.schema import Schema
-from tests.data.raw import SCHEMA, files_of, read, sample, use_plain_python
+from tests.data.raw import SCHEMA, files_of, read, sample
+from tests.reference.rows_of_data import use_plain_python
 
 
 def test_criteo_rows_survive_the_way(tmp_path):

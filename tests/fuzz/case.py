@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hotrows.data.raw import reading, typed_files
+import pytest
+
+from hotrows.data.raw import files, typed_files
 from hotrows.pipeline.prefetch import prefetch
-from hotrows.runtime import native
+from tests.reference.rows_of_data import use_plain_python
 
 MESSAGE = 2_000  # letters of the longest message
 
@@ -91,13 +93,14 @@ def reading_ahead(on_a_thread: bool) -> Iterator[None]:
     def ahead(items: Any, depth: int) -> Any:
         return prefetch(items, depth if on_a_thread else 0)
 
-    with mock.patch.object(reading, "prefetch", ahead), mock.patch.object(typed_files, "prefetch", ahead):
+    with mock.patch.object(files, "prefetch", ahead), mock.patch.object(typed_files, "prefetch", ahead):
         yield
 
 
 @contextmanager
 def core(plain: bool) -> Iterator[None]:
-    """With the native core, or as where it was not built."""
-    load = (lambda: None) if plain else native.load
-    with mock.patch.object(native, "load", load):
+    """With the native core, or with plain Python in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            use_plain_python(patch)
         yield

@@ -25,10 +25,11 @@ from pyarrow import orc
 
 from hotrows.data import prepare
 from hotrows.data.raw import arrow as arrow_reader
-from hotrows.data.raw import reading
-from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.inputs import Reading, inputs_of, stream
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.raw import files
+from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.raw.values import RawIds
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Schema
 from tests.fuzz.case import Broken, Case, core, outcome
 from tests.fuzz.damage import TOKENS, damaged
@@ -98,7 +99,7 @@ def read_both(case: Case, may_differ: bool = False) -> None:
 
         with (
             core(plain),
-            mock.patch.object(reading, "CHUNK_BYTES", size),
+            mock.patch.object(files, "CHUNK_BYTES", size),
             mock.patch.object(arrow_reader, "ROWS_PER_CHUNK", max(1, size)),
         ):
             outcomes.append(outcome(read, Path(case.damaged).name))

@@ -17,8 +17,7 @@ from typing import Any
 from unittest import mock
 
 from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
-from hotrows.data.encode import first_pass
-from hotrows.data.raw import reading
+from hotrows.data.raw import files
 from hotrows.data.stored.sections import MAGIC
 from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
@@ -230,8 +229,8 @@ def interrupted_files(stage: str) -> dict[str, bytes]:
 
 def _prepare_slowly(progress: Callable | None = None) -> EncodedData:
     """Notes its place after every chunk, of which there are many."""
-    slowly = mock.patch.object(first_pass, "SAVE_SECONDS", -1.0)
-    cut = mock.patch.object(reading, "CHUNK_BYTES", 600)
+    slowly = mock.patch("hotrows.data.encode.passes.SAVE_SECONDS", -1.0)
+    cut = mock.patch.object(files, "CHUNK_BYTES", 600)
     with slowly, cut, small_shards():
         return prepare(
             "raw.csv", PREPARED, "out", split="stratified:0.6,0.2,0.2", memory=256 << 20, threads=1,

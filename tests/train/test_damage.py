@@ -13,7 +13,7 @@ import torch
 
 from hotrows import checkpoint, cli
 from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
-from hotrows.data.stored import shard_writer
+from hotrows.data.stored import shards
 from hotrows.distributed.in_process import run as run_ranks
 from hotrows.dynamic import Dynamic
 from hotrows.engine.embedding import Embedding
@@ -55,7 +55,7 @@ def key_runs(tmp_path_factory):
 
 def run_in(folder, full_every=CONFIG.full_every, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (300,))
+        patch.setattr(shards.ShardWriter.__init__, "__defaults__", (300,))
         raw = write_rows(folder / "raw.csv")
         data = prepare([raw], schema(**options), folder / "enc", split="position:0.6,0.2,0.2")
     config = dataclasses.replace(CONFIG, keep_last=3, epochs=1, full_every=full_every)

@@ -8,7 +8,6 @@ import pytest
 
 from hotrows.config import TrainConfig
 from hotrows.data import prepare
-from hotrows.data.encode import first_pass
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync
 from hotrows.storage.disk_io import Disk
 from hotrows.train import Trainer
@@ -119,8 +118,8 @@ def test_counts_that_a_saved_preparation_names_are_synced(tmp_path, synced, monk
             if runs:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(first_pass, "write_state", write_state)
-    monkeypatch.setattr(first_pass, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("hotrows.data.encode.passes.write_state", write_state)
+    monkeypatch.setattr("hotrows.data.encode.passes.SAVE_SECONDS", -1.0)
     with pytest.raises(KeyboardInterrupt):
         raw = [write_rows(tmp_path / f"{name}.csv", 300) for name in "ab"]
         prepare(raw, schema(), tmp_path / "enc", split="position:0.6,0.2,0.2")

@@ -15,8 +15,8 @@ from hotrows.batch import Batch
 from hotrows.checkpoint import key_state
 from hotrows.checkpoint.manifest import chain
 from hotrows.data import prepare
-from hotrows.data.encode.keys import keys_of
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.encode.encoder import keys_of
+from hotrows.data.raw.values import RawIds
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
 from hotrows.export.whole import export

@@ -225,7 +225,7 @@ def test_regrouped_data_trains(encoded, tmp_path, model):
     each = row_bytes(tables, encoded.schema, config_of(model).row_optimizer)
     found = profile(encoded, bytes_per_row=each, fast_memory=20 * sum(each.values()), sample=0.5)
     hot = regroup(encoded, found, tmp_path / "hot")
-    assert all(half.rows for half in hot.halves)
+    assert all(half.rows for half in hot.halves.values())
     num_bytes = 22 * sum(each.values())  # the hot rows, and room for some that pass through
     config = config_of(model, policy="hot", fast_memory=num_bytes)
     result = train(hot, config, tmp_path / "run")

@@ -67,7 +67,7 @@ def profile_command(folder: Path, as_json: bool, **sampling: Any) -> None:
         from hotrows import data
 
         profile = _profile(data.EncodedData.open(folder), progress, **sampling)
-        from hotrows.data.hot_cold.profile import pays
+        from hotrows.data.hot_cold import pays
 
     worthwhile, reason = pays(profile)
     if as_json:
@@ -108,15 +108,17 @@ def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> No
 
         encoded = data.EncodedData.open(folder)
         profile = _profile(encoded, progress, **sampling)
+        from hotrows.data.hot_cold import hot_and_cold
+
         regrouped = data.regroup(encoded, profile, out, force=force, progress=progress)
-    rows, hot = regrouped.parts["train"].rows, regrouped.hot_rows or 0
+    rows, hot = regrouped.parts["train"].rows, hot_and_cold(regrouped)[0].rows
     click.echo(f"{out}: {hot:,} all-hot and {rows - hot:,} cold training rows ({hot / rows:.1%} hot)")
 
 
 def _profile(encoded: data.EncodedData, progress: Callable[..., None], **sampling: Any) -> data.Profile:
     """The profile for the tables of a model; sampling: the options of `_profile_options`."""
     from hotrows import data
-    from hotrows.data.hot_cold.profile import row_bytes
+    from hotrows.data.hot_cold import row_bytes
 
     options = dict(map(name_and_value, sampling.pop("model_options")))
     model = sampling.pop("model") or models.default_name(encoded.schema)

@@ -22,7 +22,7 @@ from hotrows.costs.frequencies import Frequencies
 from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.data import EncodedData
 from hotrows.data.description import row_counts
-from hotrows.data.encode.encoding import readers_of
+from hotrows.data.encode.encoder import readers_of
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.record import layout_of
 from hotrows.runtime.suggestions import did_you_mean
@@ -102,7 +102,7 @@ def of_data(
     loads = tuple(_load(table, built.sequences, data.schema, counts, lookups) for table in tables)
     weights = [parameter.numel() for parameter in built.parameters()]
     matrices = [parameter.numel() for parameter in built.parameters() if parameter.dim() >= 2]
-    stored = sum((data.path / name).stat().st_size for name, _ in train.shards)
+    stored = sum((data.path / shard.file).stat().st_size for shard in train.shards)
     step = StepWork(batch_size, 6.0 * sum(matrices), sum(weights), stored / train.rows)
     name = model if isinstance(model, str) else type(model).__name__
     note = f"counts of {train.rows:,} training rows; {name}"

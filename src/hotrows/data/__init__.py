@@ -6,18 +6,18 @@ from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hotrows.data.description import Description, describe
-    from hotrows.data.encode.encoding import Encoder
-    from hotrows.data.encode.no_rows import prepare_schema
+    from hotrows.data.encode.encoder import Encoder
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.encode.rates import ValueRates
-    from hotrows.data.encode.writing import write_encoded
+    from hotrows.data.encode.writing import prepare_schema, write_encoded
     from hotrows.data.hot_cold.profile import Profile, profile
     from hotrows.data.hot_cold.regroup import regroup
     from hotrows.data.hot_cold.schedule import HotColdLoader
     from hotrows.data.load.loader import Loader
     from hotrows.data.load.parquet_part import open_parquet, open_source
     from hotrows.data.raw.draft import Draft, draft_schema
-    from hotrows.data.stored.encoded import EncodedData, Part
+    from hotrows.data.stored.encoded import EncodedData
+    from hotrows.data.stored.part import Part
 
 __all__ = [
     "Description",
@@ -44,11 +44,10 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "hotrows.data.description": ["Description", "describe"],
-        "hotrows.data.encode.encoding": ["Encoder"],
-        "hotrows.data.encode.no_rows": ["prepare_schema"],
+        "hotrows.data.encode.encoder": ["Encoder"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.encode.rates": ["ValueRates"],
-        "hotrows.data.encode.writing": ["write_encoded"],
+        "hotrows.data.encode.writing": ["prepare_schema", "write_encoded"],
         "hotrows.data.hot_cold.profile": ["Profile", "profile"],
         "hotrows.data.hot_cold.regroup": ["regroup"],
         "hotrows.data.hot_cold.schedule": ["HotColdLoader"],

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import readers_of
+from hotrows.data.encode.encoder import Transform, readers_of
 from hotrows.data.encode.oddities import oddities
-from hotrows.data.encode.transform import Transform
-from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.encode.vocabulary import open_values
 from hotrows.data.stored.encoded import EncodedData, Statistics
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, missing_id

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hotrows.data import EncodedData
-from hotrows.data.encode.transform import Transform
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.encoder import Transform
+from hotrows.data.encode.vocabulary import Values
 from hotrows.data.stored.encoded import Statistics
 from hotrows.data.stored.rows import missing_id
 from hotrows.report.quality import MetricInterval, Quality, measure

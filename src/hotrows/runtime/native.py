@@ -56,9 +56,6 @@ def load() -> ctypes.CDLL:
     return library
 
 
-_loaded = load  # also where a test of the plain twins in data replaces `load`: the core has made objects
-
-
 def codes(kind: str, *names: str) -> dict[str, int]:
     """The number of each name that Python passes to the core: of row optimizers, of fields of records, ..
 
@@ -126,7 +123,7 @@ def call(name: str, *arguments) -> int:
 
     Fractions are of types that the caller names: `c_float` or `c_double`.
     """
-    function = getattr(_loaded(), f"hotrows_{name}")
+    function = getattr(load(), f"hotrows_{name}")
     function.restype = ctypes.c_int64
     return function(*(_converted(argument) for argument in arguments))
 

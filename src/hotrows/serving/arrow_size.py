@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import pyarrow
+from hotrows.data.raw.files import pyarrow
 
 _KINDS = ("record batch", "dictionary")
 _HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3  # numbers of fields in their tables

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any
 
-from hotrows.data.raw.arrow import pyarrow
+from hotrows.data.raw.files import pyarrow
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.bodies import Refused, json_tables
 from hotrows.serving.requests import Names

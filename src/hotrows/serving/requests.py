@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder, check_columns
-from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
-from hotrows.data.raw.cells import Reading, columns_of
-from hotrows.data.raw.columns import Columns
+from hotrows.data.encode.encoder import Encoder, check_columns
+from hotrows.data.raw.arrow import ArrowCells
+from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import mix64
 from hotrows.schema import Schema
 from hotrows.serving.served_values import ServedValues

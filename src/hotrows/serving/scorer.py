@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder
+from hotrows.data.encode.encoder import Encoder
 from hotrows.losses import Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
 from hotrows.serving.follower import Follower

@@ -15,9 +15,9 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder
+from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.rates import FAR, is_chance, warning_of
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.cells import Columns
 from hotrows.data.stored.rows import Rows
 
 log = logging.getLogger("hotrows")

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hotrows.data.raw.arrow import pyarrow
+from hotrows.data.raw.files import pyarrow
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.bodies import (
     Refused,

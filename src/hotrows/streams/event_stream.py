@@ -21,11 +21,10 @@ import numpy as np
 
 from hotrows.batch import Batch
 from hotrows.data import Encoder
-from hotrows.data.encode.encoding import batch_of
+from hotrows.data.encode.encoder import batch_of
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.values import MISSING_TIME
-from hotrows.data.stored.gather import Room
-from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.rows import Room, Rows, gathered
 from hotrows.pipeline.prefetch import Queue
 from hotrows.runtime.background import Worker
 from hotrows.streams.dead_letters import LATE, MALFORMED, DeadLetters

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
-from hotrows.data.raw.cells import Reading, columns_of
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.arrow import ArrowCells
+from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.files import Chunk, pyarrow
 from hotrows.data.raw.json_lines import table_of_lines, with_columns
-from hotrows.data.raw.layout import Layout, layout_of
-from hotrows.data.raw.reading import Chunk
-from hotrows.data.raw.text import parse
+from hotrows.data.raw.tables import as_table
+from hotrows.data.raw.text import Layout, layout_of, parse
 from hotrows.schema import Schema
 
 

@@ -16,11 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Protocol
 
-from hotrows.data.raw.arrow import pyarrow
-from hotrows.data.raw.files import File
-from hotrows.data.raw.layout import Layout
-from hotrows.data.raw.reading import COMPRESSIONS
-from hotrows.data.raw.typed_files import TypedFile, checked, explained, kind_of, open_typed_file
+from hotrows.data.raw.files import COMPRESSIONS, File, kind_of, pyarrow
+from hotrows.data.raw.text import Layout
+from hotrows.data.raw.typed_files import TypedFile, checked, explained, open_typed_file
 from hotrows.schema import Schema
 from hotrows.streams.events import (
     LineEvents,

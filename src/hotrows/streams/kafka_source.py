@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from hotrows.data.raw.layout import Layout
+from hotrows.data.raw.text import Layout
 from hotrows.schema import Schema
 from hotrows.streams.alarms import Outage
 from hotrows.streams.events import RawEvents, declared_layout, is_json, message_events

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from hotrows.data.raw.layout import Layout
+from hotrows.data.raw.text import Layout
 from hotrows.schema import Schema
 from hotrows.streams.events import RawEvents, blank_lines, end_of_line, layout_by_first, line_events
 

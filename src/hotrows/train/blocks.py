@@ -20,8 +20,16 @@ from torch import Tensor
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
-from hotrows.data.hot_cold.profile import Profile
-from hotrows.data.hot_cold.schedule import SEQUENTIAL, HotColdLoader, Position, advance, next_block
+from hotrows.data.hot_cold import (
+    SEQUENTIAL,
+    HotColdLoader,
+    Position,
+    Profile,
+    advance,
+    hot_and_cold,
+    is_regrouped,
+    next_block,
+)
 from hotrows.distributed.comm import Ranks
 from hotrows.json_file import build
 from hotrows.train.callback import Callback
@@ -32,7 +40,7 @@ from hotrows.train.run_state import RunState
 
 def batches_of(data: EncodedData, config: TrainConfig, ranks: Ranks) -> TrainingBatches:
     """The batches of a run on prepared data, which may be regrouped."""
-    kind = TrainingBatches if data.hot_rows is None else BlockBatches
+    kind = BlockBatches if is_regrouped(data) else TrainingBatches
     return kind(data, config, ranks)
 
 
@@ -40,7 +48,7 @@ def popular_ids(data: EncodedData, config: TrainConfig) -> dict[str, Tensor] | N
     """The hot ids of regrouped data by vocabulary; None: the data is not regrouped. ValueError where the
     policy `hot` needs them."""
     is_needed = config.fast_memory is not None and config.policy == "hot"
-    if data.hot_rows is None and not is_needed:
+    if not is_regrouped(data) and not is_needed:
         return None
     return {name: torch.from_numpy(ids) for name, ids in Profile.from_data(data).hot.items()}
 
@@ -60,7 +68,7 @@ class BlockBatches(TrainingBatches):
         self.callbacks = () if self._first.rate is None else (_SetRate(self),)
 
     def _load(self, data: EncodedData, size: int, how: dict[str, Any]) -> HotColdLoader:
-        return HotColdLoader(*data.hot_and_cold(), size, **how)
+        return HotColdLoader(*hot_and_cold(data), size, **how)
 
     def first_state(self) -> RunState:
         return _at(self._first, RunState())

@@ -23,7 +23,8 @@ import numpy as np
 
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.data import Draft, draft_schema, prepare
-from hotrows.data.raw.arrow import as_table, pyarrow
+from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.tables import as_table
 from hotrows.models.model import Model
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema

@@ -27,10 +27,10 @@ from safetensors.numpy import load_file
 from hotrows import checkpoint, optim
 from hotrows.checkpoint.reshard import ColumnSlice, Places
 from hotrows.data import EncodedData, Encoder
-from hotrows.data.encode.encoding import stored_values
-from hotrows.data.raw import typed_files
-from hotrows.data.raw.arrow import first_line, is_list, pyarrow
-from hotrows.data.raw.files import File
+from hotrows.data.encode.encoder import stored_values
+from hotrows.data.raw.arrow import first_line, is_list
+from hotrows.data.raw.files import kind_of, pyarrow
+from hotrows.data.raw.typed_files import TypedFileInput
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import SGD
 from hotrows.record import layout_of
@@ -143,7 +143,7 @@ def read(path: Path) -> tuple[Any, np.ndarray]:
     try:
         with open(path, "rb") as opened:
             begin = opened.read(8)
-        if kind := typed_files.kind_of(begin):
+        if kind := kind_of(begin):
             values, vectors = _typed(path, kind)
         else:
             values, vectors = (_npy if begin.startswith(_NPY) else _safetensors)(path)
@@ -193,8 +193,8 @@ def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
 
 def _typed(path: Path, kind: str) -> tuple[Any, np.ndarray]:
     pa = pyarrow()
-    file = File(str(path), str(path))
-    table, _ = typed_files.first_rows_of_file(file, kind, lambda columns: sys.maxsize)
+    file = TypedFileInput(str(path), str(path), kind=kind)
+    table, _ = file.first_rows(lambda columns: sys.maxsize)
     types = {field.name: field.type for field in table.schema}
     lists = [name for name, type_ in types.items() if is_list(type_)]
     others = [name for name in types if name not in lists]

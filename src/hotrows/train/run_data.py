@@ -18,7 +18,7 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
-from hotrows.data.raw.columns import missing_labels
+from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss

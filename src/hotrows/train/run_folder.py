@@ -38,8 +38,8 @@ from hotrows.checkpoint.manifest import bases
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
-from hotrows.data.encode.encoding import stored_values
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.encoder import stored_values
+from hotrows.data.encode.vocabulary import Values
 from hotrows.distributed.all_or_none import together
 from hotrows.distributed.comm import Ranks
 from hotrows.json_file import JsonFile, PathText, build, value_of

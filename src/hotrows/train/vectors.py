@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.encode.vocabulary import Values
 from hotrows.engine.embedding import Embedding
 from hotrows.runtime.atomic_files import replaced, write_text
 from hotrows.runtime.suggestions import did_you_mean

@@ -12,9 +12,8 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from hotrows.data.raw.columns import Columns
-from hotrows.data.raw.values import MISSING_TIME, UNIX, mix64
-from hotrows.data.stored.encoded import EncodedData, Extremes
+from hotrows.data.raw.values import UNIX, mix64
+from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.schema import Schema, vocabulary_of
@@ -28,33 +27,6 @@ _NAMED = 10  # columns that one line names
 _TOLD = 0.99  # share of the rarer label that values tell, or AUC, from which on that is said
 _OF_EACH = 20  # rows of each label from which on that is looked for
 _SEEN = 5  # rows of a value from which on it counts by itself
-
-
-def with_extremes(extremes: Extremes, schema: Schema, columns: Columns) -> Extremes:
-    """The extremes of the rows before and of a chunk: least numbers under `log`, first and last time."""
-    least: dict[str, float] = {}
-    for numbers, feature in zip(columns.dense, schema.dense, strict=True):
-        if feature.transform == "log" and columns.num_rows:
-            lowest = float(np.fmin.reduce(numbers))
-            if lowest < 0.0:
-                least[feature.name] = lowest
-    times: tuple[int, ...] = ()
-    if columns.times is not None:
-        present = columns.times[columns.times != MISSING_TIME]
-        if len(present):
-            times = (int(present.min()), int(present.max()))
-    return joined(extremes, Extremes(least, times), schema)
-
-
-def joined(one: Extremes, other: Extremes, schema: Schema) -> Extremes:
-    """The extremes of both, which do not depend on how the rows were cut into chunks."""
-    lowest = {
-        feature.name: [some.least[feature.name] for some in (one, other) if feature.name in some.least]
-        for feature in schema.dense
-    }
-    times = (*one.times, *other.times)
-    least = {name: min(numbers) for name, numbers in lowest.items() if numbers}
-    return Extremes(least, (min(times), max(times)) if times else ())
 
 
 def oddities(data: EncodedData) -> Iterator[str]:

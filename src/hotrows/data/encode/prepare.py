@@ -1,15 +1,15 @@
 """prepare: raw rows into encoded shards that a trainer maps into memory.
 
-Two passes stream over the inputs. The first counts the values of the training part and gathers its
-statistics; the second encodes every row with them. (A split by shares of time first counts the
-distinct seconds, in memory.) Memory grows neither with the number of rows nor with the number of
-distinct values: counts that would not fit go to sorted files, which are merged (see `vocabulary`).
-The first pass checks every row, before a shard is written.
+    read      raw rows   ->  `Columns`, and the part of each row             raw.inputs, split
+    count     columns    ->  `CountedRows`, and the counts of their values   `passes.count`
+    fix       counts     ->  vocabularies in files, means                    `_fix`
+    encode    columns    ->  `EncodedRows`, a `Piece` of each part           `passes.encode`
+    write     pieces     ->  `Written` of each part, data.json               stored.shards, stored.encoded
 
-Both passes save their state, so that a preparation that was killed can be resumed:
-
-    count    every two minutes: counts (in files), statistics, and position in the stream
-    encode   after every shard: the shards, and the position of the oldest row that is in none yet
+An `Executor` runs `count` over all rows, and then `encode`: on this machine, or on a cluster of Ray.
+Memory grows neither with the number of rows nor with the number of distinct values: counts that would not
+fit go to sorted files, which are merged (see `vocabulary`). The first pass checks every row, before a
+shard is written. (A split by shares of time first counts the distinct seconds, in memory.)
 
 Stored encoders (`like`) replace the first pass; with growing ones (`extend`) it counts the values
 that the stored vocabularies lack.
@@ -18,38 +18,38 @@ that the stored vocabularies lack.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder, opened_encoder
-from hotrows.data.encode.first_pass import Counting, CountingHere, begin_sharing, learn_encoders
-from hotrows.data.encode.job import (
+from hotrows.data.encode.encoder import opened_encoder, readers_of, stored_encoders, stored_values
+from hotrows.data.encode.oddities import oddities
+from hotrows.data.encode.passes import (
     STATE_FILE,
+    Executor,
     Job,
     Progress,
-    StageProgress,
-    job_of,
+    Totals,
     read_state,
-    stage_progress,
+    standard_columns,
     write_state,
 )
-from hotrows.data.encode.oddities import oddities, with_extremes
 from hotrows.data.encode.rates import ValueRates
-from hotrows.data.encode.requests import SharedChecks
-from hotrows.data.encode.split import Sharing
-from hotrows.data.raw.inputs import InputPosition, stream
-from hotrows.data.stored.encoded import EncodedData, Extremes, write_manifest
+from hotrows.data.encode.split import Sharing, Split, parse_split
+from hotrows.data.encode.vocabulary import IdCounts
+from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.values import plain_time
+from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ShardWriter, Written
-from hotrows.json_file import build
-from hotrows.runtime.atomic_files import new_folder
+from hotrows.runtime.atomic_files import link_or_copy, new_folder
+from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
 
 log = logging.getLogger("hotrows")
+_ALL_TRAIN = "fraction:1,0,0"
 
 
 def prepare(
@@ -88,43 +88,214 @@ def prepare(
     With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and
     missing values are far from those of that data. Calling it again resumes an interrupted preparation.
     """
-    job = job_of(raw, schema, validation, test, split, seed, like, extend, memory, threads)
-    passes: Passes = _PassesHere()
+    job = _job(raw, schema, validation, test, split, seed, like, extend, memory, threads, progress)
+    executor = Executor(job)
     if job.on_ray:
-        from hotrows.data.encode.cluster import passes as on_cluster
+        from hotrows.data.encode.cluster.on_ray import OnRay
 
-        job, passes = on_cluster.passes_on_ray(job, threads)
+        executor = OnRay(job, threads)
+        job = executor.job
     with new_folder(Path(out), job.identity()) as folder:
         state = read_state(folder)
-        sharing = begin_sharing(job, state, progress, passes)
+        sharing = _sharing(executor, state)
         if state.get("stage") != "encode":
-            encoders, num_rows = learn_encoders(job, folder, sharing, state, progress, passes)
+            encoders, num_rows = _learned(executor, folder, sharing, state)
             state = {"stage": "encode", "encoders": encoders, "rows": num_rows, **sharing.settled}
             write_state(folder, state)
         encoder = opened_encoder(job.schema, folder, state["encoders"], job.threads, job.counts_memory)
-        of_stage = stage_progress(progress, "encode")
-        written, extremes = passes.encode(job, encoder, folder, state, of_stage)
-        _finish(job, folder, encoder, state, written, extremes)
+        written, extremes = executor.encode(encoder, folder, state)
+        if not written["train"].shards and job.stored is None:
+            raise ValueError("the training part has no rows; give more rows, or a larger share")
+        extends = job.stored.lineage if job.stored and job.extends else ()
+        of_split = (job.split_text, job.seed)
+        write_manifest(folder, encoder.schema, written, state["encoders"], *of_split, extends, extremes)
+        (folder / STATE_FILE).unlink()
     data = EncodedData.open(out)
-    _warn_of_empty_parts(data, job)
-    if job.stored is not None:
-        ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
-    else:
-        _warn(data, is_drawn=split is None and set(job.declared_parts) == {None})
+    _warn(data, job, is_drawn=split is None and set(job.declared_parts) == {None})
     return data
 
 
-def _warn_of_empty_parts(data: EncodedData, job: Job) -> None:
+def _job(
+    raw: Any,
+    schema: Schema | None,
+    validation: Any,
+    test: Any,
+    split: str | None,
+    seed: int,
+    like: Path | str | None,
+    extend: Path | str | None,
+    memory: int | None,
+    threads: int | None,
+    progress: Progress | None,
+) -> Job:
+    stored = _stored(like, extend)
+    schema = _schema_of(schema, stored)
+    groups = [inputs_of(rows) for rows in (raw, validation, test)]
+    if not groups[0]:
+        raise ValueError("no raw files to prepare; name at least one")
+    declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
+    text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
+    return Job(
+        inputs=tuple(source for group in groups for source in group),
+        declared_parts=tuple(
+            part for part, group in zip((None, 1, 2), groups, strict=True) for _ in group
+        ),
+        schema=schema,
+        split_text=text,
+        split=_split(text, schema, declared),
+        seed=seed,
+        stored=stored,
+        extends=extend is not None,
+        memory=memory or max(total_memory() // 4, 2 << 30),
+        threads=num_threads(threads),
+        progress=progress,
+    )
+
+
+def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData | None:
+    if like is not None and extend is not None:
+        raise ValueError("give either like= (encoders as they are) or extend= (growing), not both")
+    folder = extend if like is None else like
+    if folder is None:
+        return None
+    data = EncodedData.open(folder)
+    stored_values(data)  # raises an error if it has none
+    return data
+
+
+def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
+    """Returns the schema to prepare with: that of the stored encoders, if there are any."""
+    if stored is None and schema is None:
+        raise ValueError("prepare needs a schema: one of your own, or that of stored data (like=)")
+    if stored is None:
+        if not isinstance(schema, Schema):
+            raise ValueError(
+                f"expected a Schema, not {type(schema).__name__}; draft_schema(rows).schema drafts one, "
+                f"Schema.load(FILE) reads one"
+            )
+        readers_of(schema)
+        return schema
+    if schema is not None and _without_rows(schema) != _without_rows(stored.schema):
+        raise ValueError(
+            f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
+            f"the schema out, or prepare without them"
+        )
+    return stored.schema
+
+
+def _without_rows(schema: Schema) -> Schema:
+    return schema.with_rows(dict.fromkeys(readers_of(schema)))  # type: ignore[arg-type]
+
+
+def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
+    def parse(word: str) -> int:
+        assert schema.time is not None
+        for form in (schema.time.format, "iso"):
+            if (seconds := plain_time(word.encode(), form)) is not None:
+                return seconds
+        raise ValueError(f"split {text!r}: {word!r} is no time in the format {schema.time.format!r}")
+
+    split = parse_split(text, parse if schema.time else None, declared)
+    if split.kind == "time" and schema.time is None:
+        raise ValueError(
+            f"split {text!r} needs to know the time: say which column that is, time=Time(COLUMN)"
+        )
+    if split.kind == "stratified" and schema.request is not None:
+        raise ValueError(
+            f"split {text!r} draws rows by their label, and rows of a request stay together; split in "
+            f"another way, such as fraction:0.8,0.1,0.1"
+        )
+    if split.kind == "stratified" and not schema.labels[0].values.binary:
+        raise ValueError(
+            f"split {text!r} shares out the rows of each label, and {schema.labels[0].name!r} is a "
+            f"number; split in another way, such as fraction:0.8,0.1,0.1"
+        )
+    return split
+
+
+def _sharing(executor: Executor, state: Mapping[str, Any]) -> Sharing:
+    """The split before the first row, or where it was interrupted; counts what it must know before."""
+    job, total, before = executor.job, state.get("total"), state.get("before")
+    if job.split.needs_total and total is None:
+        total = executor.num_rows()
+    if job.split.needs_times and before is None:
+        before = _time_bounds(job, executor.times())
+    of_split = state.get("sharing", {}) if state.get("stage") == "count" else {}
+    return Sharing(job.split, job.seed, total, before and (before[0], before[1]), of_split)
+
+
+def _time_bounds(job: Job, seen: IdCounts) -> tuple[int, int]:
+    """Returns the times from which rows belong to validation and to test.
+
+    Rows of one time belong to one part, that of the first of them.
+    """
+    times, counts = seen.merged()
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    assert job.split.shares is not None
+    train, validation, _ = job.split.shares
+    cuts = [int(share * int(ends[-1])) for share in (train, train + validation)]
+    bounds = np.append(times, np.iinfo(np.int64).max)[np.searchsorted(starts, cuts)]
+    return int(bounds[0]), int(bounds[1])
+
+
+def _learned(
+    executor: Executor, folder: Path, sharing: Sharing, state: Mapping[str, Any]
+) -> tuple[dict[str, Any], int | None]:
+    """Writes the vocabularies into the folder; returns the encoders' fields and the number of rows.
+
+    The number of rows is None if stored encoders make a first pass unnecessary.
+    """
+    job = executor.job
+    if job.stored is not None and not job.extends:
+        for vocabulary in job.stored.vocabularies.values():
+            link_or_copy(job.stored.path / vocabulary.file, folder / vocabulary.file)
+        return stored_encoders(job.stored.vocabularies, job.stored.statistics), None
+    totals, counts = executor.count(folder, sharing, state)
+    if totals.training_rows == 0:
+        names = ", ".join(source.name for source in job.inputs)
+        raise ValueError(
+            f"the training part has none of the {totals.rows:,} rows of {names}; give more rows, or "
+            f"a larger share"
+        )
+    return _fix(job, folder, totals, counts), totals.rows
+
+
+def _fix(job: Job, folder: Path, totals: Totals, counts: Any) -> dict[str, Any]:
+    """Writes the vocabularies, on several threads; returns the encoders' fields."""
+    known = stored_values(job.stored) if job.stored else {}
+    readers, progress = readers_of(job.schema), job.progress_of("merge")
+    files = [f"vocabulary-{v:05d}.values" for v in range(len(readers))]
+
+    def write(v: int, name: str) -> int:
+        return counts.write(v, folder / files[v], name, readers[name][0].min_count, known.get(name))
+
+    vocabularies = {}
+    with ThreadPoolExecutor(job.threads) as pool:
+        sizes = pool.map(write, range(len(readers)), readers)
+        for v, (name, num_distinct) in enumerate(zip(readers, sizes, strict=True)):
+            vocabularies[name] = StoredVocabulary(files[v], num_distinct)
+            if progress is not None:
+                progress(v + 1, len(readers))
+    for run in folder.glob("run-*"):
+        run.unlink()  # left by an interruption, of vocabularies that are written
+    if job.stored:
+        return stored_encoders(vocabularies, job.stored.statistics)
+    names = [job.schema.dense[place].name for place in standard_columns(job.schema)]
+    return stored_encoders(vocabularies, dict(zip(names, totals.moments.statistics(), strict=True)))
+
+
+def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:
+    """Warns of what is odd about the data, a line each. is_drawn: its parts are, as nothing was said."""
     for name, is_shared in job.split.sharing.items():
         if is_shared and not data.parts[name].rows:
             log.warning(
                 f"the {name} part has no rows, although the split {job.split_text!r} gives it some: give "
                 f"more rows or another share (rows of one time, or of one request, stay together)"
             )
-
-
-def _warn(data: EncodedData, is_drawn: bool) -> None:
-    """Warns of what is odd about new data, a line each. is_drawn: its parts are, as nothing was said."""
+    if job.stored is not None:
+        ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
+        return
     if is_drawn and data.schema.time is not None:
         log.info(
             "parts were drawn at random although the schema has a time: to be tested on what comes "
@@ -141,117 +312,3 @@ def _warn(data: EncodedData, is_drawn: bool) -> None:
         raise ValueError(f"{data.path} is damaged; prepare the data again: {error}") from error
     for line in lines:
         log.warning(line)
-
-
-class Passes(Counting, Protocol):
-    """Both passes over the rows: here, or on the workers of a cluster."""
-
-    def encode(
-        self,
-        job: Job,
-        encoder: Encoder,
-        folder: Path,
-        state: dict[str, Any],
-        progress: StageProgress | None,
-    ) -> tuple[dict[str, Written], Extremes]:
-        """Writes the shards of every part into the folder."""
-        ...
-
-
-@dataclass(frozen=True)
-class _StreamState:
-    """The state before a chunk: position in the stream, rows per part, and state of the split."""
-
-    position: InputPosition
-    rows: tuple[int, ...]
-    sharing: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"place": self.position.to_json(), "rows": self.rows, "sharing": self.sharing}
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> _StreamState:
-        return _StreamState(InputPosition(*fields["place"]), tuple(fields["rows"]), fields["sharing"])
-
-
-class _PassesHere(CountingHere):
-    def encode(
-        self,
-        job: Job,
-        encoder: Encoder,
-        folder: Path,
-        state: dict[str, Any],
-        progress: StageProgress | None,
-    ) -> tuple[dict[str, Written], Extremes]:
-        """Encodes every row into the shards of its part; saves the state after every shard."""
-        writers, start = _writers(encoder.schema, folder, state)
-        sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
-        rows, num_rows = list(start.rows), start.position.rows
-        extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
-        shared = SharedChecks(encoder.schema)
-        oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
-        for position, columns in stream(job.inputs, job.reading, progress, start.position):
-            before = _StreamState(position, tuple(rows), sharing.state)
-            in_shards = [writer.rows_in_shards for writer in writers]
-            encoded, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
-            shared.check(encoded, columns)
-            part_of_row = job.parts(position, columns, sharing)
-            extremes = with_extremes(extremes, encoder.schema, columns)
-            for part, writer in enumerate(writers):
-                chosen = np.flatnonzero(part_of_row == part)
-                if len(chosen) == columns.num_rows:
-                    writer.append(encoded, missing)
-                elif len(chosen):
-                    writer.append(encoded.take(chosen), missing[:, chosen])
-                if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
-                    oldest[part] = before
-                rows[part] += len(chosen)
-            num_rows += columns.num_rows
-            if [writer.rows_in_shards for writer in writers] != in_shards:
-                encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
-                write_state(folder, state | {"encoding": encoding})
-        if state["rows"] not in (None, num_rows):
-            raise ValueError(
-                f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
-                f"pass, {num_rows:,} in the second; prepare again"
-            )
-        return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
-
-
-def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:
-    """The shards written, and the state from which to resume without losing a row."""
-    start = min(oldest, key=lambda before: before.position.rows)
-    return {"start": start.to_json(), "writers": [writer.state() for writer in writers]}
-
-
-def _writers(
-    schema: Schema, folder: Path, state: Mapping[str, Any]
-) -> tuple[list[ShardWriter], _StreamState]:
-    """Returns the writers of the parts and the state to start from, new or saved."""
-    encoding = state.get("encoding")
-    if encoding is None:
-        start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
-        return [ShardWriter(folder, name, schema) for name in NAMES], start
-    start = _StreamState.from_json(encoding["start"])
-    writers = [
-        ShardWriter.resume(folder, name, schema, writer_state, already=writer_state["rows"] - rows)
-        for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
-    ]
-    return writers, start
-
-
-def _finish(
-    job: Job,
-    folder: Path,
-    encoder: Encoder,
-    state: Mapping[str, Any],
-    written: Mapping[str, Written],
-    extremes: Extremes,
-) -> None:
-    """Writes data.json and removes the saved state."""
-    if not written["train"].shards and job.stored is None:
-        raise ValueError("the training part has no rows; give more rows, or a larger share")
-    extends = job.stored.lineage if job.stored and job.extends else ()
-    of_split = (job.split_text, job.seed)
-    write_manifest(folder, encoder.schema, written, state["encoders"], *of_split, extends, extremes)
-    (folder / STATE_FILE).unlink()

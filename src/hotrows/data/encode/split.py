@@ -1,4 +1,4 @@
-"""Splits of rows into training, validation and test part."""
+"""Splits of rows into training, validation and test part; and requests, whose rows stay together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.requests import request_numbers
-from hotrows.data.raw.columns import MISSING_LABEL, Columns
-from hotrows.data.raw.values import MISSING_TIME, mix64
+from hotrows.data.raw.cells import MISSING_LABEL, Columns
+from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.request_rows import differences
+from hotrows.data.stored.rows import Room, Rows, gathered
+from hotrows.schema import Schema
 
 KINDS = ("fraction", "stratified", "position", "time")
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _VALIDATION_OF_TRAINING = Fraction(1, 10)
 _NEVER = np.iinfo(np.int64).max
@@ -213,3 +214,64 @@ def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:
     key = mix64(np.array([seed & (1 << 64) - 1], np.uint64))
     bits = mix64(key + (rows.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.int64)
+
+
+def request_numbers(columns: Columns) -> np.ndarray | None:
+    """A number of the request of each row, [rows] int64: of one value, one number, and of a missing value
+    one that no other row has. None where the schema has no requests."""
+    if columns.requests is None:
+        return None
+    rows = np.arange(columns.first_row, columns.first_row + columns.num_rows, dtype=np.uint64)
+    missing = columns.requests.lengths == 0
+    return np.where(missing, mix64(~rows), hash_values(columns.requests)).view(np.int64)
+
+
+@dataclass(frozen=True)
+class FirstRow:
+    """The first row of some, encoded; its request, and its place, for an error."""
+
+    row: Rows
+    request: bytes
+    where: str
+
+
+class SharedChecks:
+    """Checks that rows of a request share features, chunk after chunk.
+
+    first, last: the first row, and the last one of the chunk before; None before there are any.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self.first: FirstRow | None = None
+        self.last: Rows | None = None
+
+    def check(self, rows: Rows, columns: Columns) -> None:
+        """ValueError names the first row that differs from the one before it, which is of its request."""
+        if rows.requests is None or columns.requests is None or not len(rows):
+            return
+        if self.first is None:
+            first = rows.take(np.zeros(1, np.int64))
+            self.first = FirstRow(first, columns.requests.value(0), columns.where(0))
+        if self.last is not None:
+            self._check(gathered([self.last, rows[:1]], np.arange(2), Room()), columns, 0)
+        self._check(rows, columns, 1)
+        self.last = rows.take(np.array([len(rows) - 1]))
+
+    def _check(self, rows: Rows, columns: Columns, first: int) -> None:
+        assert rows.requests is not None and columns.requests is not None
+        same = rows.requests[1:] == rows.requests[:-1]
+        differing = [
+            (int(places[0]) + first, name)
+            for name, differs in differences(rows, self._schema).items()
+            if len(places := np.flatnonzero(same & differs))
+        ]
+        if not differing:
+            return
+        row, name = min(differing)
+        request = columns.requests.value(row)[:60].decode("utf-8", "backslashreplace")
+        raise ValueError(
+            f"{columns.where(row)}, feature {name!r}: expected the value of the row before, of "
+            f"the same request {request!r}, found another; correct the row, or leave {name!r} out of "
+            f"shared"
+        )

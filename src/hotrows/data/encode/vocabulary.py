@@ -1,30 +1,34 @@
 """Vocabularies: the values of id columns, counted, ranked, stored, and turned into ids.
 
-`begin_counts` counts the training part, in memory that does not grow with it, and writes a file per
-vocabulary. `open_vocabularies` maps such files and looks values up in them, in memory where they fit.
-Both work in the native core, or in plain Python (`vocabulary_reference`) where it was not built;
-both write equal files, byte for byte.
+`Counts` counts the training part, in memory that does not grow with it, and writes a file per vocabulary.
+`Vocabularies` maps such files and looks values up in them, in memory where they fit. Sections of a file:
+
+    counts   int64 [V]     by rank
+    ends     int64 [V]     where each value ends in `text`
+    text     uint8         the bytes of all values, end to end
+    index    uint64 [S, 2] word and rank of each slot; csrc/index.h draws it
+
+The header has `name`, `values` (V) and `num_distinct`. Opening maps the file and, unless it is to be
+checked, reads none of it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.vocabulary_file import Values, open_values, write_values
-from hotrows.data.encode.vocabulary_reference import PlainCounts, PlainVocabularies
-from hotrows.data.raw.columns import RawIds
-from hotrows.runtime import native
-from hotrows.runtime.atomic_files import sync
+from hotrows.data.raw.values import RawIds
+from hotrows.data.stored.sections import check_once, open_sections, write_sections
+from hotrows.runtime.atomic_files import replaced, sync
 from hotrows.runtime.native import call
 
 _IN_MEMORY = 1 << 30  # vocabularies of at most this many bytes are copied into memory
@@ -33,60 +37,74 @@ _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # index, ends and text of a
 _SPILLED = re.compile(r"run-\d{5}-\d+|write-\d{5}\.[a-z]+")
 
 
-def begin_counts(owners: Sequence[int], folder: Path, memory: int, threads: int) -> Counts | PlainCounts:
-    """Begins to count; feature f reads vocabulary owners[f].
+@dataclass(frozen=True)
+class Values:
+    """The values of a vocabulary by falling count, equal counts by their bytes.
 
-    folder: for spilled counts; memory: bytes that all hash tables may take, also while they grow.
+    counts: [V] int64; ends: [V] int64, where each value ends in `text`; text: uint8.
+    num_distinct: number of distinct values seen, those below min_count too.
+    index: [S, 2] uint64, which finds values; None where data was written with ids.
     """
-    library = native.load()
-    if library is None:
-        return PlainCounts(owners)
-    return Counts(library, owners, folder, memory, threads)
+
+    counts: np.ndarray
+    ends: np.ndarray
+    text: np.ndarray
+    num_distinct: int
+    index: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def value(self, rank: int) -> bytes:
+        start = int(self.ends[rank - 1]) if rank else 0
+        return self.text[start : int(self.ends[rank])].tobytes()
 
 
-def resume_counts(
-    owners: Sequence[int], folder: Path, memory: int, threads: int, state: dict[str, Any]
-) -> Counts | PlainCounts:
-    """Resumes counting from a `state`, in the folder where it was begun."""
-    if state["kind"] == "plain":
-        return PlainCounts.resume(owners, state)
-    library = native.load()
-    if library is None:
-        raise ValueError(
-            f"{folder} was begun with the native core, which is not here (`hotrows doctor` tells "
-            f"why); go on where it was begun, or remove the folder and prepare again"
-        )
-    return Counts(library, owners, folder, memory, threads, state)
+def open_values(path: Path, header_crc32: int | None = None, checked: bool = False) -> Values:
+    """Maps the vocabulary of a file.
 
-
-def open_vocabularies(
-    values: Sequence[Values],
-    owners: Sequence[int],
-    num_unknown: Sequence[int],
-    threads: int,
-    memory: int | None = None,
-) -> Vocabularies | PlainVocabularies:
-    """Opens vocabularies to encode with; feature f reads values[owners[f]].
-
-    memory: bytes up to which they are copied into memory (default: 1 GiB).
+    header_crc32: the checksum that its header must have; None: any. checked: compare every byte with
+    its checksum.
     """
-    library = native.load()
-    if library is None:
-        return PlainVocabularies(values, owners, num_unknown)
-    return Vocabularies(library, values, owners, num_unknown, threads, memory)
+    sections = open_sections(path, header_crc32)
+    if checked:
+        check_once(path)
+    names = {section["name"] for section in sections.header["sections"]}
+    values = Values(
+        counts=sections["counts"],
+        ends=sections["ends"],
+        text=sections["text"],
+        num_distinct=sections.header.get("num_distinct", len(sections["counts"])),
+        index=sections["index"] if "index" in names else None,
+    )
+    if not _is_legal(values):
+        raise ValueError(f"{path}: the sections make no vocabulary; prepare the data again")
+    return values
+
+
+def write_values(path: Path, name: str, values: Values) -> None:
+    """Writes a vocabulary, complete or not at all."""
+    size = {"values": len(values), "num_distinct": values.num_distinct}
+    arrays = {"counts": values.counts, "ends": values.ends, "text": values.text}
+    if values.index is not None:
+        arrays["index"] = values.index
+    with replaced(path) as part:
+        write_sections(part, {"kind": "vocabulary", "name": name, **size}, arrays)
 
 
 class Counts:
-    """Counts the values of the training part in bounded memory, in the native core.
+    """Counts the values of the training part in bounded memory; feature f reads vocabulary owners[f].
 
     When the tables are full, the largest are written to run files in `folder`. A vocabulary's runs are
     removed once it is written; runs that no state names, when the next counts begin in the folder.
     After a failure (a full disk) counting can only be resumed from a state.
+
+    folder: for spilled counts; memory: bytes that all hash tables may take, also while they grow;
+    state: of counts that were begun in this folder, to resume.
     """
 
     def __init__(
         self,
-        library: ctypes.CDLL,
         owners: Sequence[int],
         folder: Path,
         memory: int,
@@ -94,7 +112,6 @@ class Counts:
         state: dict[str, Any] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._library = library
         self._owners = np.array(owners, np.int64)
         self._num_vocabularies = max(owners, default=-1) + 1
         self._folder, self._memory, self._threads = folder, memory, threads
@@ -122,7 +139,7 @@ class Counts:
         self._call("counts_spill", self._threads)
 
     def state(self) -> dict[str, Any]:
-        """The state for `resume_counts`, of runs that are durable; call `spill` before."""
+        """The state to resume from, of runs that are durable; call `spill` before."""
         in_use, _, num_runs = self._sizes()
         assert in_use == 0, "spill before state"
         runs = [self.runs(v) for v in range(self._num_vocabularies)]
@@ -130,7 +147,7 @@ class Counts:
             if run.exists():  # those of vocabularies that are written are deleted
                 sync(run)
         names = [[run.name for run in of_one] for of_one in runs]
-        return {"kind": "native", "runs": names, "num_runs": num_runs}
+        return {"runs": names, "num_runs": num_runs}
 
     def write(self, v: int, path: Path, name: str, min_count: int, known: Values | None = None) -> int:
         """Writes vocabulary v to `path`; returns how many distinct values were seen.
@@ -212,18 +229,19 @@ class Counts:
 
 
 class Vocabularies:
-    """Turns values into ids by stored vocabularies, in the native core."""
+    """Turns values into ids by stored vocabularies; feature f reads values[owners[f]].
+
+    memory: bytes up to which they are copied into memory (default: 1 GiB).
+    """
 
     def __init__(
         self,
-        library: ctypes.CDLL,
         values: Sequence[Values],
         owners: Sequence[int],
         num_unknown: Sequence[int],
         threads: int,
         memory: int | None = None,
     ) -> None:
-        self._library = library
         self._owners = np.array(owners, np.int64)
         self._threads = threads
         self._stored = _Stored([_arrays_of(vocabulary) for vocabulary in values], num_unknown)
@@ -231,7 +249,7 @@ class Vocabularies:
         if not self._in_files:
             self._stored = self._stored.in_memory()
         else:
-            self._stored.read_at_random(library)
+            self._stored.read_at_random()
 
     def encode(self, columns: Sequence[RawIds]) -> list[np.ndarray]:
         """Returns the ids of each column's values, int64: 1 for a missing value; 2 + num_unknown +
@@ -284,7 +302,7 @@ class _Stored:
         copied = [(np.array(index), np.array(ends), np.array(text)) for index, ends, text in self._arrays]
         return _Stored(copied, self._num_unknown)
 
-    def read_at_random(self, library: ctypes.CDLL) -> None:
+    def read_at_random(self) -> None:
         """Advises the system against reading ahead."""
         for arrays in self._arrays:
             for array in arrays:
@@ -338,3 +356,47 @@ def _failure(code: int, path: str, memory: int) -> Exception:
             f"give less memory"
         )
     return OSError(-code, os.strerror(-code), path)
+
+
+def _is_legal(values: Values) -> bool:
+    """Whether sizes and types of the arrays ensure that nothing beyond them is read."""
+    dtypes = (values.counts.dtype, values.ends.dtype, values.text.dtype)
+    if dtypes != (np.int64, np.int64, np.uint8) or values.counts.ndim != 1 or values.text.ndim != 1:
+        return False
+    if type(values.num_distinct) is not int or values.num_distinct < 0:
+        return False
+    if values.index is None:
+        return values.ends.ndim == 1
+    index = values.index
+    legal = index.dtype == np.uint64 and index.ndim == 2 and index.shape[1:] == (2,)
+    return legal and len(index) > len(values) * 8 // 5 and values.ends.shape == values.counts.shape
+
+
+class IdCounts:
+    """Counts ids, in memory that grows with the number of distinct ids."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
+        self._pending: list[np.ndarray] = []
+        self._num_pending = 0
+
+    def add(self, ids: np.ndarray) -> None:
+        self._pending.append(ids.copy())
+        self._num_pending += len(ids)
+        if self._num_pending > max(1 << 20, len(self._ids)):
+            self.merged()
+
+    def merged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the distinct ids, ascending, and their counts."""
+        self.join(*np.unique(np.concatenate([self._ids[:0], *self._pending]), return_counts=True))
+        self._pending, self._num_pending = [], 0
+        return self._ids, self._counts
+
+    def join(self, ids: np.ndarray, num: np.ndarray) -> None:
+        """Counts distinct ids, each of which was seen `num` times."""
+        self._ids, place = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        counts = np.zeros(len(self._ids), np.int64)
+        counts[place[: len(self._counts)]] = self._counts
+        counts[place[len(self._counts) :]] += num
+        self._counts = counts

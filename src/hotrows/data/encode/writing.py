@@ -1,25 +1,30 @@
-"""write_encoded: batches that are already encoded, into shards as `prepare` writes them."""
+"""Prepared data that is made of no raw rows: of encoded batches, or of a schema alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from hotrows.batch import Batch
-from hotrows.data.encode.encoding import owners_of, readers_of
-from hotrows.data.encode.id_counts import IdCounts
-from hotrows.data.encode.vocabulary_file import Values, write_values
-from hotrows.data.raw.columns import no_labels
-from hotrows.data.stored.encoded import EncodedData, write_manifest
+from hotrows.data.encode.encoder import owners_of, readers_of, stored_encoders
+from hotrows.data.encode.vocabulary import Counts, IdCounts, Values, write_values
+from hotrows.data.raw.cells import no_labels
+from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hotrows.batch import Batch
+
+_NO_MEMORY = 1 << 20  # bytes, of counts that stay empty
 
 
 def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[Batch]]) -> EncodedData:
@@ -48,6 +53,36 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
                         counts[owner].add(rows.values(f))
             written[name] = writer.close()
         write_manifest(folder, schema, written, _save_counts(folder, schema, counts))
+    return EncodedData.open(out)
+
+
+def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
+    """Writes prepared data of no rows into the new folder `out`, for a stream from its first event on.
+
+    schema: all features with ids are dynamic, and no number is `standard`: others need rows to count.
+    """
+    for feature in schema.id_features:
+        if feature.dynamic is None:
+            raise ValueError(
+                f"feature {feature.name!r} needs rows, whose values make its vocabulary: give `prepare` "
+                f"some, or the feature dynamic ids"
+            )
+    for number in schema.dense:
+        if number.transform == "standard":
+            raise ValueError(
+                f"feature {number.name!r} needs rows, of whose numbers it takes the mean: give `prepare` "
+                f"some, or the feature transform 'log' or 'none'"
+            )
+    readers = readers_of(schema)
+    with new_folder(Path(out)) as folder:
+        counts, stored = Counts(owners_of(schema), folder, _NO_MEMORY, 1), {}
+        for v, name in enumerate(readers):
+            stored[name] = StoredVocabulary(f"vocabulary-{v:05d}.values", 0)
+            counts.write(v, folder / stored[name].file, name, 1)
+        of_readers = {name: schema.rows_of(first.name) for name, (first, *_) in readers.items()}
+        rows = schema.with_rows(of_readers)
+        written = {name: ShardWriter(folder, name, rows).close() for name in NAMES}
+        write_manifest(folder, rows, written, stored_encoders(stored, {}))
     return EncodedData.open(out)
 
 

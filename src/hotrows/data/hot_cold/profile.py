@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import readers_of
-from hotrows.data.encode.job import Progress
+from hotrows.data.encode.encoder import readers_of
+from hotrows.data.encode.passes import Progress
+from hotrows.data.hot_cold.halves import hot_and_cold
 from hotrows.data.hot_cold.sampling import (
     Accesses,
     Estimate,
@@ -27,8 +28,7 @@ from hotrows.data.hot_cold.sampling import (
     two_samples,
 )
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.gather import ends_of
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, ends_of
 from hotrows.data.stored.sections import open_sections, write_sections
 from hotrows.json_file import build, value_of
 from hotrows.optim import RowOptimizer
@@ -129,7 +129,7 @@ class Profile:
     @staticmethod
     def from_data(data: EncodedData) -> Profile:
         """Loads the profile by which data was regrouped."""
-        data.hot_and_cold()  # raises an error if it was not
+        hot_and_cold(data)  # raises an error if it was not
         return Profile.load(data.path / HOT_FILE)
 
 

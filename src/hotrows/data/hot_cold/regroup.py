@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.encode.job import Progress
+from hotrows.data.encode.passes import Progress
+from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped, write_regrouped
 from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
-from hotrows.data.stored.encoded import EncodedData, Part, write_regrouped
+from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import link_or_copy, new_folder
 
 _CHUNK_ROWS = 1 << 14  # columns of this length fit into the processor's cache
@@ -48,7 +50,7 @@ def regroup(
             hot.append(rows.take(np.flatnonzero(hot_rows)))  # missing dense values are not stored,
             cold.append(rows.take(np.flatnonzero(~hot_rows)))  # and therefore not counted
         others = [part for name, part in data.parts.items() if name != "train"]
-        shards = [file for part in others for file, _ in part.shards]
+        shards = [shard.file for part in others for shard in part.shards]
         for file in (*shards, *(vocabulary.file for vocabulary in data.vocabularies.values())):
             link_or_copy(data.path / file, folder / file)
         profile.save(folder / HOT_FILE)
@@ -57,10 +59,11 @@ def regroup(
 
 
 def _check(data: EncodedData, profile: Profile, force: bool) -> None:
-    if data.hot_rows is not None:
+    if is_regrouped(data):
         raise ValueError(
-            f"{data.path} is regrouped already ({data.hot_rows:,} of {data.parts['train'].rows:,} "
-            f"training rows are all-hot); regroup the data that it was made from"
+            f"{data.path} is regrouped already ({hot_and_cold(data)[0].rows:,} of "
+            f"{data.parts['train'].rows:,} training rows are all-hot); regroup the data that it was made "
+            f"from"
         )
     if profile.fingerprint != data.fingerprint:
         raise ValueError(f"the profile is of other data than {data.path}; profile this data")

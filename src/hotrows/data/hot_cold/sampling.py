@@ -20,10 +20,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hotrows.data.encode.encoding import readers_of
-from hotrows.data.encode.job import Progress
-from hotrows.data.stored.encoded import Part
-from hotrows.data.stored.gather import ends_of, joined_offsets
+from hotrows.data.encode.encoder import readers_of
+from hotrows.data.encode.passes import Progress
+from hotrows.data.stored.part import Part
+from hotrows.data.stored.rows import ends_of, joined_offsets
 from hotrows.schema import Schema
 
 _BLOCK_ROWS = 4096  # of a block, at most

@@ -26,7 +26,7 @@ from typing import Any
 
 from hotrows.batch import Batch
 from hotrows.data.load.loader import Loader
-from hotrows.data.stored.encoded import Part
+from hotrows.data.stored.part import Part
 
 _FALLS = 4  # falls in a row that double the rate
 

@@ -7,24 +7,21 @@ in the background without a second team of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from hotrows.batch import Batch, RequestFeatures
-from hotrows.data.encode.encoding import batch_of
-from hotrows.data.load.stream import Stream
-from hotrows.data.raw.columns import missing_labels
-from hotrows.data.stored.gather import Room, ends_of, lengths_of
+from hotrows.data.encode.encoder import batch_of
 from hotrows.data.stored.order import Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.requests import RequestRows, gathered_requests, id_features
-from hotrows.data.stored.rows import Rows
-from hotrows.schema import Schema, is_list
+from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
+from hotrows.data.stored.rows import Room, Rows, empty_rows
+from hotrows.pipeline.prefetch import Prefetched, prefetch
+from hotrows.schema import Schema
 
 
 class Loader:
@@ -114,8 +111,7 @@ class Loader:
         left = None
         for number in range(first_batch, len(self)):
             first, end = share.of_batch(number)
-            builder = _BatchBuilder if self.part.schema.request is None else _RequestBatchBuilder
-            batch: Any = builder(self.part.schema, end - first, first)
+            batch = _BatchBuilder(self.part.schema, end - first, first)
             while batch.room:
                 left = batch.take(left or next(pieces))
             yield batch.finished()
@@ -136,94 +132,17 @@ class Loader:
 
 
 class _BatchBuilder:
-    """A batch while it is filled.
+    """A batch while it is filled with pieces of rows.
 
     Rows are copied before more are requested: the next pool reuses the memory of this one.
     """
 
     def __init__(self, schema: Schema, size: int, first_sample: int) -> None:
-        self._schema = schema
-        self._first_sample = first_sample
-        self._size, self._filled = size, 0
-        num_labels, num_features = len(schema.labels), len(schema.id_features)
-        self._dense = np.empty((size, len(schema.dense)), np.float32)
-        self._labels = np.empty((size, num_labels) if num_labels > 1 else size, np.float32)
-        self._weights = None if schema.weight is None else np.empty(size, np.float32)
-        self._groups = None if schema.grouping is None else np.empty(size, np.int64)
-        self._times = np.empty(size, np.int64) if schema.keeps_times else None
-        lists = any(map(is_list, schema.id_features))
-        self._ids = None if lists else np.empty((num_features, size), np.int64)
-        self._lengths = np.ones((num_features, size), np.int64) if lists else None
-        self._values: list[list[np.ndarray]] = [[] for _ in range(num_features)]
-
-    @property
-    def room(self) -> int:
-        return self._size - self._filled
-
-    def take(self, rows: Rows) -> Rows | None:
-        """Appends rows while there is room; returns those that are left."""
-        size = min(len(rows), self.room)
-        place, rows, left = slice(self._filled, self._filled + size), rows[:size], rows[size:]
-        self._filled += size
-        if self._ids is None:
-            self._take_lists(rows, place)
-        else:
-            for into, column in zip(self._ids, rows.ids, strict=True):
-                into[place] = column
-        self._dense[place] = rows.dense
-        self._labels[place] = rows.labels
-        if len(self._schema.labels) > 1:
-            self._labels[place][missing_labels(rows.labels)] = np.nan
-        optional = {"weights": self._weights, "groups": self._groups, "times": self._times}
-        for name, values in optional.items():
-            column_values = getattr(rows, name)
-            if values is not None:
-                assert column_values is not None
-                values[place] = column_values
-        return left if len(left) else None
-
-    def _take_lists(self, rows: Rows, place: slice) -> None:
-        assert self._lengths is not None
-        for f, offsets in enumerate(rows.offsets):
-            if offsets is not None:
-                self._lengths[f, place] = lengths_of(offsets, len(rows.ids[f]))
-            self._values[f].append(rows.values(f) if self.room == 0 else rows.values(f).copy())
-
-    def finished(self) -> Batch:
-        ids, offsets = self._all_ids()
-        return Batch(
-            features=tuple(feature.name for feature in self._schema.id_features),
-            ids=torch.from_numpy(ids),
-            dense=torch.from_numpy(self._dense),
-            labels=torch.from_numpy(self._labels),
-            offsets=_tensor(offsets),
-            first_sample=self._first_sample,
-            sample_weights=_tensor(self._weights),
-            groups=_tensor(self._groups),
-            times=_tensor(self._times),
-        )
-
-    def _all_ids(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns ids [N] and, if there are lists, offsets [F * B + 1]."""
-        if self._lengths is None:
-            assert self._ids is not None
-            return self._ids.reshape(-1), None
-        offsets = ends_of(self._lengths.reshape(-1))
-        ids = np.empty(offsets[-1], np.int64)
-        if self._size:
-            np.concatenate(list(chain.from_iterable(self._values)), out=ids, casting="unsafe")
-        return ids, offsets
-
-
-class _RequestBatchBuilder:
-    """A batch of requests while it is filled: what samples of a request share is in it once."""
-
-    def __init__(self, schema: Schema, size: int, first_sample: int) -> None:
         self._schema, self._first_sample = schema, first_sample
         self.room = size
-        self._pieces: list[RequestRows] = []
+        self._pieces: list[Rows | RequestRows] = []
 
-    def take(self, rows: RequestRows) -> RequestRows | None:
+    def take(self, rows: Rows | RequestRows) -> Rows | RequestRows | None:
         """Appends rows while there is room; returns those that are left."""
         size = min(len(rows), self.room)
         piece, left = rows[:size], rows[size:]
@@ -232,19 +151,134 @@ class _RequestBatchBuilder:
         return left if len(left) else None
 
     def finished(self) -> Batch:
+        rows = self._rows()
+        if isinstance(rows, RequestRows):
+            return _batch_of_requests(rows, self._first_sample)
+        return batch_of(rows, self._schema.id_features, self._first_sample)
+
+    def _rows(self) -> Rows | RequestRows:
         if len(self._pieces) == 1:
-            rows = self._pieces[0]
-        else:
-            size = sum(map(len, self._pieces))
-            rows = gathered_requests(self._pieces, np.arange(size), (Room(), Room()))
-        shared = replace(batch_of(rows.shared, id_features(self._schema, True)), labels=None)
-        starts = torch.from_numpy(rows.starts.astype(np.int64))
-        rows_of_samples = replace(rows.samples, groups=rows.groups, dense=rows.all_dense())
-        batch = batch_of(rows_of_samples, id_features(self._schema, False), self._first_sample)
-        return replace(
-            batch, requests=RequestFeatures(replace(shared, dense=shared.dense[:, :0]), starts)
-        )
+            return self._pieces[0]
+        if self._pieces:
+            order = np.arange(sum(map(len, self._pieces)))
+            return gathered_pieces(self._pieces, order, (Room(), Room()))
+        empty = empty_rows(self._schema, 0)
+        return empty if self._schema.request is None else packed(empty, self._schema)
 
 
-def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
-    return None if array is None else torch.from_numpy(array)
+def _batch_of_requests(rows: RequestRows, first_sample: int) -> Batch:
+    """A batch in which what samples of a request share is there once."""
+    schema, starts = rows.schema, torch.from_numpy(rows.starts.astype(np.int64))
+    shared = batch_of(rows.shared, id_features(schema, True))
+    samples = replace(rows.samples, groups=rows.groups, dense=rows.all_dense())
+    batch = batch_of(samples, id_features(schema, False), first_sample)
+    shared = replace(shared, labels=None, dense=shared.dense[:, :0])
+    return replace(batch, requests=RequestFeatures(shared, starts))
+
+
+class BatchSource(Protocol):
+    """Batches by epoch and position, as `Loader` has them."""
+
+    batch_size: int
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        ...
+
+    def batches(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `first_batch` on."""
+        ...
+
+
+class Stream:
+    """An iterator over batches with a position that can be saved; made by `Loader.stream`.
+
+    Its state is the position behind the batches it has returned, whatever was loaded ahead; a stream
+    that loads the state resumes with the next batch. The state does not depend on the number of ranks.
+
+    identity: part, rows and settings that a position belongs to, JSON-able; see `Loader.identity`.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        identity: dict[str, Any],
+        epochs: int | None,
+        position: dict[str, Any] | None,
+        prefetch: int,
+        pin_memory: bool,
+    ) -> None:
+        if prefetch < 0:
+            raise ValueError(f"prefetch must be 0 (no thread) or more, not {prefetch}")
+        self._source = source
+        self._identity = identity
+        self._epochs = epochs
+        self._prefetch = prefetch
+        self._pin_memory = pin_memory
+        self._epoch = self._batch = 0
+        self._batches: Prefetched[Batch] | Generator[Batch] | None = None
+        if position is not None:
+            self.load_state_dict(position)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._batches is None:
+            batches = _batches(self._source, self._epoch, self._batch, self._epochs, self._pin_memory)
+            self._batches = prefetch(batches, self._prefetch)
+        batch = next(self._batches)
+        self._batch += 1
+        if self._batch == len(self._source):
+            self._epoch, self._batch = self._epoch + 1, 0
+        return batch
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The identity of the data, and epoch and number of the next batch; JSON-able."""
+        return {**self._identity, "epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes from a state; an error if it is of other data or another order."""
+        expected = self._identity
+        missing = sorted({*expected, "epoch", "batch"} - set(state))
+        if missing:
+            raise ValueError(
+                f"a state of a stream has {[*expected, 'epoch', 'batch']}, {missing} are missing; "
+                f"pass what state_dict() gave"
+            )
+        differing = [name for name in expected if state[name] != expected[name]]
+        if differing:
+            saved = {name: state[name] for name in differing}
+            current = {name: expected[name] for name in differing}
+            raise ValueError(
+                f"the state is of a stream with {saved}, this one has {current}; resume with the same "
+                f"data and settings, or begin anew without a state"
+            )
+        if not (state["epoch"] >= 0 and 0 <= state["batch"] <= len(self._source)):
+            raise ValueError(
+                f"a state must name an epoch from 0 and a batch from 0 to {len(self._source):,}, "
+                f"not {state['epoch']} and {state['batch']}; pass what state_dict() gave"
+            )
+        self.close()
+        self._epoch, self._batch = state["epoch"], state["batch"]
+
+    def close(self) -> None:
+        """Stops loading ahead; the next batch starts it again at the current position."""
+        if self._batches is not None:
+            self._batches.close()
+        self._batches = None
+
+
+def _batches(
+    source: BatchSource, epoch: int, first_batch: int, epochs: int | None, pin_memory: bool
+) -> Iterator[Batch]:
+    while len(source) and (epochs is None or epoch < epochs):
+        for batch in source.batches(epoch, first_batch):
+            yield batch.pin_memory() if pin_memory else batch
+        epoch, first_batch = epoch + 1, 0

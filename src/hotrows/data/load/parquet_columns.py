@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, pyarrow, seconds_of_moments
-from hotrows.data.raw.columns import MISSING_LABEL, RawIds
-from hotrows.data.raw.files import File
+from hotrows.data.raw.arrow import first_line, seconds_of_moments
+from hotrows.data.raw.cells import MISSING_LABEL
+from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.raw.values import UNIX, hash_values, seconds_of
-from hotrows.data.stored.gather import ends_of, take_lists
+from hotrows.data.raw.values import UNIX, RawIds, hash_values, seconds_of
+from hotrows.data.stored.rows import ends_of, take_lists
 from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, Time, column_of
 from hotrows.schema import Sequence as ListFeature
 

@@ -23,15 +23,13 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
-from hotrows.data.stored.clusters import order_of
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.gather import Room, interleave, joined_offsets
-from hotrows.data.stored.order import Share, Shuffle, pools_of
+from hotrows.data.stored.order import Share, Shuffle, order_of, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
-from hotrows.data.stored.requests import RequestRows
-from hotrows.data.stored.rows import Rows, gathered, id_type
+from hotrows.data.stored.request_rows import RequestRows
+from hotrows.data.stored.rows import Room, Rows, empty_rows, gathered, interleave, joined_offsets
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
@@ -77,7 +75,7 @@ def open_source(source: dict[str, Any]) -> EncodedData:
     return open_parquet(schema, *places)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class ParquetPart(Part):
     """Rows in the row groups of Parquet files, without counts."""
 
@@ -132,7 +130,8 @@ class ParquetPart(Part):
 
 def _part(name: str, schema: Schema, places: list[str]) -> ParquetPart:
     groups = [group for file in find_files(places) for group in _groups(file, schema)]
-    return ParquetPart(name, Path(next(iter(places), ".")), schema, groups=tuple(groups))
+    folder = Path(next(iter(places), "."))
+    return ParquetPart(name=name, folder=folder, schema=schema, groups=tuple(groups))
 
 
 def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
@@ -154,7 +153,7 @@ def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
 
 def _joined(schema: Schema, groups: Sequence[RowGroup], handles: Handles, room: Room) -> Rows:
     """Decodes and checks several row groups; ids are as narrow as in a shard."""
-    into = _empty(schema, sum(group.rows for group in groups), room)
+    into = empty_rows(schema, sum(group.rows for group in groups), room.array)
     lists: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in into.ids]
     done = 0
     for group in groups:
@@ -177,25 +176,6 @@ def _joined(schema: Schema, groups: Sequence[RowGroup], handles: Handles, room: 
         offsets=tuple(
             joined_offsets([bounds for _, bounds in blocks]) if blocks else None for blocks in lists
         ),
-    )
-
-
-def _empty(schema: Schema, rows: int, room: Room) -> Rows:
-    """Allocates rows to fill; of lists only the type of their ids."""
-    num_labels, features = len(schema.labels), schema.id_features
-    pairs = enumerate((0 if is_list(f) else rows, id_type(schema, f)) for f in features)
-    return Rows(
-        ids=tuple(room.array(f"ids {f}", (size,), width) for f, (size, width) in pairs),
-        offsets=(None,) * len(features),
-        dense=room.array("dense", (rows, len(schema.dense)), np.float32),
-        labels=room.array(
-            "labels",
-            (rows, num_labels) if num_labels > 1 else (rows,),
-            np.float32 if schema.has_numbers else np.uint8,
-        ),
-        weights=None if schema.weight is None else room.array("weights", (rows,), np.float32),
-        groups=None if schema.group is None else room.array("groups", (rows,), np.int64),
-        times=room.array("times", (rows,), np.int64) if schema.keeps_times else None,
     )
 
 

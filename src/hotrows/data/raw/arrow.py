@@ -2,46 +2,38 @@
 
 Text is read in Arrow's own buffers. Other ids become the canonical text of their value: it gets one
 id, whether it comes from a CSV file or from a Parquet file.
+
+Rows may be requests, with lists of candidates: a row for each candidate is made of them.
+
+    request  history  item     label                request  history  item  label
+    r1       a|b      [x, y]   [0, 1]       ->      r1       a|b      x     0
+                                                    r1       a|b      y     1
+
+So they are read where the first label is a list and the schema has
+requests. What the schema says is shared is there once in a row; any other column is too, or is a list as
+long as that of the label, of lists where the feature is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Number
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.candidates import rows_of_candidates
-from hotrows.data.raw.canonical import LAST_EXACT
-from hotrows.data.raw.cells import Bad, Reading, columns_of, show
-from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.files import File
-from hotrows.data.raw.layout import check_present
-from hotrows.data.raw.objects import check_frame, check_objects
-from hotrows.data.raw.values import MISSING_TIME
+from hotrows.data.raw.cells import Bad, Columns, Reading, check_present, columns_of, show
+from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.values import LAST_EXACT, MISSING_TIME, RawIds
+from hotrows.schema import Schema, column_of
+from hotrows.schema import is_list as has_lists
 
 ROWS_PER_CHUNK = 1 << 16
 _FEW = 1 << 14  # values: reading them takes less time than a call for every column
 _BEYOND_FLOAT32 = float.fromhex("0x1.ffffffp+127")  # the least number that is infinite as float32
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
-def pyarrow() -> ModuleType:
-    """Imports pyarrow; an error says how to install it."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError:
-        raise ValueError(
-            "Parquet, Arrow tables, data frames and zstd need pyarrow: pip install pyarrow"
-        ) from None
-    return pyarrow
 
 
 @dataclass(frozen=True)
@@ -258,105 +250,12 @@ def columns_of_batch(batch: Any, name: str, first_row: int, how: Reading) -> Ite
         yield columns_of(ArrowCells(part, name, first_row, how, rows), how)
 
 
-def as_table(data: Any) -> Any:
-    """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
-    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets; arrays of
-    two dimensions, whose columns are called x0, x1 and so on."""
-    pa = pyarrow()
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    if isinstance(data, Mapping):
-        tables = [str(name) for name, value in data.items() if hasattr(value, "column_names")]
-        if tables:
-            raise ValueError(
-                f"expected a dict of columns, found one of data sets ({', '.join(tables)}): give one of "
-                f"them, and to `prepare` others as validation= and test="
-            )
-        return _table_of_columns(data)
-    if isinstance(data, np.ndarray) and data.ndim == 2:
-        return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
-    if hasattr(data, "__arrow_c_stream__"):
-        try:
-            return check_frame(data, pa.table(data))
-        except (pa.ArrowException, TypeError, OverflowError) as error:
-            if hasattr(data, "columns") and hasattr(data, "items"):
-                _table_of_columns(dict(data.items()))  # its error names the column
-            raise ValueError(
-                f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
-                f"one row, make a frame"
-            ) from None
-    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
-        return as_table(data.collect())
-    if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
-        return as_table(data.with_format("arrow")[:])
-    parts = ": name one of its parts, such as data.parts['test']" if hasattr(data, "parts") else ""
-    raise ValueError(
-        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, an array of two "
-        f"dimensions, or a Hugging Face data set, not {type(data).__name__}{parts}"
-    )
-
-
-def _table_of_columns(columns: Mapping[str, Any]) -> Any:
-    """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
-    pa = pyarrow()
-    arrays = {}
-    for name, column in columns.items():
-        if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
-            raise ValueError(
-                f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
-                f"arrays of equal length, for one row too: {{{name!r}: [...]}}; of a list of rows make a "
-                f"frame"
-            )
-        try:
-            arrays[str(name)] = check_objects(column, _column_array(column))
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"column {name!r} {_why_unread(column, error, name)}") from error
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"the columns of a dict must have equal lengths, not {lengths}")
-    return pa.table(arrays)
-
-
-def _column_array(column: Any) -> Any:
-    pa = pyarrow()
-    if hasattr(column, "__arrow_c_stream__"):
-        return pa.chunked_array(column)
-    is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
-    return pa.array(np.asarray(column) if is_foreign else column)
-
-
-def _why_unread(column: Any, error: Exception, name: str) -> str:
-    is_of_arrow = isinstance(error, pyarrow().ArrowException)
-    kinds = set(map(type, np.asarray(column, object).flat)) if is_of_arrow else set()
-    if isinstance(error, OverflowError):
-        what = "has whole numbers beyond int64"
-    elif str in kinds and any(issubclass(kind, Number) for kind in kinds):
-        what = "mixes text and numbers"
-    else:
-        return f"is no column of values: {first_line(error)}"
-    return f"{what}; convert it to text (of a pandas frame: frame[{name!r}].astype('string'))"
-
-
-def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
-    """Appends the columns that the path of the file holds as `key=value`."""
-    pa, stored = pyarrow(), set(batch.schema.names)
-    for name in (name for name in columns if name not in stored):
-        text = file.partitions[name]
-        value = pa.array([None if text == "__HIVE_DEFAULT_PARTITION__" else text], pa.string())
-        which = pa.array(np.zeros(batch.num_rows, np.int32))
-        batch = batch.append_column(name, pa.DictionaryArray.from_arrays(which, value))
-    return batch
-
-
 def _unnested(array: Any) -> tuple[np.ndarray, Any]:
     """offsets [rows + 1] int64, and the values of all lists; a null is an empty list."""
     pa = pyarrow()
     if pa.types.is_fixed_size_list(array.type):
         array = array.cast(pa.large_list(array.type.value_type))
-    lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], lengths.cumsum(dtype=np.int64)]), array.flatten()
+    return np.concatenate([[0], _lengths(array).cumsum()]), array.flatten()
 
 
 def text_array(values_: RawIds) -> Any:
@@ -445,3 +344,61 @@ def first_line(of_arrow: Any) -> str:
     """The first line of Arrow's errors and types, short and printable: they repeat bytes of files."""
     lines = str(of_arrow).splitlines() or [type(of_arrow).__name__]
     return "".join(c if c.isprintable() else "?" for c in lines[0][:200])
+
+
+def rows_of_candidates(
+    batch: Any, schema: Schema, name: str, first_row: int, most: int
+) -> Iterator[tuple[Any, np.ndarray | None]]:
+    """Yields record batches of about `most` rows at most, and of each row its number in the file; None:
+    the batch has no lists of candidates and is as it was.
+
+    batch: an Arrow record batch, the first row of which is `first_row` of the file `name`.
+    """
+    label = column_of(schema.labels[0])
+    if schema.request is None or label not in batch.schema.names or not is_list(batch.column(label).type):
+        yield batch, None
+        return
+    lengths = _lengths(batch.column(label))
+    ends = np.concatenate([[0], lengths.cumsum()])
+    first = 0
+    while first < batch.num_rows:
+        end = max(int(np.searchsorted(ends, ends[first] + most, side="right")) - 1, first + 1)
+        place = first_row + first
+        yield _exploded(batch.slice(first, end - first), schema, label, name, place)
+        first = end
+
+
+def _exploded(
+    batch: Any, schema: Schema, label: str, name: str, first_row: int
+) -> tuple[Any, np.ndarray]:
+    import pyarrow as pa
+
+    lengths = _lengths(batch.column(label))
+    row = np.repeat(np.arange(batch.num_rows), lengths)
+    shared = {schema.column_of(f) for f in schema.features if f.name in schema.shared}
+    of_lists = {schema.column_of(f) for f in schema.features if has_lists(f)}
+    columns = []
+    for column in batch.schema.names:
+        values = batch.column(column)
+        is_of_candidates = is_list(values.type) and column not in shared
+        if is_of_candidates and column in of_lists:
+            is_of_candidates = is_list(values.flatten().type)
+        if not is_of_candidates:
+            columns.append(values.take(pa.array(row)))
+            continue
+        num = _lengths(values)
+        if len(wrong := np.flatnonzero(num != lengths)):
+            place = int(wrong[0])
+            raise ValueError(
+                f"{name} row {first_row + place:,}, column {column!r}: expected a list of "
+                f"{lengths[place]:,}, as many candidates as {label!r} has, found {num[place]:,}; correct "
+                f"the row, or say in shared that the column is of requests"
+            )
+        columns.append(values.flatten())
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names), row + first_row
+
+
+def _lengths(lists: Any) -> np.ndarray:
+    """The length of each list, [rows] int64; of a null 0."""
+    lengths = pyarrow().compute.list_value_length(lists).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,24 +1,66 @@
 """Cells: the raw columns of a chunk by name, and their conversion into `Columns` by a schema.
 
-Every reader implements `Cells`; `columns_of` reads labels, numbers, ids and times from them. Of all
-errors in a chunk the one in the smallest row is reported, whatever the number of threads; within a
-row labels come first, then numbers.
+Every reader implements `Cells`; `columns_of` reads labels, numbers, ids and times from them. Values of id
+columns remain bytes in the reader's buffer: nothing is copied, and no row becomes a Python object. Of all
+errors in a chunk the one in the smallest row is reported, whatever the number of threads; within a row
+labels come first, then numbers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.canonical import canonical, canonical_words
-from hotrows.data.raw.columns import Columns, RawIds, no_labels
-from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS
+from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS, RawIds, canonical, canonical_words
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
+
+MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
+log = logging.getLogger("hotrows")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Raw rows, cut into columns and checked.
+
+    first_row: number of the first row, counted from 0 through all inputs.
+    ids: one per id feature of the schema, sparse ones first; dense: [num_dense, rows] float64, NaN
+    where missing; labels: [num_labels, rows] uint8, 255 where missing, or float32 where the schema
+    has numbers, NaN where missing; None without labels.
+    weights: [rows] float32; groups, requests: a value per row; times: [rows] int64, seconds since 1970,
+    of the schema's clock. None where the schema has no such column.
+    kept: columns as they are in the input, an Arrow table; None where none are kept.
+    where: function from a row of the chunk to its file and line ("train.csv line 17").
+    """
+
+    first_row: int
+    num_rows: int
+    ids: tuple[RawIds, ...]
+    dense: np.ndarray
+    labels: np.ndarray | None
+    where: Callable[[int], str]
+    weights: np.ndarray | None = None
+    groups: RawIds | None = None
+    times: np.ndarray | None = None
+    kept: Any = None
+    requests: RawIds | None = None
+
+
+def no_labels(shape: tuple[int, ...], numbers: bool) -> np.ndarray:
+    """Labels that are all missing; numbers: whether they are float32, not 0 and 1."""
+    return np.full(shape, np.nan, np.float32) if numbers else np.full(shape, MISSING_LABEL, np.uint8)
+
+
+def missing_labels(labels: np.ndarray) -> np.ndarray:
+    """Where labels are missing."""
+    return np.isnan(labels) if labels.dtype.kind == "f" else labels == MISSING_LABEL
 
 
 @dataclass(frozen=True)
@@ -274,3 +316,54 @@ def show(value: bytes) -> str:
     """Formats a value for a message, shortened to 60 bytes."""
     text = value[:60].decode("utf-8", "backslashreplace")
     return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"
+
+
+def check_present(
+    schema: Schema,
+    where: str,
+    names: tuple[str, ...],
+    for_training: bool,
+    kept: tuple[str, ...] | None = (),
+) -> list[str]:
+    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
+
+    Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
+    keep; None: all.
+    """
+    for name in kept or ():
+        if name not in names:
+            raise ValueError(
+                f"{where} has no column {name!r} to keep; it has {_shortened(list(names))}"
+                f"{did_you_mean(name, names)}"
+            )
+    columns = list(schema.raw_columns)
+    features = {schema.column_of(feature) for feature in schema.features}
+    absent = sorted((set(columns) if for_training else features) - set(names))
+    if absent and for_training and schema.columns is not None:
+        raise ValueError(
+            f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
+            f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
+        )
+    if absent and (for_training or not features - set(absent)):
+        others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
+        write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
+        hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
+        advice = did_you_mean(absent[0], names) or (hint if "header" in where else "; correct the schema")
+        raise ValueError(
+            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} asks for; "
+            f"it has {_shortened(list(names))}{advice}"
+        )
+    if lost := sorted(features & set(absent)):
+        log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
+    columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
+    counts = Counter(names)
+    twice = sorted(name for name in columns if counts[name] > 1)
+    if twice:
+        raise ValueError(f"{where} names the columns [{_shortened(twice)}] twice; rename one")
+    return [column for column in columns if column in counts]
+
+
+def _shortened(names: list[str]) -> str:
+    quoted = [repr(name) for name in names[:12]]  # several letters for one that is not printable
+    shown = ", ".join(name if len(name) <= 42 else f"{name[:41]}..." for name in quoted)
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

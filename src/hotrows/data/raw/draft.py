@@ -23,9 +23,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.almost_numbers import almost_numbers
 from hotrows.data.raw.first_rows import first_rows_of
-from hotrows.data.raw.kinds import FEW, ID_NAME, TIME_NAME, Column, column_of_kind, quantiles
+from hotrows.data.raw.kinds import (
+    FEW,
+    ID_NAME,
+    TIME_NAME,
+    Column,
+    almost_numbers,
+    column_of_kind,
+    quantiles,
+)
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of

@@ -4,19 +4,58 @@ A folder is read recursively, in order of names, without names that start with `
 data sets mark so what is no data, and without empty files, which programs that write in parallel leave
 for parts without rows. In folders and URLs, `key=value` in a path is a column of that name
 (hive partitions). A URL (`s3://bucket/day=*/*.parquet`) is opened through fsspec.
+
+A file may be compressed (gzip, bz2, xz, zstd, lz4, or a zip archive of one file) and may be UTF-16 with a
+byte order mark; both, and the format, are found by its first bytes. Text is read as chunks of whole
+lines, ahead on a thread, in bounded memory.
 """
 
 from __future__ import annotations
 
+import codecs
 import glob
+import gzip
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import ModuleType
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
+from hotrows.pipeline.prefetch import prefetch
+
 Place = str | Path
+CHUNK_BYTES = 8 << 20
+MAX_BYTES = (1 << 31) - 1
+COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+    **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
+}
+_ENCODINGS = {  # by the byte order mark; that of UTF-16 begins that of UTF-32
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+_LONGEST = 16  # bytes that tell what a file holds
+KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
+_UNREAD = {
+    b"FEA1": "Feather of version 1",
+    b"Obj\x01": "Avro",
+    b"SQLite format 3": "an SQLite database",
+    b"\x89HDF": "HDF5",
+    b"\x93NUMPY": "a NumPy array",
+    b"7z\xbc\xaf": "a 7z archive",
+}
+_MAGIC_BYTES = 8
+_OBJECT, _ARRAY = re.compile(rb"\s*\{\s*[\"}]"), re.compile(rb"\s*\[\s*[\[{]")  # of JSON
 
 
 @dataclass(frozen=True)
@@ -132,3 +171,230 @@ def _check_local(path: str) -> None:
         raise ValueError(f"{path} is no regular file; raw files are read twice: write it to disk")
     if os.stat(path).st_size == 0:
         raise ValueError(f"raw file {path} is empty; expected lines of delimited text, or Parquet")
+
+
+def content_of(file: File) -> str:
+    """What a file holds by its first bytes: "text", "JSON lines", or one of KINDS."""
+    with file.open() as raw:
+        start = raw.read(_MAGIC_BYTES)
+    if kind := kind_of(start):
+        return kind
+    content = first_bytes(file)
+    if packed := kind_of(content):
+        raise ValueError(f"{file.name} holds {packed} inside a compressed file; unpack it, and name that")
+    if unread := next((what for magic, what in _UNREAD.items() if content.startswith(magic)), None):
+        raise ValueError(f"{file.name} holds {unread}, which is not read; write it as Parquet or CSV")
+    if _ARRAY.match(content):
+        raise ValueError(
+            f"{file.name} holds an array of JSON; write one object per line (jq -c '.[]' does it)"
+        )
+    return "JSON lines" if _OBJECT.match(content) else "text"
+
+
+def kind_of(start: bytes) -> str | None:
+    """The kind of a file by its first bytes, None if it is none of KINDS."""
+    return next((kind for magic, kind in KINDS.items() if start.startswith(magic)), None)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of one raw file; the last one ends with a line break too.
+
+    name: of the file; first_line: number of its first line in the file, from 1.
+    position: bytes of the file on disk that were read so far.
+    """
+
+    name: str
+    text: bytearray
+    first_line: int
+    num_lines: int
+    position: int
+
+    def without_header(self) -> Chunk:
+        """The chunk without its first line."""
+        text = self.text[self.text.index(b"\n") + 1 :]
+        return Chunk(self.name, text, self.first_line + 1, self.num_lines - 1, self.position)
+
+
+def chunks_of(file: File, chunk_bytes: int | None = None) -> Iterator[Chunk]:
+    """Yields the chunks of one file; the next one is read while the caller works on the last."""
+    return prefetch(_chunks(file, chunk_bytes or CHUNK_BYTES), 1)
+
+
+def first_chunk(file: File, chunk_bytes: int | None = None) -> Chunk | None:
+    """The first chunk of a file, None if it has none; no more is read."""
+    return next(_chunks(file, chunk_bytes or CHUNK_BYTES), None)
+
+
+def _chunks(file: File, chunk_bytes: int) -> Iterator[Chunk]:
+    first_line = 1
+    for text, position in _whole_lines(file, chunk_bytes):
+        num_lines = text.count(b"\n")
+        yield Chunk(file.name, text, first_line, num_lines, position)
+        first_line += num_lines
+
+
+def _whole_lines(file: File, chunk_bytes: int) -> Iterator[tuple[bytearray, int]]:
+    """Yields (text that ends with a line break, bytes read); drops blank lines at the end of the file."""
+    pending: list[bytes] = []  # behind the last line break that was yielded
+    size, position, is_blank = 0, 0, True  # of what is pending, and whether it is line breaks alone
+    for block, position in _blocks(file, chunk_bytes):
+        end = _end_of_content(block)
+        cut = block.find(b"\n", end) + 1 or block.rfind(b"\n", 0, end) + 1
+        if cut and (end or not is_blank):
+            yield bytearray().join([*pending, memoryview(block)[:cut]]), position
+            pending, size, is_blank = [], 0, end <= cut
+        else:
+            cut, is_blank = 0, is_blank and not end
+        pending.append(block[cut:])
+        size += len(block) - cut
+        if size > MAX_BYTES:
+            raise ValueError(f"{file.name}: a line is longer than 2 GiB; is this delimited text?")
+    last_lines = bytearray().join(pending)
+    if _end_of_content(last_lines):
+        yield last_lines + b"\n", position
+
+
+def _end_of_content(text: bytes | bytearray) -> int:
+    """The length of `text` without the line breaks at its end."""
+    return len(text.rstrip(b"\r\n"))
+
+
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def first_bytes(file: File, size: int = 512) -> bytes:
+    """The first bytes of the content of a file: decompressed, and as UTF-8 where it is UTF-16."""
+    block, _ = next(_blocks(file, size), (b"", 0))
+    return block
+
+
+def compression_of(file: File) -> str | None:
+    """The compression of a file by its first bytes, None if it has none."""
+    with file.open() as raw:
+        magic = raw.read(_LONGEST)
+    return next((name for start, name in COMPRESSIONS.items() if magic.startswith(start)), None)
+
+
+def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yields (bytes of the content, bytes of the file read so far)."""
+    compression = None
+    try:
+        compression = compression_of(file)
+        with file.open() as raw:
+            stream = _decoded(_decompressed(raw, compression, file.name), file.name)
+            while block := stream.read(chunk_bytes):
+                yield block, raw.tell()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file.name} is no whole UTF-16 file ({error.reason}); write it again, as UTF-8"
+        ) from error
+    except OSError as error:
+        if error.errno is None and compression is not None:  # of what it decompresses
+            raise _damaged(file, compression, error) from error
+        raise ValueError(f"{file.name} cannot be read: {error.strerror or error}") from error
+    except (MemoryError, ValueError):
+        raise
+    except Exception as error:  # each of the modules has errors of its own
+        if compression is None:
+            raise
+        raise _damaged(file, compression, error) from error
+
+
+def _damaged(file: File, compression: str, error: Exception) -> ValueError:
+    why = "" if compression == "zstd" else f" ({error})"
+    return ValueError(f"{file.name} is no whole {compression} file{why}; download or compress it again")
+
+
+def _decompressed(raw: BinaryIO, compression: str | None, name: str) -> Any:
+    """Decompresses a file; plain content is returned as it is."""
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if compression == "bz2":
+        import bz2
+
+        return bz2.BZ2File(raw)
+    if compression == "xz":
+        import lzma
+
+        return lzma.LZMAFile(raw)
+    if compression == "zip":
+        return _only_member(raw, name)
+    return raw if compression is None else pyarrow().CompressedInputStream(raw, compression)
+
+
+def _only_member(raw: BinaryIO, name: str) -> Any:
+    """Opens the one file of a zip archive; an error if it has several."""
+    import zipfile
+
+    archive = zipfile.ZipFile(raw)
+    members = [member for member in archive.namelist() if not member.endswith("/")]
+    members = [member for member in members if not member.startswith(("__MACOSX/", "."))]
+    if any(member.startswith("xl/") for member in members):
+        raise ValueError(f"{name} is an Excel workbook, which is not read; save it as CSV")
+    if len(members) != 1:
+        shown = ", ".join(members[:5]) + (", ..." if len(members) > 5 else "")
+        raise ValueError(
+            f"{name}: expected a zip archive of one file, found {len(members)} ({shown}); unpack it, and "
+            f"name the files to read"
+        )
+    return archive.open(members[0])
+
+
+def _decoded(stream: Any, name: str) -> _Stream:
+    """Reads UTF-16 as UTF-8, by its byte order mark; other content is passed on byte by byte.
+
+    Without the mark UTF-16 is refused: every other byte of its ASCII characters is 0.
+    """
+    start = stream.read(_LONGEST)
+    while 0 < len(start) < _LONGEST and (more := stream.read(_LONGEST - len(start))):
+        start += more
+    encoding = next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
+    if encoding == "utf-8-sig":
+        return _Resumed(start[len(codecs.BOM_UTF8) :], stream)
+    if len(start) > 3 and {not any(start[::2]), not any(start[1::2])} == {True, False}:
+        raise ValueError(f"{name} seems to be UTF-16 without a byte order mark; write it again, as UTF-8")
+    resumed = _Resumed(start, stream)
+    return resumed if encoding is None else _Transcoded(resumed, encoding)
+
+
+class _Resumed:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, start: bytes, stream: _Stream) -> None:
+        self._start = start
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        if self._start:
+            start, self._start = self._start[:size], self._start[size:]
+            return start + self._stream.read(size - len(start)) if size > len(start) else start
+        return self._stream.read(size)
+
+
+class _Transcoded:
+    """A stream of UTF-16 or UTF-32 as UTF-8."""
+
+    def __init__(self, stream: _Stream, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def read(self, size: int) -> bytes:
+        while block := self._stream.read(size):
+            if text := self._decoder.decode(block):
+                return text.encode()
+        return self._decoder.decode(b"", final=True).encode()
+
+
+def pyarrow() -> ModuleType:
+    """Imports pyarrow; an error says how to install it."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            "Parquet, Arrow tables, data frames and zstd need pyarrow: pip install pyarrow"
+        ) from None
+    return pyarrow

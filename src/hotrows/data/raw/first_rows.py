@@ -12,13 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from hotrows.data.raw.arrow import is_list, pyarrow
+from hotrows.data.raw.arrow import is_list
+from hotrows.data.raw.files import Chunk, first_chunk, pyarrow
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
-from hotrows.data.raw.layout import UNCLOSED, Layout, cut_line
-from hotrows.data.raw.reading import Chunk, first_chunk
-from hotrows.data.raw.text import error_of_line
+from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
 from hotrows.data.raw.values import plain_number, plain_time
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
@@ -65,7 +64,7 @@ def first_rows_of(raw: Any) -> FirstRows:
     if not inputs:
         raise ValueError("no raw files to draft a schema from; name at least one")
     for source in inputs:
-        rows = _of_text(source) if isinstance(source, TextInput) else _of_table(cast(TypedInput, source))
+        rows = _of_text(source) if isinstance(source, TextInput) else _of_table(source)
         if rows.num_rows:
             return rows
     raise ValueError(f"{inputs[0].name} has no rows to draft a schema from")

@@ -5,67 +5,52 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.arrow import ArrowCells, first_line, pyarrow
-from hotrows.data.raw.cells import Reading, columns_of
-from hotrows.data.raw.columns import Columns
-from hotrows.data.raw.files import File
-from hotrows.data.raw.layout import check_present
-from hotrows.data.raw.reading import Chunk, chunks_of, first_chunk
+from hotrows.data.raw.arrow import ArrowCells, first_line
+from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
+from hotrows.data.raw.files import Chunk, File, chunks_of, first_chunk, pyarrow
+from hotrows.schema import Schema
 
-_OBJECT, _ARRAY = re.compile(rb"\s*\{\s*[\"}]"), re.compile(rb"\s*\[\s*[\[{]")
 _BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
 _ROW = re.compile(r"in row (\d+)")
+
+
+@dataclass(frozen=True)
+class JsonInput(File):
+    """A file of JSON lines, plain or compressed.
+
+    A key that a line lacks is missing; a column of the schema must be in the first chunk.
+    """
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        for number, chunk in enumerate(chunks_of(self)):
+            if number == 0 or number >= skip:
+                table = table_of_lines(chunk)
+            if number == 0:
+                names = tuple(table.column_names)
+                wanted = check_present(how.schema, self.name, names, how.for_training, how.kept)
+            if number < skip:
+                yield chunk.position, chunk.num_lines
+                continue
+            batch = with_columns(table, wanted).combine_chunks().to_batches()[0]
+            yield chunk.position, columns_of(_JsonCells(batch, self.name, chunk.first_line, how), how)
+
+    def count_rows(self, schema: Schema) -> int:
+        return sum(chunk.num_lines for chunk in chunks_of(self))
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        chunk = first_chunk(self)
+        assert chunk is not None, "its first bytes were read"
+        table = table_of_lines(chunk)
+        rows = limit(table.num_columns)
+        return table.slice(0, rows), table.num_rows <= rows and chunk.position >= self.size
 
 
 class _JsonCells(ArrowCells):
     def where(self, row: int) -> str:
         return f"{self.name} line {self.first_row + row}"
-
-
-def is_json_lines(file: File, first_bytes: bytes) -> bool:
-    """Whether content begins with an object of JSON; an error if it is an array of them."""
-    if _ARRAY.match(first_bytes):
-        raise ValueError(
-            f"{file.name} holds an array of JSON; write one object per line (jq -c '.[]' does it)"
-        )
-    return _OBJECT.match(first_bytes) is not None
-
-
-def json_columns(file: File, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-    """Yields (bytes read so far, columns) per chunk; of the first `skip` chunks the number of rows.
-
-    A key that a line lacks is missing; a column of the schema must be in the first chunk.
-    """
-    wanted: list[str] | None = None
-    for number, chunk in enumerate(chunks_of(file)):
-        if wanted is not None and number < skip:
-            yield chunk.position, chunk.num_lines
-            continue
-        table = table_of_lines(chunk)
-        if wanted is None:
-            wanted = check_present(
-                how.schema, file.name, tuple(table.column_names), how.for_training, how.kept
-            )
-        if number < skip:
-            yield chunk.position, chunk.num_lines
-            continue
-        batch = with_columns(table, wanted).combine_chunks().to_batches()[0]
-        yield chunk.position, columns_of(_JsonCells(batch, file.name, chunk.first_line, how), how)
-
-
-def count_json_rows(file: File) -> int:
-    return sum(chunk.num_lines for chunk in chunks_of(file))
-
-
-def first_json_rows(file: File, limit: Callable[[int], int]) -> tuple[Any, bool]:
-    """The first rows as a table, and whether these are all; see `TypedInput`."""
-    chunk = first_chunk(file)
-    assert chunk is not None, "is_json_lines has read it"
-    table = table_of_lines(chunk)
-    rows = limit(table.num_columns)
-    return table.slice(0, rows), table.num_rows <= rows and chunk.position >= file.size
 
 
 def table_of_lines(chunk: Chunk) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import as_table, pyarrow, table_columns
-from hotrows.data.raw.cells import Reading
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.arrow import table_columns
+from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.tables import as_table
 from hotrows.schema import Schema
 
 

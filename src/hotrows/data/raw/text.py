@@ -1,27 +1,148 @@
-"""Raw text into cells; an error names the first bad line.
-
-The native core cuts lines on several threads. `layout.cut_line` is its specification in Python, and
-runs where the core was not built.
+"""Delimited text: lines cut into cells by the columns of a schema or of a header line; an error names the
+first bad line.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.arrow import pyarrow, text_array
-from hotrows.data.raw.cells import Bad, Reading, columns_of, show
-from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.layout import AFTER_QUOTE, PROBLEMS, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
-from hotrows.data.raw.reading import Chunk
+from hotrows.data.raw.arrow import text_array
+from hotrows.data.raw.cells import Bad, Columns, Reading, check_present, columns_of, show
+from hotrows.data.raw.files import Chunk, File, chunks_of, pyarrow
+from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
 from hotrows.runtime.native import call
-from hotrows.schema import is_list
+from hotrows.schema import Schema, column_of, is_list
+
+PROBLEMS = "none", "columns", "unclosed", "after_quote"  # of a line
+WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3
+_QUOTED = re.compile(rb'"((?:[^"]|"")*)"(?!")')
+
+
+@dataclass(frozen=True)
+class TextInput(File):
+    """A file of delimited text, plain or compressed."""
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        for number, chunk in enumerate(chunks_of(self)):
+            if chunk.first_line == 1:
+                first_line = bytes(chunk.text[: chunk.text.index(b"\n")])
+                layout = layout_of(how.schema, self.name, first_line, how.for_training, how.kept)
+                chunk = chunk.without_header() if layout.has_header else chunk
+            if number < skip or not chunk.num_lines:
+                yield chunk.position, chunk.num_lines
+            else:
+                yield chunk.position, parse(chunk, layout, how)
+
+    def count_rows(self, schema: Schema) -> int:
+        return sum(chunk.num_lines for chunk in chunks_of(self)) - (schema.columns is None)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of one raw file.
+
+    names: every column, in order; places: for each column that is read, its index among those read.
+    quoted: whether fields may be in double quotes, which holds for every delimiter but tab.
+    """
+
+    names: tuple[str, ...]
+    places: Mapping[str, int]
+    delimiter: str
+    has_header: bool
+
+    @property
+    def quoted(self) -> bool:
+        return _is_quoted(self.delimiter)
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Index in a line of each column that is read, in the order of their places."""
+        numbers = {name: number for number, name in reversed(list(enumerate(self.names)))}
+        return tuple(numbers[column] for column in self.places)
+
+    @property
+    def wanted(self) -> np.ndarray:
+        """[columns] int32, the index of each column among those read, or -1."""
+        places = np.full(len(self.names), -1, np.int32)
+        places[list(self.used)] = np.arange(len(self.used))
+        return places
+
+
+def layout_of(
+    schema: Schema,
+    name: str,
+    first_line: bytes,
+    for_training: bool = True,
+    kept: tuple[str, ...] | None = (),
+) -> Layout:
+    """Finds the layout of the raw file `name`, which begins with `first_line`.
+
+    for_training: whether every column of the schema is required, instead of one feature's at least.
+    kept: columns that are read, too; None: all.
+    """
+    if len(schema.delimiter.encode()) != 1 or schema.delimiter in '"\r\n':
+        raise ValueError(
+            f"schema {schema.name!r}: the delimiter must be one character of one byte, "
+            f"not {schema.delimiter!r}; convert the file first"
+        )
+    fields, problem = cut_line(first_line.rstrip(b"\n"), schema.delimiter)
+    if schema.columns is not None:
+        names = _declared(schema, len(fields))
+    elif problem is None:
+        names = _header(fields)
+    else:
+        raise ValueError(f"{name} line 1: a quoted column name does not end; correct the header")
+    present = check_present(schema, f"{name} line 1: the header", names, for_training, kept)
+    places = {column: place for place, column in enumerate(present)}
+    return Layout(names, places, schema.delimiter, has_header=schema.columns is None)
+
+
+def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
+    """Cuts a line without its line break into fields; and the kind of error in the last."""
+    separator = delimiter.encode()
+    fields: list[bytes] = []
+    remaining: bytes | None = line
+    while remaining is not None:
+        if _is_quoted(delimiter) and remaining.startswith(b'"'):
+            quoted = _QUOTED.match(remaining)
+            if quoted is None:
+                return [*fields, b""], UNCLOSED
+            field, remaining = quoted[1].replace(b'""', b'"'), remaining[quoted.end() :]
+            if remaining not in (b"", b"\r") and not remaining.startswith(separator):
+                return [*fields, b""], AFTER_QUOTE
+            remaining = remaining[1:] if remaining.startswith(separator) else None
+        else:
+            field, cut, after = remaining.partition(separator)
+            field = field if cut else field.removesuffix(b"\r")
+            remaining = after if cut else None
+        fields.append(field)
+    return fields, None
+
+
+def _is_quoted(delimiter: str) -> bool:
+    """Whether fields may be in double quotes: with every delimiter but tab."""
+    return delimiter != "\t"
+
+
+def _declared(schema: Schema, num_fields: int) -> tuple[str, ...]:
+    """The schema's columns, without the labels if the first line has that many fields less."""
+    assert schema.columns is not None
+    labels = {column_of(label) for label in schema.labels}
+    without_labels = tuple(name for name in schema.columns if name not in labels)
+    return without_labels if num_fields == len(without_labels) else schema.columns
+
+
+def _header(fields: list[bytes]) -> tuple[str, ...]:
+    first, *others = (name.decode("utf-8", "surrogateescape").strip() for name in fields)
+    return (first.removeprefix("\ufeff"), *others)
 
 
 @dataclass(frozen=True)
@@ -122,9 +243,6 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
 
 def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
     """Cuts a chunk into fields; also returns (kind, row, column) of the first bad line, or None."""
-    library = native.load()
-    if library is None:
-        return _cut_in_python(chunk, layout, how)
     native.codes("text_problem", *PROBLEMS)
     shape = (len(layout.places), chunk.num_lines)
     starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
@@ -136,28 +254,6 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple |
     kind = call("tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
     return TextCells(chunk, layout, how, RawIds(text, starts, lengths), changing), bad_line
-
-
-def _cut_in_python(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
-    text = bytearray()
-    spans: list[list[tuple[int, int]]] = []
-    problem = None
-    used = layout.used
-    for row, line in enumerate(chunk.text.split(b"\n")[:-1]):
-        fields, kind = cut_line(bytes(line), layout.delimiter)
-        if kind is None and len(fields) != len(layout.names):
-            kind = WRONG_COLUMNS
-        if kind is not None:
-            problem = (kind, row, len(fields) - 1)
-            break
-        spans.append([])
-        for column in used:
-            spans[-1].append((len(text), len(fields[column])))
-            text += fields[column]
-    table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
-    starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
-    cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
-    return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
 
 
 def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:

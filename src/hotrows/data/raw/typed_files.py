@@ -11,14 +11,48 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, first_line, pyarrow, with_partitions
-from hotrows.data.raw.cells import Reading
-from hotrows.data.raw.columns import Columns
-from hotrows.data.raw.files import File
-from hotrows.data.raw.layout import check_present
-from hotrows.pipeline.prefetch import prefetch
+import numpy as np
 
-KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, first_line
+from hotrows.data.raw.cells import Columns, Reading, check_present
+from hotrows.data.raw.files import File, pyarrow
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.schema import Schema
+
+
+@dataclass(frozen=True)
+class TypedFileInput(File):
+    """A Parquet, Arrow or ORC file; its progress counts its groups, by their share of the bytes."""
+
+    kind: str = "Parquet"
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        size, number = self.size, 0
+        for share, first_row, batch in prefetch(_batches(self, self.kind, how), 1):
+            for columns in columns_of_batch(batch, self.name, first_row, how):
+                yield int(share * size), columns.num_rows if number < skip else columns
+                number += 1
+
+    def count_rows(self, schema: Schema) -> int:
+        opened = open_typed_file(self, self.kind)
+        with explained(f"{self.name} is damaged"):
+            return opened.num_rows
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        opened = open_typed_file(self, self.kind)
+        names, columns = opened.names, _with_names_of_path(opened, self)
+        rows, batches = limit(len(columns)), []
+        at_once = min(rows + 1, ROWS_PER_CHUNK)
+        with explained(f"{self.name} is damaged"):
+            every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
+            for batch in every:
+                batches.append(with_partitions(checked(batch, self.name, self.kind), columns, self))
+                if sum(batch.num_rows for batch in batches) > rows:
+                    break
+        if not batches:
+            return pyarrow().table({}), True
+        table = pyarrow().Table.from_batches(batches)
+        return table.slice(0, rows), table.num_rows <= rows
 
 
 class TypedFile(Protocol):
@@ -38,11 +72,6 @@ class TypedFile(Protocol):
         ...
 
 
-def kind_of(first_bytes: bytes) -> str | None:
-    """The kind of a file by its first bytes, None if it is none of KINDS."""
-    return next((kind for magic, kind in KINDS.items() if first_bytes.startswith(magic)), None)
-
-
 def open_typed_file(file: File, kind: str) -> TypedFile:
     """Opens a file of a kind; an error if it is damaged."""
     if kind == "Parquet":
@@ -50,13 +79,6 @@ def open_typed_file(file: File, kind: str) -> TypedFile:
     with explained(f"{file.name} is no whole {kind} file"):
         source = _mapped(file) if file.system is None else file.open()
         return _OPEN[kind](source)
-
-
-def count_rows(file: File, kind: str) -> int:
-    """The number of rows of a file."""
-    opened = open_typed_file(file, kind)
-    with explained(f"{file.name} is damaged"):
-        return opened.num_rows
 
 
 def open_parquet_file(file: File, **options: Any) -> Any:
@@ -70,32 +92,6 @@ def open_parquet_file(file: File, **options: Any) -> Any:
 
 def _mapped(file: File) -> Any:
     return pyarrow().memory_map(os.fsencode(file.path))
-
-
-def file_columns(file: File, kind: str, how: Reading) -> Iterator[tuple[int, Columns]]:
-    """Yields (bytes read so far, columns) of a file, up to ROWS_PER_CHUNK rows at a time."""
-    size = file.size
-    for share, first_row, batch in prefetch(_batches(file, kind, how), 1):
-        for columns in columns_of_batch(batch, file.name, first_row, how):
-            yield int(share * size), columns
-
-
-def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tuple[Any, bool]:
-    """The first rows of a file as a table, and whether these are all; see `TypedInput`."""
-    opened = open_typed_file(file, kind)
-    names, columns = opened.names, _with_names_of_path(opened, file)
-    rows, batches = limit(len(columns)), []
-    at_once = min(rows + 1, ROWS_PER_CHUNK)
-    with explained(f"{file.name} is damaged"):
-        every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
-        for batch in every:
-            batches.append(with_partitions(checked(batch, file.name, kind), columns, file))
-            if sum(batch.num_rows for batch in batches) > rows:
-                break
-    if not batches:
-        return pyarrow().table({}), True
-    table = pyarrow().Table.from_batches(batches)
-    return table.slice(0, rows), table.num_rows <= rows
 
 
 def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, Any]]:
@@ -231,12 +227,23 @@ class _Orc:
         return _slices(batch.select(list(columns)), num_rows)
 
 
+def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
+    return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))
+
+
+def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
+    """Appends the columns that the path of the file holds as `key=value`."""
+    pa, stored = pyarrow(), set(batch.schema.names)
+    for name in (name for name in columns if name not in stored):
+        text = file.partitions[name]
+        value = pa.array([None if text == "__HIVE_DEFAULT_PARTITION__" else text], pa.string())
+        which = pa.array(np.zeros(batch.num_rows, np.int32))
+        batch = batch.append_column(name, pa.DictionaryArray.from_arrays(which, value))
+    return batch
+
+
 _OPEN: dict[str, Callable[[Any], TypedFile]] = {
     "Arrow IPC": _Ipc,
     "Arrow stream": _IpcStream,
     "ORC": _Orc,
 }
-
-
-def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
-    return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))

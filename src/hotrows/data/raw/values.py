@@ -1,7 +1,20 @@
-"""Operations on the raw values of a column: trimming, cutting into lists, parsing, hashing.
+"""Raw values of a column: their canonical text, trimming, cutting into lists, parsing, hashing.
 
-The native core runs them on several threads; the `plain_` functions are their specification in
-Python, and run where the core was not built.
+The native core runs them on several threads. `plain_number` and `plain_time` read single values, for the
+draft of a schema and for a split. **Canonical text** is one spelling for what programs write in several,
+whatever the format:
+
+    value                written by CSV writers as                      canonical text
+    whole float          42.0, 1e+10, -0.0                              42, 10000000000, 0
+    boolean              True, TRUE, true                               true
+    time                 2024-03-01T10:00:00.500000, ... 10:00:00.500   2024-03-01 10:00:00.5
+    midnight             2024-03-01 00:00:00, 2024-03-01                2024-03-01
+    float without value  NaN, nan, nothing                              the empty text: missing
+
+These exact forms alone are changed. `007`, `1e5`, `05db9164`, `42.50`, `+42` and ` 42` are text that
+stands for itself; so are floats beyond 2^53, which skip whole numbers.
+
+Prepared data names the version of this rule as its `text_rule`, and is read where that is TEXT_RULE.
 """
 
 from __future__ import annotations
@@ -9,20 +22,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 
 import numpy as np
 
-from hotrows.data.raw.columns import RawIds
-from hotrows.runtime import native
 from hotrows.runtime.native import call
 
+TEXT_RULE = 3
+LAST_EXACT = 1 << 53  # float64 holds whole numbers exactly up to here
 MISSING_TIME = np.iinfo(np.int64).min
 MISSING_WORDS = (
     *("NULL", "Null", "null", "\\N", "NA", "N/A", "n/a", "nan", "NaN", "None", "none", "?", "-"),
 )
 _LAST_SECOND = 253_402_300_799  # of the year 9999; milliseconds read as seconds are beyond it since 1978
-
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BOOLEANS = dict.fromkeys((b"true", b"True", b"TRUE"), 1.0)
 _BOOLEANS |= dict.fromkeys((b"false", b"False", b"FALSE"), 0.0)
@@ -33,6 +47,57 @@ _ISO = re.compile(
     rb" ?(?:(Z|UTC)|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?"
 )
 _DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
+
+
+@dataclass(frozen=True)
+class RawIds:
+    """The values of an id column, as bytes.
+
+    text: [size] uint8, the bytes of all values; starts, lengths: [N] uint32, the span of each value in
+    `text`; a value of length 0 is missing.
+    offsets: [rows + 1] int64 where a row holds a list: its values are offsets[r] .. offsets[r + 1].
+    None: one value per row, N = rows.
+    """
+
+    text: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    offsets: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        """N, the number of values."""
+        return len(self.starts)
+
+    def value(self, n: int) -> bytes:
+        start = int(self.starts[n])
+        return self.text[start : start + int(self.lengths[n])].tobytes()
+
+
+def canonical(values: RawIds, threads: int) -> RawIds:
+    """Returns the values in canonical text; they are copied only if one has to be written anew."""
+    starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
+    spans = np.empty((2, len(values)), np.uint32)
+    arguments = (values.text, starts, lengths, len(values))
+    size = call("canonical", *arguments, spans[0], spans[1], threads)
+    if not size:
+        return RawIds(values.text, spans[0], spans[1], values.offsets)
+    text = np.empty(size, np.uint8)
+    call("write_canonical", *arguments, text, spans[0], spans[1])
+    return RawIds(text, spans[0], spans[1], values.offsets)
+
+
+@lru_cache(256)
+def canonical_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The canonical texts of a schema's words, to compare values with."""
+    column = canonical(joined([word.encode() for word in words]), 1)
+    return tuple(column.value(n).decode() for n in range(len(words)))
+
+
+def joined(words: Sequence[bytes]) -> RawIds:
+    """A column of these values."""
+    lengths = np.array([len(word) for word in words], np.uint32)
+    ends = lengths.cumsum(dtype=np.uint32)
+    return RawIds(np.frombuffer(b"".join(words), np.uint8), ends - lengths, lengths)
 
 
 def no_values(num_values: int, offsets: np.ndarray | None = None) -> RawIds:
@@ -46,12 +111,8 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
     if not strip and not missing:
         return
     words = [word.encode() for word in missing]
-    library = native.load()
     starts, lengths = values.starts, values.lengths
     assert starts.flags.c_contiguous and lengths.flags.c_contiguous
-    if library is None:
-        _plain_blank(values, strip, words)
-        return
     text = np.frombuffer(b"".join(words) or b"\0", np.uint8)
     ends = np.cumsum([len(word) for word in words], dtype=np.int64)
     arguments = (starts, lengths, starts.size, int(strip), text, ends, len(words), threads)
@@ -67,9 +128,7 @@ def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
 
 def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
     """Cuts every cell at its separators; an empty cell is an empty list."""
-    n, library = len(cells), native.load()
-    if library is None:
-        return _plain_lists(cells, separator.encode())
+    n = len(cells)
     starts, lengths = np.ascontiguousarray(cells.starts), np.ascontiguousarray(cells.lengths)
     offsets = np.empty(n + 1, np.int64)
     cell_arguments = (cells.text, starts, lengths, n, ord(separator), offsets)
@@ -108,12 +167,10 @@ def integers(numbers: np.ndarray) -> RawIds:
     """Writes [N] float64 whole numbers as decimal digits; missing where NaN."""
     present = ~np.isnan(numbers)
     distinct, rank = np.unique(numbers[present].astype(np.int64), return_inverse=True)
-    words = [str(number).encode() for number in distinct.tolist()]
-    lengths = np.array([len(word) for word in words], np.uint32)
-    ends = lengths.cumsum(dtype=np.uint32)
+    words = joined([str(number).encode() for number in distinct.tolist()])
     spans = np.zeros((2, len(numbers)), np.uint32)
-    spans[0, present], spans[1, present] = (ends - lengths)[rank], lengths[rank]
-    return RawIds(np.frombuffer(b"".join(words), np.uint8), spans[0], spans[1])
+    spans[0, present], spans[1, present] = words.starts[rank], words.lengths[rank]
+    return RawIds(words.text, spans[0], spans[1])
 
 
 def parse_numbers(values: RawIds, threads: int) -> tuple[np.ndarray, int | None]:
@@ -133,9 +190,6 @@ def parse_fields(
     """
     num_rows = fields.starts.shape[1]
     numbers = np.empty((len(columns), num_rows))
-    library = native.load()
-    if library is None:
-        return numbers, _plain_fields(fields, columns, numbers)
     starts, lengths = np.ascontiguousarray(fields.starts), np.ascontiguousarray(fields.lengths)
     which = np.zeros(1, np.int64)
     of_fields = (fields.text, len(fields.text), starts, lengths, num_rows)
@@ -152,9 +206,6 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
         numbers, bad = parse_numbers(values, threads)
         return seconds_of(numbers, bad, format)
     seconds = np.empty(len(values), np.int64)
-    library = native.load()
-    if library is None:
-        return seconds, _plain_times(values, format, seconds)
     starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
     how = np.frombuffer(format.encode(), np.uint8)
     of_values = (values.text, starts, lengths, len(values))
@@ -200,7 +251,8 @@ def check_time_format(format: str) -> None:
 
 
 def hash_values(raw: RawIds) -> np.ndarray:
-    """Hashes each value: [N] uint64, as `vocabulary_file.plain_hash` defines it."""
+    """Hashes each value: [N] uint64, h = length * golden, then h = mix64(h ^ word) for
+    every eight bytes, the last padded with zeros."""
     hashes = raw.lengths.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for start in range(0, int(raw.lengths.max(initial=0)), 8):
         longer = np.flatnonzero(raw.lengths > start)
@@ -281,48 +333,3 @@ def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: in
     except ValueError:
         return None
     return int(moment.timestamp())
-
-
-def _plain_blank(values: RawIds, strip: bool, missing: list[bytes]) -> None:
-    starts, lengths = values.starts.reshape(-1), values.lengths.reshape(-1)
-    for n in range(len(starts)):
-        start = int(starts[n])
-        value = values.text[start : start + int(lengths[n])].tobytes()
-        kept = value.lstrip(b" ") if strip else value
-        starts[n] = start + len(value) - len(kept)
-        kept = kept.rstrip(b" ") if strip else kept
-        lengths[n] = 0 if kept in missing else len(kept)
-
-
-def _plain_lists(cells: RawIds, separator: bytes) -> RawIds:
-    spans: list[tuple[int, int]] = []
-    offsets = [0]
-    for n in range(len(cells)):
-        start = int(cells.starts[n])
-        for value in cells.value(n).split(separator) if cells.lengths[n] else ():
-            spans.append((start, len(value)))
-            start += len(value) + 1
-        offsets.append(len(spans))
-    starts, lengths = np.array(spans, np.uint32).reshape(-1, 2).T
-    return RawIds(cells.text, starts.copy(), lengths.copy(), np.array(offsets, np.int64))
-
-
-def _plain_fields(fields: RawIds, columns: Sequence[int], numbers: np.ndarray) -> tuple[int, int] | None:
-    for row in range(fields.starts.shape[1]):
-        for i, column in enumerate(columns):
-            start = int(fields.starts[column, row])
-            number = plain_number(fields.text[start : start + int(fields.lengths[column, row])].tobytes())
-            if number is None:
-                return row, i
-            numbers[i, row] = number
-    return None
-
-
-def _plain_times(values: RawIds, format: str, seconds: np.ndarray) -> int | None:
-    bad = None
-    for n in range(len(values)):
-        time = plain_time(values.value(n), format) if values.lengths[n] else MISSING_TIME
-        if time is None and bad is None:
-            bad = n
-        seconds[n] = MISSING_TIME if time is None else time
-    return bad

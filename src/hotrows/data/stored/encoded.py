@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.canonical import TEXT_RULE
+from hotrows.data.raw.cells import Columns
+from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
-from hotrows.data.stored.shard_writer import Written
+from hotrows.data.stored.shards import Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
@@ -59,6 +60,33 @@ class Extremes:
     least: dict[str, float] = field(default_factory=dict)
     times: tuple[int, ...] = ()
 
+    @staticmethod
+    def of_rows(schema: Schema, columns: Columns) -> Extremes:
+        """The extremes of some rows."""
+        least: dict[str, float] = {}
+        for numbers, feature in zip(columns.dense, schema.dense, strict=True):
+            if feature.transform == "log" and columns.num_rows:
+                lowest = float(np.fmin.reduce(numbers))
+                if lowest < 0.0:
+                    least[feature.name] = lowest
+        times = np.zeros(0, np.int64)
+        if columns.times is not None:
+            times = columns.times[columns.times != MISSING_TIME]
+        return Extremes(least, (int(times.min()), int(times.max())) if len(times) else ())
+
+    def joined(self, other: Extremes) -> Extremes:
+        """The extremes of both."""
+        least = dict(self.least)
+        for name, number in other.least.items():
+            least[name] = min(number, least.get(name, 0.0))
+        times = (*self.times, *other.times)
+        return Extremes(least, (min(times), max(times)) if times else ())
+
+    def ordered(self, schema: Schema) -> Extremes:
+        """The extremes in the order of the schema, in whatever order they were found."""
+        names = [feature.name for feature in schema.dense if feature.name in self.least]
+        return Extremes({name: self.least[name] for name in names}, self.times)
+
 
 @dataclass(frozen=True, repr=False)
 class EncodedData:
@@ -66,7 +94,7 @@ class EncodedData:
 
     schema: as declared, with the rows of every vocabulary filled in.
     parts: "train", "validation" and "test"; a part may have no rows.
-    halves: of regrouped data, the all-hot and the cold rows of "train", in this order.
+    halves: by name, parts that "train" was divided into; {} where it is as it was prepared.
     fingerprint: of schema, vocabularies and statistics; data of one fingerprint share their ids.
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
@@ -82,7 +110,7 @@ class EncodedData:
     vocabularies: dict[str, StoredVocabulary]
     statistics: dict[str, Statistics]
     encodes_raw: bool
-    halves: tuple[Part, Part] | None = None
+    halves: dict[str, Part] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
@@ -104,11 +132,6 @@ class EncodedData:
         weight; None: none has it, or all weigh 0."""
         return self.parts["train"].label_means()
 
-    @property
-    def hot_rows(self) -> int | None:
-        """Number of all-hot training rows; None if the data is not regrouped."""
-        return None if self.halves is None else self.halves[0].rows
-
     def check_counts(self, purpose: str) -> None:
         """Raises ValueError where features are dynamic, whose ids no one knows before training."""
         for feature in self.schema.id_features:
@@ -118,15 +141,6 @@ class EncodedData:
                     f"dynamic: its ids come and go while a model trains; prepare the data with a "
                     f"vocabulary for it"
                 )
-
-    def hot_and_cold(self) -> tuple[Part, Part]:
-        """The all-hot and the cold rows of the training part; their `missing` counts ids alone."""
-        if self.halves is None:
-            raise ValueError(
-                f"{self.path} is not regrouped into hot and cold rows; do so with "
-                f"`hotrows regroup {self.path} --out FOLDER --fast-memory SIZE`"
-            )
-        return self.halves
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
@@ -146,7 +160,7 @@ class EncodedData:
         """Says of each damaged file what is wrong with it; sections: read them all, not headers alone."""
         files: dict[str, int | None] = {}
         for part in self.parts.values():
-            files |= {name: part.headers.get(name) for name, _ in part.shards}
+            files |= {shard.file: shard.header for shard in part.shards}
         files |= {stored.file: stored.header for stored in self.vocabularies.values()}
         for name, header in files.items():
             try:
@@ -190,47 +204,17 @@ def write_manifest(
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
-        "parts": {name: _part_to_json(folder, part) for name, part in written.items()},
+        "parts": {name: part.to_json() for name, part in written.items()},
         **encoders,
         "vocabularies": vocabularies,
-        **({} if extremes is None else {"extremes": asdict(extremes)}),
+        **({} if extremes is None else {"extremes": asdict(extremes.ordered(schema))}),
     }
-    _write(folder, manifest)
+    write_signed(folder, manifest)
 
 
-def write_regrouped(folder: Path, source: Path, hot: Written, cold: Written) -> None:
-    """Writes data.json: that of `source`, with the training part as `hot`, then `cold`."""
-    manifest = read_manifest(source)
-    halves = {"hot": _part_to_json(folder, hot), "cold": _part_to_json(folder, cold)}
-    for half in halves.values():
-        half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
-    manifest["parts"]["train"]["shards"] = [s for half in halves.values() for s in half["shards"]]
-    _write(folder, {**manifest, "halves": halves})
-
-
-def _write(folder: Path, manifest: dict[str, Any]) -> None:
+def write_signed(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes data.json, with its checksum."""
     (folder / _MANIFEST).write_text(json.dumps(_FILE.sign(manifest), indent=1) + "\n")
-
-
-@dataclass(frozen=True)
-class _Shard:
-    file: str
-    rows: int
-    header: int  # the checksum of the file's header
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A part as data.json has it."""
-
-    shards: tuple[_Shard, ...] = ()
-    rows: int = 0
-    clicks: tuple[int, ...] = ()
-    labelled: tuple[int, ...] = ()
-    missing: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
-    values: dict[str, int] = field(default_factory=dict)
-    empty: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -239,14 +223,14 @@ class _Manifest:
 
     fingerprint: str
     schema: dict[str, Any]
-    parts: dict[str, _Part]
+    parts: dict[str, dict[str, Any]]
     vocabularies: dict[str, StoredVocabulary]
     statistics: dict[str, Statistics]
     encodes_raw: bool
     split: str | None
     seed: int
     extends: tuple[str, ...] = ()
-    halves: dict[str, _Part] | None = None
+    halves: dict[str, dict[str, Any]] = field(default_factory=dict)
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
     format: str = ""
@@ -257,20 +241,14 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         raise ValueError(f"expected text_rule {TEXT_RULE}, found {manifest.text_rule}")
     schema = Schema.from_fields(manifest.schema)
 
-    def part(name: str, stored: _Part) -> Part:
-        fields = dict(vars(stored))
-        shards, _ = fields.pop("shards"), fields.pop("rows")
-        files = tuple((shard.file, shard.rows) for shard in shards)
-        headers = {shard.file: shard.header for shard in shards}
-        return Part(name, path, schema, files, headers=headers, **fields)
+    def part(name: str, fields: Mapping[str, Any]) -> Part:
+        written = build(Written, {key: fields[key] for key in fields if key != "rows"}, "part")
+        return Part(name=name, folder=path, schema=schema, **vars(written))
 
-    halves = manifest.halves
-    if halves is not None and set(halves) != {"hot", "cold"}:
-        raise ValueError("expected the halves hot and cold")
     return EncodedData(
         path=path,
         schema=schema,
-        parts={name: part(name, manifest.parts.get(name, _Part())) for name in NAMES},
+        parts={name: part(name, manifest.parts.get(name, {})) for name in NAMES},
         fingerprint=manifest.fingerprint,
         split=manifest.split,
         seed=manifest.seed,
@@ -279,7 +257,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
         extremes=manifest.extremes,
-        halves=None if halves is None else (part("hot", halves["hot"]), part("cold", halves["cold"])),
+        halves={name: part(name, fields) for name, fields in manifest.halves.items()},
     )
 
 
@@ -298,17 +276,17 @@ def _problem(data: EncodedData) -> str | None:
         return "expected no times among the extremes, or the first and the last"
     if any(entry.deviation <= 0 for entry in data.statistics.values()):
         return "expected deviations above 0"
-    return next(filter(None, map(_problem_of_part, (*data.parts.values(), *(data.halves or ())))), None)
+    return next(filter(None, map(_problem_of_part, (*data.parts.values(), *data.halves.values()))), None)
 
 
 def _problem_of_part(part: Part) -> str | None:
-    if not all(is_name(file) and is_count(rows) for file, rows in part.shards):
+    if not all(is_name(shard.file) and is_count(shard.rows) for shard in part.shards):
         return f"expected file and rows of every shard of {part.name}"
     dense = {feature.name for feature in part.schema.dense}
     ids = {feature.name for feature in part.schema.id_features}
     lists = {f.name for f in part.schema.id_features if is_list(f)}
     expected = {"missing": dense | ids, "unknown": ids, "values": ids, "empty": lists}
-    if part.name in ("hot", "cold"):
+    if part.name not in NAMES:
         expected["missing"] = ids
     for name, features in expected.items():
         counts = getattr(part, name)
@@ -318,17 +296,6 @@ def _problem_of_part(part: Part) -> str | None:
     if any(len(c) != len(part.schema.labels) or not all(map(is_count, c)) for c in labels):
         return f"expected clicks and labelled of every label of {part.name}"
     return None
-
-
-def _part_to_json(folder: Path, written: Written) -> dict[str, Any]:
-    return {
-        "rows": sum(rows for _, rows in written.shards),
-        **{name: counts for name, counts in vars(written).items() if name != "shards"},
-        "shards": [
-            {"file": file, "rows": rows, "header": header_checksum(folder / file)}
-            for file, rows in written.shards
-        ],
-    }
 
 
 def _fingerprint(folder: Path, schema: Schema, encoders: Mapping[str, Any]) -> str:

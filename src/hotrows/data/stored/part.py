@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.stored.clusters import order_of
-from hotrows.data.stored.gather import Room
-from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, pools, pools_of
-from hotrows.data.stored.requests import RequestRows, bounds_between, gathered_pieces
-from hotrows.data.stored.rows import Rows, gathered, means_of_labels
+from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, order_of, pools, pools_of
+from hotrows.data.stored.request_rows import RequestRows, bounds_between, gathered_pieces
+from hotrows.data.stored.rows import Room, Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
-from hotrows.data.stored.shard_reader import check_rows, open_shard
+from hotrows.data.stored.shards import Written, check_rows, open_shard
 from hotrows.schema import Schema
 
 NAMES = ("train", "validation", "test")
 
 
-@dataclass(frozen=True, repr=False)
-class Part:
-    """Rows in shards.
-
-    shards: (file, rows) in order.
-    clicks, labelled: per label, number of rows with a 1, and of rows that have the label at all.
-    missing, unknown, values, empty: per feature, number of missing numbers or ids, of ids for values
-        not in the vocabulary, of ids in all, and of empty lists.
-    headers: checksums of the shards' headers by file, which opening a shard compares.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Part(Written):
+    """Rows in the shards of a folder, whose headers are compared with their checksums when one is opened.
 
     Whoever reads an epoch also compares all other bytes with their checksums, once in a process: of a
     shard before its rows where shards are read in order, and shard by shard, pool after pool, where they
@@ -40,21 +32,9 @@ class Part:
     name: str
     folder: Path
     schema: Schema
-    shards: tuple[tuple[str, int], ...] = ()
-    clicks: tuple[int, ...] = ()
-    labelled: tuple[int, ...] = ()
-    missing: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
-    values: dict[str, int] = field(default_factory=dict)
-    empty: dict[str, int] = field(default_factory=dict)
-    headers: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Part({self.name} of {self.folder}, {self.rows:,} rows)"
-
-    @property
-    def rows(self) -> int:
-        return sum(rows for _, rows in self.shards)
 
     @property
     def constant_labels(self) -> dict[str, int | None]:
@@ -81,11 +61,12 @@ class Part:
 
     def stored(self, index: int) -> Rows | RequestRows:
         """Maps the rows of a shard; an error if the file was cut off or replaced."""
-        name, expected = self.shards[index]
-        status = (self.folder / name).stat() if (self.folder / name).exists() else None
+        shard = self.shards[index]
+        path = self.folder / shard.file
+        status = path.stat() if path.exists() else None
         version = (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)
-        rows = _opened(self.folder / name, version, self.schema, self.headers.get(name))
-        check_rows(self.folder / name, len(rows), expected)
+        rows = _opened(path, version, self.schema, shard.header)
+        check_rows(path, len(rows), shard.rows)
         return rows
 
     def check_start(self) -> None:
@@ -93,12 +74,12 @@ class Part:
         draw no order of missing rows."""
         if self.shards:
             self.stored(0)
-        for name, rows in self.shards:
-            path = self.folder / name
-            if path.exists() and path.stat().st_size < rows:  # a row takes a byte at least
+        for shard in self.shards:
+            path = self.folder / shard.file
+            if path.exists() and path.stat().st_size < shard.rows:  # a row takes a byte at least
                 raise ValueError(
-                    f"{path} has {path.stat().st_size:,} bytes, data.json says {rows:,} rows; prepare "
-                    f"the data again"
+                    f"{path} has {path.stat().st_size:,} bytes, data.json says {shard.rows:,} rows; "
+                    f"prepare the data again"
                 )
 
     def mapped(self, first: int, end: int) -> Iterator[Rows]:
@@ -172,11 +153,11 @@ class Part:
     def _check(self, index: int) -> Rows | RequestRows:
         """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
         rows = self.stored(index)
-        check_once(self.folder / self.shards[index][0])
+        check_once(self.folder / self.shards[index].file)
         return rows
 
     def _starts(self) -> list[int]:
-        return [0, *accumulate(rows for _, rows in self.shards)]
+        return [0, *accumulate(shard.rows for shard in self.shards)]
 
 
 def _expanded(rows: Rows | RequestRows) -> Rows:

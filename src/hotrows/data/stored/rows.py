@@ -1,17 +1,21 @@
-"""Rows: encoded samples, column after column."""
+"""Rows: encoded samples, column after column, and how they are copied in any order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hotrows.data.raw.columns import MISSING_LABEL
-from hotrows.data.stored.gather import Gathering, Room
-from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema
+from hotrows.data.raw.cells import MISSING_LABEL
+from hotrows.runtime.native import call
+from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema, is_list
 
 OPTIONAL = ("weights", "groups", "times", "requests")  # columns of Rows that a schema may not have
+DAMAGED = (
+    "expected offsets of lists that rise within the ids of their shard, found others: the file is "
+    "damaged (EncodedData.check() says which); prepare the data again"
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,49 @@ class Rows:
         return self.ids[f] if offsets is None else self.ids[f][int(offsets[0]) : int(offsets[-1])]
 
 
+class Room:
+    """Named arrays whose memory is reused: fresh memory costs more than writing to it.
+
+    An array is valid until the next one of its name is requested.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = np.empty(size + size // 8, np.uint8)
+        return self._buffers[name][:size].view(dtype).reshape(shape)
+
+
+def empty_rows(schema: Schema, size: int, array: Callable[..., np.ndarray] | None = None) -> Rows:
+    """Rows to fill: of lists, offsets of 0 and no ids yet. array: makes one of a name, a shape and a type
+    (default: new ones)."""
+    make = array or (lambda name, shape, dtype: np.empty(shape, dtype))
+    labels, features = len(schema.labels), schema.id_features
+    optional = {
+        "weights": (schema.weight is not None, np.float32),
+        "groups": (schema.grouping is not None, np.int64),
+        "times": (schema.keeps_times, np.int64),
+        "requests": (schema.request is not None, np.int64),
+    }
+    return Rows(
+        ids=tuple(
+            make(f"ids {f}", (0 if is_list(feature) else size,), id_type(schema, feature))
+            for f, feature in enumerate(features)
+        ),
+        offsets=tuple(np.zeros(size + 1, np.int64) if is_list(feature) else None for feature in features),
+        dense=make("dense", (size, len(schema.dense)), np.float32),
+        labels=make(
+            "labels",
+            (size, labels) if labels > 1 else (size,),
+            np.float32 if schema.has_numbers else np.uint8,
+        ),
+        **{name: make(name, (size,), dtype) for name, (exists, dtype) in optional.items() if exists},
+    )
+
+
 def means_of_labels(
     pieces: Iterable[tuple[np.ndarray, np.ndarray | None]], num_labels: int
 ) -> tuple[float | None, ...]:
@@ -85,24 +132,54 @@ def means_of_labels(
 
 
 def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
-    """Copies the rows `order` [n] of one or more pieces, counted through all of them, into `room`."""
-    gathering = Gathering(order, room)
-    first, ids, offsets = pieces[0], [], []
+    """Copies the rows `order` [n] of one or more pieces, counted through all of them, into `room`.
+
+    The pieces of one column are joined, small enough to stay in the processor's cache, and read in the
+    new order.
+    """
+    first = pieces[0]
+    ids: list[np.ndarray] = []
+    offsets: list[np.ndarray | None] = []
     for f, bounds in enumerate(first.offsets):
-        values = [piece.values(f) for piece in pieces]
+        values, ends = [piece.values(f) for piece in pieces], None
         if bounds is None:
-            taken, ends = gathering.column(f"ids {f}", values), None
+            taken = _gathered(f"ids {f}", values, order, room)
         else:
             present = [o for piece in pieces if (o := piece.offsets[f]) is not None]
-            taken, ends = gathering.lists(f"ids {f}", values, present)
+            taken, ends = _gathered_lists(f"ids {f}", values, present, order, room)
         ids.append(taken)
         offsets.append(ends)
     others = {
-        name: gathering.column(name, [getattr(piece, name) for piece in pieces])
+        name: _gathered(name, [getattr(piece, name) for piece in pieces], order, room)
         for name in ("dense", "labels", *OPTIONAL)
         if getattr(first, name) is not None
     }
     return Rows(ids=tuple(ids), offsets=tuple(offsets), **others)
+
+
+def _gathered(name: str, pieces: Sequence[np.ndarray], order: np.ndarray, room: Room) -> np.ndarray:
+    """Rows [n, ...] of a column, which may have several values each."""
+    assert order.dtype == np.int64
+    values = _joined(pieces, room)
+    return take(values, order, room.array(name, (len(order), *values.shape[1:]), values.dtype))
+
+
+def _gathered_lists(
+    name: str, ids: Sequence[np.ndarray], offsets: Sequence[np.ndarray], order: np.ndarray, room: Room
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of lists, end to end, and their offsets [n + 1] int64. ids: per piece."""
+    values, bounds = _joined(ids, room), joined_offsets(offsets)
+    ends = ends_of(measured(bounds, len(values), order))
+    out = room.array(name, (int(ends[-1]),), values.dtype)
+    return take_lists(values, bounds, order, ends, out), ends
+
+
+def _joined(pieces: Sequence[np.ndarray], room: Room) -> np.ndarray:
+    if len(pieces) == 1:
+        return np.ascontiguousarray(pieces[0])
+    rows = sum(map(len, pieces))
+    scratch = room.array("scratch", (rows, *pieces[0].shape[1:]), pieces[0].dtype)
+    return np.concatenate(pieces, out=scratch)
 
 
 def missing_id(feature: IdFeature) -> int:
@@ -121,3 +198,59 @@ def width_of(rows: int) -> np.dtype:
         if rows <= np.iinfo(dtype).max + 1:
             return np.dtype(dtype)
     return np.dtype(np.int64)
+
+
+def take(column: np.ndarray, order: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """out[i] = column[order[i]]."""
+    bytes_per_row = int(np.prod(column.shape[1:])) * column.itemsize
+    call("take", column, bytes_per_row, order, len(order), out)
+    return out
+
+
+def interleave(columns: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
+    """out[i, c] = columns[c][i], float32."""
+    places = np.array([column.ctypes.data for column in columns], np.int64)
+    call("interleave", places, len(columns), len(out), out)
+    return out
+
+
+def measured(offsets: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
+    """Returns the lengths [n] int64 of the lists `order`; size: number of ids in the column."""
+    lengths = np.empty(len(order), np.int64)
+    if call("measure_lists", offsets, offsets.itemsize, size, order, len(order), lengths):
+        raise ValueError(DAMAGED)
+    return lengths
+
+
+def lengths_of(offsets: np.ndarray, size: int) -> np.ndarray:
+    """Returns the lengths [n] int64 of n consecutive lists, checked like `measured`."""
+    lengths = offsets[1:].astype(np.int64) - offsets[:-1]
+    if len(lengths) and (lengths.min() < 0 or offsets[0] < 0 or offsets[-1] > size):
+        raise ValueError(DAMAGED)
+    return lengths
+
+
+def take_lists(
+    ids: np.ndarray, offsets: np.ndarray, order: np.ndarray, ends: np.ndarray, out: np.ndarray
+) -> np.ndarray:
+    """out[ends[i] : ends[i + 1]] = the ids of list order[i].
+
+    ids 7 8 9 4, offsets 0 3 3 4, order 2 0, ends 0 1 4  ->  4 7 8 9
+    """
+    arguments = (ids, ids.itemsize, offsets, offsets.itemsize)
+    call("take_lists", *arguments, order, len(order), ends, out)
+    return out
+
+
+def ends_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns the offsets [n + 1] int64 of n lists of these lengths: 3 0 1  ->  0 3 3 4."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def joined_offsets(offsets: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the offsets of lists that are joined end to end: 0 3 3 | 5 6  ->  0 3 3 4."""
+    if len(offsets) == 1 and offsets[0][0] == 0:
+        return offsets[0]
+    return ends_of(np.concatenate([bounds[1:].astype(np.int64) - bounds[:-1] for bounds in offsets]))

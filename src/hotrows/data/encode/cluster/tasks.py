@@ -21,24 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder, opened_encoder, owners_of, without_keys
-from hotrows.data.encode.first_pass import standard_columns, without_features
-from hotrows.data.encode.id_counts import IdCounts
-from hotrows.data.encode.oddities import with_extremes
-from hotrows.data.encode.requests import SharedChecks
-from hotrows.data.encode.split import Sharing, Split, parts_of
-from hotrows.data.encode.vocabulary import Counts, begin_counts, resume_counts
-from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
+from hotrows.data.encode.passes import CountedRows, Piece, standard_columns, without_features
+from hotrows.data.encode.passes import count as count_rows
+from hotrows.data.encode.passes import encode as encode_rows
+from hotrows.data.encode.split import FirstRow, SharedChecks, Sharing, Split, parts_of
+from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
 from hotrows.data.raw.arrow import table_columns
-from hotrows.data.raw.columns import Columns, RawIds
-from hotrows.data.raw.inputs import Reading
+from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.ray_dataset import table_of
-from hotrows.data.raw.values import hash_values, mix64
+from hotrows.data.raw.values import RawIds, hash_values, mix64
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shard_writer import ShardBuilder, ShardWriter
-from hotrows.runtime import native
+from hotrows.data.stored.shards import ShardBuilder, ShardWriter
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import Schema
 
@@ -128,11 +124,9 @@ def count_times(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[np.nd
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of blocks. numbers: [standard features, training rows] float64, in the order of the rows;
-    runs: per vocabulary, the numbers of its run files; digest: see `digest_of`."""
+    """Counts of blocks. runs: per vocabulary, the numbers of its run files; digest: see `digest_of`."""
 
-    rows: int
-    numbers: np.ndarray
+    counted: CountedRows
     runs: tuple[tuple[int, ...], ...]
     digest: int
 
@@ -140,15 +134,13 @@ class BlockCounts:
 def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks: Any) -> BlockCounts:
     """Counts the values of the training part of neighbouring blocks into run files."""
     owners = owners_of(work.schema)
-    standard = standard_columns(work.schema)
-    rows, numbers, digest = 0, [np.zeros((len(standard), 0))], 0
+    rows, numbers, digest = 0, [np.zeros((len(standard_columns(work.schema)), 0))], 0
     with _attempt(work) as folder:
-        counts = _core(begin_counts(owners, folder, work.memory, 1))
+        counts = Counts(owners, folder, work.memory, 1)
         for columns, parts in _chunks(work, places, blocks):
-            training = parts == 0
-            counts.add(without_keys(work.schema, columns.ids), training)
-            numbers.append(columns.dense[standard][:, training])
-            rows += columns.num_rows
+            counted = count_rows(work.schema, columns, parts, counts)
+            rows += counted.rows
+            numbers.append(counted.numbers)
             digest += digest_of(columns)
         counts.spill()
         runs = []
@@ -158,7 +150,7 @@ def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks:
             runs.append(tuple(number * _RUNS + n for n in range(len(files))))
             for file, run in zip(files, runs[v], strict=True):
                 os.replace(file, work.folder / _run(v, run))
-    return BlockCounts(rows, np.concatenate(numbers, 1), tuple(runs), digest % (1 << 64))
+    return BlockCounts(CountedRows(rows, np.concatenate(numbers, 1)), tuple(runs), digest % (1 << 64))
 
 
 def write_vocabulary(
@@ -169,8 +161,8 @@ def write_vocabulary(
         for run in runs:
             link_or_copy(work.folder / _run(v, run), folder / _run(0, run))
         names = [_run(0, run) for run in runs]
-        state = {"kind": "native", "runs": [names], "num_runs": max(runs, default=-1) + 1}
-        counts = _core(resume_counts([0], folder, work.memory, 1, state))
+        state = {"runs": [names], "num_runs": max(runs, default=-1) + 1}
+        counts = Counts([0], folder, work.memory, 1, state)
         known = open_values(work.known[name]) if name in work.known else None
         num_distinct = counts.write(0, folder / file, name, min_count, known)
         os.replace(folder / file, work.folder / file)
@@ -178,56 +170,35 @@ def write_vocabulary(
 
 
 @dataclass(frozen=True)
-class Edge:
-    """The first sample of a task, and the last one, where samples of a request share features.
-
-    request, where: the request of the first, and the place of its row, for an error.
-    """
-
-    first: Rows
-    last: Rows
-    request: bytes
-    where: str
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Encoded blocks without their rows. rows: in each part; digest: see `digest_of`."""
+class EncodedBlocks:
+    """Encoded blocks without their rows. rows: in each part; first, last: samples, where those of a
+    request share features; digest: see `digest_of`."""
 
     rows: tuple[int, ...]
     extremes: Extremes
     digest: int
-    edge: Edge | None
-
-
-Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
+    first: FirstRow | None
+    last: Rows | None
 
 
 def encode(
     work: ClusterWork, places: Sequence[BlockPlace], *blocks: Any
-) -> tuple[Encoded | Piece | None, ...]:
+) -> tuple[EncodedBlocks | Piece | None, ...]:
     """Encodes neighbouring blocks: what is known of them, and their rows of each part."""
     encoder = _encoder(work)
     builders = [ShardBuilder(encoder.schema, sum(place.rows or 0 for place in places)) for _ in NAMES]
     missing: list[list[np.ndarray]] = [[] for _ in NAMES]
-    shared, extremes, edge, digest = SharedChecks(encoder.schema), Extremes(), None, 0
+    shared, extremes, digest = SharedChecks(encoder.schema), Extremes(), 0
     for columns, parts in _chunks(work, places, blocks):
-        rows = encoder.encode_columns(columns)
-        shared.check(rows, columns)
-        if columns.requests is not None and columns.num_rows and edge is None:
-            first = rows.take(np.zeros(1, np.int64))
-            edge = Edge(first, first, columns.requests.value(0), columns.where(0))
-        extremes = with_extremes(extremes, encoder.schema, columns)
+        encoded = encode_rows(encoder, columns, parts, shared)
+        extremes = extremes.joined(encoded.extremes)
         digest += digest_of(columns)
-        absent = np.isnan(columns.dense)
-        for part, builder in enumerate(builders):
-            chosen = np.flatnonzero(parts == part)
-            if len(chosen):
-                builder.append(rows if len(chosen) == len(rows) else rows.take(chosen))
-                missing[part].append(absent[:, chosen])
-    if edge is not None and shared.last is not None:
-        edge = replace(edge, last=shared.last)
-    known = Encoded(tuple(b.size for b in builders), extremes, digest % (1 << 64), edge)
+        for builder, absent, piece in zip(builders, missing, encoded.pieces, strict=True):
+            if piece is not None:
+                builder.append(piece[0])
+                absent.append(piece[1])
+    sizes = tuple(builder.size for builder in builders)
+    known = EncodedBlocks(sizes, extremes, digest % (1 << 64), shared.first, shared.last)
     pieces = (
         (builder.rows(), np.concatenate(absent, 1)) if builder.size else None
         for builder, absent in zip(builders, missing, strict=True)
@@ -244,9 +215,9 @@ def write_shard(
         writer = ShardWriter(folder, part, work.schema, size, number=number)
         for span, (rows, missing) in zip(spans, pieces, strict=True):
             writer.append(rows[span], missing[:, span])
-        ((file, _),) = writer.close().shards
-        os.replace(folder / file, work.folder / file)
-    return file, size, writer.state()["tally"]
+        (shard,) = writer.close().shards
+        os.replace(folder / shard.file, work.folder / shard.file)
+    return shard.file, size, writer.state()["tally"]
 
 
 def digest_of(columns: Columns) -> int:
@@ -299,15 +270,6 @@ def _attempt(work: ClusterWork) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix=ATTEMPT, dir=work.folder) as folder:
         yield Path(folder)
-
-
-def _core(counts: Any) -> Counts:
-    if native.load() is None:
-        raise ValueError(
-            f"the machine {platform.node()} of the cluster has no native core, without which it would "
-            f"count for days; `hotrows doctor` tells why"
-        )
-    return counts
 
 
 @lru_cache(1)

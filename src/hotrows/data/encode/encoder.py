@@ -1,6 +1,13 @@
 """Encoders: raw rows into ids and numbers, by vocabularies and statistics of the training part.
 
 An encoder is stored with the data it encoded, and encodes raw rows for prediction into its ids.
+
+**Keys** are the raw values of dynamic features as int64 numbers, without a vocabulary.
+
+A value that is the canonical text of an int64 number (42, -7; not 007, +1 or 1e5) is that number. Other
+text is hashed to 64 bits (`values.hash_values`), so that two of n distinct texts share a key with a
+probability of about n^2 / 2^65: 3e-5 for 33.8 million, 0.03 for a billion. A missing value is
+`MISSING_KEY`, the least int64, which no value becomes.
 """
 
 from __future__ import annotations
@@ -13,26 +20,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
-from hotrows.data.encode.requests import request_numbers
-from hotrows.data.encode.transform import Transform
-from hotrows.data.encode.vocabulary import open_vocabularies
-from hotrows.data.encode.vocabulary_file import Values, open_values
-from hotrows.data.raw.canonical import TEXT_RULE
-from hotrows.data.raw.columns import Columns, RawIds, missing_labels, no_labels
-from hotrows.data.raw.inputs import Reading, inputs_of, stream
-from hotrows.data.raw.values import hash_values, no_values
+from hotrows.data.encode.split import request_numbers
+from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
+from hotrows.data.raw.cells import Columns, Reading, missing_labels, no_labels
+from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
-from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, ends_of, lengths_of
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
 
 if TYPE_CHECKING:
     from hotrows.batch import Batch
+import math
+
+from hotrows.runtime.native import call
+from hotrows.schema import MISSING_KEY, Dense
+
+_LARGEST_LOG = 330.0  # of numbers whose squares have a finite sum, too
+_MOST_DIGITS = 18  # longer numbers are looked at one by one: some are beyond int64
+_ZERO, _MINUS = ord("0"), ord("-")
 
 
 class Encoder:
@@ -53,7 +63,7 @@ class Encoder:
         parts: Iterable[Part] = (),
     ) -> None:
         self.threads = num_threads(threads)
-        self._usual = usual_of(parts)
+        self._parts = tuple(parts)
         self.statistics = dict(statistics)
         readers = readers_of(schema)
         num_unknown = {name: features[0].num_unknown for name, features in readers.items()}
@@ -64,7 +74,7 @@ class Encoder:
             for name, (first, *_) in readers.items()
         }
         self.schema = schema.with_rows(rows)
-        self._vocabularies = open_vocabularies(
+        self._vocabularies = Vocabularies(
             [values[name] for name in readers],
             owners_of(schema),
             list(num_unknown.values()),
@@ -103,7 +113,7 @@ class Encoder:
 
     def rate_counter(self) -> RateCounter:
         """What compares rows that are encoded with the prepared data."""
-        return RateCounter(self.schema, self._usual)
+        return RateCounter(self.schema, usual_of(self._parts))
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Refuses names that the schema does not read: ValueError names the first one.
@@ -169,6 +179,65 @@ class EncodedBatches(Iterator["Batch"]):
         return self._counter.rates()
 
 
+class ColumnMoments:
+    """Count, mean and sum of squared differences of columns, chunk by chunk (Welford 1962)."""
+
+    def __init__(self, num_features: int) -> None:
+        self._moments = np.zeros((num_features, 3))
+
+    def add(self, values: np.ndarray, threads: int) -> None:
+        """Adds rows of values, [features, rows] float64; NaN is absent."""
+        every = np.ones(values.shape[1], np.uint8)
+        call("add_moments", np.ascontiguousarray(values), *values.shape, every, self._moments, threads)
+
+    def state(self) -> list[list[float]]:
+        """The moments as JSON-able numbers, which JSON stores exactly."""
+        return self._moments.tolist()
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        self._moments = np.array(state, np.float64).reshape(-1, 3)
+
+    def statistics(self) -> list[Statistics]:
+        statistics = []
+        for count, mean, squares in self._moments:
+            statistics.append(Statistics(float(mean), math.sqrt(squares / count) if squares > 0 else 1.0))
+        return statistics
+
+
+class Transform:
+    """Transforms dense columns: log, standard, none, or an indicator, per feature."""
+
+    def __init__(self, features: Sequence[Dense], statistics: Sequence[Statistics]) -> None:
+        scales = [
+            scale if feature.transform == "standard" else Statistics(0.0, 1.0)
+            for feature, scale in zip(features, statistics, strict=True)
+        ]
+        self._logs = np.array([feature.transform == "log" for feature in features], np.uint8)
+        self._indicators = [f for f in range(len(features)) if features[f].transform == "missing"]
+        self._shift = np.array([scale.mean for scale in scales], np.float64)
+        self._divisor = np.array([scale.deviation for scale in scales], np.float64)
+
+    def apply(self, values: np.ndarray, threads: int) -> np.ndarray:
+        """Transforms [features, rows] float64 to [rows, features] float32; 0 where a value is missing."""
+        num_features, num_rows = values.shape
+        dense = np.zeros((num_rows, num_features), np.float32)
+        arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
+        call("transform", np.ascontiguousarray(values), *arguments)
+        for f in self._indicators:
+            dense[:, f] = np.isnan(values[f])
+        return dense
+
+    def inverse(self, f: int, values: np.ndarray) -> np.ndarray:
+        """The numbers of feature f as they were, float64, to the digits that float32 has kept; those
+        below 0 under `log` are 0, and missing ones what became 0."""
+        values = values.astype(np.float64)
+        if self._logs[f]:
+            return np.expm1(np.minimum(values, _LARGEST_LOG))
+        noise = np.maximum(np.abs(values) * 2.0**-23, 2.0**-40) * self._divisor[f]
+        scale = 10.0 ** -np.ceil(np.log10(noise))
+        return np.round((values * self._divisor[f] + self._shift[f]) * scale) / scale
+
+
 def check_columns(names: Iterable[str], known: Sequence[str]) -> None:
     """Refuses a name that is none of the known columns; ValueError names the first one."""
     for name in names:
@@ -225,11 +294,15 @@ def batch_of(
 
     from hotrows.batch import Batch
 
-    ids = [rows.values(f) for f in range(len(features))]
-    lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]
-    offsets = ends_of(np.concatenate(lengths)) if any(o is not None for o in rows.offsets) else None
+    ids, offsets = [rows.values(f) for f in range(len(features))], None
+    if any(bounds is not None for bounds in rows.offsets):
+        pairs = zip(rows.ids, rows.offsets, strict=True)
+        one = np.ones(len(rows), np.int64)
+        lengths = [one if bounds is None else lengths_of(bounds, len(column)) for column, bounds in pairs]
+        offsets = ends_of(np.concatenate(lengths))
     labels = rows.labels.astype(np.float32)
-    labels[missing_labels(rows.labels)] = np.nan
+    if (absent := missing_labels(rows.labels)).any():
+        labels[absent] = np.nan
     return Batch(
         features=tuple(feature.name for feature in features),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),
@@ -283,3 +356,50 @@ def _check_known(feature: IdFeature, raw: RawIds, ids: np.ndarray, columns: Colu
         f"{columns.where(row)}, feature {feature.name!r}: {value!r} was never seen in training, and "
         f"num_unknown=0 gives such values no id; correct the row, or prepare with num_unknown=1"
     )
+
+
+def keys_of(values: RawIds) -> np.ndarray:
+    """The key of each value, [N] int64.
+
+    "42", "-7", "007", ""  ->  42, -7, the hash of "007", MISSING_KEY
+    """
+    keys = hash_values(values).view(np.int64)
+    keys[keys == MISSING_KEY] = MISSING_KEY + 1
+    numbers, is_number = _numbers(values)
+    keys[is_number] = numbers[is_number]
+    for n in np.flatnonzero(values.lengths > _MOST_DIGITS).tolist():
+        if (number := _long_number(values.value(n))) is not None:
+            keys[n] = number
+    keys[values.lengths == 0] = MISSING_KEY
+    return keys
+
+
+def _numbers(values: RawIds) -> tuple[np.ndarray, np.ndarray]:
+    """The number that each value of at most 18 bytes spells, and whether it spells one: [N], [N]."""
+    lengths = values.lengths.astype(np.int64)
+    short = np.flatnonzero((lengths > 0) & (lengths <= _MOST_DIGITS))
+    numbers, is_number = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), bool)
+    starts, lengths = values.starts[short].astype(np.int64), lengths[short]
+    first = values.text[starts] if len(short) else np.zeros(0, np.uint8)
+    negative = (first == _MINUS) & (lengths > 1)
+    starts, lengths = starts + negative, lengths - negative
+    first = values.text[starts] if len(short) else first
+    legal = (first != _ZERO) | ((lengths == 1) & ~negative)  # no leading zero, and no -0
+    total = np.zeros(len(short), np.int64)
+    for place in range(int(lengths.max(initial=0))):
+        longer = np.flatnonzero(lengths > place)
+        digits = values.text[starts[longer] + place].astype(np.int64) - _ZERO
+        legal[longer] &= (digits >= 0) & (digits <= 9)
+        total[longer] = total[longer] * 10 + digits
+    numbers[short] = np.where(negative, -total, total)
+    is_number[short] = legal
+    return numbers, is_number
+
+
+def _long_number(value: bytes) -> int | None:
+    """The int64 that a value spells as canonical text; None: it is another text, or the missing key."""
+    digits = value.removeprefix(b"-")
+    if len(digits) > 19 or not digits.isdigit() or digits.startswith(b"0"):
+        return None
+    number = int(value)
+    return number if MISSING_KEY < number < 1 << 63 else None

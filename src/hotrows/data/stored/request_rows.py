@@ -16,8 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hotrows.data.stored.gather import Room
-from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.rows import Room, Rows, gathered
 from hotrows.schema import IdFeature, Schema
 
 

@@ -27,130 +27,148 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from hotrows.data.encode import first_pass
 from hotrows.data.encode.cluster import tasks
-from hotrows.data.encode.cluster.ray_cluster import RayCluster
-from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, Encoded, Surveyed
-from hotrows.data.encode.encoding import Encoder, owners_of
-from hotrows.data.encode.id_counts import IdCounts
-from hotrows.data.encode.job import Job, StageProgress
-from hotrows.data.encode.oddities import joined
-from hotrows.data.encode.requests import SharedChecks
-from hotrows.data.encode.split import Sharing
-from hotrows.data.encode.transform import ColumnMoments
-from hotrows.data.encode.vocabulary_file import Values
-from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, EncodedBlocks, Surveyed
+from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of
+from hotrows.data.encode.passes import Executor, Job, Totals, standard_columns
+from hotrows.data.encode.split import SharedChecks, Sharing
+from hotrows.data.encode.vocabulary import IdCounts, Values
+from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
+from hotrows.data.raw.values import joined
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shard_writer import ROWS_PER_SHARD, Tally, Written, no_tally, written_of
+from hotrows.data.stored.shards import ROWS_PER_SHARD, Tally, Written, no_tally, written_of
 from hotrows.schema import Schema
 
+_RETRIES = 10  # of a task whose worker or machine was killed; an error of its own is not retried
 _COUNTED_BYTES = 1 << 30  # of blocks that one task counts, at most
 _ENCODED_BYTES = 1 << 27  # of blocks that one task encodes; of those that one counts, at least
 _KEPT_SHARE = 3  # one part in so many of the object store may hold blocks between passes
 _T = TypeVar("_T")
 
 
-class Cluster(Protocol):
-    """What runs tasks; see `RayCluster`."""
+class RayCluster:
+    """The cluster that this process is connected to."""
 
-    num_processors: int
-    num_machines: int
-    store_bytes: int
+    def __init__(self) -> None:
+        import ray
 
-    def share(self, value: Any) -> Any: ...
-    def submit(self, task: Any, *arguments: Any, results: int = 1) -> list[Any]: ...
-    def result(self, reference: Any) -> Any: ...
-    def stop(self, references: Iterable[Any]) -> None: ...
+        self._ray = ray
+        resources = ray.cluster_resources()
+        self.num_processors = max(1, int(resources.get("CPU", 1)))
+        self.num_machines = max(1, sum(node["Alive"] for node in ray.nodes()))
+        self.store_bytes = int(resources.get("object_store_memory", 1 << 30))
+
+    def share(self, value: Any) -> Any:
+        """A reference to a value, for tasks."""
+        return self._ray.put(value)
+
+    def submit(self, task: Callable[..., Any], *arguments: Any, results: int = 1) -> list[Any]:
+        """Starts a task; returns references to its results. References among the arguments stand for what
+        they refer to."""
+        options = {
+            "num_cpus": 1,
+            "num_returns": results,
+            "max_retries": _RETRIES,
+            "name": f"hotrows {task.__name__}",
+        }
+        submitted = self._ray.remote(task).options(**options).remote(*arguments)
+        return [submitted] if results == 1 else submitted
+
+    def result(self, reference: Any) -> Any:
+        """Waits for a result; raises what the task raised."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as failure:
+            raise failure.cause from None
+
+    def stop(self, references: Iterable[Any]) -> None:
+        """Stops tasks whose results are not wanted, and waits until they have ended."""
+        left = list(references)
+        for reference in left:
+            self._ray.cancel(reference)
+        if left:
+            self._ray.wait(left, num_returns=len(left), timeout=60, fetch_local=False)
 
 
-def passes_on_ray(job: Job, threads: int | None) -> tuple[Job, ClusterPasses]:
-    """The job as the cluster does it. threads: tasks that run at once, by default one per processor."""
-    cluster = RayCluster()
-    at_once = cluster.num_processors if threads is None else threads
-    return replace(job, threads=at_once), ClusterPasses(cluster)
+class OnRay(Executor):
+    """Runs the functions on blocks of rows, as tasks of a cluster.
 
+    threads: tasks that run at once, by default one per processor.
+    """
 
-class ClusterPasses:
-    """Passes over blocks on a cluster; see `prepare.Passes`."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, job: Job, threads: int | None) -> None:
+        self._cluster = RayCluster()
+        at_once = self._cluster.num_processors if threads is None else threads
+        super().__init__(replace(job, threads=at_once))
         self._digest = 0  # of the rows that were counted
-        self._blocks = Blocks(cluster.store_bytes // _KEPT_SHARE)
+        self._blocks = Blocks(self._cluster.store_bytes // _KEPT_SHARE)
 
-    def rows(self, job: Job, progress: StageProgress | None) -> int:
-        if job.schema.request is None:
-            return sum(source.count_rows(job.schema) for source in job.shared)
-        work = self._cluster.share(self._work(job, Path()))  # rows may have lists of candidates
-        return sum(place.rows or 0 for place, _ in self._placed(job, work, shared=True))
+    def num_rows(self) -> int:
+        if self.job.schema.request is None:
+            return sum(source.count_rows(self.job.schema) for source in self.job.shared)
+        work = self._work(self.job.schema, Path())  # rows may have lists of candidates
+        return sum(place.rows or 0 for place, _ in self._placed(work, shared=True))
 
-    def times(self, job: Job, progress: StageProgress | None) -> IdCounts:
-        work, seen = self._cluster.share(self._work(job, Path())), IdCounts()
+    def times(self) -> IdCounts:
+        work, seen = self._work(self.job.schema, Path()), IdCounts()
         calls = (
             (None, self._cluster.submit(tasks.count_times, work, place, block.ref))
-            for place, block in self._placed(job, work, shared=True)
+            for place, block in self._placed(work, shared=True)
         )
-        for _, counts, _ in self._in_order(job, calls):
+        for _, counts, _ in self._in_order(calls):
             seen.join(*counts)
         return seen
 
-    def values(
-        self, job: Job, folder: Path, sharing: Sharing, state: Any, progress: StageProgress | None
-    ) -> tuple[first_pass.CountState, VocabularyRuns]:
+    def count(self, folder: Path, sharing: Sharing, state: Any) -> tuple[Totals, VocabularyRuns]:
+        job, progress = self.job, self.job.progress_of("count")
         known = {} if job.stored is None else job.stored.vocabularies
         files = {name: job.stored.path.resolve() / v.file for name, v in known.items() if job.stored}
-        work = self._cluster.share(self._work(job, folder, known=files, **sharing.settled))
-        counted = first_pass.CountState(ColumnMoments(len(first_pass.standard_columns(job.schema))))
+        work = self._work(job.schema, folder, known=files, **sharing.settled)
+        totals = Totals(ColumnMoments(len(standard_columns(job.schema))))
         runs: list[list[int]] = [[] for _ in set(owners_of(job.schema))]
-        placed = self._placed(job, work)
+        placed = self._placed(work)
         calls = (
             (None, self._cluster.submit(tasks.count, work, number, places, *blocks))
             for number, (places, blocks) in enumerate(self._groups(placed, _COUNTED_BYTES))
         )
         self._digest = 0
-        for _, counts, _ in self._in_order(job, calls):
-            counted.rows += counts.rows
-            counted.training_rows += counts.numbers.shape[1]
-            counted.moments.add(counts.numbers, np.ones(counts.numbers.shape[1], bool), 1)
+        for _, counts, _ in self._in_order(calls):
+            totals.add(counts.counted, 1)
             self._digest += counts.digest
             for of_vocabulary, numbers in zip(runs, counts.runs, strict=True):
                 of_vocabulary += numbers
             if progress is not None:
-                progress(counted.rows, counted.rows)
-        return counted, VocabularyRuns(self._cluster, work, runs)
+                progress(totals.rows, totals.rows)
+        return totals, VocabularyRuns(self._cluster, work, runs)
 
     def encode(
-        self,
-        job: Job,
-        encoder: Encoder,
-        folder: Path,
-        state: dict[str, Any],
-        progress: StageProgress | None,
+        self, encoder: Encoder, folder: Path, state: dict[str, Any]
     ) -> tuple[dict[str, Written], Extremes]:
+        progress = self.job.progress_of("encode")
         facts = {name: state[name] for name in ("total", "before", "encoders")}
-        work = self._cluster.share(self._work(replace(job, schema=encoder.schema), folder, **facts))
-        shards = [PartShards(self._cluster, work, name, ROWS_PER_SHARD) for name in NAMES]
-        placed = self._placed(job, work, keep=False)
+        work = self._work(encoder.schema, folder, **facts)
+        shards = [PartShards(self._cluster, work, name, folder) for name in NAMES]
+        placed = self._placed(work, keep=False)
         calls = (
             (places, self._cluster.submit(tasks.encode, work, places, *blocks, results=1 + len(NAMES)))
             for places, blocks in self._groups(placed, _ENCODED_BYTES)
         )
         extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(encoder.schema)
         try:
-            for places, encoded, pieces in self._in_order(job, calls):
+            for places, encoded, pieces in self._in_order(calls):
                 _check_edge(shared, encoded)
                 for part, piece, rows in zip(shards, pieces, encoded.rows, strict=True):
                     part.append(piece, rows)
-                extremes = joined(extremes, encoded.extremes, encoder.schema)
+                extremes = extremes.joined(encoded.extremes)
                 digest, num_rows = digest + encoded.digest, num_rows + sum(p.rows or 0 for p in places)
                 if progress is not None:
                     progress(num_rows, state["rows"] or num_rows)
@@ -173,30 +191,26 @@ class ClusterPasses:
                 f"dataset.materialize()"
             )
 
-    def _work(self, job: Job, folder: Path, **fields: Any) -> ClusterWork:
-        tasks_of_machine = -(-job.threads // self._cluster.num_machines)
-        return ClusterWork(
-            uuid.uuid4().hex,
-            job.schema,
-            folder.resolve(),
-            job.counts_memory // tasks_of_machine,
-            job.split,
-            job.seed,
-            **fields,
-        )
+    def _work(self, schema: Schema, folder: Path, **fields: Any) -> Any:
+        """A reference to what the tasks of a pass have in common."""
+        job = self.job
+        memory = job.counts_memory // -(-job.threads // self._cluster.num_machines)
+        of_split = {"split": job.split, "seed": job.seed, **fields}
+        work = ClusterWork(uuid.uuid4().hex, schema, folder.resolve(), memory, **of_split)
+        return self._cluster.share(work)
 
     def _placed(
-        self, job: Job, work: Any, shared: bool = False, keep: bool = True
+        self, work: Any, shared: bool = False, keep: bool = True
     ) -> Iterator[tuple[BlockPlace, RayBlock]]:
         """Yields the blocks of all datasets with their places. shared: only of those whose rows the split
         shares out; keep: for another pass."""
-        row, sharing = 0, Counter[str]()
+        job, row, sharing = self.job, 0, Counter[str]()
         surveyed = job.schema.request is not None or job.split.kind == "stratified"
         for number, (source, part) in enumerate(zip(job.inputs, job.declared_parts, strict=True)):
             if shared and part is not None:
                 continue
             first, blocks = 0, self._blocks.blocks(number, cast(RayInput, source), job.schema, keep)
-            for block, summary in self._surveys(job, work, blocks) if surveyed else _as_they_are(blocks):
+            for block, summary in self._surveys(work, blocks) if surveyed else _as_they_are(blocks):
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
                     block,
@@ -209,14 +223,12 @@ class ClusterPasses:
             if not first:
                 raise ValueError(f"{source.name} has no rows")
 
-    def _surveys(
-        self, job: Job, work: Any, blocks: Iterator[RayBlock]
-    ) -> Iterator[tuple[RayBlock, Surveyed]]:
+    def _surveys(self, work: Any, blocks: Iterator[RayBlock]) -> Iterator[tuple[RayBlock, Surveyed]]:
         calls = (
             (block, self._cluster.submit(tasks.survey, work, BlockPlace("", 0, cut=block.cut), block.ref))
             for block in blocks
         )
-        return ((block, summary) for block, summary, _ in self._in_order(job, calls))
+        return ((block, summary) for block, summary, _ in self._in_order(calls))
 
     def _groups(
         self, placed: Iterator[tuple[BlockPlace, RayBlock]], most: int
@@ -236,16 +248,14 @@ class ClusterPasses:
         if places:
             yield places, blocks
 
-    def _in_order(
-        self, job: Job, calls: Iterable[tuple[_T, list[Any]]]
-    ) -> Iterator[tuple[_T, Any, list[Any]]]:
+    def _in_order(self, calls: Iterable[tuple[_T, list[Any]]]) -> Iterator[tuple[_T, Any, list[Any]]]:
         """Yields of each call its first result, and references to the others. As many tasks again as run
         at once are submitted ahead."""
         pending: deque[tuple[_T, list[Any]]] = deque()
         try:
             for call in calls:
                 pending.append(call)
-                if len(pending) >= 2 * job.threads:
+                if len(pending) >= 2 * self.job.threads:
                     item, (first, *others) = pending.popleft()
                     yield item, self._cluster.result(first), others
             while pending:
@@ -287,7 +297,7 @@ class Blocks:
 class VocabularyRuns:
     """Run files of all vocabularies, in the folder."""
 
-    cluster: Cluster
+    cluster: RayCluster
     work: Any
     runs: list[list[int]]
 
@@ -301,9 +311,10 @@ class VocabularyRuns:
 class PartShards:
     """The shards of a part: pieces are collected until one is full, which a task then writes."""
 
-    def __init__(self, cluster: Cluster, work: Any, name: str, rows_per_shard: int) -> None:
+    def __init__(self, cluster: RayCluster, work: Any, name: str, folder: Path) -> None:
         self.name = name
-        self._cluster, self._work, self._rows_per_shard = cluster, work, rows_per_shard
+        self._folder = folder
+        self._cluster, self._work = cluster, work
         self._spans: list[slice] = []
         self._pieces: list[Any] = []
         self._size = self._num_shards = 0
@@ -315,11 +326,11 @@ class PartShards:
         """Adds a piece of so many rows. piece: a reference to it."""
         first = 0
         while first < rows:
-            end = min(rows, first + self._rows_per_shard - self._size)
+            end = min(rows, first + ROWS_PER_SHARD - self._size)
             self._spans.append(slice(first, end))
             self._pieces.append(piece)
             self._size, first = self._size + end - first, end
-            if self._size == self._rows_per_shard:
+            if self._size == ROWS_PER_SHARD:
                 self._write()
 
     def close(self, schema: Schema) -> Written:
@@ -328,7 +339,7 @@ class PartShards:
             self._write()
         while self._pending:
             self._await()
-        return written_of(self._shards, sum(self._tallies, no_tally(schema)), schema)
+        return written_of(self._shards, sum(self._tallies, no_tally(schema)), schema, self._folder)
 
     def stop(self) -> None:
         self._cluster.stop(self._pending)
@@ -352,12 +363,11 @@ def _as_they_are(blocks: Iterator[RayBlock]) -> Iterator[tuple[RayBlock, Surveye
     return ((block, Surveyed(block.rows, {})) for block in blocks)
 
 
-def _check_edge(shared: SharedChecks, encoded: Encoded) -> None:
+def _check_edge(shared: SharedChecks, encoded: EncodedBlocks) -> None:
     """Compares the first sample of a block with the last one before it, which may be of its request."""
-    if (edge := encoded.edge) is None:
+    if encoded.first is None:
         return
-    value = np.frombuffer(edge.request, np.uint8)
-    request = RawIds(value, np.zeros(1, np.uint32), np.array([len(value)], np.uint32))
-    none = np.zeros((0, 1))
-    shared.check(edge.first, Columns(0, 1, (), none, None, lambda row: edge.where, requests=request))
-    shared.last = edge.last
+    row, where = encoded.first.row, encoded.first.where
+    none, request = np.zeros((0, 1)), joined([encoded.first.request])
+    shared.check(row, Columns(0, 1, (), none, None, lambda _: where, requests=request))
+    shared.last = encoded.last

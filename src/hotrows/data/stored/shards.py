@@ -1,23 +1,170 @@
-"""Writes encoded rows as shards, and counts what they hold."""
+"""Shards: files that hold the rows of a part column by column; mapped, and never read whole.
+
+Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
+labels [rows, T]; `dense` [rows, num_dense]
+float32; `ids/NAME` for every feature that carries ids, in the narrowest of uint8, uint16, uint32 and
+int64 that holds them; `offsets/NAME` [rows + 1] for those that are lists, in uint32 or int64; and where
+the schema has them `weights` [rows] float32, `groups` and `times` [rows] int64. Lists are stored end
+to end:
+
+    row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
+
+Where rows of a request share features, `ids/NAME` and `offsets/NAME` of these have R requests in place of
+rows, and so have `requests/dense`, the dense values that are shared (`dense` has the others), and
+`requests/numbers`, int64, the requests by which rows are grouped where the schema names no group;
+`requests/starts` [R + 1] uint32 has the first row of each request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.columns import missing_labels, no_labels
-from hotrows.data.stored.requests import id_features, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, id_type, missing_id
-from hotrows.data.stored.sections import write_sections
-from hotrows.data.stored.shard_reader import check_rows, open_shard
+from hotrows.data.raw.cells import missing_labels
+from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
+from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id
+from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of rows. header: the checksum of its header, which has those of its sections."""
+
+    file: str
+    rows: int
+    header: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """A part as data.json has it: its shards, and counts of their contents.
+
+    clicks, labelled: per label, rows whose label is 1, and rows that have the label at all.
+    missing: rows per dense feature, ids per other feature that are missing; unknown: ids of values not in
+    the vocabulary; values: ids in all; empty: of lists alone, rows without an id.
+    """
+
+    clicks: tuple[int, ...] = ()
+    labelled: tuple[int, ...] = ()
+    missing: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+    empty: dict[str, int] = field(default_factory=dict)
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rows": self.rows, **asdict(self)}
+
+
+def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> Rows | RequestRows:
+    """Maps the rows of a shard; an error if they do not fit the schema, or the header has another
+    checksum."""
+    sections = open_sections(path, header_crc32)
+    stored = {
+        "weights": schema.weight is not None,
+        "groups": schema.group is not None,
+        "times": schema.keeps_times,
+    }
+    optional: dict[str, Any] = {name: sections[name] for name, is_stored in stored.items() if is_stored}
+    samples = Rows(
+        **_ids(sections, id_features(schema, False)),
+        dense=sections["dense"],
+        labels=sections["labels"],
+        **optional,
+    )
+    division = division_of(schema)
+    wrong = _wrong(samples, id_features(schema, False), len(division.sample_dense), schema)
+    rows: Rows | RequestRows = samples
+    if schema.request is not None:
+        dense, starts = sections["requests/dense"], sections["requests/starts"]
+        shared = Rows(
+            **_ids(sections, id_features(schema, True)),
+            dense=dense,
+            labels=no_labels_of(len(dense)),
+            requests=sections["requests/numbers"],
+        )
+        wrong += _wrong(shared, id_features(schema, True), len(division.shared_dense), None)
+        wrong += [] if _are_starts(starts, len(dense), len(samples)) else ["requests/starts"]
+        rows = RequestRows(schema, samples, shared, starts)
+    if wrong:
+        raise ValueError(
+            f"{sections.path}: sections {wrong} do not have the rows and types that the schema "
+            f"asks for; prepare the data again"
+        )
+    return rows
+
+
+def _ids(sections: Sections, features: Sequence[IdFeature]) -> dict[str, Any]:
+    return {
+        "ids": tuple(sections[f"ids/{f.name}"] for f in features),
+        "offsets": tuple(sections[f"offsets/{f.name}"] if is_list(f) else None for f in features),
+    }
+
+
+def check_rows(path: Path, num_rows: int, expected: int) -> None:
+    if num_rows != expected:
+        raise ValueError(
+            f"{path} has {num_rows:,} rows, data.json says {expected:,}; prepare the data again"
+        )
+
+
+def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Schema | None) -> list[str]:
+    """The sections that do not fit each other or the schema. schema: None of requests, without labels."""
+    num = len(rows.dense)
+    expected = {
+        "dense": ("f4", (num, num_dense)),
+        "weights": ("f4", (num,)),
+        "groups": ("i8", (num,)),
+        "times": ("i8", (num,)),
+        "requests": ("i8", (num,)),
+    }
+    if schema is not None:
+        labels = len(schema.labels)
+        shape = (num,) if labels == 1 else (num, labels)
+        expected["labels"] = ("f4" if schema.has_numbers else "u1", shape)
+    wrong = [
+        name
+        for name, (dtype, shape) in expected.items()
+        if (array := getattr(rows, name)) is not None
+        and (array.shape != shape or array.dtype != np.dtype(dtype))
+    ]
+    for feature, ids, offsets in zip(features, rows.ids, rows.offsets, strict=True):
+        if ids.ndim != 1 or ids.dtype.str[1:] not in ("u1", "u2", "u4", "i8"):
+            wrong.append(f"ids/{feature.name}")
+        elif not (len(ids) == num if offsets is None else _fits(offsets, num, len(ids))):
+            wrong.append(f"{'ids' if offsets is None else 'offsets'}/{feature.name}")
+    return wrong
+
+
+def _are_starts(starts: np.ndarray, num_requests: int, num_rows: int) -> bool:
+    """Whether these are the first rows of requests that have one at least."""
+    return (
+        starts.shape == (num_requests + 1,)
+        and starts.dtype.str[1:] == "u4"
+        and (int(starts[0]), int(starts[-1])) == (0, num_rows)
+        and bool((starts[1:] > starts[:-1]).all())
+    )
+
+
+def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
+    """Whether offsets have the right form and ends; a loader checks those between."""
+    return (
+        offsets.shape == (num_rows + 1,)
+        and offsets.dtype.str[1:] in ("u4", "i8")
+        and (int(offsets[0]), int(offsets[-1])) == (0, num_ids)
+    )
 
 
 @dataclass(frozen=True)
@@ -46,24 +193,6 @@ class Tally:
     @staticmethod
     def from_json(stored: dict[str, list[int]]) -> Tally:
         return Tally(**{name: np.array(counts, np.int64) for name, counts in stored.items()})
-
-
-@dataclass(frozen=True)
-class Written:
-    """The shards of a part as (file, rows), and counts of their contents.
-
-    clicks, labelled: per label, rows whose label is 1, and rows that have the label.
-    missing: rows per dense feature, ids per other feature that are missing; unknown: ids
-    not in the vocabulary; values: ids in all; empty: of lists alone, rows without an id.
-    """
-
-    shards: tuple[tuple[str, int], ...]
-    clicks: tuple[int, ...]
-    labelled: tuple[int, ...]
-    missing: dict[str, int]
-    unknown: dict[str, int]
-    values: dict[str, int]
-    empty: dict[str, int]
 
 
 class ShardWriter:
@@ -139,7 +268,7 @@ class ShardWriter:
         """Writes the last shard."""
         if self._builder.size:
             self._write()
-        return written_of(self._shards, self._shards_tally, self._schema)
+        return written_of(self._shards, self._shards_tally, self._schema, self._folder)
 
     def _write(self) -> None:
         name = f"{self._part}-{self._number + len(self._shards):05d}.shard"
@@ -156,20 +285,9 @@ class ShardBuilder:
     """A shard while it is filled; the ids of lists are in arrays that grow."""
 
     def __init__(self, schema: Schema, rows: int) -> None:
-        self.size = 0
-        self._capacity = rows
-        features = schema.id_features
-        sizes = [(0 if is_list(f) else rows, id_type(schema, f)) for f in features]
-        self._offsets = [np.zeros(rows + 1, np.int64) if is_list(f) else None for f in features]
-        self._ids = [np.empty(size, width) for size, width in sizes]
-        self._dense = np.empty((rows, len(schema.dense)), np.float32)
-        self._labels = no_labels((rows, len(schema.labels)), schema.has_numbers)
-        if len(schema.labels) == 1:
-            self._labels = self._labels[:, 0]
-        self._weights = None if schema.weight is None else np.empty(rows, np.float32)
-        self._groups = None if schema.grouping is None else np.empty(rows, np.int64)
-        self._requests = None if schema.request is None else np.empty(rows, np.int64)
-        self._times = np.empty(rows, np.int64) if schema.keeps_times else None
+        self.size, self._capacity = 0, rows
+        self._into = empty_rows(schema, rows)
+        self._ids = list(self._into.ids)
 
     @property
     def room(self) -> int:
@@ -182,18 +300,15 @@ class ShardBuilder:
                 self._ids[f][place] = rows.ids[f]
             else:
                 self._append_lists(f, rows.values(f), offsets)
-        self._dense[place] = rows.dense
-        self._labels[place] = rows.labels
-        for name in OPTIONAL:
-            into = getattr(self, f"_{name}")
-            values = getattr(rows, name)
+        for name in ("dense", "labels", *OPTIONAL):
+            into, values = getattr(self._into, name), getattr(rows, name)
             if into is not None:
                 assert values is not None
                 into[place] = values
         self.size = place.stop
 
     def _append_lists(self, f: int, values: np.ndarray, list_offsets: np.ndarray) -> None:
-        offsets, first = self._offsets[f], self.size
+        offsets, first = self._into.offsets[f], self.size
         assert offsets is not None
         start = int(offsets[first])
         end = start + len(values)
@@ -207,23 +322,20 @@ class ShardBuilder:
 
     def rows(self) -> Rows:
         """The rows appended so far."""
-        end = self.size
-        pairs = list(zip(self._ids, self._offsets, strict=True))
-        return Rows(
-            ids=tuple(ids[: end if o is None else int(o[end])] for ids, o in pairs),
-            offsets=tuple(None if o is None else o[: end + 1] for o in self._offsets),
-            dense=self._dense[:end],
-            labels=self._labels[:end],
-            **{name: None if (c := getattr(self, f"_{name}")) is None else c[:end] for name in OPTIONAL},
-        )
+        end, offsets = self.size, self._into.offsets
+        pairs = zip(self._ids, offsets, strict=True)
+        ids = tuple(ids[: end if bounds is None else int(bounds[end])] for ids, bounds in pairs)
+        return replace(self._into[:end], ids=ids)
 
 
-def written_of(shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema) -> Written:
-    """The counts of shards by the names of features."""
+def written_of(
+    shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema, folder: Path = Path()
+) -> Written:
+    """Shards (file, rows) in a folder, and their counts by the names of features."""
     dense, ids = schema.dense, schema.id_features
     lists = {f.name for f in ids if is_list(f)}
     return Written(
-        shards=tuple(shards),
+        shards=tuple(Shard(file, rows, header_checksum(folder / file)) for file, rows in shards),
         clicks=tuple(tally.clicks.tolist()),
         labelled=tuple(tally.labelled.tolist()),
         missing=_by_name(dense, tally.dense_missing) | _by_name(ids, tally.missing),

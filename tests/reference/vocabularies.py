@@ -1,5 +1,4 @@
-"""Vocabularies in plain Python: the specification of the native core, which run where it was not
-built. Counts are dictionaries in memory."""
+"""Vocabularies in plain Python: counts are dictionaries in memory; files are those of the native core."""
 
 from __future__ import annotations
 
@@ -10,24 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.vocabulary_file import Values, plain_hash, plain_index, write_values
-from hotrows.data.raw.columns import RawIds
+from hotrows.data.encode.vocabulary import Values, write_values
+from hotrows.data.raw.values import RawIds
 from hotrows.schema import FIRST_UNKNOWN, MISSING
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_INLINE = 8  # values of at most this many bytes are stored in their slot
+_LONGER = 9  # stands for every larger length
 
 
 class PlainCounts:
     """Counts the values of the training part."""
 
-    def __init__(self, owners: Sequence[int]) -> None:
+    def __init__(self, owners: Sequence[int], *_: Any, state: dict[str, Any] | None = None) -> None:
         self._owners = list(owners)
         self._counts: list[dict[bytes, int]] = [{} for _ in range(max(owners, default=-1) + 1)]
-
-    @staticmethod
-    def resume(owners: Sequence[int], state: dict[str, Any]) -> PlainCounts:
-        counts = PlainCounts(owners)
-        stored = state["counts"]
-        counts._counts = [{value.encode("latin-1"): n for value, n in some.items()} for some in stored]
-        return counts
+        if state is not None:
+            stored = state["counts"]
+            self._counts = [{value.encode("latin-1"): n for value, n in some.items()} for some in stored]
 
     def add(self, columns: Sequence[RawIds], chosen: np.ndarray) -> None:
         """Counts the values of the chosen rows, [rows] bool; of a list, all of them."""
@@ -41,9 +41,9 @@ class PlainCounts:
         """Does nothing: `state` holds the counts themselves."""
 
     def state(self) -> dict[str, Any]:
-        """The state for `resume`."""
+        """The state to resume from."""
         counts = [{value.decode("latin-1"): n for value, n in some.items()} for some in self._counts]
-        return {"kind": "plain", "counts": counts}
+        return {"counts": counts}
 
     def write(self, v: int, path: Path, name: str, min_count: int, known: Values | None = None) -> int:
         """Writes vocabulary v to `path`; returns how many distinct values were seen."""
@@ -56,7 +56,7 @@ class PlainVocabularies:
     """Turns values into ids."""
 
     def __init__(
-        self, values: Sequence[Values], owners: Sequence[int], num_unknown: Sequence[int]
+        self, values: Sequence[Values], owners: Sequence[int], num_unknown: Sequence[int], *_: Any
     ) -> None:
         self._owners = list(owners)
         self._num_unknown = list(num_unknown)
@@ -100,3 +100,46 @@ def _ranked(counts: dict[bytes, int], min_count: int, known: Values | None) -> V
         num_distinct=len(counts),
         index=plain_index(values),
     )
+
+
+def plain_index(values: Sequence[bytes]) -> np.ndarray:
+    """Builds the index of values by rank, [S, 2] uint64.
+
+    V values have V * 8 // 5 + 1 homes, that of hash h is h * homes >> 64. In the order of (hash,
+    rank), each takes the first slot from its home on that comes after the one before. A slot holds
+    the value as a little-endian word, its hash where it is longer than eight bytes, and rank << 8 |
+    min(length, 9). Free slots are zero; the last one is always free.
+    """
+    homes = num_homes(len(values))
+    slots: list[tuple[int, int]] = []
+    for hashed, rank in sorted((plain_hash(value), rank) for rank, value in enumerate(values)):
+        free = home_of(hashed, homes) - len(slots)
+        slots.extend([(0, 0)] * free)
+        value = values[rank]
+        word = int.from_bytes(value, "little") if len(value) <= _INLINE else hashed
+        slots.append((word, rank << 8 | min(len(value), _LONGER)))
+    slots.extend([(0, 0)] * max(1, homes - len(slots)))
+    return np.array(slots, np.uint64)
+
+
+def plain_hash(value: bytes) -> int:
+    """Hashes a value: h = length * golden, then h = mix64(h ^ word) for every eight bytes, the last
+    padded with zeros."""
+    h = len(value) * _GOLDEN & _MASK
+    for i in range(0, len(value), 8):
+        h = _mix64(h ^ int.from_bytes(value[i : i + 8], "little"))
+    return h
+
+
+def num_homes(num_values: int) -> int:
+    return num_values * 8 // 5 + 1
+
+
+def home_of(hashed: int, homes: int) -> int:
+    return hashed * homes >> 64
+
+
+def _mix64(x: int) -> int:
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)

@@ -1,0 +1,328 @@
+"""Passes over the rows of a job: `count` and `encode`, which an `Executor` runs over all of them.
+
+Both save their state, so that a preparation that was killed can be resumed:
+
+    count    every two minutes: counts (in files), statistics, and position in the stream
+    encode   after every shard: the shards, and the position of the oldest row that is in none yet
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of, without_keys
+from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
+from hotrows.data.encode.vocabulary import Counts, IdCounts
+from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.inputs import Input, InputPosition, stream
+from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
+from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.shards import ShardWriter, Written
+from hotrows.json_file import build, parse
+from hotrows.runtime.atomic_files import write_text
+from hotrows.schema import Schema
+
+Progress = Callable[[str, int, int], None]
+StageProgress = Callable[[int, int], None]
+_BESIDE = 768 << 20  # bytes of memory for libraries, chunks and shards, beside counts
+STATE_FILE = "state.json"
+SAVE_SECONDS = 120.0  # between two saved states of the count
+
+
+@dataclass(frozen=True)
+class Job:
+    """Inputs and settings of a preparation.
+
+    declared_parts: per input the number of the part its rows belong to, None where the split decides.
+    """
+
+    inputs: tuple[Input, ...]
+    declared_parts: tuple[int | None, ...]
+    schema: Schema
+    split_text: str
+    split: Split
+    seed: int
+    stored: EncodedData | None
+    extends: bool
+    memory: int
+    threads: int
+    progress: Progress | None = None
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether the rows are in datasets of Ray."""
+        on_ray = [isinstance(source, RayInput) for source in self.inputs]
+        if any(on_ray) and not all(on_ray):
+            raise ValueError(
+                "expected all rows in Ray datasets or none, found both; read the files with ray.data, too"
+            )
+        return all(on_ray)
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.schema, self.threads)
+
+    @property
+    def shared(self) -> tuple[Input, ...]:
+        """The inputs whose rows the split distributes over the parts."""
+        return tuple(self.inputs[i] for i, part in enumerate(self.declared_parts) if part is None)
+
+    @property
+    def counts_memory(self) -> int:
+        """Bytes that counts and indexes of vocabularies may take."""
+        return max(self.memory - _BESIDE, self.memory // 4)
+
+    def progress_of(self, stage: str) -> StageProgress | None:
+        return None if self.progress is None else partial(self.progress, stage)
+
+    def parts(self, position: InputPosition, columns: Columns, sharing: Sharing) -> np.ndarray:
+        """[rows] uint8, the part of each row."""
+        return parts_of(self.declared_parts[position.input], columns, sharing)
+
+    def identity(self) -> dict[str, Any] | None:
+        """Inputs and settings that an interrupted preparation must share with this one to be resumed."""
+        stamps = [source.stamp for source in self.inputs]
+        if None in stamps:
+            return None
+        return {
+            "prepare": VERSION,
+            "inputs": stamps,
+            "given": self.declared_parts,
+            "schema": json.loads(self.schema.to_json()),
+            "split": self.split_text,
+            "seed": self.seed,
+            "stored": self.stored and [self.stored.fingerprint, self.extends],
+        }
+
+
+@dataclass(frozen=True)
+class CountedRows:
+    """Counts of some rows, beside those of their values.
+
+    numbers: [standard features, training rows] float64, in the order of the rows.
+    """
+
+    rows: int
+    numbers: np.ndarray
+
+
+def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -> CountedRows:
+    """Adds the values of the training part to the counts. parts: of each row, [rows] uint8."""
+    training = parts == 0
+    counts.add(without_keys(schema, columns.ids), training)
+    return CountedRows(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
+
+
+Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Encoded rows: a piece of each part, None where it has none of them, and the raw ones' extremes."""
+
+    pieces: tuple[Piece | None, ...]
+    extremes: Extremes
+
+
+def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: SharedChecks) -> EncodedRows:
+    """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
+    rows, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
+    shared.check(rows, columns)
+    pieces: list[Piece | None] = []
+    for part in range(len(NAMES)):
+        chosen = np.flatnonzero(parts == part)
+        if len(chosen) == len(rows):
+            pieces.append((rows, missing))
+        else:
+            pieces.append((rows.take(chosen), missing[:, chosen]) if len(chosen) else None)
+    return EncodedRows(tuple(pieces), Extremes.of_rows(encoder.schema, columns))
+
+
+@dataclass
+class Totals:
+    """What was counted so far: rows, and the moments of `standard` numbers."""
+
+    moments: ColumnMoments
+    rows: int = 0
+    training_rows: int = 0
+
+    def add(self, counted: CountedRows, threads: int) -> None:
+        self.moments.add(counted.numbers, threads)
+        self.rows += counted.rows
+        self.training_rows += counted.numbers.shape[1]
+
+
+class Executor:
+    """Runs both functions over all rows: on this machine, chunk after chunk."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def num_rows(self) -> int:
+        """The number of rows that the split shares out."""
+        job, progress = self.job, self.job.progress_of("lines")
+        sizes = [source.size for source in job.shared]
+        total = 0
+        for i, source in enumerate(job.shared):
+            if job.schema.request is None:
+                total += source.count_rows(job.schema)
+            else:  # whose rows may have lists of candidates
+                total += sum(columns.num_rows for _, columns in stream([source], job.reading))
+            if progress is not None:
+                progress(sum(sizes[: i + 1]), sum(sizes))
+        return total
+
+    def times(self) -> IdCounts:
+        """How many of these rows have each time."""
+        schema, seen = without_features(self.job.schema), IdCounts()
+        how = Reading(schema, self.job.threads, for_training=False)
+        for _, columns in stream(self.job.shared, how, self.job.progress_of("times")):
+            assert columns.times is not None
+            seen.add(columns.times)
+        return seen
+
+    def count(self, folder: Path, sharing: Sharing, state: Mapping[str, Any]) -> tuple[Totals, Any]:
+        """Counts all rows; the second has `write` as `vocabulary.Counts` has."""
+        job, start = self.job, InputPosition()
+        totals = Totals(ColumnMoments(len(standard_columns(job.schema))))
+        if state.get("stage") == "count":
+            totals = Totals(totals.moments, state["rows"], state["training_rows"])
+            totals.moments.restore(state["moments"])
+            start = InputPosition(*state["place"])
+        counts = Counts(
+            owners_of(job.schema), folder, job.counts_memory, job.threads, state=state.get("counts")
+        )
+        saved = time.monotonic()
+        for position, columns in stream(job.inputs, job.reading, job.progress_of("count"), start):
+            if time.monotonic() - saved > SAVE_SECONDS:
+                write_state(folder, _count_state(totals, position, counts, sharing))
+                saved = time.monotonic()
+            parts = job.parts(position, columns, sharing)
+            totals.add(count(job.schema, columns, parts, counts), job.threads)
+        return totals, counts
+
+    def encode(
+        self, encoder: Encoder, folder: Path, state: dict[str, Any]
+    ) -> tuple[dict[str, Written], Extremes]:
+        """Encodes every row into the shards of its part; saves the state after every shard."""
+        job = self.job
+        writers, start = _writers(encoder.schema, folder, state)
+        sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
+        rows, num_rows = list(start.rows), start.position.rows
+        extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
+        shared = SharedChecks(encoder.schema)
+        oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
+        for position, columns in stream(
+            job.inputs, job.reading, job.progress_of("encode"), start.position
+        ):
+            before = _StreamState(position, tuple(rows), sharing.state)
+            in_shards = [writer.rows_in_shards for writer in writers]
+            encoded = encode(encoder, columns, job.parts(position, columns, sharing), shared)
+            extremes = extremes.joined(encoded.extremes)
+            for part, (writer, piece) in enumerate(zip(writers, encoded.pieces, strict=True)):
+                if piece is not None:
+                    writer.append(*piece)
+                if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
+                    oldest[part] = before
+                rows[part] += 0 if piece is None else len(piece[0])
+            num_rows += columns.num_rows
+            if [writer.rows_in_shards for writer in writers] != in_shards:
+                encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
+                write_state(folder, state | {"encoding": encoding})
+        if state["rows"] not in (None, num_rows):
+            raise ValueError(
+                f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
+                f"pass, {num_rows:,} in the second; prepare again"
+            )
+        return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
+
+
+def _count_state(
+    totals: Totals, position: InputPosition, counts: Counts, sharing: Sharing
+) -> dict[str, Any]:
+    counts.spill()
+    return {
+        "stage": "count",
+        "place": astuple(position),
+        "rows": totals.rows,
+        "training_rows": totals.training_rows,
+        "moments": totals.moments.state(),
+        "counts": counts.state(),
+        "sharing": sharing.state,
+        **sharing.settled,
+    }
+
+
+@dataclass(frozen=True)
+class _StreamState:
+    """The state before a chunk: position in the stream, rows per part, and state of the split."""
+
+    position: InputPosition
+    rows: tuple[int, ...]
+    sharing: dict[str, int]
+
+
+def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:
+    """The shards written, and the state from which to resume without losing a row."""
+    start = min(oldest, key=lambda before: before.position.rows)
+    return {"start": asdict(start), "writers": [writer.state() for writer in writers]}
+
+
+def _writers(
+    schema: Schema, folder: Path, state: Mapping[str, Any]
+) -> tuple[list[ShardWriter], _StreamState]:
+    """Returns the writers of the parts and the state to start from, new or saved."""
+    encoding = state.get("encoding")
+    if encoding is None:
+        start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
+        return [ShardWriter(folder, name, schema) for name in NAMES], start
+    start = build(_StreamState, encoding["start"])
+    writers = [
+        ShardWriter.resume(folder, name, schema, writer_state, already=writer_state["rows"] - rows)
+        for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
+    ]
+    return writers, start
+
+
+def without_features(schema: Schema) -> Schema:
+    """A schema of the same rows, of which fewer columns are read."""
+    shared = tuple(f for f in schema.features if f.name in schema.shared)
+    return dataclasses.replace(schema, features=shared, weight=None, group=None)
+
+
+def standard_columns(schema: Schema) -> list[int]:
+    """The places of the dense features whose mean and deviation are learned."""
+    return [i for i, feature in enumerate(schema.dense) if feature.transform == "standard"]
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    if not (folder / STATE_FILE).exists():
+        return {}
+    try:
+        stored = parse((folder / STATE_FILE).read_bytes())
+        text, checksum = stored["state"], stored["crc32"]
+        if zlib.crc32(text.encode()) == checksum:
+            return parse(text)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise ValueError(
+        f"{folder / STATE_FILE} is damaged, so the preparation that was interrupted cannot go on and its "
+        f"files are removed; prepare again"
+    )
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    text = json.dumps(state)
+    write_text(folder / STATE_FILE, json.dumps({"state": text, "crc32": zlib.crc32(text.encode())}))

@@ -1,0 +1,154 @@
+"""Tables in memory: what holds columns, as an Arrow table.
+
+Columns of Python objects that Arrow would change in silence, by what else the column has, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.raw.arrow import first_line, table_columns
+from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.files import pyarrow
+from hotrows.schema import Schema
+
+
+@dataclass(frozen=True)
+class TableInput:
+    """An Arrow table in memory."""
+
+    table: Any
+    name: str = "the table"
+    stamp: list | None = None
+
+    @property
+    def size(self) -> int:
+        return self.table.num_rows
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        done = 0
+        batches = table_columns(self.table, self.name, how)
+        for number, columns in enumerate(batches):
+            done += columns.num_rows
+            yield done, columns.num_rows if number < skip else columns
+
+    def count_rows(self, schema: Schema) -> int:
+        return self.table.num_rows
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        rows = limit(self.table.num_columns)
+        return self.table.slice(0, rows), self.table.num_rows <= rows
+
+
+def as_table(data: Any) -> Any:
+    """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
+    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets; arrays of
+    two dimensions, whose columns are called x0, x1 and so on."""
+    pa = pyarrow()
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, Mapping):
+        tables = [str(name) for name, value in data.items() if hasattr(value, "column_names")]
+        if tables:
+            raise ValueError(
+                f"expected a dict of columns, found one of data sets ({', '.join(tables)}): give one of "
+                f"them, and to `prepare` others as validation= and test="
+            )
+        return _table_of_columns(data)
+    if isinstance(data, np.ndarray) and data.ndim == 2:
+        return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
+    if hasattr(data, "__arrow_c_stream__"):
+        try:
+            return check_frame(data, pa.table(data))
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            if hasattr(data, "columns") and hasattr(data, "items"):
+                _table_of_columns(dict(data.items()))  # its error names the column
+            raise ValueError(
+                f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
+                f"one row, make a frame"
+            ) from None
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+        return as_table(data.collect())
+    if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
+        return as_table(data.with_format("arrow")[:])
+    parts = ": name one of its parts, such as data.parts['test']" if hasattr(data, "parts") else ""
+    raise ValueError(
+        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, an array of two "
+        f"dimensions, or a Hugging Face data set, not {type(data).__name__}{parts}"
+    )
+
+
+def _table_of_columns(columns: Mapping[str, Any]) -> Any:
+    """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
+    pa = pyarrow()
+    arrays = {}
+    for name, column in columns.items():
+        if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+            raise ValueError(
+                f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
+                f"arrays of equal length, for one row too: {{{name!r}: [...]}}; of a list of rows make a "
+                f"frame"
+            )
+        try:
+            arrays[str(name)] = check_objects(column, _column_array(column))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"column {name!r} {_why_unread(column, error, name)}") from error
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns of a dict must have equal lengths, not {lengths}")
+    return pa.table(arrays)
+
+
+def _column_array(column: Any) -> Any:
+    pa = pyarrow()
+    if hasattr(column, "__arrow_c_stream__"):
+        return pa.chunked_array(column)
+    is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
+    return pa.array(np.asarray(column) if is_foreign else column)
+
+
+def _why_unread(column: Any, error: Exception, name: str) -> str:
+    is_of_arrow = isinstance(error, pyarrow().ArrowException)
+    kinds = set(map(type, np.asarray(column, object).flat)) if is_of_arrow else set()
+    if isinstance(error, OverflowError):
+        what = "has whole numbers beyond int64"
+    elif str in kinds and any(issubclass(kind, Number) for kind in kinds):
+        what = "mixes text and numbers"
+    else:
+        return f"is no column of values: {first_line(error)}"
+    return f"{what}; convert it to text (of a pandas frame: frame[{name!r}].astype('string'))"
+
+
+def check_frame(frame: Any, table: Any) -> Any:
+    """Checks the columns of a pandas or Polars frame; returns the table that Arrow made of it."""
+    if hasattr(frame, "get_columns"):
+        columns = [(column.name, column) for column in frame.get_columns()]
+    else:
+        columns = list(frame.items()) if hasattr(frame, "dtypes") and hasattr(frame, "items") else []
+    for (name, column), array in zip(columns, table.columns, strict=False):
+        try:
+            check_objects(column, array)
+        except ValueError as error:
+            raise ValueError(f"column {name!r} {error}") from None
+    return table
+
+
+def check_objects(column: Any, array: Any) -> Any:
+    """Refuses objects of Polars, whose addresses Arrow gets, and moments of several types or zones: Arrow
+    cuts off their time, or moves them to the first zone. Returns the array."""
+    kind = str(getattr(column, "dtype", "object"))
+    if kind == "Object":
+        raise ValueError("has Python objects, which are no values of Arrow; convert it to text")
+    if kind == "object" and str(array.type).startswith(("date", "timestamp")):
+        moments = (x for x in column if isinstance(x, date) and x == x)  # NaT is not equal to itself
+        if len({(isinstance(x, datetime), str(getattr(x, "tzinfo", None))) for x in moments}) > 1:
+            raise ValueError("mixes dates with times, or times of several zones; convert it to text")
+    return array
