@@ -168,6 +168,7 @@ class _LookupFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pack: _PackLookup, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.pack, ctx.weights = pack, weights
+        ctx.save_for_backward(*pack.plan.choice)  # a checkpoint puts those of its second run in their place
         ctx.set_materialize_grads(False)
         return pack.forward()
 
@@ -175,6 +176,7 @@ class _LookupFunction(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         pack: _PackLookup = ctx.pack
+        _check_same(pack.plan.choice, ctx.saved_tensors)
         like = pack.plan.targets[0].weights
         dim = like.shape[1]
         pieces = [
@@ -193,6 +195,18 @@ class _LookupFunction(torch.autograd.Function):
                 values = pack.plan.targets[t].weights
                 results.append(_plain_gradient(part, values, pack.is_sparse))
         return tuple(results)
+
+
+def _check_same(first: Sequence[Tensor | None], again: Sequence[Tensor | None]) -> None:
+    for before, now in zip(first, again, strict=True):
+        if before is None or now is None or now.data_ptr() == before.data_ptr():
+            continue
+        if not torch.equal(before, now):
+            raise RuntimeError(
+                "torch.utils.checkpoint ran a lookup again with ids that were changed in place since the "
+                "forward pass, so that its gradient is not that of the output: give the checkpoint a copy, "
+                "ids.clone()"
+            )
 
 
 def _without_empty(

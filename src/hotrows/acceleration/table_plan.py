@@ -57,6 +57,12 @@ class TablePlan:
     locations: RowLocations | None = None
     known_ends: tuple[int, ...] = ()
 
+    @property
+    def choice(self) -> tuple[Tensor | None, ...]:
+        """All tensors that ids, offsets and weights of bags decide."""
+        pack = self.pack
+        return self.table_rows, pack.inverse, pack.bag_starts, pack.weights, self.grad_weights
+
     @functools.cached_property
     def ends(self) -> list[int]:
         """`bounds` as Python numbers."""

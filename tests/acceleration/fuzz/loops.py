@@ -263,12 +263,13 @@ def _made(settings: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
     options = _copied(dict(settings.options))  # schedulers write into tensors
     if settings.second is None:
         return [kind(params, **options)]
+    second = _copied(dict(settings.second))
     one, other = params[::2], params[1::2]
     if not other:
         return [kind(params, **options)]
     if settings.apart:
-        return [kind(one, **options), kind(other, **{"lr": 0.01, **dict(settings.second)})]
-    return [kind([{"params": one}, {"params": other, **dict(settings.second)}], **options)]
+        return [kind(one, **options), kind(other, **{"lr": 0.01, **second})]
+    return [kind([{"params": one}, {"params": other, **second}], **options)]
 
 
 def go(run: Run) -> None:
