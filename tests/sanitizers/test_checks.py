@@ -70,7 +70,8 @@ MUTATIONS = (
     Mutation("keyed_records.h", "      --lines[i].passed;\n", "", ("keys",), KEYS),
     Mutation("key_window.h", "key.first = oldest.next;", "key.first = key.last;", ("keys",), KEYS),
     Mutation("key_order.h", "    --num_items_;\n", "", ("keys",), KEYS),
-    Mutation("deferred.cpp", "= static_cast<int32_t>(target.now);", "= 0;", ("deferred",), DEFERRED),
+    Mutation("deferred.cpp", "= static_cast<int32_t>(target.now);", "= 0;", ("deferred", "planning"), DEFERRED),
+    Mutation("deferred.cpp", "(std::max(kChunk, dim)", "(std::min(kChunk, dim)", ("deferred", "planning"), DEFERRED),
     Mutation("table.h", "room_ = size * 5 / 8;", "room_ = size;", READING, TEXT),
 )  # fmt: skip
 

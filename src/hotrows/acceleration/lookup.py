@@ -88,7 +88,8 @@ def _lookup_pack(
     weights = distinct_weights(calls)
     with NO_TORCH_FUNCTION():
         tables = [table_of(weight) for weight in weights]
-    trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+    records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    trains = records and any(weight.requires_grad for weight in weights)
     plan = plan_pack(calls, tables, weights, group, trains)
     _catch_up(plan, tables, kind)
     numbers = {id(weight): t for t, weight in enumerate(weights)}
