@@ -169,7 +169,7 @@ class _LookupFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pack: _PackLookup, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.pack, ctx.weights = pack, weights
-        ctx.save_for_backward(*pack.plan.choice)  # a checkpoint puts those of its second run in their place
+        ctx.save_for_backward(*pack.plan.choice)  # of which a checkpoint makes those of its second run
         ctx.set_materialize_grads(False)
         return pack.forward()
 
@@ -205,8 +205,7 @@ def _check_same(first: Sequence[Tensor | None], again: Sequence[Tensor | None]) 
         if not torch.equal(before, now):
             raise RuntimeError(
                 "torch.utils.checkpoint ran a lookup again with ids that were changed in place since the "
-                "forward pass, so that its gradient is not that of the output: give the checkpoint a copy, "
-                "ids.clone()"
+                "forward pass, and would get the gradient of another output: give it a copy, ids.clone()"
             )
 
 

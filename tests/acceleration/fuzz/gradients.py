@@ -59,7 +59,7 @@ AFTER: dict[str, Callable[[Any, nn.Parameter], Any]] = {
     "numpy": _reading(lambda grad: grad.detach().cpu().numpy().tolist()),
     "tolist": _reading(lambda grad: grad.tolist()),
     "asarray": _reading(lambda grad: np.asarray(grad, dtype=np.float32).sum().item()),
-    "histogram": _reading(lambda grad: np.histogram(grad.numpy(), 4, (-0.7, 0.31))[0].tolist()),  # no edge at 0
+    "histogram": _reading(lambda grad: np.histogram(grad.numpy(), (-1, -0.303, 0.0213, 1))[0].tolist()),
     "pickle": _reading(lambda grad: pickle.loads(pickle.dumps(grad))),
     "save": _reading(_saved),
     "deepcopy": _reading(lambda grad: copy.deepcopy(grad).to_dense()),
