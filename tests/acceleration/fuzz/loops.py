@@ -497,6 +497,12 @@ def _set_data(w: nn.Parameter) -> None:
     w.grad.data = w.grad.data * 0.5
 
 
+def _halve_data(run: Run, w: nn.Parameter) -> None:
+    """Of a sparse gradient, plain PyTorch loses what is written to `data`."""
+    if w.grad is not None and id(w) not in gradients.sparse_weights(run.model):
+        w.grad.data.mul_(0.5)
+
+
 def _drop(w: nn.Parameter) -> None:
     w.grad = None
 
@@ -575,7 +581,7 @@ AFTER: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "grad[0] = 0": _change(_set_first),
     "grad = grad * 0.5": _change(_replace),
     "grad.data = ": _change(_set_data),
-    "grad.data.mul_": _change(lambda w: w.grad.data.mul_(0.5)),
+    "grad.data.mul_": _halve_data,
     "grad = None": _change(_drop),
     "grad = ones": _change(_dense),
     "weight.mul_": _change(_written_between),
