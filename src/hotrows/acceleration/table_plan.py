@@ -60,8 +60,8 @@ class TablePlan:
     @property
     def choice(self) -> tuple[Tensor | None, ...]:
         """All tensors that ids, offsets and weights of bags decide."""
-        pack = self.pack
-        return self.table_rows, pack.inverse, pack.bag_starts, pack.weights, self.grad_weights
+        of_bags = self.pack.bag_starts, self.pack.weights, self.grad_weights
+        return self.table_rows, self.pack.inverse, *of_bags
 
     @functools.cached_property
     def ends(self) -> list[int]:

@@ -34,6 +34,7 @@ REFUSALS = (
     _LOST,
     "with ids that were changed in place since the forward pass",
     "have different metadata than during the forward pass",  # the same, of more or fewer distinct ids
+    "by an inplace operation: [torch.LongTensor",  # ids again, of a checkpoint in a captured graph
 )
 LENIENT = (  # errors of plain PyTorch that an accelerated run need not have
     "parse",  # "Sparse" or "sparse": an operation that sparse gradients do not have
