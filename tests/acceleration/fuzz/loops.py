@@ -260,12 +260,14 @@ def start(model: Model, loop: Loop, accelerated: bool, place: torch.device) -> R
 def _made(settings: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
     kind = WITH_CLOSURE.get(settings.kind) or getattr(torch.optim, settings.kind)
     params = list(model.parameters())
-    options = _copied(dict(settings.options))  # schedulers write into tensors
-    if settings.second is None:
-        return [kind(params, **options)]
-    second = _copied(dict(settings.second))
+    # Copies, for schedulers write into tensors.
+    both = [_copied(dict(group)) for group in (settings.options, settings.second or ())]
+    if any(group.get("nesterov") for group in both):
+        for group in both:
+            group.pop("foreach", None)  # with it, SGD's step adds the momentum to `grad` itself
+    options, second = both
     one, other = params[::2], params[1::2]
-    if not other:
+    if settings.second is None or not other:
         return [kind(params, **options)]
     if settings.apart:
         return [kind(one, **options), kind(other, **{"lr": 0.01, **second})]
