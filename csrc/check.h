@@ -1,5 +1,6 @@
 // CHECK(condition, values ..): what the core relies on. A build with HOTROWS_CHECKS ends the process where a
-// condition does not hold, and says which, where, and with what values; any other build evaluates nothing of it.
+// condition does not hold, and says which, where, and with what values, which are evaluated only then; any other
+// build evaluates nothing of it.
 // Conditions are compiled there all the same, so that none is left behind when the code moves.
 #pragma once
 
@@ -10,9 +11,11 @@
 #include <iostream>
 #endif
 
-#define CHECK(...)                                                                                  \
-  do {                                                                                                    \
-    if constexpr (::hotrows::kChecks) ::hotrows::check(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__); \
+#define HOTROWS_FIRST(first, ...) (first)
+#define CHECK(...)                                                                                \
+  do {                                                                                            \
+    if constexpr (::hotrows::kChecks)                                                             \
+      if (!HOTROWS_FIRST(__VA_ARGS__, 0)) ::hotrows::fail(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__); \
   } while (false)
 
 namespace hotrows {
@@ -21,8 +24,7 @@ namespace hotrows {
 constexpr bool kChecks = true;
 
 template <class... Values>
-void check(const char* file, int line, const char* text, bool holds, Values... values) {
-  if (holds) return;
+[[noreturn]] void fail(const char* file, int line, const char* text, bool, Values... values) {
   std::cerr << file << ':' << line << ": CHECK(" << text << ") does not hold";
   ((std::cerr << ' ' << +values), ...);
   std::cerr << std::endl;
@@ -41,7 +43,7 @@ inline bool is_look_due(int64_t size) {
 #else
 constexpr bool kChecks = false;
 template <class... Values>
-void check(const char*, int, const char*, bool, Values...);
+void fail(const char*, int, const char*, bool, Values...);
 inline bool is_look_due(int64_t) { return false; }
 #endif
 

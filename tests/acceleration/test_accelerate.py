@@ -300,6 +300,24 @@ def test_rows_that_are_read_and_not_learned_from_stay_as_they_are(packing):
         torch.testing.assert_close(fast.state_dict()[name], weight)
 
 
+def test_no_gradient_is_recorded_in_inference_mode():
+    """`enable_grad` within it does not change that."""
+
+    class Enabling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.items = nn.Embedding(6, 3)
+
+        def forward(self, ids):
+            with torch.enable_grad():
+                return [self.items(ids), self.items.weight.norm(), self.items.weight.square().sum()]
+
+    model = Enabling()
+    hotrows.accelerate(model, torch.optim.SGD(model.parameters(), 0.1), packing=False)
+    with torch.inference_mode():
+        assert not any(result.requires_grad for result in model(torch.tensor([1, 2])))
+
+
 def test_sparse_adam_equals_pytorchs():
     class Sparse(nn.Module):
         def __init__(self):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hotrows
 from hotrows.acceleration.gradient import HANDLERS, RowGradient
@@ -221,6 +222,33 @@ def test_restoring_after_a_step_with_a_term_over_the_table():
     with pytest.warns(UserWarning, match=r"gradients of user\.weight are None"):
         hotrows.restore(model)
     assert model.user.weight.grad is None and type(model.item.weight.grad) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: None, ""),
+        (lambda ids: ids.add_(1), "changed in place since the forward pass"),
+        (lambda ids: ids.zero_(), "different metadata than during the forward pass"),
+    ],
+    ids=["the same", "others", "fewer"],
+)
+def test_a_checkpoint_runs_again_with_the_ids_that_it_had(change, message):
+    """Plain PyTorch takes the gradient of the changed ids, which are not those of the output."""
+
+    def gradient(accelerated):
+        model, _ = make(accelerated)
+        ids = torch.tensor([3, 1, 4, 1, 5])
+        out = checkpoint(lambda: model.top(model.user(ids).repeat(1, 2)), use_reentrant=False)
+        change(ids)
+        out.square().sum().backward()
+        return model.user.weight.grad.to_dense()
+
+    if message:
+        with pytest.raises(RuntimeError, match=message):
+            gradient(accelerated=True)
+    else:
+        torch.testing.assert_close(gradient(accelerated=True), gradient(accelerated=False))
 
 
 def test_functional_transforms_read_rows_that_are_up_to_date():

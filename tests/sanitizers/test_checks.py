@@ -57,7 +57,8 @@ class Mutation:
 
 STORE = ("rows", "file_index", "file_fetch", "file_sweep")
 SLOTS, KEYS, FILES = ("tests/planning/test_slots.py",), ("tests/keys",), ("tests/storage/test_file.py",)
-DEFERRED, TEXT = ("tests/ops/test_deferred.py",), ("tests/data/test_vocabulary.py",)
+DEFERRED = ("deferred", "planning"), ("tests/ops/test_deferred.py",)
+TEXT = ("tests/data/test_vocabulary.py",)
 READING = ("text", "canonical", "counts", "vocabulary", "loader", "clusters")
 MUTATIONS = (
     Mutation("slots.cpp", "if (listed) --idle_[slot.wanted].live;", "", ("slots",), SLOTS),
@@ -70,7 +71,8 @@ MUTATIONS = (
     Mutation("keyed_records.h", "      --lines[i].passed;\n", "", ("keys",), KEYS),
     Mutation("key_window.h", "key.first = oldest.next;", "key.first = key.last;", ("keys",), KEYS),
     Mutation("key_order.h", "    --num_items_;\n", "", ("keys",), KEYS),
-    Mutation("deferred.cpp", "= static_cast<int32_t>(target.now);", "= 0;", ("deferred",), DEFERRED),
+    Mutation("deferred.cpp", "= static_cast<int32_t>(target.now);", "= 0;", *DEFERRED),
+    Mutation("deferred.cpp", "(std::max(kChunk, dim)", "(std::min(kChunk, dim)", *DEFERRED),
     Mutation("table.h", "room_ = size * 5 / 8;", "room_ = size;", READING, TEXT),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ PLANTED = {
     "thread": {"sum_of_all": "data race"},
 }
 PLANTED["both"] = PLANTED["address"] | PLANTED["undefined"]
-READING = ("text", "canonical", "counts", "vocabulary", "loader", "machine")
+READING = ("text", "canonical", "counts", "vocabulary", "loader", "machine", "codes")
 TRAINING = ("planning", "slots", "rows", "file_*", "interaction", "dropout", "relu")
 CALLS = """
 import ctypes, sys

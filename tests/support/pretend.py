@@ -158,8 +158,12 @@ class _Functions(TorchFunctionMode):
 
 def _on_device(index):
     """The index with lists of numbers as tensors of the device, of which `meta` would lose the values."""
-    if isinstance(index, tuple) and any(isinstance(part, list | tuple) for part in index):
-        return tuple(map(_on_device, index))
+    if isinstance(index, tuple):
+        return tuple(map(_of_dimension, index))
+    return _of_dimension(index)
+
+
+def _of_dimension(index):
     is_list = isinstance(index, list | tuple) and len(index) > 0 and all(type(n) is int for n in index)
     return torch.tensor(index, device="cpu").to(CUDA) if is_list else index
 

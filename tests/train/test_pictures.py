@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 from xml.etree import ElementTree
 
 import pytest
 
 from hotrows.config import TrainConfig
 from hotrows.data.description import Description, PartSize, VocabularyUse
+from hotrows.metrics import Metrics
 from hotrows.pages import numbers
 from hotrows.pipeline.trace import Event
 from hotrows.train import metrics_log, pictures
@@ -70,10 +72,25 @@ def test_the_lines_of_a_metric_are_those_of_the_labels_their_mean_and_the_best(t
     assert shown == {"click": [0.4] * 3, "buy": [0.3] * 3, "mean": [0.4] * 3, "": [0.4]}
 
 
+@pytest.mark.parametrize("auc", [0.75, None])
+def test_a_title_has_the_test_only_where_its_metric_is_a_number(tmp_path, auc):
+    run = run_with(tmp_path / "run")
+    test = Metrics(8, math.nan if auc is None else auc, 0.4, 0.5, 0.5, 1.0, 0.0).to_json()
+    (run / "result.json").write_text(json.dumps({"test": test}))
+    texts = drawn(pictures.draw_run(run))
+    assert any(text.startswith("test AUC 0.7500, ") for text in texts) == (auc is not None)
+    assert any(text.startswith("test ") for text in texts) == (auc is not None)
+    (run / "result.json").write_text(json.dumps({"test": None}))
+    assert not any(text.startswith("test ") for text in drawn(pictures.draw_run(run)))
+
+
 @pytest.mark.parametrize("vocabularies", [1, 12])
 def test_skew_is_drawn(tmp_path, vocabularies):
     picture = tmp_path / "new" / "skew.svg"
     assert pictures.draw_skew(description(vocabularies), picture) == picture
+    legend = dict(pictures.skew_chart(description(vocabularies))[1])
+    named = min(vocabularies, pictures.NUM_COLORS)
+    assert list(legend.values()) == [*range(named), *[pictures.GRAY] * (vocabularies > named)]
     assert ("6 smaller ones" in drawn(picture)) == (vocabularies == 12)
 
 

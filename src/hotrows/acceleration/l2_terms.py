@@ -166,6 +166,7 @@ def _norm(weight: Any, p: Any = None, *args: Any, **kwargs: Any) -> Any:
     p = kwargs.pop("ord", p)
     is_two = p in (None, "fro") or (_is_number(p) and float(p) == 2)
     others = [value for value in (*args, *kwargs.values()) if value not in (None, False)]
-    if not isinstance(weight, TableParameter) or not is_two or others:
+    records = not torch.is_inference_mode_enabled()
+    if not isinstance(weight, TableParameter) or not is_two or others or not records:
         return NotImplemented
     return _Norm.apply(weight)

@@ -88,7 +88,8 @@ def _lookup_pack(
     weights = distinct_weights(calls)
     with NO_TORCH_FUNCTION():
         tables = [table_of(weight) for weight in weights]
-    trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+    records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    trains = records and any(weight.requires_grad for weight in weights)
     plan = plan_pack(calls, tables, weights, group, trains)
     _catch_up(plan, tables, kind)
     numbers = {id(weight): t for t, weight in enumerate(weights)}
@@ -168,6 +169,7 @@ class _LookupFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pack: _PackLookup, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.pack, ctx.weights = pack, weights
+        ctx.save_for_backward(*pack.plan.choice)  # of which a checkpoint makes those of its second run
         ctx.set_materialize_grads(False)
         return pack.forward()
 
@@ -175,6 +177,7 @@ class _LookupFunction(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         pack: _PackLookup = ctx.pack
+        _check_same(pack.plan.choice, ctx.saved_tensors)
         like = pack.plan.targets[0].weights
         dim = like.shape[1]
         pieces = [
@@ -193,6 +196,15 @@ class _LookupFunction(torch.autograd.Function):
                 values = pack.plan.targets[t].weights
                 results.append(_plain_gradient(part, values, pack.is_sparse))
         return tuple(results)
+
+
+def _check_same(first: Sequence[Tensor | None], again: Sequence[Tensor | None]) -> None:
+    tensors = [(a, b) for a, b in zip(first, again, strict=True) if a is not None and b is not None]
+    if not all(a.data_ptr() == b.data_ptr() or torch.equal(a, b) for a, b in tensors):
+        raise RuntimeError(
+            "torch.utils.checkpoint ran a lookup again with ids that were changed in place since the "
+            "forward pass, and would get the gradient of another output: give it a copy, ids.clone()"
+        )
 
 
 def _without_empty(

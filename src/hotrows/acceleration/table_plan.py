@@ -57,6 +57,12 @@ class TablePlan:
     locations: RowLocations | None = None
     known_ends: tuple[int, ...] = ()
 
+    @property
+    def choice(self) -> tuple[Tensor | None, ...]:
+        """All tensors that ids, offsets and weights of bags decide."""
+        of_bags = self.pack.bag_starts, self.pack.weights, self.grad_weights
+        return self.table_rows, self.pack.inverse, *of_bags
+
     @functools.cached_property
     def ends(self) -> list[int]:
         """`bounds` as Python numbers."""

@@ -32,9 +32,14 @@ REFUSALS = (
     "got the squares of a whole table where plain PyTorch would have",
     "marked with @once_differentiable",
     _LOST,
+    "with ids that were changed in place since the forward pass",
+    "have different metadata than during the forward pass",  # the same, of more or fewer distinct ids
+    "by an inplace operation: [torch.LongTensor",  # ids again, of a checkpoint in a captured graph
 )
 LENIENT = (  # errors of plain PyTorch that an accelerated run need not have
-    "parse",
+    "parse",  # "Sparse" or "sparse": an operation that sparse gradients do not have
+    "requires coalesced input",
+    "When use_reentrant=True",  # a captured checkpoint is not run again, so it has no such limit
     "modified by an inplace operation",
     "a view of a leaf Variable",
     "too many indices for tensor of dimension 0",
@@ -46,7 +51,6 @@ OF_THE_DEVICE = (  # errors of a loop that is made for the host, or that a prete
     "_share_fd_: only available on CPU",
     "Not available for 'meta' device type",
     "module 'torch._C' has no attribute '_cuda_getCurrentStream'",
-    "elements cannot be converted to Scalar",
     "Cannot access storage of SparseTensorImpl",
     "Cannot set version_counter for inference tensor",
     "on meta tensors",
@@ -91,7 +95,7 @@ def check(case: Case, place: torch.device = HOST) -> None:
             plain, fast = outcome(case, False), outcome(case, True, place)
     except Hang:
         raise Broken(f"took more than {CASE_SECONDS:.0f} seconds") from None
-    _compare(plain, fast)
+    _compare(plain, fast, REFUSALS if place == HOST else (*REFUSALS, *OF_THE_DEVICE))
 
 
 def outcome(case: Case, accelerated: bool, place: torch.device = HOST) -> Outcome:
@@ -115,7 +119,7 @@ def outcome(case: Case, accelerated: bool, place: torch.device = HOST) -> Outcom
     return Outcome(run.seen if run else [], error, said)
 
 
-def _compare(plain: Outcome, fast: Outcome) -> None:
+def _compare(plain: Outcome, fast: Outcome, refusals: tuple[str, ...]) -> None:
     for place, ((what, expected), (also, actual)) in enumerate(zip(plain.seen, fast.seen, strict=False)):
         if what != also:
             raise Broken(f"thing {place} is {also}, not {what}")
@@ -123,9 +127,7 @@ def _compare(plain: Outcome, fast: Outcome) -> None:
         if differences:
             raise Broken(f"differs at thing {place}: {differences[0]}")
     ours, theirs = fast.error, plain.error
-    if ours is not None and any(words in str(ours) for words in OF_THE_DEVICE):
-        return
-    if ours is not None and any(words in str(ours) for words in REFUSALS):
+    if ours is not None and any(words in str(ours) for words in refusals):
         return
     if type(ours) is type(theirs) or any(words in str(theirs) for words in LENIENT):
         pass
@@ -134,7 +136,7 @@ def _compare(plain: Outcome, fast: Outcome) -> None:
     if ours is None and theirs is None and len(plain.seen) != len(fast.seen):
         raise Broken(f"showed {len(fast.seen)} things, not {len(plain.seen)}")
     more = {text for text in fast.warnings - plain.warnings if not text.startswith(OWN_WARNINGS)}
-    if more and ours is None:
+    if more and ours is None and theirs is None:  # a run that ended early has warned of less
         raise Broken(f"warned: {sorted(more)[0]}")
 
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 # ---- between backward and the step
 
 
-def _sparse(model: nn.Module) -> set[int]:
+def sparse_weights(model: nn.Module) -> set[int]:
     """The `id()` of weights whose gradients are sparse in plain PyTorch."""
     return {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
 
 
 def _reading(read: Callable[[Tensor], Any]) -> Callable[[Any, nn.Parameter], Any]:
-    return lambda run, w: None if w.grad is None or id(w) in _sparse(run.model) else read(w.grad)
+    return lambda run, w: None if w.grad is None or id(w) in sparse_weights(run.model) else read(w.grad)
 
 
 def _saved(grad: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ AFTER: dict[str, Callable[[Any, nn.Parameter], Any]] = {
     "numpy": _reading(lambda grad: grad.detach().cpu().numpy().tolist()),
     "tolist": _reading(lambda grad: grad.tolist()),
     "asarray": _reading(lambda grad: np.asarray(grad, dtype=np.float32).sum().item()),
-    "histogram": _reading(lambda grad: np.histogram(grad.numpy(), 4)[0].tolist()),
+    "histogram": _reading(lambda grad: np.histogram(grad.numpy(), (-1, -0.303, 0.0213, 1))[0].tolist()),
     "pickle": _reading(lambda grad: pickle.loads(pickle.dumps(grad))),
     "save": _reading(_saved),
     "deepcopy": _reading(lambda grad: copy.deepcopy(grad).to_dense()),
@@ -73,7 +73,10 @@ AFTER: dict[str, Callable[[Any, nn.Parameter], Any]] = {
     "clamp min": _reading(lambda grad: grad.clamp(min=-0.01)),
     "clamp_ max": _reading(lambda grad: grad.clamp_(max=0.02).sum()),
     "clip norm, 1, foreach": lambda run, w: nn.utils.clip_grad_norm_(
-        [p for p in run.model.parameters() if id(p) not in _sparse(run.model)], 1.0, 1, foreach=True
+        [p for p in run.model.parameters() if id(p) not in sparse_weights(run.model)],
+        1.0,
+        1,
+        foreach=True,
     ),
 }
 
@@ -137,7 +140,7 @@ def backward_to_inputs(model: nn.Module, loss: Tensor) -> None:
 
 def surgery(model: nn.Module, loss: Tensor) -> None:
     """Adds what gradients of two tasks have in common, as plain tensors."""
-    params = [p for p in model.parameters() if p.requires_grad and id(p) not in _sparse(model)]
+    params = [p for p in model.parameters() if p.requires_grad and id(p) not in sparse_weights(model)]
     ones, others = (
         torch.autograd.grad(x, params, retain_graph=True, allow_unused=True) for x in (loss, loss.sin())
     )

@@ -260,15 +260,18 @@ def start(model: Model, loop: Loop, accelerated: bool, place: torch.device) -> R
 def _made(settings: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
     kind = WITH_CLOSURE.get(settings.kind) or getattr(torch.optim, settings.kind)
     params = list(model.parameters())
-    options = _copied(dict(settings.options))  # schedulers write into tensors
-    if settings.second is None:
-        return [kind(params, **options)]
+    # Copies, for schedulers write into tensors.
+    both = [_copied(dict(group)) for group in (settings.options, settings.second or ())]
+    if any(group.get("nesterov") for group in both):
+        for group in both:
+            group.pop("foreach", None)  # with it, SGD's step adds the momentum to `grad` itself
+    options, second = both
     one, other = params[::2], params[1::2]
-    if not other:
+    if settings.second is None or not other:
         return [kind(params, **options)]
     if settings.apart:
-        return [kind(one, **options), kind(other, **{"lr": 0.01, **dict(settings.second)})]
-    return [kind([{"params": one}, {"params": other, **dict(settings.second)}], **options)]
+        return [kind(one, **options), kind(other, **{"lr": 0.01, **second})]
+    return [kind([{"params": one}, {"params": other, **second}], **options)]
 
 
 def go(run: Run) -> None:
@@ -496,6 +499,12 @@ def _set_data(w: nn.Parameter) -> None:
     w.grad.data = w.grad.data * 0.5
 
 
+def _halve_data(run: Run, w: nn.Parameter) -> None:
+    """Of a sparse gradient, plain PyTorch loses what is written to `data`."""
+    if w.grad is not None and id(w) not in gradients.sparse_weights(run.model):
+        w.grad.data.mul_(0.5)
+
+
 def _drop(w: nn.Parameter) -> None:
     w.grad = None
 
@@ -574,7 +583,7 @@ AFTER: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "grad[0] = 0": _change(_set_first),
     "grad = grad * 0.5": _change(_replace),
     "grad.data = ": _change(_set_data),
-    "grad.data.mul_": _change(lambda w: w.grad.data.mul_(0.5)),
+    "grad.data.mul_": _halve_data,
     "grad = None": _change(_drop),
     "grad = ones": _change(_dense),
     "weight.mul_": _change(_written_between),
