@@ -177,6 +177,26 @@ def test_a_step_waits_for_nothing():
             assert step == 0 or sum(pretend.waits.values()) == before
 
 
+def test_a_graph_of_accelerated_tables_is_refused_and_training_goes_on():
+    """It would repeat the rows and the number of one step."""
+    with pretend_tables.gpu() as device:
+        model, x = Two().to(CUDA), torch.randint(0, 50, (8, 4)).to(CUDA)
+        _, optimizer = hotrows.accelerate(model, torch.optim.Adam(model.parameters()), packing=False)
+        for _ in range(2):
+            with (
+                device.ahead_of_lanes(),
+                pytest.raises(RuntimeError, match="part of a CUDA graph"),
+            ):
+                device.capture(lambda: model(x).sum())
+            model(x).square().mean().backward()
+            with (
+                device.ahead_of_lanes(),
+                pytest.raises(RuntimeError, match="part of a CUDA graph"),
+            ):
+                device.capture(lambda: optimizer.step() or x)
+            optimizer.step()
+
+
 def test_tables_are_looked_up_together_with_padding_between():
     """As a captured graph does it; some ids twice, some in bags, one table without any id."""
     with pretend_tables.gpu():
