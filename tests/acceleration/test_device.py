@@ -183,16 +183,10 @@ def test_a_graph_of_accelerated_tables_is_refused_and_training_goes_on():
         model, x = Two().to(CUDA), torch.randint(0, 50, (8, 4)).to(CUDA)
         _, optimizer = hotrows.accelerate(model, torch.optim.Adam(model.parameters()), packing=False)
         for _ in range(2):
-            with (
-                device.ahead_of_lanes(),
-                pytest.raises(RuntimeError, match="part of a CUDA graph"),
-            ):
+            with device.ahead_of_lanes(), pytest.raises(RuntimeError, match="part of a CUDA graph"):
                 device.capture(lambda: model(x).sum())
             model(x).square().mean().backward()
-            with (
-                device.ahead_of_lanes(),
-                pytest.raises(RuntimeError, match="part of a CUDA graph"),
-            ):
+            with device.ahead_of_lanes(), pytest.raises(RuntimeError, match="part of a CUDA graph"):
                 device.capture(lambda: optimizer.step() or x)
             optimizer.step()
 
