@@ -5,7 +5,7 @@
     python3 -m benchmarks.gpu --out OUT lookup --tune --cuembed DIR
     python3 -m benchmarks.gpu --out OUT --list                      # what has run, and what is pending
     python3 -m benchmarks.gpu --small --device cpu cache            # the logic of a part, in seconds
-    python3 -m benchmarks.gpu --page                                # results/gpu.json into docs/gpu.md
+    python3 -m benchmarks.gpu --page                                # results/gpu.json into the pages
 
 Every part is a process of its own with a limit of its own: one that dies, runs out of memory or takes too
 long says so in its record, and the next one runs. The same command once more goes on where it was. The

@@ -150,6 +150,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.__getitem__ and isinstance(args[0], PretendTensor):
             args = args[0], _on_device(args[1])
+        if func is torch.tensor and _is_cuda((kwargs or {}).get("device")):
+            return func(*args, **{**kwargs, "device": "cpu"}).to(CUDA)
         if func is torch.Tensor.to:  # which asks CUDA's part of PyTorch for the number of a device
             args, kwargs = tree_map(lambda leaf: CUDA if _is_cuda(leaf) else leaf, (args, kwargs or {}))
         if func in _NARROWED and torch.is_autocast_enabled("cuda"):

@@ -63,6 +63,8 @@ def gpu_of_benchmarks():
                 stack.enter_context(mock.patch.object(place, "zipf_stream", _on_host(on_host)))
             if getattr(place, "page_locked", None) is not None:
                 stack.enter_context(mock.patch.object(place, "page_locked", _page_locked(device)))
+            if hasattr(place, "PLAIN"):  # nor are sparse gradients
+                stack.enter_context(mock.patch.object(place, "PLAIN", {}))
             if "as a graph" in getattr(place, "AS_GRAPH", {}):  # what PyTorch compiles is not pretended
                 stack.enter_context(mock.patch.dict(place.AS_GRAPH))
                 del place.AS_GRAPH["compiled"]
