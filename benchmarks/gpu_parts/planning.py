@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_parts.part import Findings, Setting
-from benchmarks.gpu_parts.timing import seconds_of, timed
+from benchmarks.gpu_parts.timing import page_locked, seconds_of, timed
 from benchmarks.gpu_parts.workloads import batches_of, embedding_of, tables_of, zipf_stream
 from hotrows import ops
 from hotrows.planning import packing
@@ -145,6 +145,6 @@ def _upload(plan, setting: Setting) -> dict:
     part = plan.packs[0]
     tensors = (part.rows, part.slots, part.inverse, part.order, part.starts)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    near = torch.zeros(size, dtype=torch.uint8, pin_memory=setting.on_gpu)
+    near = page_locked(size, setting)
     far = torch.empty(size, dtype=torch.uint8, device=setting.device)
     return {"bytes": size, "ms": timed(lambda: far.copy_(near, non_blocking=True), setting).ms}

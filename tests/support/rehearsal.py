@@ -16,6 +16,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu_parts import memory, probe, timing, workloads
 
+from hotrows import ops
 from tests.support import pretend_tables
 
 FAULTS = "HOTROWS_REHEARSED"
@@ -53,6 +54,8 @@ def gpu_of_benchmarks():
         for place in (timing, memory, probe):
             stack.enter_context(mock.patch.object(place, "lock", lambda block, _: device.lock(block)))
             stack.enter_context(mock.patch.object(place, "unlock", lambda *_: None, create=True))
+        move = "hotrows.ops.triton.copy_rows.move"
+        stack.enter_context(mock.patch(move, lambda *of: ops.copy_rows(*of[:4])))
         make = torch.Generator  # the device's is that of the host
         stack.enter_context(mock.patch.object(torch, "Generator", lambda device="cpu": make()))
         stack.enter_context(mock.patch.object(timing, "page_locked", _page_locked(device)))
@@ -65,10 +68,25 @@ def gpu_of_benchmarks():
                 stack.enter_context(mock.patch.object(place, "page_locked", _page_locked(device)))
             if hasattr(place, "PLAIN"):  # nor are sparse gradients
                 stack.enter_context(mock.patch.object(place, "PLAIN", {}))
+            if hasattr(place, "MEMORY"):
+                memories = {"pinned": _page_locked(device)}
+                stack.enter_context(mock.patch.dict(place.MEMORY, memories))
+            if hasattr(place, "_profiled"):  # nor PyTorch's profiler of kernels
+                stack.enter_context(mock.patch.object(place, "_profiled", lambda *_: [(0.0, 1.0)]))
+            if hasattr(place, "run_tests"):  # they are run without a device
+                tests = "tests/a.py::b PASSED [100%]"
+                stack.enter_context(mock.patch.object(place, "run_tests", lambda *_, t=tests: (0, t)))
+            if hasattr(place, "SMALL_ORDER"):
+                order = tuple((*of, _uncompiled(arms)) for *of, arms in place.SMALL_ORDER)
+                stack.enter_context(mock.patch.object(place, "SMALL_ORDER", order))
             if "as a graph" in getattr(place, "AS_GRAPH", {}):  # what PyTorch compiles is not pretended
                 stack.enter_context(mock.patch.dict(place.AS_GRAPH))
                 del place.AS_GRAPH["compiled"]
         yield device
+
+
+def _uncompiled(arms):
+    return tuple(arm for arm in arms if "compiled" not in arm)
 
 
 def _modules():
