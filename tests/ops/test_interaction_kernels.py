@@ -101,7 +101,6 @@ def test_dot_interaction_is_as_exact_as_plain_pytorch(shape, dtypes, device):
         assert_as_exact(got, plain, exact)
 
 
-@on_both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_core_reads_no_gradient_of_padding(dtype):
     """It would take each sample's for the begin of the next one's."""
@@ -113,6 +112,7 @@ def test_the_core_reads_no_gradient_of_padding(dtype):
         torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
 
 
+@on_both
 @pytest.mark.parametrize("padding", [1, 7])
 def test_zeros_follow_where_padding_is_wanted(padding, device):
     bottom, vectors = sample((12, 5, 7), (torch.float16, torch.float16), device)
