@@ -77,10 +77,11 @@ def _lists(setting: Setting, name: str) -> dict:
     figures = {}
     for kind, compiles in (("ms", False), ("other_ms", setting.pick(True, False))):
         torch.manual_seed(0)
-        model = models.build(name, schema, dim=setting.pick(36, 4)).to(setting.device)
+        options = {"auxiliary": 0.0} if name == "dien" else {}
+        model = models.build(name, schema, dim=setting.pick(36, 4), **options).to(setting.device)
         if compiles:
             _compile_behind_lists(model)
-        embedding = embedding_of(model.tables, "rowwise", setting.device)
+        embedding = embedding_of(model.tables, "rowwise", setting.device, sequences=model.sequences)
         training = Training(model, embedding, setting.device)
         (work,) = ready(embedding, [_batch_of_lists(items, batch_size, longest)])
         figures[kind] = timed(lambda t=training, w=work: t.step(w), setting).ms
@@ -99,7 +100,7 @@ def _batch_of_lists(items: int, batch_size: int, longest: int) -> hotrows.Batch:
     lengths = torch.randint(1, longest + 1, (batch_size,), generator=draw)
     ids = torch.randint(items, (batch_size + int(lengths.sum()),), generator=draw)
     offsets = torch.cat([torch.arange(batch_size), batch_size + lengths.cumsum(0) - lengths])
-    ends = torch.cat([offsets, torch.tensor([len(ids)])]).int()
+    ends = torch.cat([offsets, torch.tensor([len(ids)])])
     labels = torch.randint(2, (batch_size,), generator=draw).float()
     return hotrows.Batch(("item", "history"), ids, torch.zeros(batch_size, 0), labels, ends)
 

@@ -274,8 +274,10 @@ def _is_locked(tensor):
     """Whether the device may read a tensor in host memory: its pages are locked."""
     begin = tensor.data_ptr()
     end = begin + tensor.numel() * tensor.element_size()
-    locked = list(_order[0].locked)
-    return begin == end or any(first <= begin and end <= last for first, last in locked)
+    for first, last in sorted(_order[0].locked):  # ranges may lie side by side
+        if first <= begin < last:
+            begin = last
+    return begin >= end
 
 
 def _is_own(kind):

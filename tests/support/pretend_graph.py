@@ -106,14 +106,14 @@ class Recording:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             for tensor in tree_leaves(value):
                 if isinstance(tensor, torch.Tensor):
-                    storage = getattr(tensor, "inner", tensor).untyped_storage()
+                    storage = (tensor.inner if _is_held(tensor) else tensor).untyped_storage()
                     if storage._cdata not in self._own:
                         self._before.setdefault(storage._cdata, (storage, storage.clone()))
 
     def note(self, func, args, kwargs, plain, result, of_device):
         """plain: the arguments as the operation took them; result: of the device, or in host memory."""
         known = {t.inner.untyped_storage()._cdata for t in of_device}
-        made = [t for t in tree_leaves(result) if hasattr(t, "inner")]
+        made = [t for t in tree_leaves(result) if _is_held(t)]
         for tensor in made:
             storage = tensor.inner.untyped_storage()
             if storage._cdata not in known:
@@ -123,11 +123,11 @@ class Recording:
         plain = tree_map(
             lambda t: t.clone() if isinstance(t, torch.Tensor) and _is_baked(t, args) else t, plain
         )
-        results = [None if not hasattr(t, "inner") else t.inner for t in tree_leaves(result)]
+        results = [t.inner if _is_held(t) else None for t in tree_leaves(result)]
         self.entries.append((func, held, plain, results))
 
     def _held(self, leaf):
-        if not hasattr(leaf, "inner"):
+        if not _is_held(leaf):
             return leaf
         return Held(leaf, leaf.inner.untyped_storage()._cdata in self._own)
 
@@ -148,6 +148,11 @@ class Recording:
                     if old is not None and old.untyped_storage()._cdata in self._own and old is not value:
                         assert old.shape == value.shape, f"{func} has another shape in a replay"
                         old.copy_(value)
+
+
+def _is_held(leaf):
+    """Whether it is a tensor of the device: `inner` of any other one is PyTorch's inner product."""
+    return isinstance(getattr(leaf, "inner", None), torch.Tensor)
 
 
 def _is_baked(tensor, args):
