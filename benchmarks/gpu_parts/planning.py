@@ -119,7 +119,9 @@ class _OnDevice:
             slots.feed(lambda: rows)  # of another batch, in training
             slots.touch(rows)
             begin = time.perf_counter()
-            slots.take(rows, slots.memory(len(rows)))
+            memory = slots.memory(len(rows))
+            slots.take(rows, memory)
+            there.wait(None, [memory.slots, memory.moves])  # it is in the memory of another lane
             seconds.append(time.perf_counter() - begin)
             number += 1
 
