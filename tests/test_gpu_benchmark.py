@@ -380,8 +380,8 @@ def test_arms_have_equal_bits_on_a_pretended_device(monkeypatch):
         monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
         for name in ("empty_cache", "reset_peak_memory_stats", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, lambda: 0)
-        for name in ("lock", "unlock"):
-            monkeypatch.setattr(memory, name, lambda *_: None)
+        monkeypatch.setattr(memory, "lock", lambda block, _: device.lock(block))
+        monkeypatch.setattr(memory, "unlock", lambda *_: None)
         assert cache.run(findings, Setting("cuda", small=True))
     assert set(findings.checks.values()) == {"passed"} and len(findings.arms) == len(arms)
     assert len({figures["bits"] for figures in findings.arms.values()}) == 1

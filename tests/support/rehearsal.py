@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from benchmarks import gpu
+from benchmarks.arms.gpu_arms import ARMS
 from benchmarks.gpu_parts import memory, probe, timing, workloads
 
 from hotrows import ops
@@ -80,7 +81,7 @@ def gpu_of_benchmarks():
                 tests = "tests/a.py::b PASSED [100%]"
                 stack.enter_context(mock.patch.object(place, "run_tests", lambda *_, t=tests: (0, t)))
             if hasattr(place, "SMALL_ORDER"):
-                order = tuple((*of, _uncompiled(arms)) for *of, arms in place.SMALL_ORDER)
+                order = tuple((*of, _pretended(arms)) for *of, arms in place.SMALL_ORDER)
                 stack.enter_context(mock.patch.object(place, "SMALL_ORDER", order))
             if "as a graph" in getattr(place, "AS_GRAPH", {}):  # what PyTorch compiles is not pretended
                 stack.enter_context(mock.patch.dict(place.AS_GRAPH))
@@ -88,8 +89,11 @@ def gpu_of_benchmarks():
         yield device
 
 
-def _uncompiled(arms):
-    return tuple(arm for arm in arms if "compiled" not in arm)
+def _pretended(arms):
+    """Those that neither compile nor launch kernels themselves, nor need sparse gradients."""
+    return tuple(
+        arm for arm in arms if ARMS[arm].step != "compiled" and ARMS[arm].kind not in ("plain", "in-step")
+    )
 
 
 def _modules():
