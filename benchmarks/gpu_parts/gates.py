@@ -2,7 +2,8 @@
 
 `dlrm`, `deepfm`, `dcnv2`: a step with our kernels and one whose model is compiled (in its graph stand the
 references, fused with what is around them), both as one CUDA graph. `din`, `dien`: the same, where what
-stands behind the lists is compiled, kernel by kernel. Dense kernels stay if `gain` is 1.1 on one of them.
+stands behind the lists is compiled, kernel by kernel. In TF32, the format of runs on a GPU, which our
+kernels are for. Dense kernels stay if `gain` is 1.1 on one of them.
 `streams`: lookup and update of 26 packs on 1 and on 4 streams; they stay if `gain` is 1.05. Slots mapped
 on the device are a gate of part `cache` (`10%` over `10%-host`: 1.1, with its higher misses).
 """
@@ -62,7 +63,9 @@ def _single_ids(setting: Setting, name: str) -> dict:
         torch.manual_seed(0)
         model = models.build(name, schema_of(num_rows), dim=dim, **options).to(setting.device)
         embedding = embedding_of(model.tables, "rowwise", setting.device)
-        training = Training(model, embedding, setting.device, graph=setting.on_gpu, compiles=compiles)
+        training = Training(
+            model, embedding, setting.device, graph=setting.on_gpu, compiles=compiles, precision="tf32"
+        )
         works = itertools.cycle(ready(embedding, batches_of(stream, batch_size), padded=setting.on_gpu))
         figures[kind] = step_time(lambda t=training, w=works: t.step(next(w)), setting).ms
     return figures
@@ -82,7 +85,7 @@ def _lists(setting: Setting, name: str) -> dict:
         if compiles:
             _compile_behind_lists(model)
         embedding = embedding_of(model.tables, "rowwise", setting.device, sequences=model.sequences)
-        training = Training(model, embedding, setting.device)
+        training = Training(model, embedding, setting.device, precision="tf32")
         (work,) = ready(embedding, [_batch_of_lists(items, batch_size, longest)])
         figures[kind] = timed(lambda t=training, w=work: t.step(w), setting).ms
     return figures
