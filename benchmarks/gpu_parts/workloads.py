@@ -196,8 +196,8 @@ def _filler() -> Callable[[InitialValues, Tensor, Tensor], None]:
 
 
 class Training:
-    """The engine's own step: lookup, model, loss, backward, update, dense SGD; on a GPU in bfloat16 unless
-    `precision` says another format.
+    """The engine's own step: lookup, model, loss, backward, update, dense SGD; on a GPU in bfloat16, or
+    as `precision` says.
 
     graph: as one CUDA graph; compiles: the model through `torch.compile`.
     """
