@@ -7,10 +7,11 @@ from hotrows.runtime.device import find
 
 
 def run(findings: Findings, setting: Setting) -> None:
+    device = find(setting.device)
     if not setting.on_gpu:
+        findings.check("work is done at once", device.capture(lambda: torch.ones(1))().item() == 1)
         findings.add("after a refused capture", {"left_out": "there is no GPU"})
         return
-    device = find(setting.device)
     with device.ahead_of_lanes():
         stream, x = torch.cuda.current_stream(), torch.ones(1 << 10, device=setting.device)
         findings.check("a capture that reads a value is refused", _is_refused(device, x))

@@ -9,6 +9,7 @@ on the device are a gate of part `cache` (`10%` over `10%-host`: 1.1, with its h
 """
 
 import itertools
+import math
 from functools import partial
 
 import torch
@@ -48,7 +49,12 @@ def run(findings: Findings, setting: Setting) -> bool:
             figures = work()
         except Exception as error:  # the next gate may be measured
             findings.check(f"{name}: runs", False, f"{type(error).__name__}: {error}"[:300], arm=name)
-        else:
+            continue
+        losses = figures.pop("losses", None)
+        same = losses is None or math.isclose(*losses, rel_tol=0.01)
+        if losses is not None:
+            findings.check(f"{name}: equal first losses", same, str(losses), arm=name)
+        if same:
             findings.add(name, figures | {"gain": figures["other_ms"] / figures["ms"]})
     return True
 
@@ -58,7 +64,8 @@ def _single_ids(setting: Setting, name: str) -> dict:
     batch_size, dim = setting.pick(16_384, 32), setting.pick(64, 4)
     stream = zipf_stream(num_rows, 8 * batch_size, setting.device)
     options = setting.pick(OF_SINGLE_IDS[name], {"bottom": [8], "top": [8]} if name == "dlrm" else {})
-    figures = {}
+    figures: dict = {}
+    losses: list[float] = []
     for kind, compiles in (("ms", False), ("other_ms", setting.pick(True, False))):
         torch.manual_seed(0)
         model = models.build(name, schema_of(num_rows), dim=dim, **options).to(setting.device)
@@ -67,8 +74,9 @@ def _single_ids(setting: Setting, name: str) -> dict:
             model, embedding, setting.device, graph=setting.on_gpu, compiles=compiles, precision="tf32"
         )
         works = itertools.cycle(ready(embedding, batches_of(stream, batch_size), padded=setting.on_gpu))
+        losses.append(training.step(next(works)).item())
         figures[kind] = step_time(lambda t=training, w=works: t.step(next(w)), setting).ms
-    return figures
+    return {**figures, "losses": losses}
 
 
 def _lists(setting: Setting, name: str) -> dict:
@@ -77,7 +85,8 @@ def _lists(setting: Setting, name: str) -> dict:
         hotrows.Sparse("item", rows=items),
         hotrows.Sequence("history", vocabulary="item", max_length=longest),
     ))  # fmt: skip
-    figures = {}
+    figures: dict = {}
+    losses: list[float] = []
     for kind, compiles in (("ms", False), ("other_ms", setting.pick(True, False))):
         torch.manual_seed(0)
         options = {"auxiliary": 0.0} if name == "dien" else {}
@@ -87,8 +96,9 @@ def _lists(setting: Setting, name: str) -> dict:
         embedding = embedding_of(model.tables, "rowwise", setting.device, sequences=model.sequences)
         training = Training(model, embedding, setting.device, precision="tf32")
         (work,) = ready(embedding, [_batch_of_lists(items, batch_size, longest)])
+        losses.append(training.step(work).item())
         figures[kind] = timed(lambda t=training, w=work: t.step(w), setting).ms
-    return figures
+    return {**figures, "losses": losses}
 
 
 def _compile_behind_lists(model: nn.Module) -> None:
