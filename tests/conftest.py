@@ -34,7 +34,7 @@ def pytest_configure(config):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
     syncs.leave_out()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker and hasattr(os, "sched_setaffinity"):
+    if worker and hasattr(os, "sched_setaffinity") and not torch.cuda.is_available():
         # One processor for each worker and what it starts: threads that wait for one another then cost
         # no waking of another processor, which takes small tests on ranks half as long again.
         processors = sorted(os.sched_getaffinity(0))
@@ -62,6 +62,19 @@ def pytest_terminal_summary(terminalreporter):
         for name, text in report.user_properties:
             terminalreporter.section(name)
             terminalreporter.write_line(text)
+
+
+def pytest_exception_interact(node, call):
+    """Ends a process whose device is of no use any more, of which each later test would only say so."""
+    if os.environ.get("PYTEST_XDIST_WORKER") and leaves_no_device(call.excinfo.value):
+        os.write(2, f"{node.nodeid}: {call.excinfo.value}".encode())
+        os._exit(3)
+
+
+def leaves_no_device(error):
+    """Whether an error of CUDA is one that all later calls of the process repeat."""
+    words = ("illegal memory access", "device-side assert", "misaligned address", "launch failure")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def pytest_runtest_setup(item):

@@ -20,7 +20,7 @@ FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {path: ast.parse(text) for path, text in FILES.items()}
 KERNELS = PACKAGE / "ops" / "triton"
 BUDGET = {
-    "acceleration": 5_800,
+    "acceleration": 5_850,
     "checkpoint": 2_300,
     "cli": 3_250,
     "costs": 2_350,
@@ -32,15 +32,15 @@ BUDGET = {
     "keys": 800,
     "metrics": 750,
     "models": 1_850,
-    "modules at the root": 3_050,
+    "modules at the root": 3_100,
     "nn": 2_100,
-    "ops": 6_850,
+    "ops": 6_900,
     "pages": 600,
     "pipeline": 600,
     "planning": 2_700,
     "report": 1_850,
-    "runtime": 1_850,
-    "serving": 3_800,
+    "runtime": 1_900,
+    "serving": 3_850,
     "storage": 2_450,
     "streams": 1_900,
     "trackers": 300,

@@ -9,6 +9,7 @@ from benchmarks import gpu
 from benchmarks.arms import gpu_arms, gpu_cache, gpu_runs
 from benchmarks.gpu_parts import (
     cache,
+    claims,
     cuembed,
     fields,
     kernels,
@@ -17,6 +18,7 @@ from benchmarks.gpu_parts import (
     memory,
     plain,
     probe,
+    timing,
     workloads,
 )
 from benchmarks.gpu_parts.part import Findings, Setting, read
@@ -28,6 +30,7 @@ from benchmarks.harness import ROOT
 import hotrows
 from hotrows.record import RecordLayout
 from hotrows.train import pictures
+from tests.conftest import leaves_no_device
 from tests.support import pretend
 
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
@@ -40,7 +43,7 @@ def one_thread(monkeypatch, tmp_path, threads):
     monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
-@pytest.mark.parametrize("part", gpu.PARTS)
+@pytest.mark.parametrize("part", [name for name, part in gpu.PARTS.items() if part.module is None])
 @pytest.mark.filterwarnings("ignore")  # of the profiler and of PyTorch's sparse gradients
 def test_every_part_runs_checks_first_and_writes_what_it_finds(part, tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -51,7 +54,8 @@ def test_every_part_runs_checks_first_and_writes_what_it_finds(part, tmp_path, m
     assert found["complete"] and found["arms"] and found["error"] is None
     assert set(found["checks"].values()) == {"passed"}
     assert found["commit"] and found["machine"] and found["versions"]["torch"]
-    assert found["setting"] == {"device": "cpu", "small": True, "gigabytes": 80}
+    gigabytes = gpu.PARTS[part].gigabytes or 80
+    assert found["setting"] == {"device": "cpu", "small": True, "gigabytes": gigabytes}
     assert found["source"] == source_hash()
 
 
@@ -95,10 +99,113 @@ def test_the_list_says_what_has_run_and_what_is_pending(tmp_path, capsys, quick_
     assert "done, 2 arms" in lines["speed"] and "pending" in lines["later"]
 
 
+@pytest.fixture
+def rehearsal(monkeypatch):
+    """Parts are processes with a pretended GPU."""
+    monkeypatch.setattr(gpu, "_COMMAND", [sys.executable, "-m", "tests.support.rehearsal"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return monkeypatch
+
+
+def test_parts_that_die_run_out_of_memory_or_of_time_stop_no_other(tmp_path, rehearsal, capfd):
+    rehearsal.setenv("HOTROWS_REHEARSED", "layers=die,micro=memory,probe=hang")
+    rehearsal.setitem(gpu.RUNS, "first", {"layers": 200, "micro": 200, "probe": 25, "host": 200})
+    command = ["--small", "--out", str(tmp_path), "--minutes", "12", "first"]
+    assert gpu.main(command) == 3
+    found = read(tmp_path / "gpu.json")
+    assert {name: (record["complete"], record["error"]) for name, record in found.items()} == {
+        "layers": (False, "died: SIGSEGV"),
+        "micro": (False, "OutOfMemoryError: CUDA out of memory. Tried to allocate 90.00 GiB."),
+        "probe": (False, "cut at its limit of 25 s"),
+        "host": (True, None),
+    }
+    said = capfd.readouterr().out
+    assert "what it found is kept, and the next part runs" in said
+    assert "interleaving in parts, memory and time: not measured yet: OutOfMemoryError" in said
+    rehearsal.setitem(gpu.RUNS, "first", {"host": 200})
+    assert gpu.main(command) == 0 and "host: has run" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", gpu.RUNS)
+def test_a_run_of_ten_minutes_comes_to_its_end_on_a_pretended_device(tmp_path, rehearsal, run):
+    rehearsal.setitem(gpu.RUNS, run, dict.fromkeys(gpu.RUNS[run], 600))
+    assert gpu.main(["--small", "--out", str(tmp_path), "--minutes", "60", run]) == 0
+    assert all(record["complete"] for record in read(tmp_path / "gpu.json").values())
+
+
+def test_runs_are_of_known_parts_and_end_in_time():
+    assert all(gpu.PARTS[name] for parts in gpu.RUNS.values() for name in parts)
+    assert max(sum(parts.values()) for parts in gpu.RUNS.values()) <= 570 - 15
+    assert all(gpu.PARTS[n].seconds <= s for parts in gpu.RUNS.values() for n, s in parts.items())
+
+
+@pytest.mark.parametrize(("gib", "gigabytes"), [(79.6, 50), (139.8, 80), (23.6, 15)])
+def test_records_fit_the_card(monkeypatch, gib, gigabytes):
+    properties = SimpleNamespace(total_memory=int(gib * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert gpu._gigabytes(SimpleNamespace(device="cuda")) == gigabytes
+
+
+def test_a_store_that_is_not_to_be_had_leaves_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "SMALL_ORDER", (("zipf", "sgd", ("whole-there", "10%")),))
+    make = gpu_cache.Memory
+
+    def memory_of(num_rows, layout, on_device, setting):
+        if on_device:
+            raise torch.OutOfMemoryError("80 GB")
+        return make(num_rows, layout, on_device, setting)
+
+    monkeypatch.setattr(gpu_cache, "Memory", memory_of)
+    assert gpu.main([*SMALL, "cache", "--out", str(tmp_path)]) == 1
+    found = read(tmp_path / "gpu.json")["cache"]
+    assert list(found["arms"]) == ["zipf-sgd-10%"] and found["complete"]
+    assert "no store: OutOfMemoryError: 80 GB" in found["checks"]["zipf-sgd-whole-there: runs"]
+
+
+def test_reads_hide_the_launches_of_a_call():
+    assert [timing.num_reads(ms) for ms in (0.0, 0.15, 0.3, 2.0, 500.0)] == [1, 2, 3, 11, 50]
+    assert timing.Timing(3.0, 3.0, 3.0, 2.9).is_of_the_host
+    assert not timing.Timing(3.0, 3.0, 3.0, 1.0).is_of_the_host
+
+
+def test_every_claim_has_its_figure_and_says_where_it_is_missing():
+    assert {part for claim in claims.CLAIMS for part in claim.parts} <= {*gpu.PARTS}
+    assert {figure for _, figure, _ in claims.lines({})} == {claims.NOT_YET}
+    cached = {"of_best": 0.93, "waited": 0.02, "samples_per_s": 11.0}
+    by_host = {"of_best": 0.8, "waited": 0.2, "samples_per_s": 10.5}
+    arms = {
+        "kernels": {"tests": {"passed": 500, "failed": 1, "error": 0}},
+        "sync": {"cached": {"steps": 12}},
+        "cache-16": {"zipf-rowwise-10%": cached, "zipf-rowwise-10%-host": by_host,
+                     "zipf-rowwise-hybridhash": by_host, "zipf-rowwise-2%": {"of_best": 0.7}},
+        "fields": {"packed-1000": {"over_fewest_fields": 1.2, "launches": 30},
+                   "apart-1000": {"launches": 2030}},
+        "micro": {"8 micro-batches": {"peak_mb": 900.0, "over_one": 1.3, "is_of_the_host": True}},
+        "lookup": {key: {"forward_share": 0.7, "update_share": 0.4} for key in ("rowwise", "adam")},
+        "planning": {"device-slots": {"ms": 2.0, "launches_ms": 0.3}},
+        "probe": {"region-80-shuffled": {"in_gb_s": 50.0, "out_gb_s": 48.0},
+                  "beside-24": {"in_gb_s_beside": 45.0, "product_slower": 1.01}},
+        "accelerate": {"adam": {"pytorch_ms": 9.0, "ms": 2.0}},
+        "deterministic": {"a": {"of_default": 0.97, "of_deterministic": 1.6}},
+        "gates": {"dlrm": {"gain": 1.02}, "din": {"gain": 1.2}, "streams": {"gain": 1.01}},
+    }  # fmt: skip
+    records = {part: {"arms": found, "checks": {}, "error": None} for part, found in arms.items()}
+    figures = {claim: figure for claim, figure, _ in claims.lines(records)}
+    assert claims.NOT_YET not in figures.values()
+    assert figures["gate: dense kernels"] == "dlrm 1.02x, din 1.20x: stays (asked 1.1)"
+    assert figures["gate: streams of packs"].endswith("goes (asked 1.05)")
+    assert figures["gate: slots mapped on the device"] == "1.05x the host's: goes (asked 1.1)"
+    assert figures["how small a cache may be"] == "10% 93%, 2% 70%"
+    records["micro"] = {"arms": {}, "checks": {}, "error": "died: SIGSEGV"}
+    assert "time: not measured yet: died: SIGSEGV" in claims.in_words(records)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["speeed", "--out", "x"], "no part speeed; there are probe"),
+        (["speeed", "--out", "x"], "no part speeed; there are host"),
         (["--out", "x"], "name the parts to run"),
         (["probe"], "--out OUT"),
         (["probe", "--out", "x", "--device", "cpu"], "--small --device cpu"),
@@ -110,13 +217,37 @@ def test_a_command_that_would_lose_its_results_is_refused(arguments, words, caps
     assert words in capsys.readouterr().err
 
 
-def test_a_part_whose_checks_are_red_gives_no_figures(tmp_path, monkeypatch):
-    wrong = (1, "FAILED tests/a.py::b - assert 1 == 2\n1 failed, 9 passed in 1.00s")
-    monkeypatch.setattr("benchmarks.gpu_parts.kernels.run_tests", lambda paths, limit: wrong)
+def test_a_part_whose_checks_are_red_gives_no_figures(tmp_path, quick_part, monkeypatch):
+    def run(findings, setting):
+        findings.check("equal", False, "1 is not 2")
+        findings.add("a", {"speed": 2.0})
+
+    monkeypatch.setitem(sys.modules, "benchmarks.gpu_parts.speed", SimpleNamespace(run=run))
+    assert gpu.main([*SMALL, "speed", "--out", str(tmp_path)]) == 1
+    found = read(tmp_path / "gpu.json")["speed"]
+    assert found["arms"] == {} and "no figures" in found["error"]
+    assert found["checks"] == {"equal": "failed: 1 is not 2"}
+
+
+def test_one_red_test_of_many_takes_no_count_with_it(tmp_path, monkeypatch, capsys):
+    lines = [
+        *(f"[gw1] [ {n}0%] PASSED tests/a.py::ok[{n}] " for n in range(1, 4)),
+        "[gw1] [ 50%] FAILED tests/a.py::b ", "[gw1] [ 60%] FAILED tests/a.py::c ",
+        "FAILED tests/a.py::b - assert 1 == 2",
+    ]  # fmt: skip
+    monkeypatch.setattr(kernels, "run_tests", lambda paths, limit: (1, "\n".join(lines)))
     assert gpu.main([*SMALL, "kernels", "--out", str(tmp_path)]) == 1
     found = read(tmp_path / "gpu.json")["kernels"]
-    assert found["arms"] == {} and "no figures" in found["error"]
+    assert found["arms"]["tests"]["passed"] == 3 and found["arms"]["tests"]["failed"] == 2
     assert found["checks"] == {"tests/a.py::b": "failed: assert 1 == 2"}
+    assert "gw1 first FAILED: tests/a.py::b" in capsys.readouterr().out
+
+
+def test_a_fault_that_leaves_no_device_is_known_from_others():
+    fault = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    assert leaves_no_device(fault)
+    assert not leaves_no_device(RuntimeError("CUDA error: out of memory"))
+    assert not leaves_no_device(AssertionError("illegal memory access"))
 
 
 @pytest.mark.parametrize(
@@ -249,8 +380,8 @@ def test_arms_have_equal_bits_on_a_pretended_device(monkeypatch):
         monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
         for name in ("empty_cache", "reset_peak_memory_stats", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, lambda: 0)
-        for name in ("lock", "unlock"):
-            monkeypatch.setattr(memory, name, lambda *_: None)
+        monkeypatch.setattr(memory, "lock", lambda block, _: device.lock(block))
+        monkeypatch.setattr(memory, "unlock", lambda *_: None)
         assert cache.run(findings, Setting("cuda", small=True))
     assert set(findings.checks.values()) == {"passed"} and len(findings.arms) == len(arms)
     assert len({figures["bits"] for figures in findings.arms.values()}) == 1
@@ -300,12 +431,14 @@ def test_a_check_that_raises_says_where_and_is_red():
 
 
 def test_the_page_has_the_tables_as_they_are_computed(tmp_path, monkeypatch):
-    page = tmp_path / "gpu.md"
-    page.write_text(limits.PAGE.read_text())
-    monkeypatch.setattr(limits, "PAGE", page)
-    before = page.read_text()
+    before = {}
+    for name in ("PAGE", "CLAIMS_PAGE"):
+        page = tmp_path / name
+        before[page] = getattr(limits, name).read_text()
+        page.write_text(before[page])
+        monkeypatch.setattr(limits, name, page)
     assert gpu.main(["--page"]) == 0
-    assert page.read_text() == before, "run `python -m benchmarks.gpu --page`"
+    assert {page: page.read_text() for page in before} == before, "run `python -m benchmarks.gpu --page`"
 
 
 def test_no_fewer_bytes_than_a_forward_pass_must_move():

@@ -46,7 +46,13 @@ def measure(request: dict, setting: Setting) -> Iterator[tuple[str, dict]]:
     and batch_size.
     """
     begin = time.perf_counter()
-    rig = _rig(request, setting)
+    try:
+        rig = _rig(request, setting)
+    except Exception as error:  # the other store may be had
+        traceback.print_exc()
+        for name in request["arms"]:
+            yield name, {"error": f"no store: {type(error).__name__}: {error}".splitlines()[0]}
+        return
     seconds = time.perf_counter() - begin
     try:
         for name in request["arms"]:

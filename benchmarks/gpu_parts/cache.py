@@ -51,6 +51,7 @@ SMALL_ORDER = (ORDER[0], ("criteo", "adam", ("whole-graph", "10%")))
 
 def run(findings: Findings, setting: Setting) -> bool:
     """Whether all arms are measured; one that went wrong has no figures, and the others go on."""
+    complete = True
     try:
         for law, optimizer, arms in setting.pick(ORDER, SMALL_ORDER):
             for on_device in (True, False):
@@ -59,9 +60,8 @@ def run(findings: Findings, setting: Setting) -> bool:
                 left = [arm for arm in arms if arm in of_store and not _is_done(findings, prefix + arm)]
                 for arm, figures in _measured(setting, law, optimizer, on_device, left):
                     _note(findings, prefix + arm, figures)
-                if any(not _is_done(findings, prefix + arm) for arm in left):
-                    return False
-        return True
+                complete = complete and all(_is_done(findings, prefix + arm) for arm in left)
+        return complete
     finally:
         _compare(findings)
 

@@ -1,4 +1,4 @@
-"""What a GPU run can reach at most, computed beforehand, and what was measured: tables of docs/gpu.md.
+"""What a GPU run can reach at most, computed beforehand, and what was measured, as tables of pages.
 
 Arithmetic on bytes and operations over rates of an H200: nothing here has been measured on one by
 hotrows. Rates are decimal, 1 GB/s = 10^9 bytes a second.
@@ -8,14 +8,15 @@ import itertools
 import json
 from collections.abc import Callable
 
-from benchmarks.gpu_parts import lookup
+from benchmarks.gpu_parts import claims, lookup
 from benchmarks.gpu_parts.part import read
 from benchmarks.gpu_parts.workloads import BOTTOM, NUM_DENSE, TOP, ZIPF
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.markdown import put, table
 from hotrows.costs.frequencies import Frequencies
 
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "gpu_evidence.md"
+CLAIMS_PAGE = ROOT / "docs" / "gpu.md"
 
 COPY = 4300e9  # B/s read and written
 MATRIX = 788e12  # FLOP/s, bfloat16
@@ -33,8 +34,9 @@ NOT_YET = "not measured yet: no GPU so far"
 
 
 def write_page() -> None:
-    """Puts the tables in their places in docs/gpu.md."""
+    """Puts the tables in their places in docs/gpu_evidence.md, and the claims in docs/gpu.md."""
     put(PAGE, {name: make() for name, make in TABLES.items()})
+    put(CLAIMS_PAGE, {"claims": claims.as_table(read(RESULTS / "gpu.json"))})
 
 
 def lookup_limits() -> str:

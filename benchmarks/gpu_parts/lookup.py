@@ -5,9 +5,11 @@ As published of FBGEMM on an H100: 10 tables of 1.68 M rows of 128 float32, 1,04
 implementation reads and writes, so that a share of the copy rate is one of the floor.
 
 `bags-`: PyTorch's `nn.EmbeddingBag(sparse=True)` per table with the `torch.optim` of that name.
-`packed-`: PyTorch with care, one table for all (`plain`). `cuembed`: NVIDIA's header-only library,
-lookups alone, of a checkout that `--cuembed` names. FBGEMM's times are others': those published for an
-H100, also scaled by the memory bandwidth of that GPU over this one's, as the data sheets have them.
+`packed-`: PyTorch with care, one table for all (`plain`), whose `unique` waits for the host by its
+nature. Times are those of kernels; `launch_ms` is what the host takes to launch them. `cuembed`: NVIDIA's
+header-only library, lookups alone, of a checkout that `--cuembed` names. FBGEMM's times are others':
+those published for an H100, also scaled by the memory bandwidth of that GPU over this one's, as the data
+sheets have them.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,7 @@ import hotrows
 from benchmarks.gpu_parts import cuembed
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.plain import PlainTable
-from benchmarks.gpu_parts.timing import ceilings, timed
+from benchmarks.gpu_parts.timing import Timing, ceilings, timed
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import embedding_of, ready, tables_of, weights_in_place, zipf_ids
 from hotrows.engine.embedding import Embedding
@@ -132,6 +134,7 @@ def _ours(setting, num_rows, batch, gradient, optimizer: str, copy_rate: float) 
         rate = size[name] / timing.ms / 1e6
         figures |= {f"{name}_ms": timing.ms, f"{name}_bytes": size[name], f"{name}_gb_s": rate}
         figures |= {f"{name}_share": rate / copy_rate, f"{name}_lowest": timing.lowest}
+        figures[f"{name}_launch_ms"] = timing.launch_ms
     return figures | _published(setting, optimizer)
 
 
@@ -175,8 +178,15 @@ def _bags(setting, num_rows, batch, gradient, kind: Callable) -> dict:
         optimizer.zero_grad()
 
     repeats = setting.pick(10, 2)
-    update_ms = timed(update, setting, before=lambda: (forward(),), repeats=repeats).ms
-    return {"forward_ms": timed(forward, setting).ms, "update_ms": update_ms}
+    of_update = timed(update, setting, before=lambda: (forward(),), repeats=repeats)
+    return _both(timed(forward, setting), of_update)
+
+
+def _both(forward: Timing, update: Timing) -> dict:
+    return {
+        "forward_ms": forward.ms, "forward_launch_ms": forward.launch_ms,
+        "update_ms": update.ms, "update_launch_ms": update.launch_ms,
+    }  # fmt: skip
 
 
 def _packed_rows(num_rows: list[int], batch, setting: Setting) -> Tensor:
@@ -195,7 +205,7 @@ def _packed(findings, setting, num_rows, batch, gradient, optimizer: str) -> dic
     update = timed(lambda: table.update(rows, gradient), setting, repeats=repeats)
     changed = not torch.equal(table.weights[rows[0]], before)
     findings.check(f"packed-{optimizer} trains", changed, "a row is as it was")
-    return {"forward_ms": forward.ms, "update_ms": update.ms}
+    return _both(forward, update)
 
 
 def _cuembed(findings: Findings, setting: Setting, num_rows: list[int], batch) -> dict:
@@ -221,7 +231,7 @@ def _tune(findings, setting, num_rows, batch, gradient) -> None:
 
     def measure() -> dict:
         forward, update = _times(setting, embedding, plan, gradient)
-        return {"forward_ms": forward.ms, "update_ms": update.ms}
+        return _both(forward, update)
 
     for name, figures in sweep(TUNED, measure):
         findings.add(name, figures)

@@ -2,7 +2,8 @@
 
 DLRM as in `cache`, all rows on the device, batch 65,536 learned from in 1, 2, 4 and 8 parts with one
 update: an eighth of the batch has an eighth of the activations. `peak_mb` is what a step takes beyond
-tables, parameters and the batches that wait.
+tables, parameters and the batches that wait. Steps in parts are launched kernel by kernel: where `ms` is
+no more than `launch_ms`, what the host takes of each part, `over_one` is Python's and not the device's.
 """
 
 import itertools
@@ -63,7 +64,8 @@ def _measure(setting: Setting, num_rows: list[int], stream, batch_size: int, par
     before = weights_in_place(embedding, "C0").clone()
     step()
     change = weights_in_place(embedding, "C0") - before
-    return change, {"peak_mb": _peak(step, setting), **step_time(step, setting).to_json()}
+    peak, time = _peak(step, setting), step_time(step, setting)
+    return change, {"peak_mb": peak, **time.to_json(), "is_of_the_host": time.is_of_the_host}
 
 
 def _peak(step: Callable[[], None], setting: Setting) -> float | None:

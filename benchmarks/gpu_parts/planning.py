@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_parts.part import Findings, Setting
-from benchmarks.gpu_parts.timing import seconds_of, timed
+from benchmarks.gpu_parts.timing import page_locked, seconds_of, timed
 from benchmarks.gpu_parts.workloads import batches_of, embedding_of, tables_of, zipf_stream
 from hotrows import ops
 from hotrows.planning import packing
@@ -119,7 +119,9 @@ class _OnDevice:
             slots.feed(lambda: rows)  # of another batch, in training
             slots.touch(rows)
             begin = time.perf_counter()
-            slots.take(rows, slots.memory(len(rows)))
+            memory = slots.memory(len(rows))
+            slots.take(rows, memory)
+            there.wait(None, [memory.slots, memory.moves])  # it is in the memory of another lane
             seconds.append(time.perf_counter() - begin)
             number += 1
 
@@ -145,6 +147,6 @@ def _upload(plan, setting: Setting) -> dict:
     part = plan.packs[0]
     tensors = (part.rows, part.slots, part.inverse, part.order, part.starts)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    near = torch.zeros(size, dtype=torch.uint8, pin_memory=setting.on_gpu)
+    near = page_locked(size, setting)
     far = torch.empty(size, dtype=torch.uint8, device=setting.device)
     return {"bytes": size, "ms": timed(lambda: far.copy_(near, non_blocking=True), setting).ms}

@@ -4,7 +4,8 @@
 do with less. `region-N`: rows of 528 bytes drawn from N GB, ascending and shuffled, since every row may
 miss the tables by which addresses are translated. `width-N`: rows that begin anywhere, at multiples of
 16 and of 32 bytes. `both`: rows in and out at once. `beside-N`: rows in by a kernel of N programs while
-matrices are multiplied, and what either costs the other; `all` has a program for every few rows.
+matrices are multiplied, and what either costs the other; `all` has a program for every few vectors of 16
+bytes, and takes the device.
 """
 
 import time
@@ -21,7 +22,7 @@ from hotrows.storage.store import empty_records
 
 REGIONS = (3, 16, 80)  # GB
 WIDTHS = (512, 516, 528, 544)
-PROGRAMS = (8, 16, 32, 64, None)
+PROGRAMS = (8, 16, 24, 64, None)
 _ROW = 528
 _PAGE = 4096
 
@@ -106,7 +107,7 @@ def _check(setting: Setting) -> None:
         host.random_(0, 256, generator=torch.Generator().manual_seed(0))
         rows = _drawn(300, 100)
         near_rows = rows.to(setting.device)
-        for programs in (1, 3, None):
+        for programs in (0, 1, 3, None):
             near = torch.zeros(len(rows), _ROW, dtype=torch.uint8, device=setting.device)
             _move(setting, programs, host, near_rows, near, None)
             assert torch.equal(near.cpu(), host[rows]), f"{programs} programs read other bytes"
@@ -119,16 +120,20 @@ def _check(setting: Setting) -> None:
 
 
 def _move(setting: Setting, programs: int | None, *arguments: Tensor | None) -> None:
-    """`ops.copy_rows`, with a grid of so many programs; None, or without a GPU: as it is."""
-    if programs is None or not setting.on_gpu:
+    """`ops.copy_rows`, with a grid of so many programs; None: one for each tile; 0, or without a GPU: as
+    it is."""
+    if programs == 0 or not setting.on_gpu:
         ops.copy_rows(*arguments)
         return
+    from hotrows.ops.triton import launch
     from hotrows.ops.triton.copy_rows import move
 
-    move(*arguments, programs)
+    rows = next(rows for rows in (arguments[1], arguments[3]) if rows is not None)
+    size = arguments[0].shape[1] // 16 * len(rows)
+    move(*arguments, programs or -(-size // launch.MOVED))
 
 
-def _rates(setting: Setting, host: Tensor, rows: Tensor, programs: int | None = None) -> dict:
+def _rates(setting: Setting, host: Tensor, rows: Tensor, programs: int | None = 0) -> dict:
     """GB/s in and out, each alone."""
     size, near_rows, near = _near(setting, host, rows)
     repeats = setting.pick(5, 1)

@@ -34,7 +34,12 @@ from hotrows.train import Trainer
 _WARM_UP, _WARM_UP_SMALL = 30, 4
 AS_GRAPH = {
     "as a graph": {"cuda_graph": True},
-    "as a graph on streams behind a cache": {"cuda_graph": True, "streams": 3, "fast_memory": 1 << 20},
+    "as a graph on streams behind a cache": {
+        "cuda_graph": True,
+        "streams": 3,
+        "pack_parts": 3,
+        "fast_memory": 1 << 20,
+    },
     "staged": {"fast_memory": 1 << 20, "cache_transfer": "staged"},
     "compiled": {"cuda_graph": True, "compile": True},
 }

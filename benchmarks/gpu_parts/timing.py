@@ -1,8 +1,9 @@
 """Times on the device, and the rates of the machine that they are measured against.
 
-On a GPU: CUDA events around each call, its launches queued behind a read of far more than the L2, which
-leaves nothing in that to be found, or to be written back within the call. On the host: the clock.
-Medians over the repeats.
+On a GPU: CUDA events around each call, its launches queued behind reads of far more than the L2, which
+leave nothing in that to be found, or to be written back within the call. There are as many reads as the
+host needs to launch the call, so that kernels are measured and not launches; what these take, of a thread
+that waits for nothing, stands beside. On the host: the clock. Medians over the repeats.
 """
 
 import math
@@ -17,17 +18,24 @@ from torch import Tensor
 
 from benchmarks.gpu_parts.part import Setting
 
-_FLUSH_BYTES = 1 << 30  # far more than the L2; reading it hides the launches of the call behind it
+_FLUSH_BYTES = 1 << 30  # far more than the L2
+_FLUSH_MS = 0.2  # that reading it takes at least: of an H200 at its peak
 _WINDOW = 1.0  # seconds, so that a pipeline which drains at the end of one costs next to nothing
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call."""
+    """Milliseconds of one call; launch_ms: of the host until it is launched, None without a GPU."""
 
     ms: float
     lowest: float
     highest: float
+    launch_ms: float | None = None
+
+    @property
+    def is_of_the_host(self) -> bool:
+        """Whether a step takes as long as its launches: the device waits for the host."""
+        return self.launch_ms is not None and self.launch_ms > 0.9 * self.ms
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -44,18 +52,37 @@ def timed(
     repeats = repeats or setting.pick(20, 3)
     for _ in range(setting.pick(3, 1)):
         call(*before())
-    seen = _on_gpu(call, before, repeats) if setting.on_gpu else _on_host(call, before, repeats)
-    return Timing(median(seen), min(seen), max(seen))
+    if not setting.on_gpu:
+        seen = _on_host(call, before, repeats)
+        return Timing(median(seen), min(seen), max(seen))
+    launches = []
+    for _ in range(3):
+        arguments = before()
+        torch.cuda.synchronize()
+        launches += _on_host(call, lambda arguments=arguments: arguments, 1)
+    torch.cuda.synchronize()
+    reads = num_reads(median(launches))
+    seen = _on_gpu(call, before, repeats, reads)
+    return Timing(median(seen), min(seen), max(seen), median(launches))
 
 
-def _on_gpu(call: Callable[..., Any], before: Callable[[], tuple], repeats: int) -> list[float]:
+def num_reads(launch_ms: float) -> int:
+    """How many reads of the block take longer than the launches of a call; a call that waits for the
+    device itself is not hidden by more of them."""
+    return min(math.ceil(launch_ms / _FLUSH_MS) + 1, 50)
+
+
+def _on_gpu(
+    call: Callable[..., Any], before: Callable[[], tuple], repeats: int, reads: int
+) -> list[float]:
     block = torch.zeros(_FLUSH_BYTES // 4, device="cuda")
     total = torch.empty((), device="cuda")
     spans = []
     for _ in range(repeats):
         arguments = before()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.sum(block, 0, out=total)
+        for _ in range(reads):
+            torch.sum(block, 0, out=total)
         begin.record()
         call(*arguments)
         end.record()
@@ -97,7 +124,9 @@ def step_time(step: Callable[[], Any], setting: Setting) -> Timing:
     window(first)
     num = steps_of_a_window(window(first) / first, setting)
     seen = [1e3 / num * window(num) for _ in range(setting.pick(3, 1))]
-    return Timing(median(seen), min(seen), max(seen))
+    launches = _on_host(step, tuple, setting.pick(5, 1)) if setting.on_gpu else None
+    synchronize(setting)
+    return Timing(median(seen), min(seen), max(seen), None if launches is None else median(launches))
 
 
 def steps_of_a_window(seconds: float, setting: Setting) -> int:

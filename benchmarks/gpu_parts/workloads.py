@@ -196,7 +196,8 @@ def _filler() -> Callable[[InitialValues, Tensor, Tensor], None]:
 
 
 class Training:
-    """The engine's own step: lookup, model, loss, backward, update, dense SGD; on a GPU in bfloat16.
+    """The engine's own step: lookup, model, loss, backward, update, dense SGD; on a GPU in bfloat16, or
+    as `precision` says.
 
     graph: as one CUDA graph; compiles: the model through `torch.compile`.
     """
@@ -209,8 +210,9 @@ class Training:
         *,
         graph: bool = False,
         compiles: bool = False,
+        precision: str = "bfloat16",
     ) -> None:
-        precision = "float32" if device == "cpu" else "bfloat16"
+        precision = "float32" if device == "cpu" else precision
         config = hotrows.TrainConfig(
             model="dlrm", dense_lr=DENSE_LR, precision=precision, compile=compiles
         )

@@ -102,6 +102,8 @@ class Batch:
                 f"{len(self.features)} features of {self.size} samples need {num_bags} ids, "
                 f"not {self.ids.numel()}; pass offsets where samples have several ids or none"
             )
+        if self.offsets is not None and self.offsets.dtype != torch.int64:
+            raise ValueError(f"offsets must be int64, not {self.offsets.dtype}: use offsets.long()")
         if self.offsets is not None and self.offsets.numel() != num_bags + 1:
             raise ValueError(
                 f"offsets must have F * B + 1 = {num_bags + 1} entries, not {self.offsets.numel()}"

@@ -9,6 +9,7 @@ import hotrows
 from hotrows.acceleration import errors
 from hotrows.acceleration.bags import Lookup
 from hotrows.acceleration.lookup import lookup
+from hotrows.runtime.device import find
 from tests.acceleration.fuzz import case_of, check, runs_on_device
 from tests.support import accelerated, pretend, pretend_tables
 
@@ -60,6 +61,39 @@ def test_training_is_that_of_plain_pytorch(optimizer, way):
     with pretend_tables.gpu(pretend.random_delay(3)):
         got = run(optimizer, True, CUDA, **WAYS[way])
     accelerated.assert_same(expected, got, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("optimizer", ["adam, decay", "adamw", "momentum", "adagrad"])
+def test_training_on_a_real_device_is_that_of_plain_pytorch_there(optimizer, way):
+    expected, got = (run(optimizer, fast, "cuda", **WAYS[way]) for fast in (False, True))
+    accelerated.assert_same(expected, got, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("looks_ahead", [True, False])
+def test_a_cache_on_a_real_device_trains_what_the_host_trains(looks_ahead):
+    expected, got = (cached(place, looks_ahead=looks_ahead) for place in ("cpu", "cuda"))
+    accelerated.assert_same(expected, got, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_real_device_waits_for_nothing_and_is_in_no_graph():
+    model, x = Two().cuda(), torch.randint(0, 50, (8, 4)).cuda()
+    _, optimizer = hotrows.accelerate(model, torch.optim.AdamW(model.parameters()), packing=False)
+    for step in range(6):
+        torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
+        try:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    device = find("cuda")
+    with device.ahead_of_lanes(), pytest.raises(RuntimeError, match="part of a CUDA graph"):
+        device.capture(lambda: model(x).sum())
+    model(x).square().mean().backward()
 
 
 SEEDS = [0, 3, 8, 21, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(30, 90))]
@@ -175,6 +209,20 @@ def test_a_step_waits_for_nothing():
             model(x).square().mean().backward()
             optimizer.step()
             assert step == 0 or sum(pretend.waits.values()) == before
+
+
+def test_a_graph_of_accelerated_tables_is_refused_and_training_goes_on():
+    """It would repeat the rows and the number of one step."""
+    with pretend_tables.gpu() as device:
+        model, x = Two().to(CUDA), torch.randint(0, 50, (8, 4)).to(CUDA)
+        _, optimizer = hotrows.accelerate(model, torch.optim.Adam(model.parameters()), packing=False)
+        for _ in range(2):
+            with device.ahead_of_lanes(), pytest.raises(RuntimeError, match="part of a CUDA graph"):
+                device.capture(lambda: model(x).sum())
+            model(x).square().mean().backward()
+            with device.ahead_of_lanes(), pytest.raises(RuntimeError, match="part of a CUDA graph"):
+                device.capture(lambda: optimizer.step() or x)
+            optimizer.step()
 
 
 def test_tables_are_looked_up_together_with_padding_between():

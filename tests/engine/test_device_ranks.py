@@ -96,6 +96,14 @@ def test_ranks_on_devices_have_the_bits_of_ranks_on_processors(
     )  # fmt: skip
 
 
+def test_rows_decay_on_a_rank_that_has_some_of_their_columns(monkeypatch):
+    """Their means of squares take in the weights, which the host's core cannot read on a device."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert_same_bits(
+        2, RowWiseAdagrad(weight_decay=0.01), planning="host", sharding=placements("columns", 2)
+    )
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("sharding", "cache", "micro_batches", "num_ranks", "stages", "planning"),

@@ -184,6 +184,8 @@ def test_a_feature_that_the_batch_lacks_is_named():
 def test_ids_of_the_wrong_type_or_number_are_refused():
     with pytest.raises(ValueError, match=r"ids must be int64, not torch.float32"):
         Batch(("a",), torch.zeros(2), torch.zeros(2, 0))
+    with pytest.raises(ValueError, match=r"offsets must be int64, not torch.int32: use offsets.long"):
+        Batch(("a",), torch.zeros(2).long(), torch.zeros(2, 0), offsets=torch.tensor([0, 1, 2]).int())
     with pytest.raises(ValueError, match=r"1 features of 2 samples need 2 ids, not 3"):
         Batch(("a",), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 0))
 

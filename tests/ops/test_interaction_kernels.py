@@ -101,6 +101,17 @@ def test_dot_interaction_is_as_exact_as_plain_pytorch(shape, dtypes, device):
         assert_as_exact(got, plain, exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_core_reads_no_gradient_of_padding(dtype):
+    """It would take each sample's for the begin of the next one's."""
+    bottom, vectors = torch.randn(5, 4), torch.randn(5, 3, 4)
+    grad = torch.randn(5, 4 + 6 + 2)
+    expected = torch.ops.hotrows.dot_interaction_backward(grad[:, :-2].contiguous(), bottom, vectors)
+    got = torch.ops.hotrows.dot_interaction_backward(grad, bottom.to(dtype), vectors.to(dtype))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
+
+
 @on_both
 @pytest.mark.parametrize("padding", [1, 7])
 def test_zeros_follow_where_padding_is_wanted(padding, device):

@@ -66,7 +66,7 @@ def test_what_the_system_does_not_lock_is_said(runtime, monkeypatch):
 def test_a_lane_is_one_stream_for_all(monkeypatch):
     """Of every thread, and of every run in the process: PyTorch has few."""
     monkeypatch.setattr(Cuda, "_streams", {})
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: time.sleep(0.01) or object())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority=0: time.sleep(0.01) or object())
     start = threading.Barrier(4)
 
     def ask(_):

@@ -7,14 +7,16 @@ with others as a GPU's would; lanes that are threads, each as late as it likes.
 What runs on it has run the engine's code for devices, with real values, on a machine without any. An
 op on tensors of both sides raises, and so does a kernel of the native core that is given a tensor of
 the device. So does memory that two lanes touch without a wait between them (`pretend_order`), the
-caller's lane being as late as any; and what a captured graph could not replay. `device.waits` counts
-where the host waited for the device: the copies back, `item()`, whatever depends on values.
+caller's lane being as late as any; what a captured graph could not replay (`pretend_graph`); and host
+memory that is not page-locked where a kernel reads it. `waits` counts where a thread waited for the
+device: copies each way, `item()`, whatever depends on values.
 """
 
 from __future__ import annotations
 
 import queue
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -33,22 +35,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrows import ops
 from hotrows.ops.rows import reference
-from hotrows.runtime.device import Device
+from hotrows.runtime.device import Cuda, Device
+from tests.support.pretend_graph import Driver, Held, depends_on_values
 from tests.support.pretend_order import Memory, Order
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
 _COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
 _TO = {getattr(aten.to, overload) for overload in aten.to.overloads()}
-_DEPENDS_ON_VALUES = {
-    aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default,
-    aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
-    aten.repeat_interleave.Tensor, aten.is_nonzero.default,
-}  # fmt: skip
 # Rows of page-locked host memory are read and written by the device itself; PyTorch copies indices.
-_READS_HOST = {
-    "hotrows::copy_rows": (0, 2), "aten::index.Tensor": (1,), "aten::index_put_": (1,),
-    "aten::index_put": (1,), "aten::_index_put_impl_": (1,),
+_READS_HOST = {"hotrows::copy_rows": (0, 2)}
+_COPIES_INDICES = {
+    "aten::index.Tensor": (1,), "aten::index_put_": (1,), "aten::index_put": (1,),
+    "aten::_index_put_impl_": (1,),
 }  # fmt: skip
 
 
@@ -151,9 +150,17 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.__getitem__ and isinstance(args[0], PretendTensor):
             args = args[0], _on_device(args[1])
+        if func is torch.tensor and _is_cuda((kwargs or {}).get("device")):
+            return func(*args, **{**kwargs, "device": "cpu"}).to(CUDA)
+        if func is torch.Tensor.to:  # which asks CUDA's part of PyTorch for the number of a device
+            args, kwargs = tree_map(lambda leaf: CUDA if _is_cuda(leaf) else leaf, (args, kwargs or {}))
         if func in _NARROWED and torch.is_autocast_enabled("cuda"):
             args, kwargs = tree_map(_narrowed, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _is_cuda(leaf):
+    return isinstance(leaf, str | torch.device) and str(leaf) == "cuda"
 
 
 def _on_device(index):
@@ -176,6 +183,7 @@ def _narrowed(leaf):
 
 waits: Counter = Counter()
 _order = [Order()]  # of the device that there is
+_driver = [None]
 _PROPERTIES = SimpleNamespace(name="a pretended GPU", total_memory=1 << 34, major=0, minor=0)
 
 
@@ -202,30 +210,78 @@ def _run(func, args, kwargs):
         with _Mode():
             return func.decompose(*args, **kwargs)
     _refuse_mixture(func, args, leaves)
-    if getattr(_order[0].thread, "captures", False):
-        _refuse_in_capture(func, leaves)
+    driver = _driver[0]
+    driver.check_random(func)
     _note_uses(func, args, kwargs)
     plain_args, plain_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
     if to_device:
         plain_kwargs["device"] = torch.device("cpu")
     back = device is not None and torch.device(device).type == "cpu"
-    into_host = func is aten.copy_.default and not isinstance(args[0], PretendTensor)
-    blocking = not (kwargs.get("non_blocking") or (into_host and len(args) > 2 and args[2]))
-    depends = func in _DEPENDS_ON_VALUES and kwargs.get("output_size") is None
-    if depends or ((back or into_host) and blocking):
-        waits[str(func)] += 1
-        _order[0].host_waits(_order[0].now()[1])
+    if _waits(func, args, kwargs, leaves, back):
+        _wait(str(func))
+    recording = driver.recording
+    if recording is not None:
+        recording.save(func, args, kwargs)
     with torch.no_grad():
-        result = _KERNELS.get(func.name(), func)(*plain_args, **plain_kwargs)
+        result = _kernel(func)(*plain_args, **plain_kwargs)
+    of_device = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
+    if not back and func is not aten.copy_.default:
+        result = tree_map(
+            lambda leaf: PretendTensor(leaf, of_device) if isinstance(leaf, torch.Tensor) else leaf,
+            result,
+        )
+    if recording is not None:
+        with recording.lock:
+            recording.note(func, args, kwargs, (plain_args, plain_kwargs), result, of_device)
     if back:
         return result
     if func is aten.copy_.default:
         return args[0]
-    of_device = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
-    result = tree_map(
-        lambda leaf: PretendTensor(leaf, of_device) if isinstance(leaf, torch.Tensor) else leaf, result
-    )
     return return_and_correct_aliasing(func, args, kwargs, result) if on_device else result
+
+
+def _kernel(func):
+    return _KERNELS.get(func.name(), func)
+
+
+def _waits(func, args, kwargs, leaves, back):
+    """Whether the calling thread waits for the device: values decide, or a copy is not left to it."""
+    if depends_on_values(func, args, kwargs):
+        return True
+    if any(map(_is_block, tree_leaves([args[i] for i in _COPIES_INDICES.get(func.name(), ())]))):
+        return True
+    into_host = func is aten.copy_.default and not isinstance(args[0], PretendTensor)
+    from_host = func in _COPIES and any(map(_is_plain, leaves)) and not into_host
+    if not (back or into_host or from_host):
+        return False
+    is_asynchronous = kwargs.get("non_blocking") or (func is aten.copy_.default and args[2:3] == (True,))
+    return not is_asynchronous or not all(_is_locked(leaf) for leaf in leaves if _is_plain(leaf))
+
+
+def _wait(what):
+    """Notes that the calling thread waits, and where: the first line that is not of a pretence."""
+    waits[what] += 1
+    frame = sys._getframe()
+    while frame.f_back is not None and (
+        "/torch/" in (file := frame.f_code.co_filename) or "pretend" in file
+    ):
+        frame = frame.f_back
+    _driver[0].note_wait(what, (frame.f_code.co_filename, frame.f_lineno))
+    _order[0].host_waits(_order[0].now()[1])
+
+
+def _is_block(leaf):
+    return _is_plain(leaf) and leaf.dim() > 0
+
+
+def _is_locked(tensor):
+    """Whether the device may read a tensor in host memory: its pages are locked."""
+    begin = tensor.data_ptr()
+    end = begin + tensor.numel() * tensor.element_size()
+    for first, last in sorted(_order[0].locked):  # ranges may lie side by side
+        if first <= begin < last:
+            begin = last
+    return begin >= end
 
 
 def _is_own(kind):
@@ -237,17 +293,14 @@ def _is_own(kind):
 def _refuse_mixture(func, args, leaves):
     if func in _COPIES:
         return
-    allowed = tree_leaves([args[place] for place in _READS_HOST.get(func.name(), ())])
-    for leaf in leaves:
-        if _is_plain(leaf) and leaf.dim() > 0 and not any(leaf is other for other in allowed):
+    copied = tree_leaves([args[place] for place in _COPIES_INDICES.get(func.name(), ())])
+    read = tree_leaves([args[place] for place in _READS_HOST.get(func.name(), ())])
+    for leaf in filter(_is_block, leaves):
+        if any(leaf is other for other in read):
+            if not _is_locked(leaf):
+                raise ValueError(f"{func}: pointer argument cannot be accessed from Triton (cpu tensor?)")
+        elif not any(leaf is other for other in copied):
             raise RuntimeError(f"{func}: a tensor in host memory among those of the device")
-
-
-def _refuse_in_capture(func, leaves):
-    """What depends on values, and what takes some from host memory, where those of a replay are not."""
-    from_host = any(_is_plain(leaf) for leaf in leaves)
-    if func in _DEPENDS_ON_VALUES or from_host:
-        raise RuntimeError(f"{func}: not in a capture")
 
 
 def _note_uses(func, args, kwargs):
@@ -259,8 +312,9 @@ def _note_uses(func, args, kwargs):
         writes = argument.alias_info is not None and argument.alias_info.is_write
         for tensor in tree_leaves(value):
             if place in by_rows and (rows := by_rows[place](*plain_args)) is not None:
-                _memory_of(tensor).use(name, writes, rows[rows < len(tensor)].numpy(), len(tensor))
-            elif isinstance(tensor, PretendTensor) and not func.is_view:
+                num_rows = len(_inner(tensor))
+                _memory_of(tensor).use(name, writes, rows[rows < num_rows].numpy(), num_rows)
+            elif isinstance(tensor, PretendTensor | Held) and not func.is_view:
                 tensor.memory.use(name, writes)
 
 
@@ -280,7 +334,7 @@ _ROWS_OF = {
 
 def _memory_of(tensor):
     """Of page-locked host memory, too."""
-    if isinstance(tensor, PretendTensor):
+    if isinstance(tensor, PretendTensor | Held):
         return tensor.memory
     storage = tensor.untyped_storage()
     kept = _order[0].page_locked.setdefault(storage._cdata, (storage, Memory(_order[0])))
@@ -292,7 +346,7 @@ def _is_plain(leaf):
 
 
 def _inner(leaf):
-    return leaf.inner if isinstance(leaf, PretendTensor) else leaf
+    return leaf.inner if isinstance(leaf, PretendTensor | Held) else leaf
 
 
 class _Mark(threading.Event):
@@ -304,9 +358,12 @@ class _Mark(threading.Event):
 
 
 class PretendDevice(Device):
-    """delay: called before each launch is done; lanes are threads and do their work in order."""
+    """delay: called before each launch is done; lanes are threads and do their work in order. Captures,
+    streams and notes of waits are those of `Cuda`."""
 
     on_host = False
+    graph_pool, capture, noting_waits = Cuda.graph_pool, Cuda.capture, Cuda.noting_waits
+    _end_failed_capture, _lane, ahead_of_lanes = Cuda._end_failed_capture, Cuda._lane, Cuda.ahead_of_lanes
 
     def __init__(self, delay=lambda: None):
         self.torch = CUDA
@@ -315,6 +372,7 @@ class PretendDevice(Device):
         self.order = Order()
         self._failures = self.order.failures
         self._lock = threading.Lock()
+        self._making, self._streams = threading.Lock(), {}
 
     def empty(self, lane, *shape, dtype=torch.uint8):
         # Poisoned: what is read before it was written is noticed.
@@ -323,14 +381,31 @@ class PretendDevice(Device):
         return tensor
 
     def put(self, tensor):
-        return tensor if isinstance(tensor, PretendTensor) else PretendTensor(tensor.clone())
+        return tensor.to(CUDA)
+
+    def staging(self, *shape, dtype=torch.uint8):
+        return self.lock(torch.empty(shape, dtype=dtype))
+
+    def page_lock(self, tensor):
+        self.lock(tensor)
+
+    def lock(self, tensor):
+        """Locks a tensor in host memory, for as long as there is the device."""
+        begin = tensor.data_ptr()
+        end = begin + tensor.numel() * tensor.element_size()
+        self.order.locked[begin, end] = tensor.untyped_storage()
+        return tensor
 
     def launch(self, lane, work, after=(), holds=()):
         after = [mark for mark in after if mark is not None]
         self._hold(holds, lane)
+        recording = getattr(self.order.thread, "recording", None)
         with self._lock:  # in the order of their clocks
             mark = _Mark(self.order.launched(lane, [earlier.clock for earlier in after]))
-            self._queue(lane).put((work, after, mark))
+            self._queue(lane).put((work, after, mark, recording))
+        if recording is not None:
+            recording.unjoined.difference_update(after)
+            recording.unjoined.add(mark)
         return mark
 
     def mark(self):
@@ -343,9 +418,13 @@ class PretendDevice(Device):
         if mark is not None:
             self._pass(mark)
             self.order.launched(self.order.caller, [mark.clock])
+            if (recording := getattr(self.order.thread, "recording", None)) is not None:
+                recording.unjoined.discard(mark)
 
     def finish(self, mark):
         if mark is not None:
+            if (recording := getattr(self.order.thread, "recording", None)) is not None:
+                recording.refuse("an event is waited for")
             self._pass(mark)
             self.order.host_waits(mark.clock)
 
@@ -363,22 +442,6 @@ class PretendDevice(Device):
             self.finish(self.launch(lane, lambda: None))
         self.order.host_waits(self.order.now()[1])
 
-    def capture(self, work):
-        results = []
-
-        def run():
-            self.order.thread.captures = True
-            try:
-                result = work()
-            finally:
-                self.order.thread.captures = False
-            if not results:
-                results.append(torch.empty_like(result))
-            return results[0].copy_(result)
-
-        first = [run()]  # a real one is recorded now, and computed by its first launch
-        return lambda: first.pop() if first else run()
-
     def close(self):
         for works in self._queues.values():
             works.put(None)
@@ -391,7 +454,7 @@ class PretendDevice(Device):
 
     def _work(self, lane, works):
         while (item := works.get()) is not None:
-            work, after, mark = item
+            work, after, mark, self.order.thread.recording = item
             for earlier in after:
                 earlier.wait()
             self._delay()
@@ -414,7 +477,7 @@ def random_delay(seed, longest=0.003):
 def gpu(delay=lambda: None):
     """Within, there is a GPU: a `PretendDevice`, which `hotrows.runtime.device.find` finds too."""
     device = PretendDevice(delay)
-    _order[0] = device.order
+    _order[0], _driver[0] = device.order, Driver(device, _kernel, _note_uses)
     waits.clear()
     run = threading.Thread.run
 
@@ -423,12 +486,16 @@ def gpu(delay=lambda: None):
             run(thread)
 
     with ExitStack() as stack:
-        for name, value in {
+        of_cuda, of_c = _driver[0].patches()
+        of_cuda |= {
             "_lazy_init": lambda: None, "is_available": lambda: True,
             "current_device": lambda: 0, "device_count": lambda: 1,
             "is_bf16_supported": lambda *_, **__: True, "get_device_properties": lambda *_: _PROPERTIES,
-        }.items():  # fmt: skip
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        }  # fmt: skip
+        of_tensor = {"pin_memory": lambda tensor, *_: device.lock(tensor.clone())}
+        for place, values in ((torch.cuda, of_cuda), (torch._C, of_c), (torch.Tensor, of_tensor)):
+            for name, value in values.items():
+                stack.enter_context(mock.patch.object(place, name, value, create=True))
         stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda *_: device))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
         before = torch.__future__.get_swap_module_params_on_conversion()

@@ -39,6 +39,7 @@ class Order:
         self.thread = threading.local()  # lane and clock of the launch that a thread is in
         self.failures = []
         self.page_locked = {}  # by storage: it, and its `Memory`
+        self.locked = {}  # begins and ends of host memory that the device reads: what owns it
 
     def launched(self, lane, after):
         """The clock of what is launched now, after those clocks."""

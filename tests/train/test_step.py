@@ -44,8 +44,8 @@ class Captures:
     def of(self, device):
         capture = device.capture
 
-        def counted(work):
-            number, replay = len(self.launched), capture(work)
+        def counted(work, pool):
+            number, replay = len(self.launched), capture(work, pool)
             self.launched.append(0)
 
             def launch():

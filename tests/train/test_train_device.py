@@ -15,13 +15,14 @@ import torch
 from hotrows import checkpoint
 from hotrows.models.deepfm import DeepFM
 from hotrows.optim import FTRL, SGD, Adam, DenseAdam, DenseSGD
+from hotrows.runtime.device import Cuda
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.defaults import settle
 from hotrows.train.reports import Reports
 from hotrows.train.step import Step
 from hotrows.train.step_trainer import StepTrainer
 from tests.support import pretend
-from tests.support.devices import CONFIG, assert_same, on_device
+from tests.support.devices import CONFIG, KINDS, assert_same, device_of, on_device
 from tests.support.runs import encode
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -235,16 +236,81 @@ class ReadsTheDevice(DeepFM):
         return logits * (1 if float(logits.detach().sum()) < 1e9 else 0)
 
 
-def test_a_step_that_cannot_be_captured_is_launched_or_refused(encoded, tmp_path, caplog):
-    with pretend.gpu():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_cannot_be_captured_is_launched_or_refused(
+    encoded, tmp_path, caplog, kind, monkeypatch
+):
+    for device in (Cuda, pretend.PretendDevice):
+        monkeypatch.setattr(device, "capture", None)  # it is known before anything is captured
+    with device_of(kind):
         config = dataclasses.replace(CONFIG, device="cuda", cuda_graph=None)
         plain, wanted = (dataclasses.replace(config, cuda_graph=value) for value in (False, True))
         left_open = Trainer(encoded, config, tmp_path / "open", model=ReadsTheDevice).fit()
-        assert "cannot be captured as a CUDA graph" in caplog.text
+        (said,) = [line for line in caplog.messages if "cannot be captured as a CUDA graph" in line]
+        assert f"waits for the device at {__file__}:" in said
         launched = Trainer(encoded, plain, tmp_path / "launched", model=ReadsTheDevice).fit()
         assert left_open.test == launched.test
         with pytest.raises(ValueError, match=r"cannot be captured .* leave out cuda_graph, or let its"):
             Trainer(encoded, wanted, tmp_path / "wanted", model=ReadsTheDevice).fit()
+
+
+class FailsInACapture(DeepFM):
+    """A model that a graph cannot have, for another reason than a wait."""
+
+    def forward(self, vectors, dense):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("not in a graph")
+        return super().forward(vectors, dense)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_capture_that_fails_leaves_a_run_that_trains(encoded, tmp_path, caplog, kind):
+    config = dataclasses.replace(CONFIG, device="cuda", model_options={"dim": 4, "dropout": 0.5})
+    with device_of(kind):
+        open_, launched = (
+            Trainer(
+                encoded, dataclasses.replace(config, cuda_graph=value), tmp_path / str(value),
+                model=FailsInACapture,
+            ).fit()
+            for value in (None, False)
+        )  # fmt: skip
+    assert "cannot be captured as a CUDA graph (not in a graph)" in caplog.text
+    assert open_.test == launched.test
+
+
+def test_memory_that_does_not_suffice_for_a_step_is_told_with_advice(encoded, tmp_path, monkeypatch):
+    step = Step.run
+
+    def run(self, plan, *args):
+        if plan.step == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+        return step(self, plan, *args)
+
+    monkeypatch.setattr(Step, "run", run)
+    for parts, advice in ((1, 2), (3, 6)):
+        config = dataclasses.replace(CONFIG, micro_batches=parts)
+        words = rf"needs more .*\(micro_batches={advice}\), .* batch_size.*\(fast_memory\).*2.00 GiB"
+        with pytest.raises(ValueError, match=words) as refused:
+            on_device(encoded, config, tmp_path / f"run{parts}")
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.gpu
+def test_after_running_out_of_memory_a_process_trains_on(encoded, tmp_path, monkeypatch):
+    step = Step.run
+
+    def run(self, plan, *args):
+        if plan.step == 3:
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        return step(self, plan, *args)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Step, "run", run)
+        with pytest.raises(ValueError, match="needs more of the device's memory"):
+            on_device(encoded, CONFIG, tmp_path / "stopped", "real")
+    on_device(encoded, CONFIG, tmp_path / "first", "real")
+    on_device(encoded, CONFIG, tmp_path / "second", "real")
+    assert_same(tmp_path / "first", tmp_path / "second")
 
 
 def test_rows_too_wide_for_a_captured_step_are_refused(encoded, tmp_path):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor
 
 from hotrows.runtime import device as devices
@@ -60,3 +61,13 @@ def _raise_oldest() -> None:
     if int(number) >= 0:
         _PENDING.checks.clear()
         raise error(int(number))
+
+
+def refuse_capture(weights: Iterable[Tensor]) -> None:
+    """Raises where a CUDA graph is being captured: it would repeat one step's number and rows."""
+    if any(weight.is_cuda for weight in weights) and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "tables of hotrows.accelerate cannot be part of a CUDA graph: which rows a step reads, and "
+            "how many steps these have missed, differ from step to step, and a graph would repeat those "
+            "of its capture; capture the layers behind the embeddings alone, or leave the graph out"
+        )

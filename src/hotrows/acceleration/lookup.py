@@ -22,6 +22,7 @@ from torch.nn import functional
 from hotrows import ops
 from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_each_id, with_last_end
 from hotrows.acceleration.cached_group import CachedTableGroup
+from hotrows.acceleration.errors import refuse_capture
 from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, read_whole
@@ -68,6 +69,7 @@ def lookup(
     calls = [with_last_end(LookupCall(*column)) for column in columns]
     if PLANNING.is_on:
         raise PlannedLookups(calls)
+    refuse_capture(weights)
     results: list[Tensor | None] = [None] * len(calls)
     for (*_, kind, group), numbers in pack_calls(calls).items():
         vectors = _lookup_pack([calls[i] for i in numbers], kind, group)

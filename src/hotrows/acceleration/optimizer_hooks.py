@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hotrows.acceleration.errors import refuse_capture
 from hotrows.acceleration.gradient import PackGradient, RowGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
@@ -67,6 +68,7 @@ class OptimizerHooks:
 
         That is behind every hook, whoever registers it. Optimizers with a rule call a closure once.
         """
+        refuse_capture(table.weight for table in self._tables)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._forget_failed_step()
         has_stepped = False

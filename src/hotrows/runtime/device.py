@@ -16,9 +16,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
@@ -86,10 +87,21 @@ class Device:
     def synchronize(self) -> None:
         """Returns once all that was launched on any lane is done."""
 
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def graph_pool(self) -> Any:
+        """Returns memory for captures that are launched one after the other, which they share."""
+
+    def capture(self, work: Callable[[], Tensor], pool: Any = None) -> Callable[[], Tensor]:
         """Returns a function that does the work, on a device as one CUDA graph: its result is in the
-        same memory every time, and `work` itself runs once, now, to be recorded."""
+        same memory every time, and `work` itself runs once, now, to be recorded.
+
+        pool: of `graph_pool`; None: a new one. A capture that fails leaves the process as it was.
+        """
         return work
+
+    @contextmanager
+    def noting_waits(self) -> Iterator[list[str]]:
+        """Notes where the calling thread waits for the device within: `file:line` of each time."""
+        yield []
 
     @contextmanager
     def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
@@ -180,18 +192,66 @@ class Cuda(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch)
 
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        gc.collect()  # what dies in a capture may wait for the device, which would end it
-        graph = torch.cuda.CUDAGraph()
-        # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
-        with torch.cuda.graph(graph, stream=self._lane("capture"), capture_error_mode="thread_local"):
-            result = work()
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], Tensor], pool: Any = None) -> Callable[[], Tensor]:
+        graph, pool = torch.cuda.CUDAGraph(), pool or self.graph_pool()
+        outer = stream = torch.cuda.current_stream(self.torch)
+        if stream == torch.cuda.default_stream(self.torch):  # which cannot be captured
+            stream = self._lane("capture")
+        collects = gc.isenabled()
+        gc.collect()
+        gc.disable()  # what dies in a capture may wait for the device, which would end it
+        try:
+            # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                result = work()
+        except BaseException:
+            torch.cuda.set_stream(outer)
+            self._end_failed_capture(pool)
+            raise
+        finally:
+            if collects:
+                gc.enable()
 
         def launch() -> Tensor:
             graph.replay()
             return result
 
         return launch
+
+    def _end_failed_capture(self, pool: Any) -> None:
+        """Does what PyTorch's own end of a capture does not come to where the driver refuses the graph.
+
+        The allocator would never again reuse memory of two streams, and random numbers would be refused.
+        """
+        with suppress(RuntimeError):  # it has come to it: only the work has failed
+            torch._C._cuda_endAllocateToPool(self.torch.index, pool)
+            torch._C._cuda_releasePool(self.torch.index, pool)
+        generator = torch.cuda.default_generators[self.torch.index]
+        generator.graphsafe_set_state(generator.clone_state())  # a state that is in no capture
+
+    @contextmanager
+    def noting_waits(self) -> Iterator[list[str]]:
+        places: list[str] = []
+        thread, mode = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("always", ".*synchroniz", UserWarning)  # in any case of letters
+            show = warnings.showwarning
+
+            def note(message: Any, kind: Any, file: str, line: int, *where: Any) -> None:
+                if "synchroniz" not in str(message).lower():
+                    show(message, kind, file, line, *where)
+                elif "called a" in str(message) and threading.get_ident() == thread:
+                    places.append(f"{file}:{line}")  # lanes of other threads may wait
+
+            warnings.showwarning = note  # type: ignore[assignment]
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield places
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
 
     @contextmanager
     def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
@@ -211,26 +271,31 @@ class Cuda(Device):
     @contextmanager
     def products_in_tf32(self) -> Iterator[None]:
         products = torch.backends.cuda.matmul
-        before, products.allow_tf32 = products.allow_tf32, True
+        before = products.fp32_precision  # PyTorch refuses to read `allow_tf32` where this was set
+        products.allow_tf32 = True  # and so the other one
         try:
             yield
         finally:
-            products.allow_tf32 = before
+            products.allow_tf32 = before == "tf32"
+            products.fp32_precision = before
 
     @contextmanager
     def ahead_of_lanes(self) -> Iterator[None]:
-        # Lanes, and the default stream, have the lowest priority; -1 is above.
+        # Most lanes, and the default stream, have the lowest priority; -1 is above.
         outer, stream = torch.cuda.current_stream(self.torch), torch.cuda.Stream(self.torch, priority=-1)
         stream.wait_stream(outer)
-        with torch.cuda.stream(stream):
-            yield
-        outer.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            outer.wait_stream(stream)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
         key = name, self.torch.index
+        is_of_a_step = name == "capture" or name.startswith("side ")
         with self._making:
             if key not in self._streams:
-                self._streams[key] = torch.cuda.Stream(self.torch)
+                self._streams[key] = torch.cuda.Stream(self.torch, priority=-1 if is_of_a_step else 0)
             return self._streams[key]
 
 

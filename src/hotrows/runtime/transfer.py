@@ -35,7 +35,8 @@ class Uploaded:
 def to_device(device: Device, value: Any) -> Uploaded:
     """Copies every tensor of a value: a tensor, or a dataclass, tuple or dict that has some.
 
-    A tensor that occurs several times is copied once. On the host nothing is copied.
+    A tensor that occurs several times is copied once, and is one tensor there, too. On the host nothing
+    is copied.
     """
     if device.on_host:
         return Uploaded(value, (), None)
@@ -54,7 +55,8 @@ def to_device(device: Device, value: Any) -> Uploaded:
     for offset, tensor in offsets.values():
         view_of(source, offset, tensor).copy_(tensor)
     mark = device.launch(LANE, lambda: block.copy_(source, non_blocking=True), holds=[block])
-    copy = map_tensors(value, lambda tensor: view_of(block, offsets[id(tensor)][0], tensor))
+    views = {key: view_of(block, offset, tensor) for key, (offset, tensor) in offsets.items()}
+    copy = map_tensors(value, lambda tensor: views[id(tensor)])
     return Uploaded(copy, (block,), mark)
 
 

@@ -45,6 +45,7 @@ class CapturedStep:
     def __init__(self, step: Step, is_wanted: bool = True) -> None:
         self._step, self._is_wanted = step, is_wanted
         self._failed = False
+        self._pool = step.embedding.device.graph_pool()
         self._seen: dict[Any, int] = {}
         self._forms: dict[Any, _Form] = {}
         self._has_warned = False
@@ -59,8 +60,14 @@ class CapturedStep:
         tensors = _read(plan, batch)
         form = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         self._seen[form] = self._seen.get(form, 0) + 1
-        if form not in self._forms and self._seen[form] <= _WARM:
+        if form not in self._forms and self._seen[form] < _WARM:
             return step(plan, batch, scale)
+        if form not in self._forms and self._seen[form] == _WARM:
+            with step.embedding.device.noting_waits() as places:
+                loss = step(plan, batch, scale)
+            if places:
+                self._fail(RuntimeError(f"it waits for the device at {places[0]}"))
+            return loss
         step.set_rate(scale)
         numbers = step.embedding.hyperparameters(plan.step, scale)
         if form not in self._forms:
@@ -76,12 +83,17 @@ class CapturedStep:
         return is_whole and all(pack.bag_starts is None for pack in plan.packs)
 
     def _captured(self, plan: Plan, batch: Batch, numbers: Tensor) -> _Form:
-        packs, (dense, labels, weights, groups) = map_tensors(_parts_of(plan, batch), torch.clone)
+        copies = {id(tensor): tensor.clone() for tensor in _read(plan, batch)}
+        packs, (dense, labels, weights, groups) = map_tensors(
+            _parts_of(plan, batch), lambda tensor: copies[id(tensor)]
+        )
         plan = dataclasses.replace(plan, packs=packs)
         read = {"dense": dense, "labels": labels, "sample_weights": weights, "groups": groups}
         batch = dataclasses.replace(batch, **read)
         numbers = numbers.clone()
-        launch = self._step.embedding.device.capture(lambda: self._step.run(plan, batch, numbers))
+        launch = self._step.embedding.device.capture(
+            lambda: self._step.run(plan, batch, numbers), self._pool
+        )
         return _Form(_read(plan, batch), numbers, launch)
 
     def _fail(self, error: RuntimeError) -> None:
@@ -129,15 +141,10 @@ def _parts_of(plan: Plan, batch: Batch) -> tuple[tuple[PackPlan, ...], tuple]:
 
 
 def _read(plan: Plan, batch: Batch) -> list[Tensor]:
-    """The tensors of a plan and a batch that a step reads, in order."""
-    tensors: list[Tensor] = []
-
-    def take(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(_parts_of(plan, batch), take)
-    return tensors
+    """The tensors of a plan and a batch that a step reads, in order; one of several packs once."""
+    tensors: dict[int, Tensor] = {}
+    map_tensors(_parts_of(plan, batch), lambda tensor: tensors.setdefault(id(tensor), tensor))
+    return [*tensors.values()]
 
 
 def refusal_of_capture(embedding: Embedding, ranks: Ranks) -> str | None:

@@ -72,7 +72,15 @@ class Step:
         scale: of both learning rates.
         """
         self.set_rate(scale)
-        return self.run(plan, batch, self.embedding.hyperparameters(plan.step, scale))
+        try:
+            return self.run(plan, batch, self.embedding.hyperparameters(plan.step, scale))
+        except torch.OutOfMemoryError as error:
+            parts = 2 * max(len(plan.micro_batches), 1)
+            raise ValueError(
+                f"step {plan.step:,}, of {batch.size:,} samples, needs more of the device's memory than "
+                f"is left: train batches in parts (micro_batches={parts}), with a smaller batch_size, or "
+                f"with fewer rows on the device (fast_memory); PyTorch: {str(error).splitlines()[0]}"
+            ) from error
 
     def set_rate(self, scale: float) -> None:
         """Sets the learning rate of the dense part, in place where a captured step reads it."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hotrows import ops
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
 from hotrows.record import RecordLayout
@@ -78,3 +79,12 @@ def test_records_may_be_parts_of_longer_ones(device):
     args = (layout.as_ints(), *on(device, rows, rows.int()), None, None)
     expected = reference.pool(new_records(layout), layout.as_ints(), rows, rows.int(), None, None)
     assert torch.equal(kernels.pool(part, *args).cpu(), expected)
+
+
+@pytest.mark.gpu
+def test_distinct_rows_of_a_device_are_collected_there():
+    """The host's core would read their addresses as its own."""
+    layout, slots = RecordLayout(8, state_width=1), torch.tensor([3, 0, 7])
+    records = new_records(layout)
+    rows = ops.collect(records.cuda(), layout.as_ints(), slots.cuda())
+    assert torch.equal(rows.cpu(), reference.collect(records, layout.as_ints(), slots))

@@ -47,7 +47,9 @@ def _dot_interaction(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tenso
 def _dot_interaction_backward(grad: Tensor, bottom: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     if not takes(grad, bottom, vectors):
         return dot_interaction_backward_reference(grad, bottom, vectors)
-    grad, bottom, vectors = grad.contiguous(), bottom.contiguous(), _by_sample(vectors)
+    bottom, vectors = bottom.contiguous(), _by_sample(vectors)
+    _, count, width = vectors.shape
+    grad = grad[:, : width + count * (count + 1) // 2].contiguous()  # without that of padding
     grads = torch.empty_like(bottom), vectors.new_empty(vectors.shape)
     sizes = *_sizes(vectors), bottom.itemsize, vectors.itemsize
     call("dot_interaction_backward", grad, bottom, vectors, *sizes, *grads)

@@ -89,7 +89,7 @@ def pool(records, layout, slots, inverse, bag_starts, weights, narrow=False):
 
 
 def collect(records, layout, slots):
-    if dtype_of(layout) == torch.float16:
+    if dtype_of(layout) == torch.float16 or not records.is_cpu:
         return reference.collect(records, layout, slots)
     out = torch.empty(slots.numel(), layout[0])
     rows = records, _layout(records, layout), slots, slots.numel()

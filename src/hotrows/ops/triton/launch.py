@@ -59,4 +59,4 @@ def tile(dim: int, elements: int, most_columns: int) -> tuple[int, int]:
 def products() -> str:
     """How matrix products of float32 are computed: as PyTorch's own where these may be in TF32, else in
     three products of TF32 each, which are exact but for the last bits and run on tensor cores, too."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"

@@ -10,14 +10,24 @@ import torch
 import triton
 import triton.language as tl
 
-_counts: dict[torch.device, torch.Tensor] = {}
+_AT_ONCE = 4096
+_counts: dict[tuple, torch.Tensor] = {}
 
 
 def counts(num: int, device: torch.device) -> torch.Tensor:
-    """[num or more] int32 zeros, which kernels that come one after the other leave as they find them."""
-    if device not in _counts or len(_counts[device]) < num:
-        _counts[device] = torch.zeros(max(num, 256), dtype=torch.int32, device=device)
-    return _counts[device]
+    """[num or more] int32 zeros, which kernels that come one after the other leave as they find them.
+
+    Every stream has its own, since its kernels are in order, and keeps them: graphs know the address.
+    """
+    is_there = device.type == "cuda"
+    stream = torch.cuda.current_stream(device).cuda_stream if is_there else None
+    key = device, stream, max(num, _AT_ONCE)
+    if key not in _counts:
+        zeros = torch.zeros(key[-1], dtype=torch.int32, device=device)
+        if is_there and torch.cuda.is_current_stream_capturing():
+            return zeros  # which only the graph makes
+        _counts[key] = zeros
+    return _counts[key]
 
 
 @triton.jit
