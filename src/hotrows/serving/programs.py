@@ -61,7 +61,7 @@ def _opened(file: ProgramFile, bundle: Bundle, threads: int, trust: bool) -> Pro
     if not trust:
         raise ValueError(
             f"{file.path} is read by PyTorch, which evaluates expressions of it: "
-            f"code, where somebody else wrote it; trust it (trust=True, --trust), or export as onnx"
+            f"code, where somebody else wrote it; trust it (trust=True, --trust-code), or export as onnx"
         )
     return _Torch(file)
 

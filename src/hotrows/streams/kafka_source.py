@@ -85,7 +85,7 @@ class KafkaSource:
                 raise ValueError(
                     f"{self.name}, partition {partition}: the next event is number {offset:,}, and the "
                     f"topic has {first:,} to {end:,}: events are lost; keep them longer (retention.ms), "
-                    f"and begin a new run from this one (--from)"
+                    f"and begin a new run from this one (--init-from)"
                 )
             self._offsets[partition] = offset
         self._assigned = {}
