@@ -98,8 +98,9 @@ def _message(error: Exception) -> str | None:
     if place := _own_code(error):
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return f"{place}: {kind}{message[:400]} (hotrows --debug shows the traceback)"
-    explained = (ValueError, OSError, MemoryError, job.RankLost)
-    return message if isinstance(error, explained) or message.startswith("out of memory") else None
+    explained = isinstance(error, (ValueError, OSError, MemoryError, job.RankLost))
+    is_missing = isinstance(error, ImportError) and "pip install" in message
+    return message if explained or is_missing or message.startswith("out of memory") else None
 
 
 def _own_code(error: Exception) -> str:

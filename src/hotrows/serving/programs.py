@@ -71,7 +71,7 @@ class _Onnx:
         try:
             import onnxruntime
         except ImportError:
-            raise ValueError("serving needs ONNX Runtime: pip install 'hotrows[serving]'") from None
+            raise ImportError("serving needs ONNX Runtime: pip install 'hotrows[serving]'") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3

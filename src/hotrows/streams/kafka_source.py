@@ -43,7 +43,7 @@ class KafkaSource:
         try:
             import confluent_kafka
         except ImportError:
-            raise ValueError("Kafka needs confluent-kafka: pip install 'hotrows[kafka]'") from None
+            raise ImportError("Kafka needs confluent-kafka: pip install 'hotrows[kafka]'") from None
         if start not in _BEGIN:
             raise ValueError(f"start of a Kafka stream is {' or '.join(_BEGIN)}, not {start!r}")
         self._kafka, self._topic, self._schema = confluent_kafka, topic, schema

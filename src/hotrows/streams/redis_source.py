@@ -29,7 +29,7 @@ class RedisSource:
             from redis.backoff import ExponentialBackoff
             from redis.retry import Retry
         except ImportError:
-            raise ValueError("Redis streams need redis: pip install 'hotrows[redis]'") from None
+            raise ImportError("Redis streams need redis: pip install 'hotrows[redis]'") from None
         if start not in ("earliest", "latest"):
             raise ValueError(f"start of a Redis stream is earliest or latest, not {start!r}")
         self._error, self._stream = redis.RedisError, stream
