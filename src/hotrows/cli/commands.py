@@ -118,9 +118,9 @@ def _short(line: tuple[str, str]) -> tuple[str, str]:
     option, bracket, choices = names.partition(" [")
     if len(choices) < _LONG or not bracket:
         return line
-    words, default, rest = text.partition("  [default")
+    words, bracket, default = text.partition("  [default")
     listed = ", ".join(choices[:-1].split("|"))
-    return f"{option} NAME", f"{words[:-1]}: {listed}.{default and default + rest}"
+    return f"{option} NAME", f"{words[:-1]}: {listed}.{bracket and bracket + default}"
 
 
 def _show_help(ctx: click.Context, param: click.Parameter, word: str | None) -> None:
