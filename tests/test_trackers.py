@@ -161,7 +161,7 @@ def test_a_service_that_is_away_at_the_begin_is_one_line(data):
 @pytest.mark.parametrize("name, library", [("mlflow", "mlflow"), ("wandb", "wandb")])
 def test_a_missing_library_is_named_with_its_extra(name, library, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, library, None)
-    with pytest.raises(ValueError, match=rf"is not installed: pip install 'hotrows\[{name}\]'"):
+    with pytest.raises(ImportError, match=rf"is not installed: pip install 'hotrows\[{name}\]'"):
         trackers.BY_NAME[name]()
 
 

@@ -57,8 +57,8 @@ class TrainConfig:
 
     model: str | None = setting(
         None,
-        "Model to train: one of the library, or your own as module:Class or file.py:Class",
-        unset="deepfm, of several labels mmoe",
+        "Model to train; your own as module:Class or file.py:Class",
+        unset="deepfm; mmoe for several labels",
     )
     model_options: dict[str, Any] = setting(
         {}, "Argument of the model's class, such as dim=32 or top=[256,128]", option="--option"
@@ -71,16 +71,15 @@ class TrainConfig:
     )
     loss: str | None = setting(
         None,
-        "Loss of the label: log_loss, soft, weighted:10, focal:2, squared, huber:1, poisson or bpr:16; "
-        "of several, such as rating=squared,click=focal",
-        unset="the schema's, else log_loss",
+        "Loss: log_loss, soft, weighted:10, focal:2, squared, huber:1, poisson or bpr:16; for several "
+        "labels rating=squared,click=focal",
+        unset="the schema's, or log_loss",
     )
     start_from: str | None = setting(
         None,
-        "Begin with the best checkpoint of this run, optimizers included; its data is this, or what this "
-        "extends: tables then grow by the new ids",
+        "Begin with the best checkpoint of this run; tables grow where its data was extended",
         unset="initial values",
-        option="--from",
+        option="--init-from",
     )
     pretrained: dict[str, str] = setting(
         {},
@@ -92,19 +91,19 @@ class TrainConfig:
     epochs: int | None = setting(
         None,
         "How often all training samples are read",
-        unset="1, by the data's size of lr and fm up to 20, of deepfm and dcnv2 up to 10",
+        unset="1, and up to 20 on small data",
         least=1,
         most=10**9,
         resumable=True,
     )
     steps: int | None = setting(
-        None, "Batches in all, in place of epochs", unset="as epochs says", least=1, resumable=True
+        None, "Batches in all, in place of epochs", unset="--epochs decides", least=1, resumable=True
     )
     batch_size: int | None = setting(
         None, "Samples per step, all ranks", unset="64 to 8192, by the data's size", least=1, most=1 << 40
     )
     row_optimizer: RowOptimizer | None = setting(
-        None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
+        None, "Optimizer of rows", unset="adagrad", option="--optimizer"
     )
     linear_optimizer: RowOptimizer | None = setting(
         None,
@@ -116,7 +115,7 @@ class TrainConfig:
     dense_lr: float | None = setting(
         None,
         "Learning rate of the dense part",
-        unset="0.001, less where labels are rare; of lr and fm 0.01",
+        unset="0.001, and less for rare labels; 0.01 for lr and fm",
         above=0,
     )
     clip_norm: float | None = setting(
@@ -127,12 +126,12 @@ class TrainConfig:
         "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
     )
     precision: str | None = setting(
-        None, "Format of matrices in the dense part", unset="float32, tf32 on CUDA", choices=PRECISIONS
+        None, "Format of matrices in the dense part", unset="float32; tf32 on CUDA", choices=PRECISIONS
     )
     table_dtype: str = setting(
         "float32", "Number format of stored weights; optimizer state is float32", choices=TABLE_DTYPES
     )
-    seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
+    seed: int = setting(0, "Seed of initial values, dropout and the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
     order: str = setting(
         "shuffle",
@@ -141,20 +140,20 @@ class TrainConfig:
     evaluate_every: int | None = setting(
         None,
         "Steps between evaluations",
-        unset="quarters of epoch 1, ends of epochs",
+        unset="a quarter of the first epoch, then an epoch",
         least=1,
         resumable=True,
     )
     metrics: str | None = setting(
         None,
         "Further metrics within the schema's groups: ndcg@10, hit@5, mrr, with commas between",
-        unset="no more",
+        unset="none",
         changes="no bit",
     )
     checkpoint_every: int | None = setting(
         None,
         "Steps between checkpoints, beside those at evaluations and at the end",
-        unset="no more",
+        unset="none",
         least=1,
         changes="no bit",
     )
@@ -189,7 +188,7 @@ class TrainConfig:
     )
     fast_memory: int | None = setting(
         None,
-        "Size of fast memory for rows, such as 2GiB; all rows are in the store",
+        "Size of fast memory for rows, such as 2GiB",
         unset="all rows",
         least=1,
         changes="no bit",
@@ -255,7 +254,7 @@ class TrainConfig:
         None,
         "Packs that tables of equal attributes are dealt to; 0: packs of far more volume than the "
         "mean are split evenly",
-        unset="as many as gain by the cost model, 1 within a machine; behind a cache planning_threads",
+        unset="as the cost model advises; 1 within a machine; planning_threads behind a cache",
         least=0,
         most=4096,
         changes="no bit",
@@ -263,7 +262,7 @@ class TrainConfig:
     planning_threads: int | None = setting(
         None,
         "Threads that plan packs side by side",
-        unset="1, beside a device all cores but 2, at most 8",
+        unset="1; with a device all cores but 2, at most 8",
         least=1,
         most=1024,
         changes="no bit",
@@ -293,7 +292,10 @@ class TrainConfig:
     )
     compile: bool = setting(False, "Compile the dense part by torch.compile", changes="rounding")
     cuda_graph: bool | None = setting(
-        None, "Launch whole steps as CUDA graphs", unset="on CUDA where steps are alike", changes="no bit"
+        None,
+        "Launch whole steps as CUDA graphs",
+        unset="yes on CUDA, if steps have equal sizes",
+        changes="no bit",
     )
     streams: int = setting(
         1,

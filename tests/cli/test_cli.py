@@ -192,7 +192,7 @@ def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
         (["train", "enc", "--resume"], 2, "--resume needs the run to go on with: --run FOLDER"),
         (["train", "enc", "--option", "dim"], 2, "--option must be NAME=VALUE"),
         (["train", "enc", "--epochs", "0"], 2, "epochs must be at least 1, not 0"),
-        (["train", "nowhere"], 1, "nowhere holds no prepared data"),
+        (["train", "nowhere"], 1, "nowhere does not exist"),
         (["train", "enc", "--run", "runs/a"], 1, "runs/a exists already: go on with it"),
         (["train", "enc", "--run", "runs/no", "--resume"], 1, "there is no run to resume in"),
         (
@@ -223,7 +223,7 @@ def test_wrong_usage_gets_one_line_and_an_exit_code(hotrows, arguments, code, sa
 
 def test_installed_packages_are_not_taken_for_the_users_code(hotrows, tmp_path, monkeypatch):
     """Those of a parent environment or of a user, which every error then seemed to come from:
-    `hotrows: .../site-packages/click/core.py line 911: nowhere holds no prepared data`."""
+    `hotrows: .../site-packages/click/core.py line 911: nowhere does not exist`."""
     folder = tmp_path / "elsewhere" / "site-packages"
     folder.mkdir(parents=True)
     (folder / "theirs.py").write_text("raise ValueError('of theirs')")

@@ -85,7 +85,7 @@ def test_a_file_is_read_as_yaml_where_its_package_is(tmp_path):
     if has_yaml:
         assert config_files.read(path) == SAME
     else:
-        with pytest.raises(ValueError, match="YAML needs the package PyYAML: pip install pyyaml"):
+        with pytest.raises(ImportError, match="YAML needs the package PyYAML: pip install pyyaml"):
             config_files.read(path)
 
 

@@ -16,9 +16,10 @@ COMMANDS = {**cli.commands, **cli.commands["checkpoint"].commands}
 def test_every_option_has_a_help_of_whole_sentences(name):
     for option in COMMANDS[name].params:
         if isinstance(option, click.Option):
-            assert option.help and re.fullmatch(r"[A-Z].*\.", option.help), (
+            assert option.help and re.fullmatch(r"[A-Z].*\.(  \[default: [^\]]+\])?", option.help), (
                 f"{name} {option.opts}: {option.help!r}"
             )
+            assert "(default" not in option.help
 
 
 def params(*arguments, **changes):

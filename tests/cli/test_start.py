@@ -172,7 +172,7 @@ def test_the_page_sets_up_the_completion_that_there_is(hotrows, monkeypatch):
 def test_help_lists_every_setting_in_its_group(hotrows, command):
     from hotrows.config import GROUPS, SETTINGS
 
-    told = hotrows(command, "--help").out
+    told = hotrows(command, "--help=all").out
     sections = re.split(r"^(\w.*):\n", told, flags=re.MULTILINE)
     options = dict(zip(sections[1::2], sections[2::2], strict=True))
     left_out = cli.tuning._NOT_OF_A_STEP if command == "tune" else ()

@@ -160,7 +160,7 @@ def test_large_json_has_the_scores_of_small_json_also_after_its_reader_was_kille
 
 
 def test_bodies_that_come_while_the_reader_of_json_starts_do_not_keep_it_from_that():
-    """Each body ended a process that was not up within --most-seconds, so that it never was."""
+    """Each body ended a process that was not up within --timeout, so that it never was."""
     reader, until = JsonProcess(50, Names(("a",), ("a",))), time.monotonic() + 60
     while True:
         try:

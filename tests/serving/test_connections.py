@@ -16,10 +16,10 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 
 SECONDS, CONNECTIONS, IDLE = 1, 40, 4
 OPTIONS = {
-    "--most-seconds": SECONDS,
-    "--most-connections": CONNECTIONS,
-    "--most-idle": IDLE,
-    "--most-bodies": "300KiB",
+    "--timeout": SECONDS,
+    "--max-connections": CONNECTIONS,
+    "--idle-timeout": IDLE,
+    "--max-bodies": "300KiB",
     "--drain": 2,
 }
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -187,7 +187,7 @@ def test_all_bodies_together_are_bounded_and_small_ones_are_always_taken(connect
 def test_one_sender_of_the_largest_bodies_holds_up_nobody(din_bundle):
     """8 MiB of empty lists once held the interpreter, and /healthz with it, for two seconds each."""
     body, statuses, seconds = b"[" + b"[]," * 2_700_000 + b"[]]", set(), []
-    with served(din_bundle, "--most-seconds", "30", "--drain", "0") as (_, port):
+    with served(din_bundle, "--timeout", "30", "--drain", "0") as (_, port):
         ends = time.monotonic() + 5
 
         def ask(raw):
@@ -209,7 +209,7 @@ def test_one_sender_of_the_largest_bodies_holds_up_nobody(din_bundle):
 
 
 def test_a_server_that_is_to_end_says_so_and_answers_what_it_took(din_bundle):
-    with served(din_bundle, "--drain", "3", "--most-seconds", "20") as (process, port):
+    with served(din_bundle, "--drain", "3", "--timeout", "20") as (process, port):
         begun = socket.create_connection(("127.0.0.1", port), timeout=30)
         begun.sendall(post(ROW[:5], len(ROW)))
         process.send_signal(signal.SIGTERM)

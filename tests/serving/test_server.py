@@ -326,7 +326,7 @@ def test_a_mistake_of_ours_is_answered_500_and_the_server_goes_on(client, scorer
 
 
 def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
-    with served(din_bundle, "--most-seconds", "60", "--drain", "0") as (process, port):
+    with served(din_bundle, "--timeout", "60", "--drain", "0") as (process, port):
         body = json.dumps([{"user": 3}]).encode()
         url, kind = f"http://127.0.0.1:{port}/score", {"content-type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(url, body, kind), timeout=60) as answer:

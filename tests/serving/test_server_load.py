@@ -51,7 +51,7 @@ def client(port, number, answers):
 @pytest.fixture
 def server(din_bundle):
     """A server where few may wait, and its port."""
-    with served(din_bundle, "--most-waiting", str(WAITING), "--most-seconds", "30") as (process, port):
+    with served(din_bundle, "--max-queue", str(WAITING), "--timeout", "30") as (process, port):
         yield process, port
 
 

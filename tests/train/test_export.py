@@ -167,7 +167,7 @@ def test_what_exists_is_not_overwritten_and_nothing_half_is_left(encoded, tmp_pa
         export(run, out)
     with pytest.raises(ValueError, match="checkpoint must be 'last' or 'best', not 'first'"):
         export(run, tmp_path / "new", "first")
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="nothing does not exist"):
         export(tmp_path / "nothing", tmp_path / "new")
     monkeypatch.setattr("hotrows.export.whole._bytes_of", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -98,7 +98,7 @@ def test_all_ranks_are_refused_together(encoded, tmp_path, impatient):
 
 def test_a_trainer_that_could_not_be_made_leaves_nothing(encoded, tmp_path):
     config = dataclasses.replace(CONFIG, start_from=str(tmp_path / "no-run"))
-    with pytest.raises(ValueError, match="no-run is no run folder"):
+    with pytest.raises(ValueError, match="no-run does not exist"):
         Trainer(encoded, config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     Trainer(encoded, CONFIG, tmp_path / "run")

@@ -237,7 +237,7 @@ def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
         (["--store", "file"], "belong together"),
         (["--disk", "measured"], "belong together"),
         (["--store", "memory", "--disk", "measured"], "--store must be file or file:PATH"),
-        (["--wanted", 5], "--wanted needs"),
+        (["--wanted", 5], "--target-samples-per-second needs"),
     ]:
         refused = hotrows(*common, *wrong)
         assert refused.code == 2 and message in refused.err

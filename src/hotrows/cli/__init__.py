@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import logging
 import os
 import sys
@@ -35,6 +36,7 @@ from hotrows.cli import (
     training,
     tuning,
 )
+from hotrows.cli.commands import Commands
 from hotrows.distributed import job
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -96,8 +98,9 @@ def _message(error: Exception) -> str | None:
     if place := _own_code(error):
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return f"{place}: {kind}{message[:400]} (hotrows --debug shows the traceback)"
-    explained = (ValueError, OSError, MemoryError, job.RankLost)
-    return message if isinstance(error, explained) or message.startswith("out of memory") else None
+    explained = isinstance(error, (ValueError, OSError, MemoryError, job.RankLost))
+    is_missing = isinstance(error, ImportError) and "pip install" in message
+    return message if explained or is_missing or message.startswith("out of memory") else None
 
 
 def _own_code(error: Exception) -> str:
@@ -165,14 +168,32 @@ And then:
   hotrows data             other public data sets, and where to get them
   hotrows schema FILE      drafts a schema of your own file's columns: CSV, Parquet, JSON and others
   hotrows prepare --help   makes data to train on of your own files, by that schema
-  hotrows train --help     all settings, with examples
-  hotrows --help           all commands
-
-The pages in docs/ of the source say more: training.md about runs, data.md about schemas.
+  hotrows train --help     the settings that most use; --help=all shows all
+  hotrows --help           all commands, in the order of work
 """
 
 
+_COMMANDS = {
+    "Data": (
+        *(datasets.data_command, data.synth_command, data.schema_command),
+        *(data.prepare_command, data.describe_command),
+    ),
+    "Training": (
+        *(training.train_command, tuning.tune_command, runs.eval_command),
+        *(runs.predict_command, report.report_command),
+    ),
+    "Memory and ranks": (
+        *(caching.simulate_command, scaling.plan_command),
+        *(caching.profile_command, caching.regroup_command),
+    ),
+    "Serving": (runs.export_command, serving.serve_command, serving.versions_command),
+    "What is there": (checkpoints.tables_command, checkpoints.checkpoint_group, doctor.doctor_command),
+}
+
+
 @click.group(
+    cls=Commands,
+    sections={title: [str(known.name) for known in listed] for title, listed in _COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     invoke_without_command=True,
 )
@@ -199,14 +220,5 @@ def cli(context: click.Context, debug: bool) -> None:
         click.echo(_FIRST_STEPS, nl=False)
 
 
-_COMMANDS = (
-    *(data.synth_command, data.schema_command, data.prepare_command),
-    *(data.describe_command, datasets.data_command),
-    *(caching.profile_command, caching.regroup_command, caching.simulate_command),
-    *(training.train_command, tuning.tune_command, scaling.plan_command),
-    *(runs.eval_command, runs.predict_command, report.report_command),
-    *(runs.export_command, serving.serve_command, serving.versions_command, checkpoints.tables_command),
-    *(checkpoints.checkpoint_group, doctor.doctor_command),
-)
-for _command in _COMMANDS:
+for _command in itertools.chain.from_iterable(_COMMANDS.values()):
     cli.add_command(_command)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows import models, optim
+from hotrows.cli.commands import command, declare
 from hotrows.cli.options import (
     FOLDER,
     PICTURE,
     POSITIVE,
     bar,
-    command,
     name_and_value,
     new_table,
     of_function,
@@ -135,7 +135,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "hotrows simulate enc --batches 1000 --picture curves.svg",
     "hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000",
     "hotrows simulate enc --order reuse",
-    "hotrows simulate enc --store file --disk measured --wanted 40000",
+    "hotrows simulate enc --store file --disk measured --target-samples-per-second 40000",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @setting_option("model")
@@ -146,7 +146,8 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @setting_option(
     "fast_memory",
     multiple=True,
-    help="Fast memory, such as 64MiB; may be repeated (default: 1, 2, 5, 10, 20 and 50 % of the tables).",
+    help="Fast memory, such as 64MiB; may be repeated."
+    "  [default: 1, 2, 5, 10, 20 and 50 % of the tables]",
 )
 @of_function("tuning.cache_simulation:simulate", "batches")
 @setting_option("in_flight", filled=True)
@@ -163,7 +164,13 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     type=click.Choice(("measured",)),
     help="Measure the disk of --store, and training in memory, and predict the speed of training.",
 )
-@click.option("--wanted", type=POSITIVE, help="Print the smallest size for so many samples/s.")
+@declare(
+    "--target-samples-per-second",
+    "wanted",
+    old=("--wanted",),
+    type=POSITIVE,
+    help="Print the smallest size of fast memory for this speed.",
+)
 @of_function(
     "tuning.advice:SlowMemory",
     reads_per_second={"type": POSITIVE},
@@ -185,7 +192,9 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     store, disk, wanted = (options.pop(name) for name in ("store", "disk", "wanted"))
     place = _folder_of(store, disk)
     if wanted is not None and disk is None and speed["samples_per_second"] is None:
-        raise click.UsageError("--wanted needs --store file --disk measured, or --samples-per-second")
+        raise click.UsageError(
+            "--target-samples-per-second needs --disk measured, or --samples-per-second"
+        )
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()

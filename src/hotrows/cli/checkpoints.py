@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FOLDER, PICTURE, bar, command, new_table, of_function, print_table
+from hotrows.cli.commands import command
+from hotrows.cli.options import FOLDER, PICTURE, bar, new_table, of_function, print_table
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:

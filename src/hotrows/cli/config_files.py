@@ -59,7 +59,7 @@ def _from_toml(text: str) -> Any:
         try:
             import tomli as tomllib
         except ModuleNotFoundError:
-            raise ValueError("Python 3.10 reads TOML by the package tomli: pip install tomli") from None
+            raise ImportError("Python 3.10 reads TOML by the package tomli: pip install tomli") from None
     return tomllib.loads(text)
 
 
@@ -67,7 +67,7 @@ def _from_yaml(text: str) -> Any:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise ValueError("YAML needs the package PyYAML: pip install pyyaml, or use TOML") from None
+        raise ImportError("YAML needs the package PyYAML: pip install pyyaml, or use TOML") from None
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotrows.cli.commands import command
 from hotrows.cli.options import (
     FILE,
     FOLDER,
@@ -18,7 +19,6 @@ from hotrows.cli.options import (
     POSITIVE,
     Name,
     bar,
-    command,
     new_table,
     of_function,
     print_table,
@@ -93,7 +93,7 @@ def synth_command(
 )
 @click.argument("raw", metavar="FILE")
 @of_function("data.raw.draft:draft_schema", label={"metavar": "COLUMN"})
-@click.option("--out", type=FILE, help="A new file for the schema (default: standard output).")
+@click.option("--out", type=FILE, help="A new file for the schema.  [default: standard output]")
 def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     """Draft a schema from a file.
 
@@ -125,8 +125,8 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "hotrows prepare 'day_*.gz' --schema criteo --split position:0.7,0.1,0.2 --out enc",
     "hotrows prepare 's3://bucket/clicks/day=*' --schema shop.json --split time:0.8,0.1,0.1 --out enc",
     "hotrows prepare train.parquet --test test.parquet --schema my_schema.py --out enc",
-    "hotrows prepare tuesday.csv --like enc --out tuesday",
-    "hotrows prepare tuesday.csv --extend enc --out enc2",
+    "hotrows prepare tuesday.csv --vocab-from enc --out tuesday",
+    "hotrows prepare tuesday.csv --extend-vocab-of enc --out enc2",
     "hotrows prepare --no-rows --schema dynamic.json --out enc",
 )
 @click.argument("raw", nargs=-1)
@@ -153,8 +153,8 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "memory",
     "threads",
     "seed",
-    like={"type": FOLDER, "metavar": "DATA"},
-    extend={"type": FOLDER, "metavar": "DATA"},
+    like={"spelling": "--vocab-from", "old": ("--like",), "type": FOLDER, "metavar": "DATA"},
+    extend={"spelling": "--extend-vocab-of", "old": ("--extend",), "type": FOLDER, "metavar": "DATA"},
 )
 def prepare_command(
     raw: tuple[str, ...],
@@ -232,7 +232,7 @@ def _unseen_table(encoded: EncodedData) -> Table:
     "hotrows describe enc --picture skew.svg",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
-@click.option("--picture", type=PICTURE, help="Draw the skew into this SVG (default: DATA/skew.svg).")
+@click.option("--picture", type=PICTURE, help="Draw the skew into this SVG.  [default: DATA/skew.svg]")
 @click.option("--html", type=FILE, help="Write all of it as a page into this file.")
 @of_function("data.description:describe", "dim")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

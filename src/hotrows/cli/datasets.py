@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotrows.cli.commands import command
 from hotrows.cli.data import data_set_names, prepare_with_bar
-from hotrows.cli.options import FOLDER, Name, bar, command, new_table, of_function, print_table
+from hotrows.cli.options import FOLDER, Name, bar, new_table, of_function, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table

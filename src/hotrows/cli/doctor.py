@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from hotrows.cli.options import FOLDER, command, option
+from hotrows.cli.commands import command
+from hotrows.cli.options import FOLDER, option
 
 
 @command(

@@ -21,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
+from hotrows.cli.commands import declare
 from hotrows.config import SETTINGS
 from hotrows.distributed import job
 from hotrows.runtime import terminal
@@ -47,7 +48,8 @@ class Run(Place):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         run = super().convert(value, param, ctx)
         if not (run / "config.json").exists():
-            raise ValueError(f"{run} is no run folder: it has no config.json")
+            missing = "is no run folder: it has no config.json" if run.exists() else "does not exist"
+            raise ValueError(f"{run} {missing}")
         return run
 
 
@@ -178,7 +180,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "model_options": {"multiple": True, "metavar": "NAME=VALUE"},
     "label_weights": {"multiple": True, "metavar": "LABEL=NUMBER"},
     "pretrained": {"multiple": True, "metavar": "TABLE=FILE"},
-    "start_from": {"type": RUN, "metavar": "RUN"},
+    "start_from": {"type": RUN, "metavar": "RUN", "old": ("--from",)},
     "row_optimizer": {"type": click.Choice(sorted(optim.BY_NAME))},
 }
 
@@ -192,8 +194,8 @@ def setting_option(
     changes: arguments of `click.option` in place of those that the setting has.
     """
     setting = settings[name]
-    default = f" (default: {setting.default_text})" if setting.default_text else ""
-    how: dict[str, Any] = {"help": f"{setting.help}{default}.", "type": setting.type}
+    default = f"  [default: {setting.default_text}]" if setting.default_text else ""
+    how: dict[str, Any] = {"help": f"{setting.help}.{default}", "type": setting.type}
     spelling = setting.option_name
     if setting.choices:
         how["type"] = click.Choice(setting.choices)
@@ -206,10 +208,10 @@ def setting_option(
         how["callback"] = partial(_check, setting)
     how |= _ARGUMENTS.get(name, {})
     if "multiple" in how:
-        how |= {"type": str, "help": f"{setting.help}; may be repeated{default}."}
+        how |= {"type": str, "help": f"{setting.help}; may be repeated.{default}"}
     if filled:
         how["default"] = setting.default
-    return click.option(spelling, name, **(how | changes))
+    return declare(spelling, name, **(how | changes))
 
 
 def _check(setting: Setting, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -249,10 +251,12 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "shared": {"metavar": "FEATURES"},
     "table_dtype": {"type": click.Choice(["float32", "float16", "int8", "int4"])},
     "threads": {"type": THREADS},
+    "trust": {"spelling": "--trust-code", "old": ("--trust",)},
     "which": {"spelling": "--checkpoint", "type": click.Choice(["best", "last"])},
 }
 _TYPES = {"Path": FOLDER, "int": COUNT, "float": click.FLOAT, "str": click.STRING}
 _SOURCE = Path(__file__).parents[1]
+_WIDE = 1 << 12  # columns of a table that no terminal shows
 
 
 def of_function(function: str, *names: str, prefix: str = "", **changes: Mapping[str, Any]) -> Callable:
@@ -290,7 +294,7 @@ def _option(name: str, declared: tuple[str, Any, str], changes: dict[str, Any]) 
     if kinds := [kind for name, kind in _TYPES.items() if name in re.findall(r"\w+", annotation)]:
         how["type"] = kinds[0]
     how |= changes
-    return click.option(how.pop("spelling"), name, **how)
+    return declare(how.pop("spelling"), name, **how)
 
 
 @cache
@@ -349,6 +353,7 @@ def _helps(docstring: str, names: Iterable[str]) -> dict[str, str]:
         _, *items = re.split(rf"(?:(?<=[.;:)] )|^)({one}(?:, {one})*): ", text)
         for listed, words in zip(items[::2], items[1::2], strict=True):
             sentence = re.sub(r"; None: [^;.]*", "", words).strip(" ;.") + "."
+            sentence = re.sub(r" \(default: ([^()]*)\)\.$", r".  [default: \1]", sentence)
             helps |= dict.fromkeys(listed.split(", "), sentence[:1].upper() + sentence[1:])
     return helps
 
@@ -358,47 +363,9 @@ run_options = with_options(
 )
 
 
-class _Command(click.Command):
-    """A command whose help lists its options in sections and ends with examples that keep their lines.
-
-    sections: names of parameters by title; all others are in the last section, `Options`.
-    """
-
-    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._sections = sections
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        title_of = {name: title for title, names in self._sections.items() for name in names}
-        lines: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self._sections, "Options")}
-        for param in self.get_params(ctx):
-            line = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if line is not None:
-                lines[title_of.get(param.name or "", "Options")].append(line)
-        for title, listed in lines.items():
-            if listed:
-                with formatter.section(title):
-                    formatter.write_dl(listed)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if self.epilog:
-            with formatter.section("Examples"):
-                formatter.write("".join(f"  {line}\n" for line in self.epilog.splitlines()))
-
-
-def command(
-    name: str, *examples: str, group: Any = click, sections: Mapping[str, Sequence[str]] | None = None
-) -> Callable[[Callable], click.Command]:
-    """Decorates a function as a command of a group; its help ends with examples, as they are typed.
-
-    sections: names of parameters by the title of the section of the help that lists them.
-    """
-    return group.command(name, cls=_Command, epilog="\n".join(examples), sections=sections or {})
-
-
 def option(*spellings: str, **how: Any) -> Callable:
     """Returns an option as `click.option` does; its help shows its default."""
-    return click.option(*spellings, show_default=True, **how)
+    return declare(*spellings, show_default=True, **how)
 
 
 def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32") -> tuple[str, Any]:
@@ -436,7 +403,7 @@ def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """As wide as the terminal; 120 columns elsewhere."""
+    """Prints a table as wide as the terminal; whole in a file or a pipe."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)

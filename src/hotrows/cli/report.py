@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from hotrows.cli.options import FILE, RUN, bar, command, of_function
+from hotrows.cli.commands import command
+from hotrows.cli.options import FILE, RUN, bar, of_function
 
 
 @command(
@@ -18,7 +19,7 @@ from hotrows.cli.options import FILE, RUN, bar, command, of_function
     "hotrows report runs/a --follow",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
-@click.option("--out", type=FILE, help="The page (default: RUN/report.html of the first run).")
+@click.option("--out", type=FILE, help="The page.  [default: RUN/report.html of the first run]")
 @click.option(
     "--follow", is_flag=True, help="While a run is trained, write the page again after every interval."
 )

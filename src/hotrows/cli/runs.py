@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import (
-    FILE,
-    FOLDER,
-    Place,
-    bar,
-    command,
-    names_of,
-    of_function,
-    option,
-    run_options,
-)
+from hotrows.cli.commands import command
+from hotrows.cli.options import FILE, FOLDER, Place, bar, names_of, of_function, option, run_options
 from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.units import format_bytes
 
@@ -34,7 +25,8 @@ if TYPE_CHECKING:
 )
 @click.option("--data", "folder", type=FOLDER, help="The data of the run, if it has moved.")
 @click.option(
-    "--metrics", help="More metrics within groups, such as ndcg@10,hit@5,mrr (default: those of the run)."
+    "--metrics",
+    help="More metrics within groups, such as ndcg@10,hit@5,mrr.  [default: those of the run]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
 def eval_command(
@@ -77,13 +69,13 @@ def eval_command(
 @click.option(
     "--out",
     type=FILE,
-    help="FILE.csv, .tsv or .parquet: columns with a header; any other file has a line for each row "
-    "(default: standard output).",
+    help="FILE.csv, .tsv or .parquet: columns with a header; any other file has a line for each row.  "
+    "[default: standard output]",
 )
 @click.option(
     "--columns",
     metavar="NAMES",
-    help="Columns of RAW to write next to the predictions, such as user,item, or all (default: none).",
+    help="Columns of RAW to write next to the predictions, such as user,item, or all.  [default: none]",
 )
 def predict_command(
     run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, **how: Any

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows import optim
+from hotrows.cli.commands import command, declare
 from hotrows.cli.options import (
     BYTES,
     FOLDER,
     NUMBERS,
     PICTURE,
-    command,
     name_and_value,
     new_table,
     option,
@@ -63,7 +63,7 @@ _OF_TRAINING = ("model", "model_options", "row_optimizer", "table_dtype", "batch
 @click.option("--wire-bytes", type=click.Choice(["2", "4"]), help="Bytes of a number between ranks.")
 @setting_option("micro_batches")
 @click.option("--memory", type=BYTES, metavar="SIZE", help="Memory for tables on a rank.")
-@click.option("--why", is_flag=True, help="Print where each table goes, and why.")
+@declare("--explain", "why", old=("--why",), is_flag=True, help="Print where each table goes, and why.")
 @click.option("--picture", type=PICTURE, help="Draw samples/s over ranks into this SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan_command(

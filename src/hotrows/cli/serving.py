@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from hotrows.cli.commands import command
 from hotrows.cli.options import (
     BYTES,
     COUNT,
     FOLDER,
     POSITIVE,
-    command,
     new_table,
     of_function,
     option,
@@ -25,7 +25,7 @@ from hotrows.runtime.units import format_bytes
 @command(
     "serve",
     "hotrows serve bundle --port 8000",
-    "hotrows serve bundle --host 0.0.0.0 --threads 4 --most-rows 2000 --most-seconds 0.5",
+    "hotrows serve bundle --host 0.0.0.0 --threads 4 --max-rows 2000 --timeout 0.5",
     "hotrows serve --follow published",
 )
 @click.argument("bundle", type=FOLDER, required=False)
@@ -40,14 +40,14 @@ from hotrows.runtime.units import format_bytes
 @of_function(
     "serving.limits:Limits",
     prefix="most_",
-    rows={},
-    body={"spelling": "--most-bytes", "type": BYTES, "default": "8MiB"},
-    seconds={},
-    waiting={},
-    places={},
-    bodies={"type": BYTES, "default": "64MiB"},
-    connections={},
-    idle={"type": POSITIVE},
+    rows={"spelling": "--max-rows", "old": ("--most-rows",)},
+    body={"spelling": "--max-body-size", "old": ("--most-bytes",), "type": BYTES, "default": "8MiB"},
+    seconds={"spelling": "--timeout", "old": ("--most-seconds",)},
+    waiting={"spelling": "--max-queue", "old": ("--most-waiting",)},
+    places={"spelling": "--max-places", "old": ("--most-places",)},
+    bodies={"spelling": "--max-bodies", "old": ("--most-bodies",), "type": BYTES, "default": "64MiB"},
+    connections={"spelling": "--max-connections", "old": ("--most-connections",)},
+    idle={"spelling": "--idle-timeout", "old": ("--most-idle",), "type": POSITIVE},
 )
 @of_function("serving.limits:Limits", drain={"type": click.FloatRange(0)})
 @of_function("serving.scorer:Scorer", "verify", "trust")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hotrows.cli.commands import declare
 from hotrows.cli.options import FOLDER, setting_option, with_options
 from hotrows.distributed import job
 from hotrows.streams.settings import ONE_RANK, SETTINGS, StreamConfig
@@ -20,12 +21,14 @@ stream_options = with_options(
     click.option(
         "--stream",
         metavar="SOURCE",
-        help="Train on events as they come: folder:PATH, - (standard input; -:replay where it begins "
-        "anew on --resume), kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM.",
+        help="Train on events of folder:PATH, kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM or - "
+        "(standard input; -:replay where it begins again).",
     ),
     *(setting_option(name, settings=SETTINGS) for name in SETTINGS),
-    click.option(
-        "--repeat",
+    declare(
+        "--replay-batches-of",
+        "repeat",
+        old=("--repeat",),
         type=FOLDER,
         metavar="RUN",
         help="Make the batches of this run again, of the same events.",
@@ -48,7 +51,7 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
     source = source or source_before
     if source is None:
         if changes or repeat:
-            name = SETTINGS[next(iter(changes))].option_name if changes else "--repeat"
+            name = SETTINGS[next(iter(changes))].option_name if changes else "--replay-batches-of"
             raise click.UsageError(f"{name} is of a stream: say which one, --stream SOURCE")
         return None
     if job.is_several():  # before a run begins

@@ -12,7 +12,8 @@ import click
 
 from hotrows import models, optim
 from hotrows.cli import config_files, publishing, streams, tracking
-from hotrows.cli.options import FILE, FOLDER, bar, command, name_and_value, setting_option, with_options
+from hotrows.cli.commands import command, declare
+from hotrows.cli.options import FILE, FOLDER, bar, name_and_value, setting_option, with_options
 from hotrows.cli.runs import print_metrics
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
@@ -36,10 +37,11 @@ data_options = with_options(
 )
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
-    click.option(
-        *("--lr", "--learning-rate"),
+    declare(
+        *("--lr", "lr"),
+        old=("--learning-rate",),
         type=float,
-        help="Learning rate of rows and of the dense part (default: that of each optimizer).",
+        help="Learning rate of rows and of the dense part.  [default: that of each optimizer]",
     ),
     setting_option("row_optimizer"),
     click.option("--embedding-lr", type=float, help="Learning rate of rows, in place of --lr."),
@@ -61,6 +63,12 @@ SECTIONS = {
     title: (*GROUPS.get(title, ()), *_FURTHER_OPTIONS.get(title, ()))
     for title in {**GROUPS, **_FURTHER_OPTIONS}
 }
+# What the help of train and tune shows where it is not asked for more.
+COMMON = (
+    *("model", "model_options", "loss", "epochs", "batch_size", "lr", "row_optimizer", "seed"),
+    *("run", "resume", "config_file", "set_texts", "start_from"),
+    *("fast_memory", "store", "device", "stream"),
+)
 
 
 def setting_options(leave_out: Sequence[str] = ()) -> Callable:
@@ -78,6 +86,9 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @command(
     "train",
     "hotrows train enc --model deepfm",
+    "hotrows train enc --run runs/a --resume",
+    "hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b",
+    "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "hotrows train enc --model deepfm --epochs 1 --seed 1 --batch-size 512 --run runs/a",
     "hotrows train enc --model din --option activation=dice --row-option weight_decay=1e-5",
     "hotrows train enc --model mmoe --label-weight buy=2",
@@ -85,20 +96,18 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --pretrained item=vectors.parquet --frozen item",
     "hotrows train enc --model my_model.py:TwoTowers --option dim=32",
     "hotrows train enc --model dlrm --optimizer rowwise_adagrad --embedding-lr 0.03 --precision bfloat16",
-    "hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b",
     "hotrows train enc --model dlrm --device cuda --fast-memory 40GiB --precision bfloat16",
     "hotrows train enc --config tuned.json --run runs/a",
     "hotrows train enc --config runs/a/config.json --set model_options.dim=32 --seed 2 --run runs/a2",
-    "hotrows train enc --run runs/a --resume",
-    "hotrows train enc2 --from runs/a --run runs/b",
-    "hotrows train enc --from runs/a --run runs/live --stream folder:clicks --max-wait 0.2",
+    "hotrows train enc2 --init-from runs/a --run runs/b",
+    "hotrows train enc --init-from runs/a --run runs/live --stream folder:clicks --max-wait 0.2",
     "hotrows train enc --run runs/live --stream kafka://localhost:9092/clicks --alarm-calibration "
     "0.8,1.25",
     "hotrows train enc --model dlrm --publish published --publish-every 1s",
     "hotrows train enc --tracker mlflow --run runs/a",
-    "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
     sections={**SECTIONS, **streams.SECTION, **publishing.SECTION},
+    common=COMMON,
 )
 @data_options
 @click.option(
@@ -106,26 +115,29 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "--run-dir",
     "run",
     type=FOLDER,
-    help="The run's folder; under torchrun --run-dir, as it takes --run for its own "
-    "(default: runs/MODEL-NUMBER).",
+    help="Folder of the run; under torchrun say --run-dir.  [default: runs/MODEL-NUMBER]",
 )
 @click.option(
     "--config",
     "config_file",
     type=FILE,
-    help="Settings to begin with, in JSON, TOML or YAML: a file of tune, a run's config.json, or yours; "
-    "or a recipe: rmc1, rmc2, rmc3.",
+    help="Settings to begin with: a file of JSON, TOML or YAML, or a recipe (rmc1, rmc2, rmc3).",
 )
 @click.option(
     "--set",
     "set_texts",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A setting in place of --config's, by its name there, such as model_options.dim=32; may be "
-    "repeated. Options take precedence.",
+    help="Change a setting of --config, such as model_options.dim=32; may be repeated.",
 )
 @click.option("--resume", is_flag=True, help="Resume the run in --run, with its settings.")
-@click.option("--trust", is_flag=True, help="Run the code that the run, or --config, names.")
+@declare(
+    "--trust-code",
+    "trust",
+    old=("--trust",),
+    is_flag=True,
+    help="Run the code that the run, or --config, names.",
+)
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
@@ -145,16 +157,9 @@ def train_command(
 ) -> None:
     """Train a model on prepared data.
 
-    Under torchrun, every rank holds a share of the tables and reads a share of every batch.
-
-    DATA is a folder that `hotrows prepare` wrote; or, with --schema, Parquet files whose ids are
-    numbers already.
-
-    Evaluates on the validation part, keeps the best and the last checkpoint, and reports on the
-    test part at the end. Ctrl-C saves; --resume goes on to the same bits.
-
-    With --stream it trains on events as they come, by the vocabularies of DATA: each is scored, then
-    trained on once.
+    DATA is a folder that `hotrows prepare` wrote or, with --schema, Parquet files of numbered ids. The
+    run keeps its best and its last checkpoint. Ctrl-C saves, and --resume continues to the same bits.
+    torchrun starts several ranks, which share tables and batches.
     """
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     if resume and run is None:
@@ -261,7 +266,7 @@ def _pairs(texts: Sequence[str], option: str, such_as: str) -> dict[str, Any]:
 def _first_config(
     resumed: Path | None, file: Path | None, set_texts: Sequence[str], start_from: Path | None
 ) -> tuple[TrainConfig, Path]:
-    """The config that options change, and its file: of the resumed run, of --config, of --from, or the
+    """The config that options change, and its file: of the resumed run, --config, --init-from, or the
     default.
 
     Of a run to start from, its model and what its rows hold are taken. set_texts: changes of it.

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FILE, bar, command, new_table, of_function, option, print_table
+from hotrows.cli.commands import command
+from hotrows.cli.options import FILE, bar, new_table, of_function, option, print_table
 from hotrows.cli.training import (
+    COMMON,
     SECTIONS,
     SOURCE_NAMES,
     config_with,
@@ -37,6 +39,7 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
     "hotrows tune enc --model dlrm --may-change precision,wire_dtype --config fast.json",
     "torchrun --nproc-per-node 2 -m hotrows tune enc --model dlrm",
     sections=SECTIONS,
+    common=("out", "seconds", "may_change", *COMMON),
 )
 @data_options
 @setting_options(leave_out=_NOT_OF_A_STEP)

@@ -94,7 +94,7 @@ def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any
     `plain.inputs`."""
     name = type(plain.model).__name__
     if find_spec("onnx") is None or find_spec("onnxscript") is None:  # torch.onnx exports by the latter
-        raise ValueError("--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'")
+        raise ImportError("--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'")
     import onnx
 
     try:

@@ -73,9 +73,9 @@ def export(
     """Writes the model of a run's `best` or `last` checkpoint into the new folder `out`.
 
     format: safetensors: weights and no program; onnx or pt2: a bundle with a program, to be served.
-    table_dtype: number format of the tables of a bundle: float32 (default), float16, int8 or int4; the
-        errors are in its `export.json`, with the metric of held-out rows next to the run's.
-        Without a program, weights are written as they are stored.
+    table_dtype: number format of the tables of a bundle: float32, float16, int8 or int4; the errors
+        are in its `export.json`, with the metric of held-out rows next to the run's. Without a
+        program, weights are written as they are stored (default: float32).
     shared: features that all rows of a request have in common, such as user,history; a program of the
         bundle computes once what follows from them.
     state: write the state of the optimizers too; only in format safetensors.

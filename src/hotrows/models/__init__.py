@@ -163,7 +163,7 @@ def confirmed(read: str | None, source: Path, model: str | None, trust: bool) ->
     if read is not None and ":" in read and not trust:
         raise ValueError(
             f"{source} names a model that is code, {read}, which runs only where it is asked for: name "
-            f"it again (--model {read}, or model=), or trust the file (--trust, or trust=True)"
+            f"it again (--model {read}, or model=), or trust the file (--trust-code, or trust=True)"
         )
     return read
 

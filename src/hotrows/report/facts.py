@@ -259,4 +259,4 @@ def command(facts: Facts) -> str:
     words += ["--config", str(run / "config.json"), "--run-dir", f"{run}-again"]
     if stream := run_folder.read_stream(run):
         words += ["--stream", str(stream["source"])]
-    return shlex.join([*words, *(["--trust"] if ":" in (facts.config.model or "") else [])])
+    return shlex.join([*words, *(["--trust-code"] if ":" in (facts.config.model or "") else [])])

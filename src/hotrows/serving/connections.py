@@ -1,9 +1,9 @@
 """Connections of the server: each has a deadline, so that no client holds one by doing nothing.
 
-    a header     --most-seconds from its first byte, or from the beginning of the connection
+    a header     --timeout from its first byte, or from the beginning of the connection
     a request    twice as long: to be answered, and for the client to read answers before it
-    its answer   --most-seconds, until the client has read it and sent what is left of its body
-    in between   --most-idle
+    its answer   --timeout, until the client has read it and sent what is left of its body
+    in between   --idle-timeout
 
 If there are too many, the one is closed that has waited longest for its client: before a request, within
 one, or idle. The new one is refused only if all others wait for the server.
@@ -232,7 +232,7 @@ def most_connections(wanted: int) -> int:
             most = max(soft - others, 1)
             log.warning(
                 "at most %d connections at once, not %d, as this process may open %d files; raise "
-                "`ulimit -n`, or lower --most-connections",
+                "`ulimit -n`, or lower --max-connections",
                 *(most, wanted, soft),
             )
             return most

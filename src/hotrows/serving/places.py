@@ -257,7 +257,7 @@ class _Files:
         try:
             import fsspec
         except ImportError:
-            raise ValueError(f"{url} needs fsspec: pip install 'hotrows[remote]'") from None
+            raise ImportError(f"{url} needs fsspec: pip install 'hotrows[remote]'") from None
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -313,7 +313,7 @@ class _Redis:
         try:
             import redis
         except ImportError:
-            raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[redis]'") from None
+            raise ImportError(f"{url} needs the Redis client: pip install 'hotrows[redis]'") from None
         parts = urlsplit(url)
         self._key = "hotrows:" + parse_qs(parts.query).get("name", ["model"])[0]
         url, limits = urlunsplit(parts._replace(query="")), {"socket_timeout": _TIMEOUT}

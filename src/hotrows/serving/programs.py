@@ -61,7 +61,7 @@ def _opened(file: ProgramFile, bundle: Bundle, threads: int, trust: bool) -> Pro
     if not trust:
         raise ValueError(
             f"{file.path} is read by PyTorch, which evaluates expressions of it: "
-            f"code, where somebody else wrote it; trust it (trust=True, --trust), or export as onnx"
+            f"code, where somebody else wrote it; trust it (trust=True, --trust-code), or export as onnx"
         )
     return _Torch(file)
 
@@ -71,7 +71,7 @@ class _Onnx:
         try:
             import onnxruntime
         except ImportError:
-            raise ValueError("serving needs ONNX Runtime: pip install 'hotrows[serving]'") from None
+            raise ImportError("serving needs ONNX Runtime: pip install 'hotrows[serving]'") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3

@@ -70,7 +70,7 @@ def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
     try:
         from hotrows.serving.connections import run
     except ImportError:
-        raise ValueError(_NEEDS) from None
+        raise ImportError(_NEEDS) from None
     server = _Server(scorer, limits)
     for process in server.readers:
         process.start()
@@ -83,7 +83,7 @@ def _application(server: _Server) -> Any:
         from starlette.exceptions import HTTPException
         from starlette.routing import Route
     except ImportError:
-        raise ValueError(_NEEDS) from None
+        raise ImportError(_NEEDS) from None
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

@@ -303,5 +303,5 @@ def _check_source(source: EventSource, state: StreamState) -> None:
     if source.name != state.source:
         raise ValueError(
             f"the run was trained on the stream {state.source}, not on {source.name}: resume it on that "
-            f"one, or begin a new run from this one (--from)"
+            f"one, or begin a new run from this one (--init-from)"
         )

@@ -75,7 +75,7 @@ class FolderSource:
         if self._file and not path.exists() and not position["is_read"]:
             raise ValueError(
                 f"{path} is gone, and events of it were not read yet: bring it back, or begin a new run "
-                f"from this one (--from)"
+                f"from this one (--init-from)"
             )
         names = self._names()
         before = sorted(names[: bisect_left(names, self._file)], key=self._changed)
@@ -150,7 +150,7 @@ class FolderSource:
             if _is_of(self._folder / name, status):
                 raise ValueError(
                     f"{path} was renamed to {name} while it was read; a file keeps its name until all of "
-                    f"it is read: give it back, or begin a new run from this one (--from)"
+                    f"it is read: give it back, or begin a new run from this one (--init-from)"
                 )
         return False
 

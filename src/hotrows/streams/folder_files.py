@@ -273,5 +273,5 @@ def _check_sum(path: Path, is_right: bool, offset: int, what: str) -> None:
         raise ValueError(
             f"{path} was truncated or replaced after {offset:,} {what} of it were read: events are "
             f"appended, or written into new files; bring it back, or begin a new run from this one "
-            f"(--from)"
+            f"(--init-from)"
         )

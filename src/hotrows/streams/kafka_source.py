@@ -43,7 +43,7 @@ class KafkaSource:
         try:
             import confluent_kafka
         except ImportError:
-            raise ValueError("Kafka needs confluent-kafka: pip install 'hotrows[kafka]'") from None
+            raise ImportError("Kafka needs confluent-kafka: pip install 'hotrows[kafka]'") from None
         if start not in _BEGIN:
             raise ValueError(f"start of a Kafka stream is {' or '.join(_BEGIN)}, not {start!r}")
         self._kafka, self._topic, self._schema = confluent_kafka, topic, schema
@@ -85,7 +85,7 @@ class KafkaSource:
                 raise ValueError(
                     f"{self.name}, partition {partition}: the next event is number {offset:,}, and the "
                     f"topic has {first:,} to {end:,}: events are lost; keep them longer (retention.ms), "
-                    f"and begin a new run from this one (--from)"
+                    f"and begin a new run from this one (--init-from)"
                 )
             self._offsets[partition] = offset
         self._assigned = {}

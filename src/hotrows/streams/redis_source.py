@@ -29,7 +29,7 @@ class RedisSource:
             from redis.backoff import ExponentialBackoff
             from redis.retry import Retry
         except ImportError:
-            raise ValueError("Redis streams need redis: pip install 'hotrows[redis]'") from None
+            raise ImportError("Redis streams need redis: pip install 'hotrows[redis]'") from None
         if start not in ("earliest", "latest"):
             raise ValueError(f"start of a Redis stream is earliest or latest, not {start!r}")
         self._error, self._stream = redis.RedisError, stream
@@ -65,7 +65,7 @@ class RedisSource:
         if _number(known.get("last-generated-id", _FIRST)) < _number(self._id):
             raise ValueError(
                 f"{self.name} ends before {self._id}, which was read: it was made anew, or the server "
-                f"lost it; begin a new run from this one (--from)"
+                f"lost it; begin a new run from this one (--init-from)"
             )
         self._number = position["number"]
         self._check_kept(known, [])
@@ -106,13 +106,13 @@ class RedisSource:
         kept = (math.inf, 0) if first is None else _number(first[0])
         num_lost = _trimmed(known) - sum(_number(entry[0]) < kept for entry in entries) - self._number
         if known.get("entries-added", self._number) < self._number:
-            raise ValueError(f"{self.name} was made anew; begin a new run from this one (--from)")
+            raise ValueError(f"{self.name} was made anew; begin a new run from this one (--init-from)")
         if kept <= _number(self._id) or num_lost <= 0:
             return
         if self._id != _FIRST:
             raise ValueError(
                 f"{self.name}: {num_lost:,} entries after {self._id} were trimmed: events are lost; keep "
-                f"more (MAXLEN), and begin a new run from this one (--from)"
+                f"more (MAXLEN), and begin a new run from this one (--init-from)"
             )
         self._number += num_lost  # before a run that has read none yet
 

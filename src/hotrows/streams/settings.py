@@ -38,7 +38,7 @@ class StreamConfig:
         None,
         "Seconds of event time (the schema's `time`) by which an event may be older than the newest one "
         "before it; an older one is late",
-        unset="none is late",
+        unset="no limit",
         least=0,
         resumable=True,
     )
@@ -66,7 +66,7 @@ class StreamConfig:
     stop_when_idle: float | None = setting(
         None,
         "Seconds without an event after which the stream has ended",
-        unset="it goes on",
+        unset="never",
         least=0,
         resumable=True,
     )

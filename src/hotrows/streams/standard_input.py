@@ -45,7 +45,7 @@ class StandardInput:
             raise ValueError(
                 "standard input cannot be read again: what the run had read after its last checkpoint is "
                 "lost. If the input begins anew with the same events, resume with --stream -:replay; "
-                "else begin a new run from this one (--from)"
+                "else begin a new run from this one (--init-from)"
             )
         while self._events < position["events"]:
             if self.read(position["events"] - self._events, 1.0) is None:

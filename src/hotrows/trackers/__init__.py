@@ -178,7 +178,7 @@ class MLflow(Tracker):
         try:
             import mlflow
         except ImportError:
-            raise ValueError("MLflow is not installed: pip install 'hotrows[mlflow]'") from None
+            raise ImportError("MLflow is not installed: pip install 'hotrows[mlflow]'") from None
         self._mlflow, self._experiment, self._uri = mlflow, experiment, uri
 
     def _open(self, run: Path, known: str | None, settings: Mapping[str, Any]) -> str:
@@ -241,7 +241,7 @@ class WandB(Tracker):
         try:
             import wandb
         except ImportError:
-            raise ValueError("Weights & Biases is not installed: pip install 'hotrows[wandb]'") from None
+            raise ImportError("Weights & Biases is not installed: pip install 'hotrows[wandb]'") from None
         self._wandb, self._project = wandb, project
 
     def _open(self, run: Path, known: str | None, settings: Mapping[str, Any]) -> str:

@@ -186,7 +186,7 @@ def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
         raise ValueError(
             f"{path}: expected the tensors values, of whole numbers, and vectors, found {shown[:200]}; "
             f"rows by id, as `hotrows export` writes them, are those of their own data: begin with that "
-            f"run (--from)"
+            f"run (--init-from)"
         )
     return pyarrow().array(values.reshape(-1)), tensors["vectors"]
 

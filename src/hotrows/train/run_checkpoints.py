@@ -175,7 +175,7 @@ def _load_by_keys(
     if (old_values is None) != (new_values is None):
         raise ValueError(
             f"of {run} and {data.path} one has raw values and the other came encoded, so that nothing "
-            f"says which ids are the same; begin without --from"
+            f"says which ids are the same; begin without --init-from"
         )
     # 2. The key of each id, then and now
     old = {name: _of_run(name, then[name], keys, old_values) for name in now if name in then}
@@ -208,7 +208,9 @@ def _check(run: Path, then: Mapping[str, IdFeature], embedding: Embedding, schem
                 f"with a run on the same data"
             )
         if vocabulary_of(feature) not in then:
-            raise ValueError(f"{run} has no feature of {vocabulary_of(feature)!r}; begin without --from")
+            raise ValueError(
+                f"{run} has no feature of {vocabulary_of(feature)!r}; begin without --init-from"
+            )
 
 
 def _of_run(

@@ -271,8 +271,16 @@ def read_schema(run: Path) -> Schema:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise ValueError(f"{path.parent} is no run folder: it has no {path.name}")
+        raise no_run(path)
     return path
+
+
+def no_run(path: Path) -> ValueError:
+    """The error of a file that a run folder has, and that is not there."""
+    run = path.parent
+    return ValueError(
+        f"{run} is no run folder: it has no {path.name}" if run.exists() else f"{run} does not exist"
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -280,7 +288,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return _JSON.read(path)
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} is no run folder: it has no {path.name}") from None
+        raise no_run(path) from None
 
 
 def read_data(run: Path) -> DataOfRun:

@@ -259,7 +259,7 @@ def _check(steps: StepTrainer) -> None:
         raise ValueError(ONE_RANK)
     if state.stream is None and state.step > 0:
         raise ValueError(
-            "this run has trained on prepared data: begin a new one from it on the stream (--from, "
+            "this run has trained on prepared data: begin a new one from it on the stream (--init-from, "
             "start_from)"
         )
     if state.position is not None:
@@ -337,7 +337,9 @@ def _check_goes_to(path: Path, step: int) -> None:
     """Raises ValueError where a line up to that of a step is missing: all were durable before its
     checkpoint."""
     if not path.exists():
-        log.warning(f"{path} is gone: batches up to step {step:,} cannot be made again (--repeat)")
+        log.warning(
+            f"{path} is gone: batches up to step {step:,} cannot be made again (--replay-batches-of)"
+        )
         return
     last = None
     for line in read_lines(path):

@@ -81,8 +81,7 @@ def prepare(
     like: prepared data whose encoders are used unchanged, so that its models fit.
     extend: prepared data whose ids remain and whose vocabularies grow by new values.
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
-    threads: threads on this machine (default: its cores); of a cluster, how many tasks run at once
-        (default: as many as it has processors).
+    threads: threads on this machine, or tasks that run at once on a cluster (default: one per core).
     progress: called with the stage ("lines", "times", "count", "merge" or "encode"), amount and total.
 
     With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and

@@ -174,7 +174,8 @@ class EncodedData:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Reads a folder's data.json."""
     if not (path / _MANIFEST).is_file():
-        raise ValueError(f"{path} holds no prepared data (no {_MANIFEST} in it); make it with `prepare`")
+        problem = f"holds no prepared data (no {_MANIFEST} in it)" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {problem}; make it with `prepare`, or correct the path")
     if (path / "config.json").is_file():
         raise ValueError(f"{path} is a run; name the folder of prepared data that it was trained on")
     return _FILE.read(path / _MANIFEST)
