@@ -157,11 +157,12 @@ def markdown_tables(settings: Mapping[str, Setting], groups: Mapping[str, Sequen
 
 
 def _markdown_table(settings: Sequence[Setting]) -> str:
-    lines = ["| setting | option | default | other values | changes | on resume | |", "|---" * 7 + "|"]
+    lines = ["| setting | what it does | default | changes | on resume |", "|---" * 5 + "|"]
     for known in settings:
         values = ", ".join(value for value in known.choices if value != known.default) or known.bounds
-        option = f"`{known.option_name}`" if known.option_name else ""
+        same = known.option_name == f"--{known.name.replace('_', '-')}"
+        option = "" if same else f" Option `{known.option_name}`." if known.option_name else " No option."
+        what = f"{known.help}.{f' Values: {values}.' if values else ''}{option}"
         may = "may change" if known.resumable else "stays"
-        cells = (f"`{known.name}`", option, known.default_text, values, known.changes, may)
-        lines.append(f"| {' | '.join(cells)} | {known.help} |")
+        lines.append(f"| `{known.name}` | {what} | {known.default_text} | {known.changes} | {may} |")
     return "\n".join(lines)
