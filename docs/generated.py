@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from hotrows import cli, config, datasets
-from hotrows.settings import markdown_tables
+from hotrows.settings import Setting
 from hotrows.streams import settings as streams
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -23,8 +23,8 @@ ALL = 20  # options of a command that takes the settings of a training
 def contents() -> dict[str, dict[str, str]]:
     """Markdown by page and by name of its markers."""
     groups = {
-        "settings": markdown_tables(config.SETTINGS, config.GROUPS),
-        "streams": markdown_tables(streams.SETTINGS, streams.GROUPS),
+        "settings": settings_tables(config.SETTINGS, config.GROUPS),
+        "streams": settings_tables(streams.SETTINGS, streams.GROUPS),
     }
     return {
         "command_line.md": {"commands": "\n\n".join(map(described, commands(cli.cli, "hotrows")))},
@@ -77,6 +77,24 @@ def _line(option: click.Option, context: click.Context) -> str:
     option.hidden = hidden
     words = " ".join(help.split()).replace("|", r"\|")
     return f"| `{names.replace('|', ' or ')}` | {words} |"
+
+
+def settings_tables(settings: Mapping[str, Setting], groups: Mapping[str, Sequence[str]]) -> str:
+    """The settings as Markdown, a heading and a table for each group and a line for each setting."""
+    tables = (_settings_table([settings[name] for name in names]) for names in groups.values())
+    return "\n\n".join(f"### {title}\n\n{table}" for title, table in zip(groups, tables, strict=True))
+
+
+def _settings_table(settings: Sequence[Setting]) -> str:
+    lines = ["| setting | what it does | default | changes | on resume |", "|---" * 5 + "|"]
+    for known in settings:
+        values = ", ".join(value for value in known.choices if value != known.default) or known.bounds
+        same = known.option_name == f"--{known.name.replace('_', '-')}"
+        option = "" if same else f" Option `{known.option_name}`." if known.option_name else " No option."
+        what = f"{known.help}.{f' Values: {values}.' if values else ''}{option}"
+        may = "may change" if known.resumable else "stays"
+        lines.append(f"| `{known.name}` | {what} | {known.default_text} | {known.changes} | {may} |")
+    return "\n".join(lines)
 
 
 def sets() -> str:

@@ -1,4 +1,4 @@
-"""The results as a page of the documentation: docs/any_model_table.md."""
+"""The results as a page: benchmarks/results/any_model.md."""
 
 from __future__ import annotations
 

@@ -6,8 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.any_model.table import _built, _passes
-from benchmarks.evidence.records import Origin, Table, at, mean, number, percent, result, signed, spread
-from benchmarks.evidence.records import speed, times
+from benchmarks.evidence.records import (
+    Origin,
+    Table,
+    at,
+    latency,
+    mean,
+    number,
+    over,
+    percent,
+    result,
+    signed,
+    spread,
+    times,
+)
 
 HEAD = "claim | figure | against | machine | date | commit | command | file"
 
@@ -23,7 +35,7 @@ class Claim:
 
     def row(self) -> list[str]:
         of = self.origin
-        command = f"`python -m {of.command}`"
+        command = f"`{of.command}`"
         figures = [self.claim, self.figure(), self.against]
         return [*figures, of.machine, of.date, of.commit, command, of.file]
 
@@ -34,14 +46,14 @@ def faster(claim: str, file: str, arm: str, base: str, against: str, command: st
 
 
 def any_model_runs() -> tuple[int, int]:
-    """Configurations of the CTR libraries whose accelerated runs equal plain ones with every optimizer, of all."""
+    """Library configurations whose accelerated runs equal plain ones with every optimizer, of all."""
     models = [model for library in result("any_model").values() for model in library["models"].values()]
     equal = [m for m in models if _built(m) and all(_passes(one) for one in m["optimizers"].values())]
     return len(equal), len(models)
 
 
 def misses(file: str, policy: str) -> str:
-    """Rows fetched relative to Bélády's optimum, over cache sizes of 2, 5 and 10 %; four batches in flight."""
+    """Rows fetched relative to Bélády's optimum, by caches of 2, 5 and 10 %, four batches in flight."""
     figures = at(f"{file}/figures")
     ratios = [f["over_belady"] for f in figures if f["policy"] == policy and f["in_flight"] == 4]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
@@ -64,6 +76,11 @@ def _prepared(arm: str) -> str:
     return f"{number(arms['hotrows']['rows_per_s'] / arms[arm]['rows_per_s'])}x{spread(ratios)}"
 
 
+def _checksums() -> str:
+    jobs = at("durability/jobs/checkpoint")
+    return f"{jobs['as it is']['cpu_seconds'] - jobs['no checksums']['cpu_seconds']:.2f} s of the CPU"
+
+
 def _dynamic(data: str, share: float) -> str:
     aucs = {
         way: mean([f["auc"] for f in at(f"{data}/figures") if f["way"] == way and f["share"] == share])
@@ -77,11 +94,12 @@ def least_and_most(values: list[float]) -> tuple[float, float]:
 
 
 def link_gain(base: str) -> float:
-    """How many times shorter a training of the look-ahead is behind a link of 1/57 of the memory's rate."""
+    """How many times shorter a training with look-ahead is behind a link of 1/57 of memory."""
     arms = at("papers-fae/links/arms")
     return arms[f"1/57: {base}"]["seconds"] / arms["1/57: ours"]["seconds"]
 
 
+KEYS = "dynamic-keys-33m/ns_per_lookup/33,800,000"
 LOCALITIES = ("uniform", "low", "medium", "high")
 END = "benchmarks.end_to_end"
 RANKS = "benchmarks.ranks"
@@ -92,60 +110,111 @@ PAPERS = "benchmarks.papers"
 
 IN_MEMORY = (
     faster(
-        "DLRM on Criteo's tables, training step", "end_to_end-dlrm-adagrad", "hotrows", "plain-torch",
-        "plain PyTorch", f"{END} dlrm-adagrad",
-    ),
-    faster(
-        "DLRM on Criteo's tables, training step", "end_to_end-dlrm-adagrad", "hotrows", "tensorflow", "TensorFlow, the fastest library",
+        "DLRM on Criteo's tables, training step",
+        "end_to_end-dlrm-adagrad",
+        "hotrows",
+        "plain-torch",
+        "plain PyTorch",
         f"{END} dlrm-adagrad",
     ),
     faster(
-        "DLRM on Criteo's tables, bfloat16", "end_to_end-dlrm-adagrad-bfloat16", "hotrows", "glued",
-        "FBGEMM, oneDNN and malloc settings joined by hand", f"{END} dlrm-adagrad-bfloat16",
+        "DLRM on Criteo's tables, training step",
+        "end_to_end-dlrm-adagrad",
+        "hotrows",
+        "tensorflow",
+        "TensorFlow, the fastest library",
+        f"{END} dlrm-adagrad",
     ),
     faster(
-        "DeepFM on Criteo's tables, training step", "end_to_end-deepfm-adagrad", "hotrows", "tensorflow",
-        "TensorFlow", f"{END} deepfm-adagrad",
+        "DLRM on Criteo's tables, bfloat16",
+        "end_to_end-dlrm-adagrad-bfloat16",
+        "hotrows",
+        "glued",
+        "FBGEMM, oneDNN and malloc settings joined by hand",
+        f"{END} dlrm-adagrad-bfloat16",
     ),
     faster(
-        "461 tables, small MLP", "end_to_end-461-tables-adagrad", "hotrows", "plain-torch",
-        "plain PyTorch", f"{END} 461-tables-adagrad",
+        "DeepFM on Criteo's tables, training step",
+        "end_to_end-deepfm-adagrad",
+        "hotrows",
+        "tensorflow",
+        "TensorFlow",
+        f"{END} deepfm-adagrad",
     ),
     faster(
-        "1,000 tables, small MLP", "end_to_end-many-tables-adagrad", "hotrows", "tensorflow",
-        "TensorFlow", f"{END} many-tables-adagrad",
+        "461 tables, small MLP",
+        "end_to_end-461-tables-adagrad",
+        "hotrows",
+        "plain-torch",
+        "plain PyTorch",
+        f"{END} 461-tables-adagrad",
     ),
     faster(
-        "embedding alone, Adagrad", "embedding-adagrad", "hotrows", "fbgemm", "FBGEMM",
+        "1,000 tables, small MLP",
+        "end_to_end-many-tables-adagrad",
+        "hotrows",
+        "tensorflow",
+        "TensorFlow",
+        f"{END} many-tables-adagrad",
+    ),
+    faster(
+        "embedding alone, Adagrad",
+        "embedding-adagrad",
+        "hotrows",
+        "fbgemm",
+        "FBGEMM",
         "benchmarks.embedding adagrad",
     ),
     faster(
-        "DIN, dim 16, histories of 40", "sequence_step-din-dim16", "hotrows", "padded-torch",
-        "padded PyTorch", HISTORIES,
+        "DIN, dim 16, histories of 40",
+        "sequence_step-din-dim16",
+        "hotrows",
+        "padded-torch",
+        "padded PyTorch",
+        HISTORIES,
     ),
     faster(
-        "DIN, dim 16, histories of 40", "sequence_step-din-dim16", "hotrows", "fuxictr",
-        "FuxiCTR, dense Adam", HISTORIES,
+        "DIN, dim 16, histories of 40",
+        "sequence_step-din-dim16",
+        "hotrows",
+        "fuxictr",
+        "FuxiCTR, dense Adam",
+        HISTORIES,
     ),
     faster(
-        "DIEN, dim 16, histories of 40", "sequence_step-dien-dim16", "hotrows", "padded-torch",
-        "padded PyTorch", HISTORIES,
+        "DIEN, dim 16, histories of 40",
+        "sequence_step-dien-dim16",
+        "hotrows",
+        "padded-torch",
+        "padded PyTorch",
+        HISTORIES,
     ),
     faster(
-        "CAN, dim 16, histories of 40", "sequence_step-can-dim16", "hotrows", "padded-torch",
-        "padded PyTorch", HISTORIES,
+        "CAN, dim 16, histories of 40",
+        "sequence_step-can-dim16",
+        "hotrows",
+        "padded-torch",
+        "padded PyTorch",
+        HISTORIES,
     ),
     Claim(
         "DeepFM by the recipe of BARS",
-        lambda: f"{number(at('bars/models/deepfm/arms/hotrows/samples_per_s') / at('bars/models/deepfm/bars/samples_per_s'))}x",
-        "the log of BARS on a V100, 2022", Origin("bars/models/deepfm", "benchmarks.bars"),
+        lambda: over(
+            "bars/models/deepfm/arms/hotrows/samples_per_s", "bars/models/deepfm/bars/samples_per_s"
+        ),
+        "the log of BARS on a V100, 2022",
+        Origin("bars/models/deepfm", "benchmarks.bars"),
     ),
-)  # fmt: skip
+)
 ACCELERATED = (
     *(
         faster(
-            f"DeepFM of {name} under `accelerate`, Criteo's tables", f"accelerate-criteo-{short}", f"{arm}+hotrows",
-            arm, "the same model, plain", ACCELERATE,
+            f"DeepFM of {name} under `accelerate`, Criteo's tables",
+            f"accelerate-criteo-{short}",
+            f"{arm}+hotrows",
+            arm,
+            "the same model, plain",
+            ACCELERATE,
         )
         for name, short, arm in (
             ("DeepCTR-Torch", "deepctr", "deepctr-torch"),
@@ -154,213 +223,298 @@ ACCELERATED = (
         )
     ),
     faster(
-        "DeepFM of FuxiCTR under `accelerate`, 461 small tables", "accelerate-461-fuxictr", "fuxictr+hotrows",
-        "fuxictr", "the same model, plain", ACCELERATE,
+        "DeepFM of FuxiCTR under `accelerate`, 461 small tables",
+        "accelerate-461-fuxictr",
+        "fuxictr+hotrows",
+        "fuxictr",
+        "the same model, plain",
+        ACCELERATE,
     ),
     faster(
-        "DeepFM of FuxiCTR under `accelerate`, tables of at most 1,000 rows", "accelerate-cut-fuxictr",
-        "fuxictr+hotrows", "fuxictr", "the same model, plain", ACCELERATE,
+        "DeepFM of FuxiCTR under `accelerate`, tables of at most 1,000 rows",
+        "accelerate-cut-fuxictr",
+        "fuxictr+hotrows",
+        "fuxictr",
+        "the same model, plain",
+        ACCELERATE,
     ),
     Claim(
         "accelerated model, a tenth of the rows in fast memory, the rest in files",
-        lambda: percent(at("accelerate_cache/arms/file, ahead/of_memory")), "the speed in memory",
+        lambda: percent(at("accelerate_cache/arms/file, ahead/of_memory")),
+        "the speed in memory",
         Origin("accelerate_cache", "benchmarks.accelerate_cache"),
     ),
     Claim(
         "cost of `accelerate` for one small table",
         lambda: f"{percent(max(m['overhead'] for m in at('overhead/models').values()))} at most",
-        "a plain step", Origin("overhead", "benchmarks.overhead"),
+        "a plain step",
+        Origin("overhead", "benchmarks.overhead"),
     ),
     Claim(
         "library models that train equally under `accelerate`, every optimizer",
-        lambda: "{} of {}".format(*any_model_runs()), "plain PyTorch; the others do not run plain or have no tables",
+        lambda: "{} of {}".format(*any_model_runs()),
+        "plain PyTorch; the others do not run plain or have no tables",
         Origin("any_model/fuxictr/models/AFM", "benchmarks.any_model"),
     ),
-)  # fmt: skip
+)
 CACHED = (
     Claim(
         "DLRM with a tenth of the rows in memory, the rest in a file",
-        lambda: percent(at("tiers-dim16/arms/file/ratio")), "the speed with all rows in memory; 220 steps, warm cache",
+        lambda: percent(at("tiers-dim16/arms/file/ratio")),
+        "the speed with all rows in memory; 220 steps, warm cache",
         Origin("tiers-dim16", TIERS),
     ),
     Claim(
-        "DLRM, its tables memory-mapped from a file", lambda: percent(at("tiers-dim16/arms/file-mapped/ratio")),
-        "the speed with all rows in memory", Origin("tiers-dim16", TIERS),
+        "DLRM, its tables memory-mapped from a file",
+        lambda: percent(at("tiers-dim16/arms/file-mapped/ratio")),
+        "the speed with all rows in memory",
+        Origin("tiers-dim16", TIERS),
     ),
     Claim(
         "DLRM with a tenth of the rows in memory, 500 steps with a checkpoint and a merge",
-        lambda: percent(at("tiers-sustained/arms/file/ratio")), "the speed with all rows in memory",
+        lambda: percent(at("tiers-sustained/arms/file/ratio")),
+        "the speed with all rows in memory",
         Origin("tiers-sustained", f"{TIERS} sustained"),
     ),
     Claim(
         "DLRM on a billion rows within 2 GiB, median step",
-        lambda: percent(at("tiers-billion-criteo/figures/ratio")), "the same model, ten million rows, in memory",
+        lambda: percent(at("tiers-billion-criteo/figures/ratio")),
+        "the same model, ten million rows, in memory",
         Origin("tiers-billion-criteo", f"{TIERS} billion"),
     ),
     *(
         Claim(
-            f"rows fetched by the look-ahead policy, stream {name}", lambda name=name: misses(f"misses-{name}", "lookahead"),
-            "Bélády's optimum; caches of 2, 5 and 10 %", Origin(f"misses-{name}", "benchmarks.misses"),
+            f"rows fetched by the look-ahead policy, stream {name}",
+            lambda name=name: misses(f"misses-{name}", "lookahead"),
+            "Bélády's optimum; caches of 2, 5 and 10 %",
+            Origin(f"misses-{name}", "benchmarks.misses"),
         )
         for name in ("zipf", "criteo", "drift")
     ),
     Claim(
-        "rows fetched by LRU, stream criteo", lambda: misses("misses-criteo", "lru"), "Bélády's optimum",
+        "rows fetched by LRU, stream criteo",
+        lambda: misses("misses-criteo", "lru"),
+        "Bélády's optimum",
         Origin("misses-criteo", "benchmarks.misses"),
     ),
     Claim(
         "random rows read and written, file store",
         lambda: f"{number(at('stores/arms/hotrows/rows_per_s') / at('stores/arms/mapped/rows_per_s'))}x",
-        "a mapped file, the fastest of RocksDB, LMDB, SQLite and itself", Origin("stores", "benchmarks.stores"),
+        "a mapped file, the fastest of RocksDB, LMDB, SQLite and itself",
+        Origin("stores", "benchmarks.stores"),
     ),
     Claim(
         "predicted samples/s of training from a file, within 10 %",
-        lambda: f"{at('advisor/within')} of {at('advisor/of')}", "measured afterwards",
+        lambda: f"{at('advisor/within')} of {at('advisor/of')}",
+        "measured afterwards",
         Origin("advisor", "benchmarks.advisor"),
     ),
     Claim(
         "planning of the look-ahead policy",
-        lambda: f"{number(at('planning/ns_per_lookup/lookahead/all'), 0)} ns a lookup", "on a thread of its own",
+        lambda: f"{number(at('planning/ns_per_lookup/lookahead/all'), 0)} ns a lookup",
+        "on a thread of its own",
         Origin("planning", "benchmarks.planning policies"),
     ),
-)  # fmt: skip
+)
 RANKED = (
     faster(
         "two ranks, DLRM", "ranks-dlrm", "hotrows-ranks", "hotrows", "one rank with two threads", RANKS
     ),
     faster(
-        "two ranks, DLRM", "ranks-dlrm", "hotrows-ranks", "torchrec-ranks-pipeline", "TorchRec, pipelined", RANKS
+        "two ranks, DLRM",
+        "ranks-dlrm",
+        "hotrows-ranks",
+        "torchrec-ranks-pipeline",
+        "TorchRec, pipelined",
+        RANKS,
     ),
     faster(
-        "two ranks, DLRM", "ranks-dlrm", "hotrows-ranks", "tensorflow-ps", "TensorFlow's parameter server", RANKS
+        "two ranks, DLRM",
+        "ranks-dlrm",
+        "hotrows-ranks",
+        "tensorflow-ps",
+        "TensorFlow's parameter server",
+        RANKS,
     ),
     faster(
         "two ranks, 461 tables", "ranks-461-tables", "hotrows-ranks", "torchrec-ranks", "TorchRec", RANKS
     ),
     faster(
-        "two ranks, DIN", "ranks-din", "hotrows-ranks", "tensorflow-ps-packed",
-        "TensorFlow's parameter server, unpadded", RANKS,
+        "two ranks, DIN",
+        "ranks-din",
+        "hotrows-ranks",
+        "tensorflow-ps-packed",
+        "TensorFlow's parameter server, unpadded",
+        RANKS,
     ),
     faster(
-        "two ranks, DIEN", "ranks-dien", "hotrows-ranks", "tensorflow-ps-packed",
-        "TensorFlow's parameter server, unpadded", RANKS,
+        "two ranks, DIEN",
+        "ranks-dien",
+        "hotrows-ranks",
+        "tensorflow-ps-packed",
+        "TensorFlow's parameter server, unpadded",
+        RANKS,
     ),
     Claim(
         "predicted step on 1, 2 and 4 ranks",
-        lambda: f"{percent(max(abs(r['error']) for r in at('scale_check/rows')))} off at most", "measured",
+        lambda: f"{percent(max(abs(r['error']) for r in at('scale_check/rows')))} off at most",
+        "measured",
         Origin("scale_check", "benchmarks.scale_check"),
     ),
-)  # fmt: skip
+)
 DATA = (
     Claim(
-        "`prepare`, a million rows of Criteo", lambda: _prepared("polars"), "Polars alone",
+        "`prepare`, a million rows of Criteo",
+        lambda: _prepared("polars"),
+        "Polars alone",
         Origin("prepare", "benchmarks.prepare"),
     ),
     Claim(
         "`prepare`, 20 GB of text within 2 GiB",
-        lambda: f"{number(at('prepare-bounded/figures/rows_per_s'))} rows/s", "a memory cgroup that counts page cache",
+        lambda: f"{number(at('prepare-bounded/figures/rows_per_s'))} rows/s",
+        "a memory cgroup that counts page cache",
         Origin("prepare-bounded", "benchmarks.prepare --limit 2GiB"),
     ),
     Claim(
-        "`prepare` on Ray, four million rows", lambda: f"{number(at('prepare-ray-4m/ray_over_process'))}x",
-        "one process on the same cores", Origin("prepare-ray-4m", "benchmarks.prepare --ray"),
+        "`prepare` on Ray, four million rows",
+        lambda: f"{number(at('prepare-ray-4m/ray_over_process'))}x",
+        "one process on the same cores",
+        Origin("prepare-ray-4m", "benchmarks.prepare --ray"),
     ),
     Claim(
-        "loading shuffled batches", lambda: f"{number(at('loader/arms/ours-shuffled/rows_per_s') / at('loader/arms/dataloader/rows_per_s'))}x",
-        "PyTorch's DataLoader, two workers", Origin("loader", "benchmarks.loader"),
+        "loading shuffled batches",
+        lambda: over("loader/arms/ours-shuffled/rows_per_s", "loader/arms/dataloader/rows_per_s"),
+        "PyTorch's DataLoader, two workers",
+        Origin("loader", "benchmarks.loader"),
     ),
     Claim(
-        "time that training waits for data", lambda: f"{100 * at('stall/figures/stalled_share'):.2f} %", "all of it",
+        "time that training waits for data",
+        lambda: f"{100 * at('stall/figures/stalled_share'):.2f} %",
+        "all of it",
         Origin("stall", "benchmarks.stall"),
     ),
     Claim(
-        "training step with dynamic ids, tables in memory", lambda: f"{number(at('dynamic_step-memory-2/ratio'))}x", "a step with known ids",
+        "training step with dynamic ids, tables in memory",
+        lambda: f"{number(at('dynamic_step-memory-2/ratio'))}x",
+        "a step with known ids",
         Origin("dynamic_step-memory-2", "benchmarks.dynamic_step"),
     ),
     Claim(
         "a lookup in the key table, 33.8 million keys, LRU",
-        lambda: f"{number(at('dynamic-keys-33m/ns_per_lookup/33,800,000/hotrows lru/hit'), 0)} ns",
-        f"{number(at('dynamic-keys-33m/ns_per_lookup/33,800,000/ska::flat_hash_map/hit'), 0)} ns, ska::flat_hash_map",
+        lambda: f"{number(at(f'{KEYS}/hotrows lru/hit'), 0)} ns",
+        f"{number(at(f'{KEYS}/ska::flat_hash_map/hit'), 0)} ns, ska::flat_hash_map",
         Origin("dynamic-keys-33m", "benchmarks.dynamic_keys"),
     ),
     Claim(
-        "DIEN on requests of 16 candidates", lambda: f"{number(at('requests/candidates/16/dien/speedup'))}x",
-        "expanded samples", Origin("requests", "benchmarks.requests"),
+        "DIEN on requests of 16 candidates",
+        lambda: f"{number(at('requests/candidates/16/dien/speedup'))}x",
+        "expanded samples",
+        Origin("requests", "benchmarks.requests"),
     ),
-)  # fmt: skip
+)
 SERVED = (
     Claim(
         "one request of 500 candidates, DeepFM, one core",
-        lambda: f"p50 {at('serving/figures/deepfm/float32/p50_ms')} ms, p99 {at('serving/figures/deepfm/float32/p99_ms')} ms",
-        "nothing else ran", Origin("serving", "benchmarks.serving"),
+        lambda: latency("serving/figures/deepfm/float32"),
+        "nothing else ran",
+        Origin("serving", "benchmarks.serving"),
     ),
     Claim(
         "one request of 500 candidates, DeepFM, tables ten times the memory",
-        lambda: f"p50 {at('serving_tenfold/figures/deepfm/Zipf 1.05/p50_ms')} ms, p99 {at('serving_tenfold/figures/deepfm/Zipf 1.05/p99_ms')} ms",
-        "within a memory cgroup", Origin("serving_tenfold", "benchmarks.serving_tenfold"),
+        lambda: latency("serving_tenfold/figures/deepfm/Zipf 1.05"),
+        "within a memory cgroup",
+        Origin("serving_tenfold", "benchmarks.serving_tenfold"),
     ),
     Claim(
         "event appended to score that has learned it, 5,000 events/s",
-        lambda: f"p50 {at('freshness/figures/5000/p50_s')} s, p99 {at('freshness/figures/5000/p99_s')} s",
-        "training and server on the same two cores", Origin("freshness", "benchmarks.freshness"),
+        lambda: latency("freshness/figures/5000", "s"),
+        "training and server on the same two cores",
+        Origin("freshness", "benchmarks.freshness"),
     ),
-)  # fmt: skip
+)
 PAPER_CLAIMS = (
     Claim(
-        "461 fields, first layer by distinct rows", lambda: f"{number(at('papers-picasso/fields/arms/461/hotrows/ratio'))}x",
-        "plain PyTorch", Origin("papers-picasso/fields", f"{PAPERS} picasso"),
+        "461 fields, first layer by distinct rows",
+        lambda: f"{number(at('papers-picasso/fields/arms/461/hotrows/ratio'))}x",
+        "plain PyTorch",
+        Origin("papers-picasso/fields", f"{PAPERS} picasso"),
     ),
     Claim(
         "a cache of 10 % behind a link of 1/12, four localities",
-        lambda: "{:.1f} to {:.1f}x".format(*least_and_most([
-            arms["10% ours"]["samples_per_s"] / arms["10% static cache"]["samples_per_s"]
-            for arms in (at(f"papers-scratchpipe/{name}/arms") for name in LOCALITIES)
-        ])),
-        "a static cache of the most popular rows", Origin("papers-scratchpipe/medium", f"{PAPERS} scratchpipe"),
+        lambda: "{:.1f} to {:.1f}x".format(
+            *least_and_most(
+                [
+                    arms["10% ours"]["samples_per_s"] / arms["10% static cache"]["samples_per_s"]
+                    for arms in (at(f"papers-scratchpipe/{name}/arms") for name in LOCALITIES)
+                ]
+            )
+        ),
+        "a static cache of the most popular rows",
+        Origin("papers-scratchpipe/medium", f"{PAPERS} scratchpipe"),
     ),
     Claim(
-        "a whole training behind a link of 1/57", lambda: f"{link_gain('static cache'):.2f}x",
-        "a static cache of the most popular rows", Origin("papers-fae/links", f"{PAPERS} fae"),
+        "a whole training behind a link of 1/57",
+        lambda: f"{link_gain('static cache'):.2f}x",
+        "a static cache of the most popular rows",
+        Origin("papers-fae/links", f"{PAPERS} fae"),
     ),
     Claim(
         "a whole training behind a link of 1/12",
-        lambda: f"{at('papers-fae/speed/arms/static cache/seconds') / at('papers-fae/speed/arms/ours/seconds'):.2f}x",
-        "a static cache of the most popular rows", Origin("papers-fae/speed", f"{PAPERS} fae"),
+        lambda: over("papers-fae/speed/arms/static cache/seconds", "papers-fae/speed/arms/ours/seconds"),
+        "a static cache of the most popular rows",
+        Origin("papers-fae/speed", f"{PAPERS} fae"),
     ),
-)  # fmt: skip
+)
 QUALITY = (
     Claim(
         "equal weights, equal outputs and gradients",
-        lambda: f"{sum(pair['equal'] for pair in at('equal_weights/pairs'))} of {len(at('equal_weights/pairs'))} pairs",
-        "DeepCTR-Torch, FuxiCTR, padded PyTorch", Origin("equal_weights", "benchmarks.equal_weights"),
+        lambda: "{} of {} pairs".format(
+            sum(pair["equal"] for pair in at("equal_weights/pairs")), len(at("equal_weights/pairs"))
+        ),
+        "DeepCTR-Torch, FuxiCTR, padded PyTorch",
+        Origin("equal_weights", "benchmarks.equal_weights"),
     ),
     Claim(
         "test AUC by one recipe, within two standard errors",
-        lambda: "{} of {} pairs".format(*map(sum, zip(*(
-            (d["within_noise"], 1)
-            for models in at("accuracy/sets").values()
-            for model in models.values()
-            for d in model["differences"].values()
-        ), strict=True))),
-        "DeepCTR-Torch, FuxiCTR", Origin("accuracy/sets/criteo/dnn/arms/hotrows/conditions", "benchmarks.accuracy"),
+        lambda: "{} of {} pairs".format(
+            *map(
+                sum,
+                zip(
+                    *(
+                        (d["within_noise"], 1)
+                        for models in at("accuracy/sets").values()
+                        for model in models.values()
+                        for d in model["differences"].values()
+                    ),
+                    strict=True,
+                ),
+            )
+        ),
+        "DeepCTR-Torch, FuxiCTR",
+        Origin("accuracy/sets/criteo/dnn/arms/hotrows/conditions", "benchmarks.accuracy"),
     ),
     *(
         Claim(
-            f"test AUC of DeepFM on {data}, defaults", lambda data=data: auc_less_one_hot(data, "deepfm"),
-            "logistic regression on one-hot ids", Origin("defaults", "benchmarks.defaults"),
+            f"test AUC of DeepFM on {data}, defaults",
+            lambda data=data: auc_less_one_hot(data, "deepfm"),
+            "logistic regression on one-hot ids",
+            Origin("defaults", "benchmarks.defaults"),
         )
         for data in ("adult", "criteo", "movielens")
     ),
     Claim(
         "test AUC of DeepFM on MovieLens-1M, one epoch, three seeds",
-        lambda: f"{at('models-movielens/models/deepfm/auc'):.4f} ± {at('models-movielens/models/deepfm/auc_interval'):.4f}",
-        f"{at('models-movielens/models/lr/auc'):.4f}, logistic regression trained alike", Origin("models-movielens/models/deepfm", "benchmarks.models"),
+        lambda: "{auc:.4f} ± {auc_interval:.4f}".format(**at("models-movielens/models/deepfm")),
+        f"{at('models-movielens/models/lr/auc'):.4f}, logistic regression trained alike",
+        Origin("models-movielens/models/deepfm", "benchmarks.models"),
     ),
     Claim(
-        "test AUC with a tenth of the keys, Avazu, look-ahead against LRU", lambda: _dynamic("dynamic-avazu", 0.1),
-        "eviction by last use", Origin("dynamic-avazu", "benchmarks.dynamic"),
+        "test AUC with a tenth of the keys, Avazu, look-ahead against LRU",
+        lambda: _dynamic("dynamic-avazu", 0.1),
+        "eviction by last use",
+        Origin("dynamic-avazu", "benchmarks.dynamic"),
     ),
-)  # fmt: skip
+)
 RELIABLE = (
     Claim(
         "trials of the fault campaign that ended equal or refused",
@@ -368,21 +522,27 @@ RELIABLE = (
             sum(k["equal"] + k["refused"] for k in at("faults/kinds").values()),
             sum(k["trials"] for k in at("faults/kinds").values()),
         ),
-        "an undisturbed run", Origin("faults/campaigns/-1", "tests.faults"),
+        "an undisturbed run",
+        Origin("faults/campaigns/-1", "tests.faults"),
     ),
     Claim(
-        "damaged inputs read", lambda: f"{at('fuzz/all'):,}", "one clear message or equal rows",
+        "damaged inputs read",
+        lambda: f"{at('fuzz/all'):,}",
+        "one clear message or equal rows",
         Origin("fuzz/runs/-1", "tests.fuzz"),
     ),
     Claim(
-        "states of the pipeline explored without a fault", lambda: f"{at('model_checker/states'):,}", "serial training",
+        "states of the pipeline explored without a fault",
+        lambda: f"{at('model_checker/states'):,}",
+        "serial training",
         Origin("model_checker/runs/0", "tests.model_checker"),
     ),
     Claim(
         "checksums of a full checkpoint of 512 MB",
-        lambda: f"{at('durability/jobs/checkpoint/as it is/cpu_seconds') - at('durability/jobs/checkpoint/no checksums/cpu_seconds'):.2f} s of the CPU",
-        "the same without", Origin("durability", "benchmarks.durability"),
+        lambda: _checksums(),
+        "the same without",
+        Origin("durability", "benchmarks.durability"),
     ),
-)  # fmt: skip
+)
 GROUPS = (IN_MEMORY, ACCELERATED, CACHED, PAPER_CLAIMS, RANKED, DATA, SERVED, QUALITY, RELIABLE)
 TABLES = [Table("claims", HEAD, lambda: [claim.row() for group in GROUPS for claim in group])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.any_model.table import _built, _passes
-from benchmarks.evidence.records import Origin, Table, at, number, percent, result, speed, thousands, times
+from benchmarks.evidence.records import Origin, Table, at, number, percent, result, speed, thousands
 
 NAMES = {
     "hotrows": "**hotrows**",
@@ -13,7 +13,13 @@ NAMES = {
     "fbgemm": "FBGEMM",
     "plain-torch": "plain PyTorch",
 }
-WHOLE = ("dlrm-adagrad", "dlrm-adagrad-bfloat16", "deepfm-adagrad", "461-tables-adagrad", "many-tables-adagrad")
+WHOLE = (
+    "dlrm-adagrad",
+    "dlrm-adagrad-bfloat16",
+    "deepfm-adagrad",
+    "461-tables-adagrad",
+    "many-tables-adagrad",
+)
 HISTORIES = ("din-dim16", "din-dim64", "dien-dim16", "dien-dim64")
 OPTIMIZERS = ("sgd", "rowwise", "adagrad", "adam")
 LIBRARIES = {"deepctr": "deepctr-torch", "rechub": "torch-rechub", "fuxictr": "fuxictr"}
@@ -41,14 +47,24 @@ def histories() -> list[list[str]]:
         "fuxictr": "FuxiCTR, dense Adam",
         "deepctr-torch": "DeepCTR-Torch, dense Adam",
     }
-    return [[name, *(speed(f"sequence_step-{file}", arm) for file in HISTORIES)] for arm, name in names.items()]
+    return [
+        [name, *(speed(f"sequence_step-{file}", arm) for file in HISTORIES)]
+        for arm, name in names.items()
+    ]
 
 
 def floors() -> list[list[str]]:
     return [
-        [name, f"{m['batch_size']:,}", thousands(m["samples_per_s"]), f"{m['ms']:.1f}", f"{m['floor_ms']:.1f}", f"{m['ratio']:.2f}"]
+        [
+            name,
+            f"{m['batch_size']:,}",
+            thousands(m["samples_per_s"]),
+            f"{m['ms']:.1f}",
+            f"{m['floor_ms']:.1f}",
+            f"{m['ratio']:.2f}",
+        ]
         for name, m in at("floors/models").items()
-    ]  # fmt: skip
+    ]
 
 
 def bars() -> list[list[str]]:
@@ -79,7 +95,16 @@ def accelerated() -> list[list[str]]:
                 continue
             memory = arms[f"{arm}+hotrows"]["peak_rss_mb"] / arms[arm]["peak_rss_mb"]
             ratio = number(arms[f"{arm}+hotrows"]["ratio"])
-            rows.append([label, library, speed(file, arm), speed(file, f"{arm}+hotrows"), f"{ratio}x", f"{memory:.2f}"])
+            rows.append(
+                [
+                    label,
+                    library,
+                    speed(file, arm),
+                    speed(file, f"{arm}+hotrows"),
+                    f"{ratio}x",
+                    f"{memory:.2f}",
+                ]
+            )
     return rows
 
 
@@ -170,7 +195,16 @@ def depths() -> list[list[str]]:
     rows = []
     for depth in (1, 8, 32, 64, 128, 256):
         cells = [arms[f"{way}, {depth}"] for way in ("io_uring", "threads")]
-        rows.append([str(depth), *(x for c in cells for x in (f"{c['rows_per_s'] / 1000:.1f}", f"{c['cpu_us_per_row']:.1f}"))])
+        rows.append(
+            [
+                str(depth),
+                *(
+                    x
+                    for c in cells
+                    for x in (f"{c['rows_per_s'] / 1000:.1f}", f"{c['cpu_us_per_row']:.1f}")
+                ),
+            ]
+        )
     return rows
 
 
@@ -182,41 +216,66 @@ def advisor() -> list[list[str]]:
     return rows
 
 
-def planning_memory() -> list[list[str]]:
-    return [
-        [str(r["dim"]), f"{r['record_bytes']:,}", str(r["window"]), f"{r['bytes_per_known_row']:.1f}",
-         f"{r['bytes_per_use']:.2f}", f"{r['bytes'] / 2**20:.0f}", f"{100 * r['share_of_fast_memory']:.0f} %"]
-        for r in at("planning-memory/records")
-    ]  # fmt: skip
-
-
 def ranks() -> list[list[str]]:
-    arms = ("hotrows-ranks", "hotrows", "hotrows-histories", "torchrec-ranks", "torchrec-ranks-pipeline", "plain-ranks",
-            "tensorflow-ps", "tensorflow-ps-packed")  # fmt: skip
+    arms = (
+        "hotrows-ranks",
+        "hotrows",
+        "hotrows-histories",
+        "torchrec-ranks",
+        "torchrec-ranks-pipeline",
+        "plain-ranks",
+        "tensorflow-ps",
+        "tensorflow-ps-packed",
+    )
     rows = []
-    for model, label in (("dlrm", "DLRM"), ("deepfm", "DeepFM"), ("461-tables", "461 tables"), ("din", "DIN"), ("dien", "DIEN")):
+    for model, label in (
+        ("dlrm", "DLRM"),
+        ("deepfm", "DeepFM"),
+        ("461-tables", "461 tables"),
+        ("din", "DIN"),
+        ("dien", "DIEN"),
+    ):
         s = {arm: speed(f"ranks-{model}", arm) for arm in arms}
-        rows.append([label, s["hotrows-ranks"], s["hotrows"] or s["hotrows-histories"], s["torchrec-ranks"],
-                     s["torchrec-ranks-pipeline"], s["plain-ranks"], s["tensorflow-ps"], s["tensorflow-ps-packed"]])  # fmt: skip
+        rows.append(
+            [
+                label,
+                s["hotrows-ranks"],
+                s["hotrows"] or s["hotrows-histories"],
+                s["torchrec-ranks"],
+                s["torchrec-ranks-pipeline"],
+                s["plain-ranks"],
+                s["tensorflow-ps"],
+                s["tensorflow-ps-packed"],
+            ]
+        )
     return rows
-
-
-def rank_planning() -> list[list[str]]:
-    return [[f"{int(p):,}", f"{m['plan']:.1f}", f"{m['routing']:.1f}"] for p, m in at("planning-ranks/ms").items()]
 
 
 def predicted_steps() -> list[list[str]]:
     return [
-        [str(r["num_ranks"]), r["sharding"], f"{1000 * r['measured']['step']:.0f}",
-         f"{1000 * r['alone']['step']:.0f}", f"{100 * r['error']:+.0f} %"]
+        [
+            str(r["num_ranks"]),
+            r["sharding"],
+            f"{1000 * r['measured']['step']:.0f}",
+            f"{1000 * r['alone']['step']:.0f}",
+            f"{100 * r['error']:+.0f} %",
+        ]
         for r in at("scale_check/rows")
-    ]  # fmt: skip
+    ]
 
 
 def prepared() -> list[list[str]]:
-    names = {"hotrows": "**hotrows**, every line checked", "polars": "Polars alone", "sklearn": "Polars and scikit-learn"}
+    names = {
+        "hotrows": "**hotrows**, every line checked",
+        "polars": "Polars alone",
+        "sklearn": "Polars and scikit-learn",
+    }
     return [
-        [name, f"{at(f'prepare/arms/{arm}/rows_per_s') / 1000:.0f}", f"{at(f'prepare/arms/{arm}/peak_rss_mb'):,.0f}"]
+        [
+            name,
+            f"{at(f'prepare/arms/{arm}/rows_per_s') / 1000:.0f}",
+            f"{at(f'prepare/arms/{arm}/peak_rss_mb'):,.0f}",
+        ]
         for arm, name in names.items()
     ]
 
@@ -247,17 +306,31 @@ def served() -> list[list[str]]:
     for model in ("deepfm", "dlrm", "din"):
         for kind in ("float32", "int8", "int4"):
             f = at(f"serving/figures/{model}/{kind}")
-            rows.append([model, kind, f"{f['table_bytes'] / 1e6:.1f}", f"{f['p50_ms']:.1f}", f"{f['p99_ms']:.1f}",
-                         f"{f['largest_error']:.4f}", f"{f['auc']:.4f}"])  # fmt: skip
+            rows.append(
+                [
+                    model,
+                    kind,
+                    f"{f['table_bytes'] / 1e6:.1f}",
+                    f"{f['p50_ms']:.1f}",
+                    f"{f['p99_ms']:.1f}",
+                    f"{f['largest_error']:.4f}",
+                    f"{f['auc']:.4f}",
+                ]
+            )
     return rows
 
 
 def served_load() -> list[list[str]]:
     return [
-        [name, str(f["scored_per_second"]), str(f["p50_ms"]), str(f["p99_ms"]),
-         ", ".join(f"{count} x {status}" for status, count in f["answers_by_status"].items())]
+        [
+            name,
+            str(f["scored_per_second"]),
+            str(f["p50_ms"]),
+            str(f["p99_ms"]),
+            ", ".join(f"{count} x {status}" for status, count in f["answers_by_status"].items()),
+        ]
         for name, f in at("serving_load/figures").items()
-    ]  # fmt: skip
+    ]
 
 
 def served_tenfold() -> list[list[str]]:
@@ -265,7 +338,9 @@ def served_tenfold() -> list[list[str]]:
     for model in ("deepfm", "dlrm"):
         for kind in ("Zipf 1.05", "Zipf 1.05, nothing read ahead", "Zipf 1.2"):
             f = at(f"serving_tenfold/figures/{model}")[kind]
-            rows.append([model, kind, f"{f['p50_ms']:.1f}", f"{f['p99_ms']:.1f}", str(f["peak_memory_mib"])])
+            rows.append(
+                [model, kind, f"{f['p50_ms']:.1f}", f"{f['p99_ms']:.1f}", str(f["peak_memory_mib"])]
+            )
     return rows
 
 
@@ -277,23 +352,41 @@ def fresh() -> list[list[str]]:
 
 
 def dynamic_cost() -> list[list[str]]:
-    rows = [
-        [where, f"{d['ms']['static']:.0f}", f"{d['ms']['dynamic']:.0f}", f"{d['ratio']:.2f}x ({min(d['ratios']):.2f} to {max(d['ratios']):.2f})"]
-        for where, d in (("in memory", at("dynamic_step-memory-2")), ("a tenth in memory, a file", at("dynamic_step-file-2")))
+    return [
+        [
+            where,
+            f"{d['ms']['static']:.0f}",
+            f"{d['ms']['dynamic']:.0f}",
+            f"{d['ratio']:.2f}x ({min(d['ratios']):.2f} to {max(d['ratios']):.2f})",
+        ]
+        for where, d in (
+            ("in memory", at("dynamic_step-memory-2")),
+            ("a tenth in memory, a file", at("dynamic_step-file-2")),
+        )
     ]
-    return rows
 
 
 def keys() -> list[list[str]]:
     return [
-        [name, f"{k['hit']:.0f}", f"{k['zipf']:.0f}", f"{k['insert']:.0f}", f"{k['most_bytes']:.1f}", f"{k['pause']:,.0f}"]
+        [
+            name,
+            f"{k['hit']:.0f}",
+            f"{k['zipf']:.0f}",
+            f"{k['insert']:.0f}",
+            f"{k['most_bytes']:.1f}",
+            f"{k['pause']:,.0f}",
+        ]
         for name, k in at("dynamic-keys-33m/ns_per_lookup/33,800,000").items()
     ]
 
 
 def threads() -> list[list[str]]:
-    names = {"lr, batch 128": "LR, batch 128", "tiny deepfm, batch 128": "DeepFM 16-16, batch 128",
-             "deepfm, batch 128": "DeepFM 400-400-400, batch 128", "deepfm, batch 2048": "DeepFM 400-400-400, batch 2,048"}  # fmt: skip
+    names = {
+        "lr, batch 128": "LR, batch 128",
+        "tiny deepfm, batch 128": "DeepFM 16-16, batch 128",
+        "deepfm, batch 128": "DeepFM 400-400-400, batch 128",
+        "deepfm, batch 2048": "DeepFM 400-400-400, batch 2,048",
+    }
     rows = []
     for key, name in names.items():
         cells = [
@@ -310,48 +403,172 @@ def of(command: str, *files: str) -> tuple[Origin, ...]:
 
 
 TABLES = [
-    Table("embedding", "ms a step | SGD | row-wise Adagrad | Adagrad | Adam", embedding,
-          of("benchmarks.embedding", *(f"embedding-{o}" for o in OPTIMIZERS))),
-    Table("whole", "thousand samples/s | DLRM | DLRM, bfloat16 | DeepFM | 461 tables | 1,000 tables", whole_step,
-          of("benchmarks.end_to_end", *(f"end_to_end-{file}" for file in WHOLE))),
-    Table("histories", "thousand samples/s | DIN, dim 16 | DIN, dim 64 | DIEN, dim 16 | DIEN, dim 64", histories,
-          of("benchmarks.sequence_step", *(f"sequence_step-{file}" for file in HISTORIES))),
-    Table("floors", "model | batch | thousand samples/s | step, ms | floor, ms | step over floor", floors,
-          of("benchmarks.floors", "floors")),
-    Table("bars", "thousand samples/s | log of BARS, V100 | FuxiCTR | FuxiCTR under `accelerate` | hotrows", bars,
-          of("benchmarks.bars", "bars/models/deepfm")),
-    Table("threads", "two threads over one | hotrows | hotrows, with two busy processes | plain PyTorch | plain PyTorch, with two busy processes", threads,
-          of("benchmarks.threads", "threads")),
-    Table("accelerate", "model | library | plain, thousand samples/s | accelerated | ratio | peak memory over plain", accelerated,
-          of("benchmarks.accelerate", *(f"accelerate-{s}-fuxictr" for s in ("criteo", "tenth", "461", "cut", "din")))),
-    Table("accelerate-cache", "rows in | speed relative to memory", accelerated_cache, of("benchmarks.accelerate_cache", "accelerate_cache")),
-    Table("libraries", "library | version | configurations | run plain, with tables | equal with every optimizer", libraries,
-          of("benchmarks.any_model", "any_model/fuxictr/models/AFM")),
-    Table("tiers", "thousand samples/s (relative to memory) | dim 16, Adagrad | dim 64, row-wise Adagrad", tiers,
-          of("benchmarks.tiers", "tiers-dim16", "tiers-dim64")),
-    Table("billion", " | Criteo's proportions, Zen 5 | Criteo's proportions, Zen 3 | equal tables, Zen 5", billion,
-          of("benchmarks.tiers billion", "tiers-billion-criteo", "tiers-billion-criteo-slower", "tiers-billion-zipf")),
-    Table("policies", "rows fetched over Bélády | zipf 2 % | 5 % | 10 % | criteo 2 % | 5 % | 10 % | drift 2 % | 5 % | 10 % | planning, ns a lookup", policies,
-          (*of("benchmarks.misses", "misses-zipf", "misses-criteo", "misses-drift"), *of("benchmarks.planning policies", "planning"))),
-    Table("stores", "store | thousand rows/s, read and written | CPU, µs a row | after a kill", stores, of("benchmarks.stores", "stores")),
-    Table("depths", "reads in flight | io_uring, thousand rows/s | µs of CPU | threads, thousand rows/s | µs of CPU", depths,
-          of("benchmarks.store depths", "store-depths")),
-    Table("advisor", "predicted, measured | in memory | 5 % of the tables | 10 % | 20 % | 40 %", advisor, of("benchmarks.advisor", "advisor")),
-    Table("planning-memory", "dim | bytes a record | batches ahead | bytes a known row | bytes a use | all, MiB | of fast memory", planning_memory,
-          of("benchmarks.planning memory", "planning-memory")),
-    Table("ranks", "thousand samples/s | hotrows, 2 ranks | 1 rank, 2 threads | TorchRec | TorchRec, pipelined | plain PyTorch | TensorFlow parameter server | the same, unpadded", ranks,
-          of("benchmarks.ranks", "ranks-dlrm", "ranks-deepfm", "ranks-461-tables", "ranks-din", "ranks-dien")),
-    Table("rank-planning", "ranks | a plan, ms | of it routing", rank_planning, of("benchmarks.planning ranks", "planning-ranks")),
-    Table("predicted", "ranks | sharding | measured step, ms | predicted | error", predicted_steps, of("benchmarks.scale_check", "scale_check")),
-    Table("prepare", "preparing a million rows | thousand rows/s | peak MB", prepared, of("benchmarks.prepare", "prepare")),
-    Table("loader", "loading batches of 8,192 | million rows/s", loaded, of("benchmarks.loader", "loader")),
-    Table("requests", "candidates | shards smaller | DIN | DIEN", requested, of("benchmarks.requests", "requests")),
-    Table("serving", "model | tables | MB | p50, ms | p99, ms | largest error | test AUC", served, of("benchmarks.serving", "serving")),
-    Table("load", "load | scored a second | p50, ms | p99, ms | answers", served_load, of("benchmarks.serving_load", "serving_load")),
-    Table("tenfold", "model | requests | p50, ms | p99, ms | peak MiB", served_tenfold, of("benchmarks.serving_tenfold", "serving_tenfold")),
-    Table("freshness", "events/s | p50, s | p90, s | p99, s", fresh, of("benchmarks.freshness", "freshness")),
-    Table("dynamic", "tables | known ids, ms | dynamic ids, ms | ratio", dynamic_cost,
-          of("benchmarks.dynamic_step", "dynamic_step-memory-2", "dynamic_step-file-2")),
-    Table("keys", "key table, 33.8 million keys | ns a lookup | Zipf | ns a new key | bytes a key at most | longest batch, ms", keys,
-          of("benchmarks.dynamic_keys", "dynamic-keys-33m")),
-]  # fmt: skip
+    Table(
+        "embedding",
+        "ms a step | SGD | row-wise Adagrad | Adagrad | Adam",
+        embedding,
+        of("benchmarks.embedding", *(f"embedding-{o}" for o in OPTIMIZERS)),
+    ),
+    Table(
+        "whole",
+        "thousand samples/s | DLRM | DLRM, bfloat16 | DeepFM | 461 tables | 1,000 tables",
+        whole_step,
+        of("benchmarks.end_to_end", *(f"end_to_end-{file}" for file in WHOLE)),
+    ),
+    Table(
+        "histories",
+        "thousand samples/s | DIN, dim 16 | DIN, dim 64 | DIEN, dim 16 | DIEN, dim 64",
+        histories,
+        of("benchmarks.sequence_step", *(f"sequence_step-{file}" for file in HISTORIES)),
+    ),
+    Table(
+        "floors",
+        "model | batch | thousand samples/s | step, ms | floor, ms | step over floor",
+        floors,
+        of("benchmarks.floors", "floors"),
+    ),
+    Table(
+        "bars",
+        "thousand samples/s | log of BARS, V100 | FuxiCTR | FuxiCTR under `accelerate` | hotrows",
+        bars,
+        of("benchmarks.bars", "bars/models/deepfm"),
+    ),
+    Table(
+        "threads",
+        "two threads over one | hotrows | hotrows, busy | plain PyTorch | plain PyTorch, busy",
+        threads,
+        of("benchmarks.threads", "threads"),
+    ),
+    Table(
+        "accelerate",
+        "model | library | plain, thousand samples/s | accelerated | ratio | peak memory over plain",
+        accelerated,
+        of(
+            "benchmarks.accelerate",
+            *(f"accelerate-{s}-fuxictr" for s in ("criteo", "tenth", "461", "cut", "din")),
+        ),
+    ),
+    Table(
+        "accelerate-cache",
+        "rows in | speed relative to memory",
+        accelerated_cache,
+        of("benchmarks.accelerate_cache", "accelerate_cache"),
+    ),
+    Table(
+        "libraries",
+        "library | version | configurations | run plain, with tables | equal with every optimizer",
+        libraries,
+        of("benchmarks.any_model", "any_model/fuxictr/models/AFM"),
+    ),
+    Table(
+        "tiers",
+        "thousand samples/s (relative to memory) | dim 16, Adagrad | dim 64, row-wise Adagrad",
+        tiers,
+        of("benchmarks.tiers", "tiers-dim16", "tiers-dim64"),
+    ),
+    Table(
+        "billion",
+        " | Criteo's proportions, Zen 5 | Criteo's proportions, Zen 3 | equal tables, Zen 5",
+        billion,
+        of(
+            "benchmarks.tiers billion",
+            "tiers-billion-criteo",
+            "tiers-billion-criteo-slower",
+            "tiers-billion-zipf",
+        ),
+    ),
+    Table(
+        "policies",
+        "over Bélády | zipf 2 % | 5 % | 10 % | criteo 2 % | 5 % | 10 % | drift 2 % | 5 % | 10 % | ns",
+        policies,
+        (
+            *of("benchmarks.misses", "misses-zipf", "misses-criteo", "misses-drift"),
+            *of("benchmarks.planning policies", "planning"),
+        ),
+    ),
+    Table(
+        "stores",
+        "store | thousand rows/s, read and written | CPU, µs a row | after a kill",
+        stores,
+        of("benchmarks.stores", "stores"),
+    ),
+    Table(
+        "depths",
+        "in flight | io_uring, thousand rows/s | µs of CPU | threads, thousand rows/s | µs of CPU",
+        depths,
+        of("benchmarks.store depths", "store-depths"),
+    ),
+    Table(
+        "advisor",
+        "predicted, measured | in memory | 5 % of the tables | 10 % | 20 % | 40 %",
+        advisor,
+        of("benchmarks.advisor", "advisor"),
+    ),
+    Table(
+        "ranks",
+        "thousands/s | hotrows | one rank | TorchRec | pipelined | PyTorch | TensorFlow | unpadded",
+        ranks,
+        of(
+            "benchmarks.ranks",
+            "ranks-dlrm",
+            "ranks-deepfm",
+            "ranks-461-tables",
+            "ranks-din",
+            "ranks-dien",
+        ),
+    ),
+    Table(
+        "predicted",
+        "ranks | sharding | measured step, ms | predicted | error",
+        predicted_steps,
+        of("benchmarks.scale_check", "scale_check"),
+    ),
+    Table(
+        "prepare",
+        "preparing a million rows | thousand rows/s | peak MB",
+        prepared,
+        of("benchmarks.prepare", "prepare"),
+    ),
+    Table(
+        "loader", "loading batches of 8,192 | million rows/s", loaded, of("benchmarks.loader", "loader")
+    ),
+    Table(
+        "requests",
+        "candidates | shards smaller | DIN | DIEN",
+        requested,
+        of("benchmarks.requests", "requests"),
+    ),
+    Table(
+        "serving",
+        "model | tables | MB | p50, ms | p99, ms | largest error | test AUC",
+        served,
+        of("benchmarks.serving", "serving"),
+    ),
+    Table(
+        "load",
+        "load | scored a second | p50, ms | p99, ms | answers",
+        served_load,
+        of("benchmarks.serving_load", "serving_load"),
+    ),
+    Table(
+        "tenfold",
+        "model | requests | p50, ms | p99, ms | peak MiB",
+        served_tenfold,
+        of("benchmarks.serving_tenfold", "serving_tenfold"),
+    ),
+    Table(
+        "freshness", "events/s | p50, s | p90, s | p99, s", fresh, of("benchmarks.freshness", "freshness")
+    ),
+    Table(
+        "dynamic",
+        "tables | known ids, ms | dynamic ids, ms | ratio",
+        dynamic_cost,
+        of("benchmarks.dynamic_step", "dynamic_step-memory-2", "dynamic_step-file-2"),
+    ),
+    Table(
+        "keys",
+        "33.8 million keys | ns a lookup | Zipf | ns a new key | bytes a key at most | longest batch, ms",
+        keys,
+        of("benchmarks.dynamic_keys", "dynamic-keys-33m"),
+    ),
+]

@@ -77,7 +77,9 @@ def captions(origins: tuple[Origin, ...]) -> str:
     """One sentence for each machine, day, commit and command, with its files."""
     files: dict[str, list[str]] = {}
     for of in origins:
-        files.setdefault(f"{of.machine}, {of.date}, {of.commit}, `python -m {of.command}`", []).append(of.file)
+        files.setdefault(f"{of.machine}, {of.date}, {of.commit}, `python -m {of.command}`", []).append(
+            of.file
+        )
     return " ".join(f"*{words}: {', '.join(names)}.*" for words, names in files.items())
 
 
@@ -114,6 +116,17 @@ def times(file: str, arm: str, base: str) -> str:
     rounds = zip(arms[arm].get("rounds", ()), arms[base].get("rounds", ()), strict=False)
     ratios = [one["samples_per_s"] / other["samples_per_s"] for one, other in rounds]
     return f"{number(ratio)}x{spread(ratios)}"
+
+
+def over(figure: str, base: str) -> str:
+    """How many times as large the figure at a path is as the one at another."""
+    return f"{number(at(figure) / at(base))}x"
+
+
+def latency(source: str, unit: str = "ms") -> str:
+    """The median and the 99th percentile of a record."""
+    record = at(source)
+    return f"p50 {record[f'p50_{unit}']} {unit}, p99 {record[f'p99_{unit}']} {unit}"
 
 
 def spread(values: list[float], digits: int = 2) -> str:

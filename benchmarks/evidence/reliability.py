@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks.evidence.records import Origin, Table, at
 from tests.model_checker.rules import RULES
 
-FAMILIES = {"memory": "up to the bounds, rows in memory", "file": "up to the bounds, a file, checkpoints, crashes",
-            "ranks": "two ranks, up to 4 batches of 3 rows", "ranks file": "two ranks with files, up to 3 batches of 3 rows"}  # fmt: skip
+from benchmarks.evidence.records import Origin, Table, at
+
+FAMILIES = {
+    "memory": "up to the bounds, rows in memory",
+    "file": "up to the bounds, a file, checkpoints, crashes",
+    "ranks": "two ranks, up to 4 batches of 3 rows",
+    "ranks file": "two ranks with files, up to 3 batches of 3 rows",
+}
 
 
 def faults() -> list[list[str]]:
@@ -27,10 +32,15 @@ def fuzz() -> list[list[str]]:
 
 def families() -> list[list[str]]:
     return [
-        [FAMILIES.get(name, name.replace("all: ", "every training of ")), f"{f['cases']:,}", f"{f['states']:,}",
-         f"{f['transitions']:,}", str(f["longest"])]
+        [
+            FAMILIES.get(name, name.replace("all: ", "every training of ")),
+            f"{f['cases']:,}",
+            f"{f['states']:,}",
+            f"{f['transitions']:,}",
+            str(f["longest"]),
+        ]
         for name, f in at("model_checker/families").items()
-    ]  # fmt: skip
+    ]
 
 
 def rules() -> list[list[str]]:
@@ -47,11 +57,24 @@ def costs() -> list[list[str]]:
 
 
 TABLES = [
-    Table("faults", "kind | trials | faults | equal | refused | different | lost, hung, traceback", faults,
-          (Origin("faults/campaigns/-1", "tests.faults"),)),
+    Table(
+        "faults",
+        "kind | trials | faults | equal | refused | different | lost, hung, traceback",
+        faults,
+        (Origin("faults/campaigns/-1", "tests.faults"),),
+    ),
     Table("fuzz", "damaged files | inputs", fuzz, (Origin("fuzz/runs/-1", "tests.fuzz"),)),
-    Table("families", "trainings | cases | states | transitions | longest schedule", families,
-          (Origin("model_checker/runs/0", "tests.model_checker"),)),
+    Table(
+        "families",
+        "trainings | cases | states | transitions | longest schedule",
+        families,
+        (Origin("model_checker/runs/0", "tests.model_checker"),),
+    ),
     Table("rules", "rule | what it says | without it | events of the shortest counter-example", rules),
-    Table("durability", "job | | seconds | CPU seconds", costs, (Origin("durability", "benchmarks.durability"),)),
-]  # fmt: skip
+    Table(
+        "durability",
+        "job | | seconds | CPU seconds",
+        costs,
+        (Origin("durability", "benchmarks.durability"),),
+    ),
+]

@@ -148,21 +148,3 @@ def declared(config: type, groups: Mapping[str, Sequence[str]]) -> dict[str, Set
             known, name=name, type=kind, optional=optional, default=default, group=group_of[name]
         )
     return settings
-
-
-def markdown_tables(settings: Mapping[str, Setting], groups: Mapping[str, Sequence[str]]) -> str:
-    """The settings as Markdown, a heading and a table for each group and a line for each setting."""
-    tables = (_markdown_table([settings[name] for name in names]) for names in groups.values())
-    return "\n\n".join(f"### {title}\n\n{table}" for title, table in zip(groups, tables, strict=True))
-
-
-def _markdown_table(settings: Sequence[Setting]) -> str:
-    lines = ["| setting | what it does | default | changes | on resume |", "|---" * 5 + "|"]
-    for known in settings:
-        values = ", ".join(value for value in known.choices if value != known.default) or known.bounds
-        same = known.option_name == f"--{known.name.replace('_', '-')}"
-        option = "" if same else f" Option `{known.option_name}`." if known.option_name else " No option."
-        what = f"{known.help}.{f' Values: {values}.' if values else ''}{option}"
-        may = "may change" if known.resumable else "stays"
-        lines.append(f"| `{known.name}` | {what} | {known.default_text} | {known.changes} | {may} |")
-    return "\n".join(lines)
