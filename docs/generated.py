@@ -5,6 +5,7 @@ python docs/generated.py   writes them into docs/reference/, between markers
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def _line(option: click.Option, context: click.Context) -> str:
     hidden, option.hidden = option.hidden, False  # which have no line in the help
     names, help = option.get_help_record(context) or ("", "")
     option.hidden = hidden
-    words = " ".join(help.split()).replace("|", r"\|")
+    words = re.sub(r"([|\[\]])", r"\\\1", " ".join(help.split()))
     return f"| `{names.replace('|', ' or ')}` | {words} |"
 
 

@@ -35,10 +35,11 @@ MOST_WORDS = {
 }
 MOST_PAGES, MOST_WORDS_IN_ALL = 45, 45_000
 NUMBERS_OF_A_SENTENCE = 3  # in guides and tutorials
-# Pages that are being rewritten on another branch: empty once both are merged.
-NOT_YET = {
-    f"{name}.md" for name in (*GUIDES, *KINDS["start"], *(f"tutorials/{n}" for n in KINDS["tutorials"]))
-}
+MERGED = False  # True once the branch that rewrites start, tutorials and guides is merged, too
+NOT_YET = {"gpu.md"}  # pages that are still to be rewritten
+if not MERGED:
+    NOT_YET |= {f"{name}.md" for name in (*GUIDES, *KINDS["start"])}
+    NOT_YET |= {f"tutorials/{name}.md" for name in KINDS["tutorials"]}
 
 
 def pages(kind: str) -> list[str]:
@@ -47,7 +48,7 @@ def pages(kind: str) -> list[str]:
 
 def cases(*kinds: str) -> list:
     """Pages of some kinds; those that are not rewritten yet are skipped."""
-    skip = pytest.mark.skip(reason="rewritten on another branch")
+    skip = pytest.mark.skip(reason="not rewritten yet")
     names = [name for kind in kinds for name in pages(kind)]
     return [pytest.param(name, marks=[skip] if name in NOT_YET else []) for name in names]
 
@@ -63,7 +64,7 @@ def test_pages_of_a_kind_keep_to_their_words(kind):
     """Whoever needs more words deletes others, or changes the number and says what they buy."""
     names = pages(kind)
     if NOT_YET & {*names}:
-        pytest.skip("rewritten on another branch")
+        pytest.skip("not rewritten yet")
     words = {name: num_words(DOCS / name) for name in names}
     assert sum(words.values()) <= MOST_WORDS[kind], words
 
