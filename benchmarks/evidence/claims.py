@@ -56,7 +56,8 @@ def misses(file: str, policy: str) -> str:
     """Rows fetched relative to Bélády's optimum, by caches of 2, 5 and 10 %, four batches in flight."""
     figures = at(f"{file}/figures")
     ratios = [f["over_belady"] for f in figures if f["policy"] == policy and f["in_flight"] == 4]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def auc_less_one_hot(data: str, model: str) -> str:
@@ -284,7 +285,7 @@ CACHED = (
     ),
     *(
         Claim(
-            f"rows fetched by the look-ahead policy, stream {name}",
+            f"rows fetched over Bélády, look-ahead, stream {name}",
             lambda name=name: misses(f"misses-{name}", "lookahead"),
             "Bélády's optimum; caches of 2, 5 and 10 %",
             Origin(f"misses-{name}", "benchmarks.misses"),
@@ -292,7 +293,7 @@ CACHED = (
         for name in ("zipf", "criteo", "drift")
     ),
     Claim(
-        "rows fetched by LRU, stream criteo",
+        "rows fetched, LRU, stream criteo",
         lambda: misses("misses-criteo", "lru"),
         "Bélády's optimum",
         Origin("misses-criteo", "benchmarks.misses"),
@@ -417,7 +418,7 @@ SERVED = (
         "one request of 500 candidates, DeepFM, one core",
         lambda: latency("serving/figures/deepfm/float32"),
         "nothing else ran",
-        Origin("serving", "benchmarks.serving"),
+        Origin("serving", "benchmarks.serving", earlier="8cd29c7"),
     ),
     Claim(
         "one request of 500 candidates, DeepFM, tables ten times the memory",
@@ -498,7 +499,7 @@ QUALITY = (
             f"test AUC of DeepFM on {data}, defaults",
             lambda data=data: auc_less_one_hot(data, "deepfm"),
             "logistic regression on one-hot ids",
-            Origin("defaults", "benchmarks.defaults"),
+            Origin(f"defaults/sets/{data}/deepfm/0", "benchmarks.defaults"),
         )
         for data in ("adult", "criteo", "movielens")
     ),

@@ -40,31 +40,44 @@ def at(source: str) -> Any:
 class Origin:
     """Where figures come from.
 
-    source: the record of a file that has machine, date and commit, `FILE` or `FILE/KEY/..`.
-    command: the module of benchmarks or tests that measures, with its arguments.
+    source: a record of a file, `FILE` or `FILE/KEY/..`; of machine, date and commit the innermost counts
+        that a record on the way has. command: the module that measures, with its arguments.
+    earlier: the commit of figures that a file's note says are of another one.
     """
 
     source: str
     command: str
+    earlier: str = ""
+
+    def known(self, key: str) -> Any:
+        name, *keys = self.source.split("/")
+        record, found = result(name), None
+        for step in (None, *keys):
+            record = record if step is None else record[int(step) if isinstance(record, list) else step]
+            if isinstance(record, dict):
+                found = record.get(key, record.get("environment", {}).get(key, found))
+        return found
 
     @property
     def machine(self) -> str:
-        record = at(self.source)
-        machine = record.get("machine") or record.get("environment") or {}
-        cpu = machine.get("cpu") or machine.get("processor") or "not recorded"
+        machine = self.known("machine") or {"cpu": self.known("processor"), "cores": self.known("cores")}
+        cpu = machine["cpu"] or "not recorded"
         name = next((name for model, name in CORES.items() if cpu.endswith(model)), cpu)
-        return f"{name}, {machine['cores']} cores" if "cores" in machine else name
+        return f"{name}, {machine['cores']} cores" if machine["cores"] else name
 
     @property
     def date(self) -> str:
-        date = at(self.source).get("date")
+        date = self.known("date")
         return date[:10] if date else "not recorded"
 
     @property
     def commit(self) -> str:
+        """The commit, with the marks that docs/evidence/index.md explains."""
         record = at(self.source)
-        commit = record.get("commit") or record.get("environment", {}).get("commit") or "not recorded"
-        return f"`{commit[:8]}`{' †' if record.get('uncommitted_changes') else ''}"
+        arms = record.get("arms", {}) if isinstance(record, dict) else {}
+        mixed = any("source" in arm or "commit" in arm for arm in arms.values() if isinstance(arm, dict))
+        marks = (" †" if self.known("uncommitted_changes") and not self.earlier else "") + " ‡" * mixed
+        return f"`{(self.earlier or self.known('commit') or 'not recorded')[:8]}`{marks}"
 
     @property
     def file(self) -> str:

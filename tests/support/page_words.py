@@ -10,8 +10,8 @@ DOCS = ROOT / "docs"
 # Patterns of language that pages do not use, by what to write.
 PATTERNS = {
     "the subject first, not 'Of X'": r"(?:^|[.;:] )Of (?!course)[a-z]",
-    "who does it, not a participle first": r"(?:^|[.:;] )(?:Logged|Compared|Measured|Refused|Read|Tested|Written|Kept"
-    r"|Counted|Checked|Left out|Mended|Found) (?:are|is|were|was|of|by|beside)\b",
+    "who does it, not a participle first": r"(?:^|[.:;] )(?:Logged|Compared|Measured|Refused|Read|Tested"
+    r"|Written|Kept|Counted|Checked|Left out|Mended|Found) (?:are|is|were|was|of|by|beside)\b",
     "again": r"\banew\b",
     "one message, or nothing": r"\bin a (?:line|sentence)\b",
     "available, current": r"\bat hand\b",
