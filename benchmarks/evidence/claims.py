@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.any_model.table import _built, _passes
+from benchmarks.any_model.table import is_built, passes
 from benchmarks.evidence.records import (
     Origin,
     Table,
@@ -45,10 +45,22 @@ def faster(claim: str, file: str, arm: str, base: str, against: str, command: st
     return Claim(claim, lambda: times(file, arm, base), against, Origin(file, command))
 
 
+def ratios(text: str) -> list[Claim]:
+    """Claims of speed: lines `file: command of benchmarks`, below each `claim | arm | base | against`."""
+    claims, file, command = [], "", ""
+    for line in text.strip().splitlines():
+        if line.startswith(" "):
+            claim, arm, base, against = line.strip().split(" | ")
+            claims.append(faster(claim, file, arm, base, against, f"benchmarks.{command}"))
+        else:
+            file, command = line.split(": ")
+    return claims
+
+
 def any_model_runs() -> tuple[int, int]:
     """Library configurations whose accelerated runs equal plain ones with every optimizer, of all."""
     models = [model for library in result("any_model").values() for model in library["models"].values()]
-    equal = [m for m in models if _built(m) and all(_passes(one) for one in m["optimizers"].values())]
+    equal = [m for m in models if is_built(m) and all(passes(one) for one in m["optimizers"].values())]
     return len(equal), len(models)
 
 
@@ -110,94 +122,28 @@ TIERS = "benchmarks.tiers"
 PAPERS = "benchmarks.papers"
 
 IN_MEMORY = (
-    faster(
-        "DLRM on Criteo's tables, training step",
-        "end_to_end-dlrm-adagrad",
-        "hotrows",
-        "plain-torch",
-        "plain PyTorch",
-        f"{END} dlrm-adagrad",
-    ),
-    faster(
-        "DLRM on Criteo's tables, training step",
-        "end_to_end-dlrm-adagrad",
-        "hotrows",
-        "tensorflow",
-        "TensorFlow, the fastest library",
-        f"{END} dlrm-adagrad",
-    ),
-    faster(
-        "DLRM on Criteo's tables, bfloat16",
-        "end_to_end-dlrm-adagrad-bfloat16",
-        "hotrows",
-        "glued",
-        "FBGEMM, oneDNN and malloc settings joined by hand",
-        f"{END} dlrm-adagrad-bfloat16",
-    ),
-    faster(
-        "DeepFM on Criteo's tables, training step",
-        "end_to_end-deepfm-adagrad",
-        "hotrows",
-        "tensorflow",
-        "TensorFlow",
-        f"{END} deepfm-adagrad",
-    ),
-    faster(
-        "461 tables, small MLP",
-        "end_to_end-461-tables-adagrad",
-        "hotrows",
-        "plain-torch",
-        "plain PyTorch",
-        f"{END} 461-tables-adagrad",
-    ),
-    faster(
-        "1,000 tables, small MLP",
-        "end_to_end-many-tables-adagrad",
-        "hotrows",
-        "tensorflow",
-        "TensorFlow",
-        f"{END} many-tables-adagrad",
-    ),
-    faster(
-        "embedding alone, Adagrad",
-        "embedding-adagrad",
-        "hotrows",
-        "fbgemm",
-        "FBGEMM",
-        "benchmarks.embedding adagrad",
-    ),
-    faster(
-        "DIN, dim 16, histories of 40",
-        "sequence_step-din-dim16",
-        "hotrows",
-        "padded-torch",
-        "padded PyTorch",
-        HISTORIES,
-    ),
-    faster(
-        "DIN, dim 16, histories of 40",
-        "sequence_step-din-dim16",
-        "hotrows",
-        "fuxictr",
-        "FuxiCTR, dense Adam",
-        HISTORIES,
-    ),
-    faster(
-        "DIEN, dim 16, histories of 40",
-        "sequence_step-dien-dim16",
-        "hotrows",
-        "padded-torch",
-        "padded PyTorch",
-        HISTORIES,
-    ),
-    faster(
-        "CAN, dim 16, histories of 40",
-        "sequence_step-can-dim16",
-        "hotrows",
-        "padded-torch",
-        "padded PyTorch",
-        HISTORIES,
-    ),
+    *ratios("""
+end_to_end-dlrm-adagrad: end_to_end dlrm-adagrad
+    DLRM on Criteo's tables, training step | hotrows | plain-torch | plain PyTorch
+    DLRM on Criteo's tables, training step | hotrows | tensorflow | TensorFlow, the fastest library
+end_to_end-dlrm-adagrad-bfloat16: end_to_end dlrm-adagrad-bfloat16
+    DLRM on Criteo's tables, bfloat16 | hotrows | glued | FBGEMM, oneDNN, malloc settings, by hand
+end_to_end-deepfm-adagrad: end_to_end deepfm-adagrad
+    DeepFM on Criteo's tables, training step | hotrows | tensorflow | TensorFlow
+end_to_end-461-tables-adagrad: end_to_end 461-tables-adagrad
+    461 tables, small MLP | hotrows | plain-torch | plain PyTorch
+end_to_end-many-tables-adagrad: end_to_end many-tables-adagrad
+    1,000 tables, small MLP | hotrows | tensorflow | TensorFlow
+embedding-adagrad: embedding adagrad
+    embedding alone, Adagrad | hotrows | fbgemm | FBGEMM
+sequence_step-din-dim16: sequence_step
+    DIN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
+    DIN, dim 16, histories of 40 | hotrows | fuxictr | FuxiCTR, dense Adam
+sequence_step-dien-dim16: sequence_step
+    DIEN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
+sequence_step-can-dim16: sequence_step
+    CAN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
+"""),
     Claim(
         "DeepFM by the recipe of BARS",
         lambda: over(
@@ -223,22 +169,12 @@ ACCELERATED = (
             ("FuxiCTR", "fuxictr", "fuxictr"),
         )
     ),
-    faster(
-        "DeepFM of FuxiCTR under `accelerate`, 461 small tables",
-        "accelerate-461-fuxictr",
-        "fuxictr+hotrows",
-        "fuxictr",
-        "the same model, plain",
-        ACCELERATE,
-    ),
-    faster(
-        "DeepFM of FuxiCTR under `accelerate`, tables of at most 1,000 rows",
-        "accelerate-cut-fuxictr",
-        "fuxictr+hotrows",
-        "fuxictr",
-        "the same model, plain",
-        ACCELERATE,
-    ),
+    *ratios("""
+accelerate-461-fuxictr: accelerate
+    FuxiCTR's DeepFM under `accelerate`, 461 tables | fuxictr+hotrows | fuxictr | the same, plain
+accelerate-cut-fuxictr: accelerate
+    FuxiCTR's DeepFM under `accelerate`, 1,000 rows a table | fuxictr+hotrows | fuxictr | the same, plain
+"""),
     Claim(
         "accelerated model, a tenth of the rows in fast memory, the rest in files",
         lambda: percent(at("accelerate_cache/arms/file, ahead/of_memory")),
@@ -318,44 +254,18 @@ CACHED = (
     ),
 )
 RANKED = (
-    faster(
-        "two ranks, DLRM", "ranks-dlrm", "hotrows-ranks", "hotrows", "one rank with two threads", RANKS
-    ),
-    faster(
-        "two ranks, DLRM",
-        "ranks-dlrm",
-        "hotrows-ranks",
-        "torchrec-ranks-pipeline",
-        "TorchRec, pipelined",
-        RANKS,
-    ),
-    faster(
-        "two ranks, DLRM",
-        "ranks-dlrm",
-        "hotrows-ranks",
-        "tensorflow-ps",
-        "TensorFlow's parameter server",
-        RANKS,
-    ),
-    faster(
-        "two ranks, 461 tables", "ranks-461-tables", "hotrows-ranks", "torchrec-ranks", "TorchRec", RANKS
-    ),
-    faster(
-        "two ranks, DIN",
-        "ranks-din",
-        "hotrows-ranks",
-        "tensorflow-ps-packed",
-        "TensorFlow's parameter server, unpadded",
-        RANKS,
-    ),
-    faster(
-        "two ranks, DIEN",
-        "ranks-dien",
-        "hotrows-ranks",
-        "tensorflow-ps-packed",
-        "TensorFlow's parameter server, unpadded",
-        RANKS,
-    ),
+    *ratios("""
+ranks-dlrm: ranks
+    two ranks, DLRM | hotrows-ranks | hotrows | one rank with two threads
+    two ranks, DLRM | hotrows-ranks | torchrec-ranks-pipeline | TorchRec, pipelined
+    two ranks, DLRM | hotrows-ranks | tensorflow-ps | TensorFlow's parameter server
+ranks-461-tables: ranks
+    two ranks, 461 tables | hotrows-ranks | torchrec-ranks | TorchRec
+ranks-din: ranks
+    two ranks, DIN | hotrows-ranks | tensorflow-ps-packed | TensorFlow's parameter server, unpadded
+ranks-dien: ranks
+    two ranks, DIEN | hotrows-ranks | tensorflow-ps-packed | TensorFlow's parameter server, unpadded
+"""),
     Claim(
         "predicted step on 1, 2 and 4 ranks",
         lambda: f"{percent(max(abs(r['error']) for r in at('scale_check/rows')))} off at most",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.any_model.table import _built, _passes
+from benchmarks.any_model.table import is_built, passes
 from benchmarks.evidence.records import Origin, Table, at, number, percent, result, speed, thousands
 
 NAMES = {
@@ -116,8 +116,8 @@ def libraries() -> list[list[str]]:
     rows = []
     for library, found in result("any_model").items():
         models = found["models"].values()
-        built = [model for model in models if _built(model)]
-        equal = [m for m in built if all(_passes(one) for one in m["optimizers"].values())]
+        built = [model for model in models if is_built(model)]
+        equal = [m for m in built if all(passes(one) for one in m["optimizers"].values())]
         version = next(iter(found["versions"].values()))[:7]
         rows.append([library, version, str(len(models)), str(len(built)), str(len(equal))])
     return rows
