@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.any_model.table import is_built, passes
 from benchmarks.evidence.records import (
@@ -87,6 +88,12 @@ def _prepared(arm: str) -> str:
         for one, other in zip(arms["hotrows"]["rounds"], arms[arm]["rounds"], strict=True)
     ]
     return f"{number(arms['hotrows']['rows_per_s'] / arms[arm]['rows_per_s'])}x{spread(ratios)}"
+
+
+def _alike() -> str:
+    models = [model for found in at("accuracy/sets").values() for model in found.values()]
+    within = [d["within_noise"] for model in models for d in model["differences"].values()]
+    return f"{sum(within)} of {len(within)} pairs"
 
 
 def _checksums() -> str:
@@ -222,7 +229,7 @@ CACHED = (
     *(
         Claim(
             f"rows fetched over Bélády, look-ahead, stream {name}",
-            lambda name=name: misses(f"misses-{name}", "lookahead"),
+            partial(misses, f"misses-{name}", "lookahead"),
             "Bélády's optimum; caches of 2, 5 and 10 %",
             Origin(f"misses-{name}", "benchmarks.misses"),
         )
@@ -387,27 +394,14 @@ QUALITY = (
     ),
     Claim(
         "test AUC by one recipe, within two standard errors",
-        lambda: "{} of {} pairs".format(
-            *map(
-                sum,
-                zip(
-                    *(
-                        (d["within_noise"], 1)
-                        for models in at("accuracy/sets").values()
-                        for model in models.values()
-                        for d in model["differences"].values()
-                    ),
-                    strict=True,
-                ),
-            )
-        ),
+        _alike,
         "DeepCTR-Torch, FuxiCTR",
         Origin("accuracy/sets/criteo/dnn/arms/hotrows/conditions", "benchmarks.accuracy"),
     ),
     *(
         Claim(
             f"test AUC of DeepFM on {data}, defaults",
-            lambda data=data: auc_less_one_hot(data, "deepfm"),
+            partial(auc_less_one_hot, data, "deepfm"),
             "logistic regression on one-hot ids",
             Origin(f"defaults/sets/{data}/deepfm/0", "benchmarks.defaults"),
         )
