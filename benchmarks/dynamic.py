@@ -1,7 +1,7 @@
 """How well does a model predict whose tables keep a part of the keys? Ways to choose it, side by side.
 
     python -m benchmarks.dynamic [movielens] [avazu] [drift] [--seeds 0 1 2] [--minutes 10] [--quick]
-    python -m benchmarks.dynamic --page     # writes tables and a picture of docs/dynamic_ids.md
+    python -m benchmarks.dynamic --picture  # draws what was measured
 
 A stream of samples is read once, in order, in ten parts; after each of the first nine, a factorization
 machine predicts the next one. The figure is the mean AUC of these nine. Tables hold a share of all
@@ -38,15 +38,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks import markdown
-from benchmarks.harness import RESULTS, ROOT, conditions, write
+from benchmarks.harness import RESULTS, conditions, write
 from hotrows import Adagrad, Batch, Constant, Dynamic, Embedding, Normal, Table
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.metrics import auc
 from hotrows.schema import Schema, Sparse
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
-PAGE = ROOT / "docs" / "dynamic_ids.md"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 BATCHES, DIM, WINDOW, PARTS = 240, 8, 16, 10
 WAYS = {
@@ -88,11 +86,11 @@ def main() -> None:
     parser.add_argument("streams", nargs="*", default=list(STREAMS), metavar="STREAM")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="added to those measured")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no figure after so many")
-    parser.add_argument("--page", action="store_true", help="write what was measured into the docs")
+    parser.add_argument("--picture", action="store_true", help="draw what was measured")
     parser.add_argument("--quick", action="store_true", help="few samples; nothing is written")
     args = parser.parse_args()
-    if args.page:
-        write_page()
+    if args.picture:
+        draw()
         return
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -271,37 +269,14 @@ def _of_whole_seeds(figures: list[dict]) -> list[dict]:
     return [f for f in figures if sum(other["seed"] == f["seed"] for other in figures) == len(ARMS)]
 
 
-def closed(figures: list[dict], share: float) -> str:
-    """How much of the gap between lru and unlimited looking forward closes, where there is one."""
-    lru, ahead = (mean(_aucs(figures, way, share)) for way in ("lru", "ahead"))
-    gap = mean(_aucs(figures, "unlimited", 1.0)) - lru
-    return f"{(ahead - lru) / gap:.0%}" if gap > 0.001 else "no gap"
-
-
-def write_page() -> None:
-    """Tables and a picture of all streams that were measured."""
+def draw() -> None:
+    """Draws all streams that were measured into docs/pictures/kept.png."""
     from benchmarks.pictures import draw_kept
 
-    measured, content = {}, {}
-    for name in STREAMS:
-        path = RESULTS / f"dynamic-{name}.json"
-        if path.exists():
-            measured[name] = _of_whole_seeds(json.loads(path.read_text())["figures"])
-    for name, figures in measured.items():
-        head = ["rows kept", *WAYS, "hashing", "of the gap closed"]
-        lines = [
-            [
-                f"{share:.0%}",
-                *(_cell(figures, way, share) for way in (*WAYS, "hashing")),
-                closed(figures, share),
-            ]
-            for share in SHARES
-        ]
-        seeds = len({f["seed"] for f in figures})
-        caption = f"{name}, {seeds} seeds; unlimited {_cell(figures, 'unlimited', 1.0)}"
-        content[f"kept-{name}"] = f"{caption}\n\n{markdown.table(head, lines)}"
-    markdown.put(PAGE, content)
-    draw_kept(measured)
+    paths = {name: RESULTS / f"dynamic-{name}.json" for name in STREAMS}
+    draw_kept(
+        {n: _of_whole_seeds(json.loads(p.read_text())["figures"]) for n, p in paths.items() if p.exists()}
+    )
 
 
 STREAMS = {"movielens": movielens, "avazu": avazu, "drift": drift}

@@ -1,4 +1,4 @@
-"""Draws what `misses.py` and `tiers.py` found, for docs/caching.md, and the picture of README.md.
+"""Draws what `misses.py` and `dynamic.py` found, for docs/evidence, and the picture of README.md.
 
 `dynamic.py` draws what it found.
 
@@ -32,7 +32,6 @@ THEMES = {
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     draw_misses()
-    draw_published()
     for theme in THEMES:
         draw_beside_peers(theme)
 
@@ -151,29 +150,6 @@ def draw_kept(measured: dict[str, list[dict]]) -> None:
         figure.axes[-1].legend(loc="lower right")
         figures.set_title(figure, "Which keys to keep", "of a stream that is read once")
         figures.save(figure, OUT / "kept.png")
-
-
-def draw_published() -> None:
-    figure = figures.new_figure(12.5, 4.2)
-    with figures.style():
-        for axes, tier in zip(figure.subplots(1, 2), ("file", "link"), strict=True):
-            arms = json.loads((RESULTS / f"tiers-published-{tier}.json").read_text())["arms"]
-            uncached = arms[f"{tier}-uncached"]["samples_per_s"]
-            names = {"lookahead": tier, **{p: f"{tier}-{p}" for p in COLORS if p != "lookahead"}}
-            ratios = {p: arms[n]["samples_per_s"] / uncached for p, n in names.items()}
-            ratios["in memory"] = arms["memory"]["samples_per_s"] / uncached
-            places = range(len(ratios))
-            colors = [COLORS.get(name, "#c4c8ce") for name in ratios]
-            axes.barh(places, list(ratios.values()), color=colors, height=0.65)
-            for place, value in zip(places, ratios.values(), strict=True):
-                axes.text(value, place, f" {value:.1f}", va="center")
-            axes.set_yticks(places, list(ratios))
-            axes.invert_yaxis()
-            axes.grid(axis="y", visible=False)
-            axes.set_title({"file": "tables in a file", "link": "behind a link of 0.25 GB/s"}[tier])
-            axes.set_xlabel("times the speed without a cache")
-        figures.set_title(figure, "Policies as published", "a tenth of the tables in fast memory")
-        figures.save(figure, OUT / "published.png")
 
 
 if __name__ == "__main__":

@@ -113,8 +113,7 @@ def bundle(folder: Path, steps: int, seed: int) -> same_bits.Digests:
 
 
 def helped(folder: Path, steps: int, seed: int) -> same_bits.Digests:
-    """The help of every command, and the tables of settings."""
-    from hotrows import config
+    """The help of every command."""
     from hotrows.cli import main
 
     os.environ["COLUMNS"] = "100"
@@ -128,7 +127,6 @@ def helped(folder: Path, steps: int, seed: int) -> same_bits.Digests:
             names = re.findall(r"^  ([a-z]+)(?:  |$)", text.split("Commands:")[1], re.M)
             commands += [[*command, name] for name in names]
     assert len(texts) > 20, texts.keys()
-    texts["python -m hotrows.config"] = config.markdown_tables(config.SETTINGS, config.GROUPS)
     return {name: same_bits.digest(text) for name, text in texts.items()}
 
 

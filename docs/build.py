@@ -45,7 +45,9 @@ def stage(out: Path) -> None:
     pages = out / "pages"
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__"))
     config = (ROOT / "docs" / "zensical.toml").read_text()
-    (out / "zensical.toml").write_text(config.replace("DOCSTRINGS", str(ROOT / "docs" / "docstrings.py")))
+    for name, value in {"DOCSTRINGS": str(ROOT / "docs" / "docstrings.py"), "VERSION": version()}.items():
+        config = config.replace(name, value)
+    (out / "zensical.toml").write_text(config)
     sources = [ROOT / name for name in top_pages()] + sorted((ROOT / "docs").rglob("*.md"))
     files = set()  # that are no pages, and are linked to
     for source in sources:
@@ -58,6 +60,12 @@ def stage(out: Path) -> None:
         target = pages / place_of(file)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(code_page(file))
+
+
+def version() -> str:
+    """The version of the package, which the header shows."""
+    (found,) = re.findall(r'VERSION = "(.+)"', (ROOT / "src" / "hotrows" / "version.py").read_text())
+    return found
 
 
 def top_pages() -> list[str]:
@@ -96,8 +104,10 @@ def relinked(page: Path, pages: set[Path]) -> tuple[str, set[Path]]:
 def code_page(file: Path) -> str:
     """A page that shows a file; it is found by links, not by the search."""
     name, language = file.relative_to(ROOT), LANGUAGES.get(file.suffix, "text")
-    head = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n"
-    return f"{head}\n``````{language}\n{file.read_text()}\n``````\n"
+    head = "---\nsearch:\n  exclude: true\n---\n\n"
+    if file.suffix == ".md":  # a page that a benchmark writes
+        return f"{head}{file.read_text()}"
+    return f"{head}# {name}\n\n``````{language}\n{file.read_text()}\n``````\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,19 +1,21 @@
 """Pages say what is so: figures of the result files, what models need, messages as they are printed."""
 
 import ast
+import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
+from benchmarks.evidence import records
+from benchmarks.evidence.__main__ import PAGES
+from benchmarks.markdown import BEGIN, END
 
 from hotrows import Dense, Schema, Sequence, Sparse, models
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = ("deepctr", "rechub", "fuxictr")
-ON_IDS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe")
-ON_HISTORIES = ("din", "dien", "can")
 FAE_BASES = ("all rows in slow memory", "static cache")
 NAMES = {"TensorFlow": "tensorflow", "TorchRec": "torchrec", "FBGEMM": "fbgemm", "PyTorch": "plain-torch"}
 
@@ -51,33 +53,32 @@ def test_the_first_page_has_the_figures_of_the_picture():
     ]
 
 
-@pytest.mark.parametrize("model", [*ON_IDS, *ON_HISTORIES])
-def test_the_page_of_a_model_has_the_figures_of_all_models(model):
-    floors = result("floors")["models"]
-    names = [model] if model in ON_IDS else [f"{model}-dim16", f"{model}-dim64"]
-    pattern = " .*?".join(r"([\d,]+) thousand samples/s, ([\d.]+) times its floor" for _ in names)
-    said = numbers(f"docs/models/{model}.md", pattern)
-    expected = [(round(floors[n]["samples_per_s"] / 1000), round(floors[n]["ratio"], 2)) for n in names]
-    assert said == [number for pair in expected for number in pair]
-    for name in names:
-        row = rf"\| {name} \| [\d,]+ \| ([\d.]+) \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|"
-        assert numbers("docs/models.md", row) == [
-            round(floors[name]["ms"], 1),
-            round(floors[name]["ratio"], 2),
-        ]
+@pytest.mark.parametrize("page", PAGES)
+def test_figures_are_those_of_the_results(page):
+    """`python -m benchmarks.evidence` writes them."""
+    text = (ROOT / "docs" / page).read_text()
+    for table in PAGES[page]:
+        content = text.split(BEGIN.format(table.name))[1].split(END.format(table.name))[0]
+        assert content.strip() == table.text(), f"{page}, {table.name}: run python -m benchmarks.evidence"
 
 
-@pytest.mark.parametrize("model", ON_HISTORIES)
-def test_models_of_histories_beside_peers_have_one_figure(model):
-    ours = result(f"sequence_step-{model}-dim16")["arms"]["hotrows"]["samples_per_s"]
-    said = numbers(f"docs/models/{model}.md", r"beside a padded version ([\d,]+) thousand")
-    assert said == [round(ours / 1000)]
-    if model == "can":
-        assert numbers("docs/models.md", r"CAN at dim 16 makes (\d+) thousand") == [round(ours / 1000)]
-    else:
-        column = {"din": 0, "dien": 2}[model]
-        row = r"\| \*\*hotrows\*\*" + 4 * r" \| \*\*([\d,]+)\*\*"
-        assert numbers("docs/models.md", row)[column] == round(ours)
+def test_a_figure_that_no_file_has_is_noticed(monkeypatch):
+    changed = json.loads(json.dumps(result("stall")))
+    changed["figures"]["stalled_share"] *= 3
+    monkeypatch.setattr(records, "result", lambda name: changed if name == "stall" else result(name))
+    (claims,) = PAGES["evidence/index.md"]
+    (row,) = (row for row in claims.rows() if "waits for data" in row[0])
+    assert " | ".join(row) not in (ROOT / "docs" / "evidence" / "index.md").read_text()
+
+
+def test_commands_settings_and_data_sets_are_those_of_the_code():
+    """`python docs/generated.py` writes them."""
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    generated = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generated)
+    for name, tables in generated.contents().items():
+        page = generated.REFERENCE / name
+        assert page.read_text() == generated.put(page, tables), f"{name}: run python docs/generated.py"
 
 
 def test_models_need_what_the_page_says():
@@ -91,7 +92,7 @@ def test_models_need_what_the_page_says():
     }
     for name, model in models.BY_NAME.items():
         (needs,) = re.findall(
-            rf"\| \[{name}\]\([^|]*\|[^|]*\| ([^|]*) ?\|", (ROOT / "docs/models.md").read_text()
+            rf"\| \[{name}\]\([^|]*\|[^|]*\| ([^|]*) ?\|", (ROOT / "docs/reference/models.md").read_text()
         )
         for kind, given in features.items():
             enough = not needs.strip() or needs.strip() == kind
@@ -148,26 +149,3 @@ def test_the_first_page_has_a_line_of_each_paper():
     gains = [links[base]["seconds"] / links["ours"]["seconds"] for base in FAE_BASES]
     said = r"as slow as PCIe it is ([\d.]+) and ([\d.]+) times here"
     assert numbers("README.md", said) == [round(gain, 2) for gain in gains]
-
-
-def test_the_page_has_the_figures_of_model_parallel_pytorch():
-    names = ("hotrows-ranks", "plain-ranks-histories", "plain-ranks-decomposed")
-    for model in ("din", "dien"):
-        arms = result(f"ranks-{model}-model-parallel")["arms"]
-        row = rf"\| {model.upper()} \| \*\*([\d.]+)\*\* \| ([\d.]+) \| ([\d.]+) \|"
-        speeds = [round(arms[name]["samples_per_s"] / 1000, 1) for name in names]
-        assert numbers("docs/papers/picasso.md", row) == speeds
-
-
-def test_the_table_of_two_cores_against_a_v100_has_the_figures_of_its_file():
-    models, names = (
-        result("bars")["models"],
-        {"deepfm": "DeepFM", "widedeep": "Wide & Deep", "dlrm": "DLRM"},
-    )
-    for model, found in models.items():
-        cells = [found["bars"]["samples_per_s"]]
-        for arm in ("fuxictr", "fuxictr+hotrows", "hotrows"):
-            figures = found["arms"][arm]["rounds"][0]
-            cells += [figures["samples_per_s"], figures["samples_per_cpu_second"]]
-        row = rf"\| {names[model]} \| ([\d.]+)" + 3 * r" \| ([\d.]+) \(([\d.]+)\)"
-        assert numbers("docs/speed.md", row) == [round(cell / 1000, 1) for cell in cells]

@@ -28,7 +28,7 @@ from benchmarks.peers import python_of
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "any_model.json"
 ON_DEVICE = RESULTS.with_stem("any_model_device")
-TABLE = ROOT / "docs" / "any_model_table.md"
+TABLE = RESULTS.with_suffix(".md")
 ENVIRONMENT = dict.fromkeys(MODULES, "ctr") | {"pytorch-widedeep": "widedeep"}
 SECONDS = 1200  # for one model, on a machine that may be busy
 

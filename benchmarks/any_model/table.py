@@ -1,4 +1,4 @@
-"""The results as a page of the documentation: docs/any_model_table.md."""
+"""The results as a page: benchmarks/results/any_model.md."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _counts(results: dict[str, Any]) -> str:
     lines = ["| library | recipes | built plain | all optimizers ok |", "|---|---|---|---|"]
     for library, result in results.items():
         models = result["models"].values()
-        built = [model for model in models if _built(model)]
-        ok = [model for model in built if all(_passes(one) for one in model["optimizers"].values())]
+        built = [model for model in models if is_built(model)]
+        ok = [model for model in built if all(passes(one) for one in model["optimizers"].values())]
         lines.append(f"| {library} | {len(models)} | {len(built)} | {len(ok)} |")
     return "\n".join(lines) + "\n"
 
@@ -88,7 +88,7 @@ def _models(library: str, models: dict[str, Any], failing: list[str]) -> str:
     ]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for model, record in models.items():
-        if not _built(record):
+        if not is_built(record):
             why = record.get("not_built") or record.get("failed") or "no plain run"
             cells = [_text(model), "", "", f"not checked: {_text(why)}", *("" for _ in names)]
         else:
@@ -100,13 +100,13 @@ def _models(library: str, models: dict[str, Any], failing: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _built(record: dict[str, Any]) -> bool:
+def is_built(record: dict[str, Any]) -> bool:
     return bool(record.get("optimizers")) and any(
         "plain" not in one for one in record["optimizers"].values()
     )
 
 
-def _passes(one: dict[str, Any]) -> bool:
+def passes(one: dict[str, Any]) -> bool:
     return "plain" in one or all(verdict["ok"] for verdict in one.values())
 
 
@@ -162,7 +162,7 @@ def _cell(
         why = _text(one["plain"])
         failing.append(f"* {library}, {_text(model)}, {OPTIMIZERS[name]}: plain PyTorch: {why}")
         return "plain fails"
-    if _passes(one):
+    if passes(one):
         return "ok" if "float32" in one else "ok 64"
     if name in plain_on_device:
         return "plain, too"

@@ -1,15 +1,15 @@
-"""What do the three papers claim, and what does hotrows reach? A page per paper, in parts of minutes.
+"""What do the three papers claim, and what does hotrows reach? In parts of minutes.
 
     python -m benchmarks.papers --list                 # what has run, and what is pending
     python -m benchmarks.papers                        # the pending parts of all three
     python -m benchmarks.papers fae --only skew speed --again
     python -m benchmarks.papers --quick                # the logic of every part, in seconds
-    python -m benchmarks.papers --page                 # the tables of docs/papers/ once more
+    python -m benchmarks.papers --tables               # prints what the results have
 
-Every part writes results/papers-PAPER.json whenever it has found something, and its table into
-docs/papers/PAPER.md; a cut one goes on where it was, and says so of arms that earlier code has
-measured. A part that ran on this commit and machine in this setting is not run again. With --quick
-nothing is written unless --out says where.
+Every part writes results/papers-PAPER.json whenever it has found something; a cut one goes on where it
+was, and says so of arms that earlier code has measured. docs/evidence/papers.md has the findings. A
+part that ran on this commit and machine in this setting is not run again. With --quick nothing is
+written unless --out says where.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import torch
 
 from benchmarks.gpu_parts.part import Findings, read, run_part
 from benchmarks.harness import RESULTS
-from benchmarks.markdown import put
 from benchmarks.papers import fae, picasso, scratchpipe
 from benchmarks.papers.part import Paper, Setting
 from benchmarks.peers import python_of
@@ -44,11 +43,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.list:
             print(listed(paper, read(path or results_of(paper, setting.device)), setting))
             continue
-        for name in () if args.page else args.only or paper.parts:
+        if args.tables:
+            print(
+                "\n\n".join(f"## {paper.name} {name}\n\n{text}" for name, text in tables(paper).items())
+            )
+            continue
+        for name in args.only or paper.parts:
             if name in paper.parts:
                 wrong += not _run(paper, name, setting, path, args.again)
-        if path is not None and out == RESULTS:
-            put(paper.page, tables(paper))
     return wrong
 
 
@@ -131,7 +133,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="PART", help="only these parts")
     parser.add_argument("--again", action="store_true", help="run parts that have run")
     parser.add_argument("--list", action="store_true", help="which parts have run")
-    parser.add_argument("--page", action="store_true", help="only write the tables of the pages")
+    parser.add_argument("--tables", action="store_true", help="print the tables of the results")
     parser.add_argument("--out", type=Path, help="folder of the JSON; default: results/")
     parser.add_argument(
         "--tensorflow",

@@ -1,4 +1,4 @@
-"""FAE: what the paper claims, measured. The page is docs/papers/fae.md."""
+"""FAE: what the paper claims, measured."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""The runs of docs/papers/fae.md: whole trainings whose rows cross a link of a stated rate.
+"""The runs of FAE's evidence: whole trainings whose rows cross a link of a stated rate.
 
 DLRM with wide rows and a small dense part, one epoch of synthetic Criteo. Every arm is the `Trainer` as
 users run it; only settings differ, and where the rows are. Seconds are those of the wall: profiling and
@@ -35,7 +35,7 @@ from hotrows.train import Trainer
 from hotrows.train.evaluate import evaluate
 from hotrows.train.recommender import Recommender
 
-RATIO = 12  # fast memory over slow memory, as in docs/papers/scratchpipe.md
+RATIO = 12  # fast memory over slow memory, as in scratchpipe_rig.py
 PCIE = 57  # a V100's memory, 900 GB/s, over PCIe 3.0 of 16 lanes, 15.75 GB/s
 ROWS = 600_000  # of the data, 480,000 of them to train on
 SHARE = 0.2  # of the tables' bytes that fast memory has

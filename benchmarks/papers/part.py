@@ -1,4 +1,4 @@
-"""What a page is made of: parts of minutes, each a question, what answers it and a table."""
+"""What the evidence of a paper is made of: parts, each a question, what answers it and a table."""
 
 import importlib
 import json
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks import gpu_parts
 from benchmarks.gpu_parts.part import Findings
@@ -31,11 +30,10 @@ class Setting(gpu_parts.part.Setting):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a page, which takes some minutes.
+    """A part of the evidence, which takes some minutes.
 
     run: adds arms to findings; it leaves out those that findings `has`, and returns False where it was
-        cut. table: the Markdown of the arms found, which stands on the page between the markers
-        `<!-- NAME: begin -->` and `<!-- NAME: end -->`. devices: those it can run on.
+        cut. table: the Markdown of the arms found. devices: those it can run on.
     """
 
     question: str
@@ -46,15 +44,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, its page docs/papers/NAME.md and its parts, which run in this order."""
+    """A paper and its parts, which run in this order."""
 
     name: str
     title: str
     parts: Mapping[str, Part] = field(default_factory=dict)
-
-    @property
-    def page(self) -> Path:
-        return ROOT / "docs" / "papers" / f"{self.name}.md"
 
 
 def in_a_process(arm: str, request: dict, setting: Setting, python: str | None = None) -> dict:

@@ -1,4 +1,4 @@
-"""PICASSO: what the paper claims, measured. The page is docs/papers/picasso.md."""
+"""PICASSO: what the paper claims, measured."""
 
 from benchmarks.papers import ablation, fields, hybrid_hash, micro_memory, operations, regimes
 from benchmarks.papers.part import Paper

@@ -1,4 +1,4 @@
-"""ScratchPipe: what the paper claims, measured. The page is docs/papers/scratchpipe.md."""
+"""ScratchPipe: what the paper claims, measured."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""The rig of docs/papers/scratchpipe.md: large tables of wide rows, many lookups, a small dense part.
+"""The rig of ScratchPipe's evidence: large tables of wide rows, many lookups, a small dense part.
 
 8 tables, dim 128, 20 lookups in each by every sample; ids by a bounded Zipf law whose exponent is the
 locality. Batches have 512 samples and tables 625,000 rows: both a quarter of 2,048 and 2.5 M, so that a

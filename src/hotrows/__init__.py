@@ -48,8 +48,8 @@ __version__ = VERSION
 
 if "OMP_WAIT_POLICY" not in os.environ:
     # Threads of GNU's OpenMP that wait for one another spin before they sleep, 300,000 times by default:
-    # beside other programs that makes two threads many times slower than one (docs/speed.md). Read by
-    # the library when PyTorch loads it, so without effect where PyTorch was imported first.
+    # beside other programs that makes two threads many times slower than one. Read by the library when
+    # PyTorch loads it, so without effect where PyTorch was imported first (docs/reference/settings.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 limit_threads()

@@ -2,7 +2,7 @@
 
 Every setting is declared once, as a field of `TrainConfig` with what is to be known of it. The options of
 `hotrows train`, the checks of values, what a resumed run may change, what `hotrows tune` may try, and
-the tables in docs/training.md (`python -m hotrows.config` prints them) are read from there.
+the tables in docs/reference/settings.md (`python docs/generated.py` writes them) are read from there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,7 @@ from hotrows.optim import RowOptimizer
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.suggestions import did_you_mean, refusing_unknown
 from hotrows.runtime.units import parse_bytes
-from hotrows.settings import (
-    CACHE_TRANSFERS,
-    PLANNING,
-    SHARDINGS,
-    SPLITS,
-    Setting,
-    declared,
-    markdown_tables,
-    setting,
-)
+from hotrows.settings import CACHE_TRANSFERS, PLANNING, SHARDINGS, SPLITS, Setting, declared, setting
 from hotrows.table import TABLE_DTYPES
 
 if TYPE_CHECKING:
@@ -442,7 +433,3 @@ SETTINGS = declared(TrainConfig, GROUPS)
 TrainConfig.__init__ = refusing_unknown(advice_on)(TrainConfig.__init__)  # type: ignore[method-assign]
 # Settings that change results, which `hotrows tune` may try where it is asked to.
 MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
-
-
-if __name__ == "__main__":
-    print(markdown_tables(SETTINGS, GROUPS))

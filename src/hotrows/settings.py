@@ -148,20 +148,3 @@ def declared(config: type, groups: Mapping[str, Sequence[str]]) -> dict[str, Set
             known, name=name, type=kind, optional=optional, default=default, group=group_of[name]
         )
     return settings
-
-
-def markdown_tables(settings: Mapping[str, Setting], groups: Mapping[str, Sequence[str]]) -> str:
-    """The settings as Markdown, a heading and a table for each group and a line for each setting."""
-    tables = (_markdown_table([settings[name] for name in names]) for names in groups.values())
-    return "\n\n".join(f"### {title}\n\n{table}" for title, table in zip(groups, tables, strict=True))
-
-
-def _markdown_table(settings: Sequence[Setting]) -> str:
-    lines = ["| setting | option | default | other values | changes | on resume | |", "|---" * 7 + "|"]
-    for known in settings:
-        values = ", ".join(value for value in known.choices if value != known.default) or known.bounds
-        option = f"`{known.option_name}`" if known.option_name else ""
-        may = "may change" if known.resumable else "stays"
-        cells = (f"`{known.name}`", option, known.default_text, values, known.changes, may)
-        lines.append(f"| {' | '.join(cells)} | {known.help} |")
-    return "\n".join(lines)

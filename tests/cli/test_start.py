@@ -192,6 +192,6 @@ def test_standard_output_is_data_alone(hotrows, arguments):
 
 
 def test_the_page_lists_the_exit_codes():
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "reference" / "command_line.md").read_text()
     codes = re.findall(r"^\| (\d+) \| ", page, re.MULTILINE)
     assert codes == ["0", "1", "2", "130"]  # test_cli.py has a case of each

@@ -1,4 +1,4 @@
-"""A model checker of the pipeline, the cache and the file store: docs/model_checking.md.
+"""A model checker of the pipeline, the cache and the file store: docs/evidence/reliability.md.
 
     cases        batches, settings and their plans, made by the real planner
     explorer     explores all states of a case, or walks through them (explorer.cpp, model.h)

@@ -10,7 +10,7 @@ from tests.model_checker.explorer import explore, rule_names
 from tests.model_checker.rules import RACES, RULES, UNNEEDED, memory
 from tests.model_checker.schedule import explained
 
-PAGE = (Path(__file__).parents[2] / "docs" / "model_checking.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "evidence" / "reliability.md").read_text()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -52,8 +52,6 @@ def test_without_an_unneeded_rule_nothing_goes_wrong(name):
             assert explore(case).fault is None
 
 
-def test_the_page_lists_the_rules_and_prints_a_counter_example():
+def test_the_page_lists_the_rules():
     for rule in RULES:
-        assert f"| `{rule.name}` | {rule.text} |" in PAGE, rule.name
-    (rule,) = (rule for rule in RULES if rule.name == "future_pins")
-    assert explained(rule.removed(), explore(rule.removed())) in PAGE
+        assert f"| `{rule.name}` | {rule.text} | {rule.fault} |" in PAGE, rule.name

@@ -84,7 +84,18 @@ def test_a_page_says_all_of_a_run_and_needs_nothing_else(folder):
     assert links and all(link.startswith("#") for link in links)
     test = json.loads((folder / "a" / "result.json").read_text())["test"]
     assert any(text.startswith(f"{test['auc']:.4f} ± ") for text in page.of("td"))
-    assert any(f"--config {folder}/a/config.json" in text for text in page.of("pre"))
+    assert any("hotrows train enc --config a/config.json" in text for text in page.of("pre"))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_page_that_is_mailed_names_no_folder_of_its_machine(folder, tmp_path, monkeypatch, inside):
+    """It had the path of the data from the root on."""
+    monkeypatch.chdir(folder if inside else tmp_path)
+    page_of(folder, "a", "b")
+    data = EncodedData.open(folder / "enc")
+    write_description(data, describe(data, 8), folder / "data.html")
+    for name in ("page.html", "data.html"):
+        assert str(folder) not in (folder / name).read_text()
 
 
 def test_where_nothing_is_missing_or_unknown_the_page_says_so(tmp_path):

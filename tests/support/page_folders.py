@@ -289,11 +289,9 @@ def own_model() -> dict[str, Any]:
 SETUP: dict[str, Any] = {
     "README.md": plain,
     "docs/any_model.md": plain,
-    "docs/checkpoints.md": checkpoints,
+    "docs/reference/formats.md": checkpoints,
     "docs/data.md": raw_rows,
     "docs/dynamic_ids.md": dynamic_ids,
-    "docs/models/mmoe.md": several_labels,
-    "docs/models/wide_deep.md": movies,
     "docs/python.md": optuna,
     "docs/ranks.md": loop,
     "docs/requests.md": requests,

@@ -39,7 +39,7 @@ def data_command(
     """List, download and prepare public data sets.
 
     Without NAME all data sets are listed; with NAME alone, where its files are. The schema and the
-    parts of each are described in docs/datasets.
+    parts of each are described in docs/reference/data_sets.md.
     """
     from hotrows import datasets
 

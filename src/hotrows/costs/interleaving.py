@@ -40,7 +40,7 @@ def cost_of(
     """Predicts a step in `num` micro-batches.
 
     Exchanges are those of `num` batches of a share of the samples. Work is that of the batch, and a tenth
-    more for each further micro-batch, as operations are more and smaller (docs/papers/picasso.md, the
+    more for each further micro-batch, as operations are more and smaller (docs/evidence/papers.md, the
     ablation where the wire is fastest).
     """
     one = dataclasses.replace(step, micro_batches=num)

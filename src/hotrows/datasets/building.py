@@ -51,7 +51,7 @@ def prepare(
     if data_set.split is None and split is not None:
         raise ValueError(
             f"data set {data_set.name!r} comes in parts, so split must be None, not {split!r}; see "
-            f"docs/datasets/{data_set.name}.md for how they are cut"
+            "docs/reference/data_sets.md for how they are split"
         )
     folder = out.with_name(f"{out.name}.samples") if samples is None else Path(samples)
     built = build(data_set, raw, folder, seed, progress)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotrows.runtime.device import Device
 
 # The share of ids that are multiplied no more, times the dim, from which it pays: adding a product to its
-# sample costs as much as multiplying some columns. Measured; see docs/internals.md.
+# sample costs as much as multiplying some columns. Measured; see docs/explanation/kernels.md.
 LEAST_SAVING = 6.0
 
 

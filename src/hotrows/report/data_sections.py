@@ -10,6 +10,7 @@ from hotrows.data.description import DENSE_QUANTILES, STABLE, DenseUse, quantile
 from hotrows.pages.drawing import Line, bar, chart, stacked
 from hotrows.pages.markup import Html, document, figure, grid, joined, named, note, shortened, table
 from hotrows.pages.numbers import number, percent
+from hotrows.report.facts import shown
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.units import format_bytes
 from hotrows.train.pictures import skew_chart
@@ -34,7 +35,7 @@ def write_description(data: EncodedData, description: Description, out: Path) ->
     kinds = {"dense": schema.dense, "sparse": schema.sparse, "sequence": schema.sequences}
     listed = ", ".join(f"{len(features):,} {kind}" for kind, features in kinds.items() if features)
     labels = ", ".join(label.name for label in schema.labels)
-    write_text(out, document(str(data.path), f"{schema.name}: {listed}; label {labels}", sections))
+    write_text(out, document(shown(data.path), f"{schema.name}: {listed}; label {labels}", sections))
 
 
 def _parts(description: Description) -> Html:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,13 @@ class Facts:
         return checkpoint.read_manifest(checkpoint.folder_of(self.run, "last")).num_ranks
 
 
+def shown(path: str | Path) -> str:
+    """A path on a page that others read: from the current folder, or without the folders above."""
+    text = str(path)
+    inside = os.path.relpath(text) if os.path.isabs(text) else text
+    return os.path.basename(text) if inside.startswith(os.pardir) else inside
+
+
 def read_facts(runs: Sequence[Path], folder: Path | None = None) -> list[Facts]:
     """Reads the folders of runs. folder: their data, where it has moved."""
     names = [run.resolve().name for run in runs]
@@ -104,7 +112,7 @@ def training(facts: Facts) -> Texts:
     at_most = "at most " if facts.windows else ""  # batches of a stream are as they come
     return {
         "model": f"{config.model}{_options(config.model_options)}",
-        "data": facts.data_path,
+        "data": shown(facts.data_path),
         "its fingerprint": facts.stored.fingerprint[:12],
         "schema": schema.name,
         "rows": ", ".join(f"{part.rows:,} {name}" for name, part in parts.items()),
@@ -112,7 +120,7 @@ def training(facts: Facts) -> Texts:
         "labels": ", ".join(f"{name} ({_loss(facts, name)})" for name in facts.labels),
         "groups": schema.grouping or "none",
         "ids of all vocabularies": f"{sum(num_ids.values()):,}",
-        "began with": config.start_from or "",
+        "began with": shown(config.start_from or ""),
         "stream": str(run_folder.read_stream(facts.run).get("source", "")),
         "steps": f"{step:,} of {at_most}{config.batch_size or 0:,} samples, {ended}",
         "best checkpoint": f"step {result['best_step']:,}" if result else "",
@@ -245,18 +253,17 @@ def growth(facts: Facts) -> dict[str, tuple[int, int]]:
 
 def command(facts: Facts) -> str:
     """The command that trains alike."""
-    run, source = facts.run, facts.stored.source
+    run, source = shown(facts.run), facts.stored.source
     words = ["hotrows", "train"]
     if facts.num_ranks > 1:
         words = ["torchrun", "--nproc-per-node", str(facts.num_ranks), "-m", *words]
     if source is None:
-        words.append(facts.data_path)
+        words.append(shown(facts.data_path))
     else:
-        words += [*source["train"], "--schema", str(run / "schema.json")]
-        words += [
-            word for part in ("validation", "test") for p in source[part] for word in (f"--{part}", p)
-        ]
-    words += ["--config", str(run / "config.json"), "--run-dir", f"{run}-again"]
-    if stream := run_folder.read_stream(run):
+        words += [*map(shown, source["train"]), "--schema", f"{run}/schema.json"]
+        for part in ("validation", "test"):
+            words += [word for path in source[part] for word in (f"--{part}", shown(path))]
+    words += ["--config", f"{run}/config.json", "--run-dir", f"{run}-again"]
+    if stream := run_folder.read_stream(facts.run):
         words += ["--stream", str(stream["source"])]
     return shlex.join([*words, *(["--trust-code"] if ":" in (facts.config.model or "") else [])])

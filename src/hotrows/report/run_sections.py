@@ -23,7 +23,7 @@ from hotrows.pages.markup import (
 )
 from hotrows.pages.numbers import percent
 from hotrows.report import facts as of_run
-from hotrows.report.facts import Facts
+from hotrows.report.facts import Facts, shown
 from hotrows.train.pictures import NUM_COLORS, loss_lines, metric_lines, metrics_to_draw, smooth
 
 _LIVE = (
@@ -103,7 +103,7 @@ def data(runs: Sequence[Facts], part: str) -> Html:
     for facts in runs:
         if facts.data is not None and facts.data_path not in tables:
             tables[facts.data_path] = _rates(facts, part)
-    titled = [content for path, one in tables.items() for content in (element("h3", path), one)]
+    titled = [content for path, one in tables.items() for content in (element("h3", shown(path)), one)]
     return joined([*(titled if len(tables) > 1 else tables.values()), *map(_growth, runs)])
 
 

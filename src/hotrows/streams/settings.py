@@ -1,7 +1,7 @@
 """StreamConfig: how events become batches, what is watched and when a stream ends, declared once.
 
-The options of `hotrows train --stream`, their checks and the table in docs/streaming.md
-(`python -m hotrows.streams.settings` prints it) are read from here.
+The options of `hotrows train --stream`, their checks and the table in docs/reference/settings.md are
+read from here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.json_file import build
-from hotrows.settings import declared, markdown_tables, setting
+from hotrows.settings import declared, setting
 
 LATE = ("drop", "train")
 ONE_RANK = "a stream is trained by one rank, on all cores of its machine: start it without torchrun"
@@ -116,7 +116,3 @@ class StreamConfig:
 
 GROUPS = {"Streams": tuple(field.name for field in dataclasses.fields(StreamConfig))}
 SETTINGS = declared(StreamConfig, GROUPS)
-
-
-if __name__ == "__main__":
-    print(markdown_tables(SETTINGS, GROUPS))

@@ -23,7 +23,7 @@ _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
 _DENSE_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.01, 8.0
 _LEAST_BATCH = 64
 # Features up to which L2 terms stand as they are, the rate of weights of single features follows their
-# number, and that of vectors is the whole one. See docs/defaults.md.
+# number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
 
 
@@ -90,7 +90,7 @@ def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int, rate: flo
 
     Adam's steps are as long for noise as for what a batch says. That is worth B p (1 - p) of its B
     samples; as with the size of batches, the rate follows its root. Of several labels the one counts
-    that says most, and of smaller batches one of 64. See docs/defaults.md.
+    that says most, and of smaller batches one of 64. See docs/reference/settings.md.
     """
     train = data.parts["train"]
     worth = [
@@ -116,7 +116,7 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
     was expected, as most are where labels are rare, as for a surprising one. Decay is that of an L2
     term, decay / 2 times the squares of all weights, beside the log loss summed over an epoch: the more
     features, the less each one says. It needs counts of ids, which data read as it is stored lacks, and
-    dynamic features. See docs/defaults.md.
+    dynamic features. See docs/reference/settings.md.
     """
     is_counted = _is_counted(data)
     decay *= _times_as_wide(data, _USUAL)

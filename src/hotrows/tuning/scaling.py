@@ -4,8 +4,8 @@
     prediction.points[1].cost.samples_per_second, prediction.points[1].choice.reasons
 
 The batch is that of all ranks together, whatever their number: more ranks make a step shorter, not a
-batch larger. Nothing is run; see `hotrows.costs.step_cost` for the formulas and docs/scale.md for
-results.
+batch larger. Nothing is run; see `hotrows.costs.step_cost` for the formulas and
+docs/explanation/ranks.md for results.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _field(content: bytes, choose: random.Random) -> bytes:
         return _digit(content, choose)
 
 
-# Records in the base of a store are changed in place, and have no checksums (docs/caching.md).
+# Records in the base of a store are changed in place, and have no checksums (docs/reference/formats.md).
 _OF_A_BASE = ["cut", "empty", "deleted"]
 _KINDS = {
     "flipped": _flipped, "cut": _cut, "zeros": lambda b, c: _block(b, c, True),

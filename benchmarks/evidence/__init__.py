@@ -1,0 +1,1 @@
+"""The evidence pages: every figure in docs/evidence/ is read from a file in benchmarks/results/."""

@@ -1,0 +1,31 @@
+"""Writes the tables of docs/evidence/, and of docs/reference/models.md, between their markers.
+
+python -m benchmarks.evidence
+"""
+
+import sys
+
+from benchmarks.evidence import claims, papers, performance, quality, reliability
+from benchmarks.evidence.records import Table
+from benchmarks.harness import ROOT
+from benchmarks.markdown import put
+
+DOCS = ROOT / "docs"
+PAGES: dict[str, list[Table]] = {
+    "evidence/index.md": claims.TABLES,
+    "evidence/performance.md": performance.TABLES,
+    "evidence/quality.md": quality.TABLES,
+    "evidence/reliability.md": reliability.TABLES,
+    "evidence/papers.md": papers.TABLES,
+    "reference/models.md": quality.MODEL_TABLES,
+}
+
+
+def main() -> int:
+    for page, tables in PAGES.items():
+        put(DOCS / page, {table.name: table.text() for table in tables})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

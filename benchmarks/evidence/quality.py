@@ -1,0 +1,259 @@
+"""Tables of docs/evidence/quality.md."""
+
+from __future__ import annotations
+
+from statistics import stdev
+
+from benchmarks.evidence.claims import auc_less_one_hot
+from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
+
+DATA = (
+    "criteo",
+    "avazu",
+    "adult",
+    "tiny",
+    "rare",
+    "rarest",
+    "ids",
+    "dense",
+    "movielens",
+    "flights",
+    "caravan",
+    "default",
+)
+SETS = {
+    "criteo": "Criteo, 10,000 rows",
+    "avazu": "Avazu, 14,000 rows",
+    "adult": "Adult",
+    "movielens": "MovieLens-1M, a quarter of the users",
+    "clicks": "synthetic clicks with histories",
+}
+WAYS = ("lru", "lfu", "ahead", "hashing")
+
+
+MODELS = {  # what each adds, what it needs, how many labels it learns
+    "lr": ("a weight per id", "", "one"),
+    "fm": ("dot products of all pairs of vectors", "", "one"),
+    "dnn": ("an MLP on vectors; histories are pooled", "", "one"),
+    "wide_deep": ("a linear part with crosses under FTRL, and an MLP", "", "one"),
+    "deepfm": ("FM and an MLP on the same vectors", "", "one"),
+    "dlrm": ("dot products, with the dense features as one vector", "ids, dense features", "one"),
+    "dcnv2": ("crosses of bounded degree: full, low rank, mixture of experts", "", "one"),
+    "din": ("attention over the history, with the candidate item as the query", "a history", "one"),
+    "dien": ("GRUs over the history, the second led by attention", "a history", "one"),
+    "can": ("the item's row is a small network that reads the history", "a history", "one"),
+    "tbsm": ("a DLRM at each step of the history, attention to these steps", "a history", "one"),
+    "mmoe": ("experts shared by tasks, a gate and a tower for each", "", "several"),
+}
+
+
+def models() -> list[list[str]]:
+    """Test AUC on MovieLens-1M, and speed on Criteo's shape or on histories of dim 16."""
+    rows = []
+    for name, (adds, needs, labels) in MODELS.items():
+        aucs = at("models-movielens/models")
+        forms = [f for f in (name, f"{name}, code", f"{name}, paper") if f in aucs]
+        auc = ", ".join(f"{f.partition(', ')[2]} {aucs[f]['auc']:.4f}".strip() for f in forms)
+        floor = at("floors/models").get(name) or at("floors/models").get(f"{name}-dim16")
+        speed = thousands(floor["samples_per_s"]) if floor else ""
+        rows.append([f"[{name}](#{name})", adds, needs, labels, auc, speed])
+    return rows
+
+
+def movielens() -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{m['auc']:.4f} ± {m['auc_interval']:.4f}",
+            f"{m['gauc']:.4f} ± {m['gauc_interval']:.4f}",
+            f"{m['log_loss']:.4f}",
+        ]
+        for name, m in sorted(at("models-movielens/models").items(), key=lambda one: -one[1]["auc"])
+    ]
+
+
+def defaults() -> list[list[str]]:
+    models = ("lr", "fm", "deepfm", "dcnv2")
+    rows = []
+    for data in DATA:
+        one_hot = mean([run["auc"] for run in at(f"defaults/sets/{data}/one-hot").values()])
+        rows.append([data, f"{one_hot:.4f}", *(auc_less_one_hot(data, model) for model in models)])
+    return rows
+
+
+def bfloat16() -> list[list[str]]:
+    rows = []
+    for data in DATA:
+        arms = at(f"defaults/sets/{data}")
+        if "deepfm, bfloat16" in arms:
+            plain, rounded = arms["deepfm"]["0"]["auc"], arms["deepfm, bfloat16"]["0"]["auc"]
+            rows.append([data, f"{plain:.4f}", signed(rounded - plain)])
+    return rows
+
+
+def peers() -> list[list[str]]:
+    rows = []
+    for data, label in SETS.items():
+        models = at(f"accuracy/sets/{data}")
+        seeds = len(next(iter(models.values()))["arms"]["hotrows"]["auc"])
+        found = [d for model in models.values() for d in model["differences"].values()]
+        worst = max(found, key=lambda d: abs(d["difference"]))
+        within = sum(d["within_noise"] for d in found)
+        names = ", ".join(models).replace("dien_of_din", "dien with DIN's attention")
+        rows.append(
+            [
+                label,
+                str(seeds),
+                names,
+                f"{within} of {len(found)}",
+                f"{abs(worst['difference']):.4f}",
+                f"{worst['standard_error']:.4f}",
+            ]
+        )
+    return rows
+
+
+def equal_weights() -> list[list[str]]:
+    rows = []
+    for dtype in ("float64", "float32"):
+        pairs = [p for p in at("equal_weights/pairs") if p["dtype"] == dtype]
+        worst = max(max(p["logits"], p["dense"], p["rows"]) for p in pairs)
+        rows.append([dtype, f"{sum(p['equal'] for p in pairs)} of {len(pairs)}", f"{worst:.0e}"])
+    return rows
+
+
+def definitions() -> list[list[str]]:
+    return [[who, what] for who, what in at("equal_weights/differs").items()]
+
+
+def kept_auc(data: str, way: str, share: float) -> float:
+    """Mean test AUC where tables hold this share of the keys, chosen in this way."""
+    figures = at(f"dynamic-{data}/figures")
+    return mean([f["auc"] for f in figures if (f["way"], f["share"]) == (way, share)])
+
+
+def dynamic() -> list[list[str]]:
+    rows = []
+    for name, label in (("movielens", "MovieLens"), ("avazu", "Avazu"), ("drift", "synthetic, drifting")):
+        rows += [
+            [
+                label,
+                f"{share:.0%}",
+                f"{kept_auc(name, 'unlimited', 1.0):.4f}",
+                *(f"{kept_auc(name, way, share):.4f}" for way in WAYS),
+            ]
+            for share in (0.05, 0.1, 0.2, 0.5)
+        ]
+    return rows
+
+
+def order() -> list[list[str]]:
+    """Test AUC of an order that reuses rows less that of a plain shuffle with equal seeds."""
+    figures = at("order-accuracy/figures")
+    names = {
+        "deepfm": "DeepFM, Criteo-shaped",
+        "dlrm": "DLRM, Criteo-shaped",
+        "din": "DIN, MovieLens, 200 users",
+        "din-larger": "DIN, MovieLens, 1,000 users",
+    }
+    rows = []
+    for model, label in names.items():
+        cells = []
+        for way in ("reuse:8", "reuse:32"):
+            seeds = [
+                key.rsplit(" ", 1)[1] for key in figures if key.rsplit(" ", 1)[0] == f"{model} {way}"
+            ]
+            less = [
+                figures[f"{model} {way} {s}"]["auc"] - figures[f"{model} shuffle {s}"]["auc"]
+                for s in seeds
+            ]
+            cells.append(
+                f"{signed(mean(less))} ± {2 * stdev(less) / len(less) ** 0.5:.4f}, {len(less)} seeds"
+                if less
+                else ""
+            )
+        rows.append([label, *cells])
+    return rows
+
+
+def fae() -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{arm['auc']['mean']:.4f}",
+            signed(arm["auc"]["more_than_plain"]),
+            "{:+.4f} to {:+.4f}".format(*arm["auc"]["interval_95"]),
+        ]
+        for name, arm in at("fae-accuracy/arms").items()
+    ]
+
+
+def ladder() -> list[list[str]]:
+    ages = ("1 s", "1 min", "30 min", "5 h", "1 day")
+    return [
+        [name, *(f"{auc[age]:.4f}" for age in ages)] for name, auc in at("freshness_ladder/auc").items()
+    ]
+
+
+MODEL_TABLES = [
+    Table("models", "model | what it adds | needs | labels | test AUC | thousand samples/s", models)
+]
+TABLES = [
+    Table(
+        "movielens",
+        "model | test AUC | AUC within users | log loss",
+        movielens,
+        (Origin("models-movielens/models/deepfm", "benchmarks.models"),),
+    ),
+    Table(
+        "defaults",
+        "data | one-hot LR | lr | fm | deepfm | dcnv2",
+        defaults,
+        (Origin("defaults", "benchmarks.defaults"),),
+    ),
+    Table(
+        "bfloat16",
+        "data | DeepFM, test AUC | bfloat16",
+        bfloat16,
+        (Origin("defaults", "benchmarks.defaults"),),
+    ),
+    Table(
+        "peers",
+        "data | seeds | models | pairs within noise | largest difference | its standard error",
+        peers,
+        (Origin("accuracy/sets/criteo/dnn/arms/hotrows/conditions", "benchmarks.accuracy"),),
+    ),
+    Table(
+        "equal-weights",
+        "numbers | equal pairs | largest relative difference",
+        equal_weights,
+        (Origin("equal_weights", "benchmarks.equal_weights"),),
+    ),
+    Table("definitions", "library: layer | how its definition differs", definitions),
+    Table(
+        "dynamic",
+        "data | keys held | all keys | LRU | LFU | look-ahead | hashing",
+        dynamic,
+        tuple(
+            Origin(f"dynamic-{name}", "benchmarks.dynamic") for name in ("movielens", "avazu", "drift")
+        ),
+    ),
+    Table(
+        "order",
+        "model, data | `reuse:8`, test AUC less that of a shuffle | `reuse:32`",
+        order,
+        (Origin("order-accuracy", "benchmarks.order accuracy"),),
+    ),
+    Table(
+        "fae",
+        "order | test AUC | less plain | 95 % interval",
+        fae,
+        (Origin("fae-accuracy", "benchmarks.fae"),),
+    ),
+    Table(
+        "ladder",
+        "test AUC, published every | 1 s | 1 min | 30 min | 5 h | 1 day",
+        ladder,
+        (Origin("freshness_ladder", "benchmarks.freshness_ladder"),),
+    ),
+]
