@@ -171,7 +171,7 @@ def judge(page: str, names: dict[str, Any]) -> None:
     if page == "docs/python.md":
         _judge_python(names)
     if page == "README.md":
-        assert names["chances"].shape == (300,)
+        assert names["result"].test.auc > 0.92
 
 
 def _judge_python(names: dict[str, Any]) -> None:
@@ -287,7 +287,6 @@ def own_model() -> dict[str, Any]:
 
 
 SETUP: dict[str, Any] = {
-    "README.md": plain,
     "docs/any_model.md": plain,
     "docs/checkpoints.md": checkpoints,
     "docs/data.md": raw_rows,
