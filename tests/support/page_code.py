@@ -51,6 +51,7 @@ MADE = r'(?:prepare\w*|write_encoded|Trainer)\(.*?"((?:enc|runs/|prepared)[\w/-]
 # Options that end a command of a page early, by words of it.
 SHORTER = {
     ("train", "adult"): ["--steps", "40"],
+    ("train", "shop"): ["--steps", "40"],
     ("tune",): ["--seconds", "1"],
     ("regroup",): ["--force"],
     ("--stream",): ["--stop-when-idle", "0.3"],
