@@ -55,7 +55,7 @@ def test_a_folder_is_trained_to_its_end_and_resumed_with_its_settings(data, line
 
 def test_the_page_has_every_setting():
     """`python -m hotrows.streams.settings` prints them."""
-    page = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "settings.md").read_text()
     assert markdown_tables(SETTINGS, GROUPS) in page
 
 

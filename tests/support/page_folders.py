@@ -175,7 +175,7 @@ def judge(page: str, names: dict[str, Any]) -> None:
 
 
 def _judge_python(names: dict[str, Any]) -> None:
-    assert names["chances"].shape == (2000,) and names["one"].shape == (1,)
+    assert names["probabilities"].shape == (2000,) and names["one"].shape == (1,)
     assert names["classifier"].score(names["frame"], "click") > 0.7
     assert names["metrics"] == names["result"].test and names["metrics"].auc > 0.7
     assert list(names["evaluations"].step) and names["matrix"].shape == (50, 16)

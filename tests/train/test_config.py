@@ -25,7 +25,7 @@ def test_every_field_is_a_setting_with_help_and_a_default_that_it_may_have():
 
 def test_the_tables_in_the_documentation_are_those_of_the_settings():
     """`python -m hotrows.config` prints them."""
-    assert markdown_tables(SETTINGS, GROUPS) in (DOCS / "training.md").read_text()
+    assert markdown_tables(SETTINGS, GROUPS) in (DOCS / "reference" / "settings.md").read_text()
 
 
 def test_train_has_an_option_for_each_setting_that_has_one():
