@@ -170,6 +170,8 @@ def judge(page: str, names: dict[str, Any]) -> None:
     """What holds once a page has run."""
     if page == "docs/python.md":
         _judge_python(names)
+    if page == "docs/tutorials/larger_than_memory.md":
+        assert len(names["equal"]) == 26 and all(names["equal"])
     if page == "README.md":
         assert names["result"].test.auc > 0.92
 
