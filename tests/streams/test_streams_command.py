@@ -11,9 +11,8 @@ import pytest
 import hotrows as hotrows_package
 from hotrows import Dense, Schema, load_run
 from hotrows.data import prepare_schema
-from hotrows.settings import markdown_tables
 from hotrows.streams.line_log import read_lines
-from hotrows.streams.settings import GROUPS, ONE_RANK, SETTINGS
+from hotrows.streams.settings import ONE_RANK
 from hotrows.train.run_folder import read_config
 
 SMALL = ["--batch-size", 100, "--option", "dim=4", "--option", "hidden=[8]", "--model", "deepfm"]
@@ -51,12 +50,6 @@ def test_a_folder_is_trained_to_its_end_and_resumed_with_its_settings(data, line
     assert hotrows(*train, "--resume", "--stream", f"folder:{folder}").code == 0
     assert hotrows(*train, "--resume").code == 0  # the bounds are a setting of the run now
     assert sum(line["size"] for line in read_lines(run / "stream.jsonl")) == 900
-
-
-def test_the_page_has_every_setting():
-    """`python -m hotrows.streams.settings` prints them."""
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "settings.md").read_text()
-    assert markdown_tables(SETTINGS, GROUPS) in page
 
 
 def test_options_of_streams_need_a_stream(data, hotrows):

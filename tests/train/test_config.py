@@ -3,16 +3,12 @@
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hotrows import cli
-from hotrows.config import GROUPS, SETTINGS, TrainConfig
-from hotrows.settings import markdown_tables
-
-DOCS = Path(__file__).parents[2] / "docs"
+from hotrows.config import SETTINGS, TrainConfig
 
 
 def test_every_field_is_a_setting_with_help_and_a_default_that_it_may_have():
@@ -21,11 +17,6 @@ def test_every_field_is_a_setting_with_help_and_a_default_that_it_may_have():
         assert setting.help and not setting.help.endswith(".")
         assert getattr(TrainConfig(), setting.name) == setting.default
         setting.check(setting.default)
-
-
-def test_the_tables_in_the_documentation_are_those_of_the_settings():
-    """`python -m hotrows.config` prints them."""
-    assert markdown_tables(SETTINGS, GROUPS) in (DOCS / "reference" / "settings.md").read_text()
 
 
 def test_train_has_an_option_for_each_setting_that_has_one():
