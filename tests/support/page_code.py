@@ -42,6 +42,7 @@ ELSEWHERE = {
     "hotrows doctor": "tests/cli runs it",
     "hotrows data NAME --raw": "gigabytes; tests/datasets builds each set from small files",
     "python examples/retrieval.py": "tests/serving runs it",
+    "python examples/click_to_score.py": "tests/test_examples.py runs it",
     "export PYTHONPATH": "sets a variable",
     "eval": "completion of a shell",
     "source": "completion of a shell",
