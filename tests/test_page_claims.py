@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.any_model import table
 
 from hotrows import Dense, Schema, Sequence, Sparse, models
 
@@ -54,6 +55,13 @@ def test_the_first_page_has_the_figures_of_models_of_other_libraries():
         assert said == [round(gains[0]), round(gains[1], 1)], name
         assert {found["date"][:10] for found in tables} == {"2026-11-21"}
     assert "one round each, 2026-11-21" in text("README.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/any_model.md"])
+def test_configurations_of_other_libraries_are_counted(page):
+    rows = re.findall(r"\| (\d+) \| \d+ \| (\d+) \|", table._counts(result("any_model")))
+    total, equal = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    assert len(rows) == 5 and numbers(page, r"(\d+) of (\d+) configurations") == [equal, total]
 
 
 def test_the_first_page_has_the_figures_of_tables_in_a_file():
