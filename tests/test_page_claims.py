@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.any_model import table
 
 from hotrows import Dense, Schema, Sequence, Sparse, models
 
@@ -59,6 +58,8 @@ def test_the_first_page_has_the_figures_of_models_of_other_libraries():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/any_model.md"])
 def test_configurations_of_other_libraries_are_counted(page):
+    from benchmarks.any_model import table
+
     rows = re.findall(r"\| (\d+) \| \d+ \| (\d+) \|", table._counts(result("any_model")))
     total, equal = (sum(map(int, column)) for column in zip(*rows, strict=True))
     assert len(rows) == 5 and numbers(page, r"(\d+) of (\d+) configurations") == [equal, total]
