@@ -22,10 +22,10 @@ COLORS = {
     "uncached": "#22252a",
 }
 
-# Of the two pictures of README.md: background, words, lesser words, our bars, bars of others.
+# Colors of the two pictures of README.md: words, lesser words, our bars, bars of others.
 THEMES = {
-    "light": ("#ffffff", "#1f2328", "#59636e", "#2563a8", "#c4cbd4"),
-    "dark": ("#0d1117", "#f0f6fc", "#9198a1", "#5a9be6", "#3d444d"),
+    "light": ("#1f2328", "#59636e", "#2563a8", "#c4cbd4"),
+    "dark": ("#f0f6fc", "#9198a1", "#5a9be6", "#59626c"),
 }
 
 
@@ -61,65 +61,36 @@ def draw_misses() -> None:
 
 
 def draw_beside_peers(theme: str) -> None:
-    """Three figures beside peers: a step of DLRM, models of other libraries, tables in a file."""
-    page, words, lesser, ours, others = THEMES[theme]
-    figure = figures.new_figure(12.5, 3.3)
-    figure.set_facecolor(page)
-    panels = figure.subfigures(1, 3, wspace=0.04)
-    for panel, (title, below, bars) in zip(panels, beside_peers(), strict=True):
-        panel.set_facecolor(page)
-        panel.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold", color=words)
-        axes = panel.subplots()
-        panel.text(0.01, 0.865, below, fontsize=10.5, color=lesser, va="center")
-        axes.set_title(" ", pad=12)  # the room of the line above
-        axes.set_facecolor(page)
-        places, values = range(len(bars)), [value for _, value, _, _ in bars]
-        axes.barh(places, values, color=[ours if bold else others for *_, bold in bars], height=0.7)
-        for place, (_, value, label, bold) in enumerate(bars):
-            weight = "bold" if bold else "normal"
-            axes.text(value, place, f"  {label}", va="center", color=words, fontsize=11.5, weight=weight)
-        axes.set_yticks(places, [name for name, *_ in bars], color=words, fontsize=11.5)
-        axes.set_xlim(0, 1.32 * max(values))
-        axes.set_ylim(4.5, -0.5)  # bars of one height, from the top
-        axes.tick_params(left=False, bottom=False, labelbottom=False)
-        axes.spines[:].set_visible(False)
+    """Bars of a step of DLRM, ours and that of peers; to be read at a width of 420 px, on any page."""
+    words, lesser, ours, others = THEMES[theme]
+    figure = figures.new_figure(6.0, 2.7)
+    figure.set_facecolor("none")
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    bars = beside_peers()
+    colors = [ours if name == "hotrows" else others for name in bars]
+    axes.barh(range(len(bars)), list(bars.values()), color=colors, height=0.72)
+    for place, (name, speed) in enumerate(bars.items()):
+        weight = "bold" if name == "hotrows" else "normal"
+        axes.text(speed, place, f" {speed:.0f}", va="center", color=words, fontsize=15, weight=weight)
+    axes.set_title("Training DLRM: thousand samples a second", x=0, ha="left", fontsize=15, color=words)
+    axes.set_xlabel("33.8 million rows, batch 8,192, two CPU cores", color=lesser, fontsize=12.5)
+    axes.set_yticks(range(len(bars)), list(bars), color=words, fontsize=15)
+    axes.set_xlim(0, 1.12 * max(bars.values()))
+    axes.invert_yaxis()
+    axes.tick_params(left=False, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
     figures.save(figure, OUT / f"beside-peers-{theme}.png")
 
 
-def beside_peers() -> list[tuple[str, str, list[tuple[str, float, str, bool]]]]:
-    """(title, line below, bars) of each panel; a bar is (name, length, label, whether it is ours)."""
-    step = arms("end_to_end-dlrm-adagrad")
+def beside_peers() -> dict[str, float]:
+    """Thousand samples/s of a step of DLRM, by library."""
     names = {"hotrows": "hotrows", "tensorflow": "TensorFlow", "torchrec": "TorchRec", "fbgemm": "FBGEMM"}
-    names["plain-torch"] = "PyTorch"
-    speeds = [(names[arm], step[arm]["samples_per_s"] / 1000) for arm in names]
-    libraries = {"deepctr": "DeepCTR-Torch", "rechub": "torch-rechub", "fuxictr": "FuxiCTR"}
-    gains = [
-        (name, max(arm["ratio"] for arm in arms(f"accelerate-criteo-{library}").values()))
-        for library, name in libraries.items()
-    ]
-    tiers = arms("tiers-dim16")
-    shares = [
-        ("hotrows' cache", tiers["file"]["ratio"]),
-        ("LRU cache, serial", tiers["file-lru-serial"]["ratio"]),
-        ("memory-mapped file", tiers["file-mapped"]["ratio"]),
-    ]
-    return [
-        (
-            "Training DLRM",
-            "thousand samples/s, 33.8 M rows, two cores",
-            [(name, speed, f"{speed:.0f}", name == "hotrows") for name, speed in speeds],
-        ),
-        (
-            "Your model, two lines more",
-            "DeepFM of three libraries, times as fast",
-            [(name, gain, f"{gain:.0f}x", True) for name, gain in gains],
-        ),
-        (
-            "Tables in a file",
-            "a tenth of the rows in memory; 100 %: all rows",
-            [(name, share, figures.percent(share), name == "hotrows' cache") for name, share in shares],
-        ),
-    ]
+    step = arms("end_to_end-dlrm-adagrad")
+    return {
+        name: step[arm]["samples_per_s"] / 1000
+        for arm, name in {**names, "plain-torch": "PyTorch"}.items()
+    }
 
 
 def arms(result: str) -> dict[str, dict]:

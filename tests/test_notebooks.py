@@ -27,7 +27,7 @@ def test_the_first_one_runs_on_few_rows(tmp_path, monkeypatch):
     names = {"__name__": "notebook"}
     for cell in cells:
         exec(compile(cell.partition("\n")[2], "first_model.py", "exec"), names)
-    assert names["chances"][0] > names["chances"][1] and len(names["chances"]) == 3
+    assert names["probabilities"][0] > names["probabilities"][1] and len(names["probabilities"]) == 3
 
 
 @pytest.mark.slow

@@ -37,20 +37,48 @@ def numbers(page, pattern):
 
 
 def test_the_first_page_has_the_figures_of_the_picture():
-    arms = result("end_to_end-dlrm-adagrad")["arms"]
-    for name, arm in {"DLRM": "hotrows", **NAMES}.items():
-        speed = arms[arm]["samples_per_s"] / 1000
-        assert numbers("README.md", rf"beside peers:[^>]*?\b{name} (\d+)") == [round(speed)], name
-    libraries = [result(f"accelerate-criteo-{name}")["arms"] for name in LIBRARIES]
-    gains = [round(max(arm["ratio"] for arm in arms.values())) for arms in libraries]
-    said = r"DeepFMs of DeepCTR-Torch, torch-rechub and FuxiCTR train (\d+), (\d+) and (\d+) times"
-    assert numbers("README.md", said) == gains
-    tiers = result("tiers-dim16")["arms"]
-    said = r"DLRM trains at (\d+) % of the speed of all in memory; memory mapping at ([\d.]+) %"
-    assert numbers("README.md", said) == [
-        round(100 * tiers["file"]["ratio"]),
-        round(100 * tiers["file-mapped"]["ratio"], 1),
-    ]
+    found = result("end_to_end-dlrm-adagrad")
+    for name, arm in {"hotrows": "hotrows", **NAMES}.items():
+        speed = found["arms"][arm]["samples_per_s"] / 1000
+        assert numbers("README.md", rf"samples a second:[^>]*?\b{name} (\d+)") == [round(speed)], name
+    assert f"{found['date'][:10]}, commit {found['commit'][:8]}." in text("README.md")
+
+
+def test_the_first_page_has_the_figures_of_models_of_other_libraries():
+    for name, library in {
+        "DeepCTR-Torch": "deepctr",
+        "torch-rechub": "rechub",
+        "FuxiCTR": "fuxictr",
+    }.items():
+        tables = [result(f"accelerate-{sizes}-{library}") for sizes in ("criteo", "461")]
+        gains = [max(arm["ratio"] for arm in found["arms"].values()) for found in tables]
+        said = numbers("README.md", rf"\| {name} \| (\d+) \| ([\d.]+) \|")
+        assert said == [round(gains[0]), round(gains[1], 1)], name
+        assert {found["date"][:10] for found in tables} == {"2026-11-21"}
+    assert "one round each, 2026-11-21" in text("README.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/any_model.md"])
+def test_configurations_of_other_libraries_are_counted(page):
+    from benchmarks.any_model import table
+
+    rows = re.findall(r"\| (\d+) \| \d+ \| (\d+) \|", table._counts(result("any_model")))
+    total, equal = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    assert len(rows) == 5 and numbers(page, r"(\d+) of (\d+) configurations") == [equal, total]
+
+
+def test_the_first_page_has_the_figures_of_tables_in_a_file():
+    tiers = result("tiers-dim16")
+    said = r"2026-11-21 \| a tenth \| (\d+) %; the same tables memory-mapped: ([\d.]+) %"
+    ratios = [tiers["arms"][name]["ratio"] for name in ("file", "file-mapped")]
+    assert numbers("README.md", said) == [round(100 * ratios[0]), round(100 * ratios[1], 1)]
+    billion = result("tiers-billion-criteo")
+    said = (
+        r"2026-11-27 \| 224 MiB \| (\d+) % in the median step; (\d+) % in the slowest 100 steps in a row"
+    )
+    ratios = [billion["figures"][name] for name in ("ratio", "ratio_slowest_window_of_100")]
+    assert numbers("README.md", said) == [round(100 * ratio) for ratio in ratios]
+    assert (tiers["date"][:10], billion["date"][:10]) == ("2026-11-21", "2026-11-27")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -132,20 +160,26 @@ def test_the_first_page_has_a_line_of_each_paper():
     def over(arms, arm, base):
         return arms[arm]["samples_per_s"] / arms[base]["samples_per_s"]
 
-    of_models = [result(f"ranks-{name}")["arms"] for name in ("deepfm", "dlrm", "din", "dien")]
+    of_models = [
+        result(f"ranks-{name}")["arms"] for name in ("deepfm", "dlrm", "461-tables", "din", "dien")
+    ]
     ratios = [over(arms, "hotrows-ranks", "tensorflow-ps") for arms in of_models]
-    fields = result("papers-picasso")["fields"]["arms"]["461"]["hotrows"]["ratio"]
-    said = r"here it is ([\d.]+) to ([\d.]+) times, and (\d+) times plain PyTorch at 461 fields"
-    assert numbers("README.md", said) == [round(min(ratios), 1), round(max(ratios), 1), round(fields)]
-    regimes = result("papers-picasso")["regimes"]["arms"]
-    gains = [regimes[f"{name}, embeddings"]["ratio"] for name in ("wide_deep", "can", "mmoe")]
-    said = r"Wide & Deep, CAN and MMoE are ([\d.]+) to ([\d.]+) times plain PyTorch"
-    assert numbers("README.md", said) == [round(min(gains), 1), round(max(gains), 1)]
-    cached = [result("papers-scratchpipe")[name]["arms"] for name in ("uniform", "low", "medium", "high")]
+    said = r"TensorFlow's parameter server \| ([\d.]+) to ([\d.]+) times"
+    assert numbers("README.md", said) == [round(min(ratios), 1), round(max(ratios), 1)]
+    measured = result("papers-scratchpipe")
+    cached = [measured[name]["arms"] for name in ("uniform", "low", "medium", "high")]
+    ours = [arm for arms in cached for name, arm in arms.items() if name.endswith("ours")]
+    assert len(ours) == 12 and not any(arm["rows_absent_at_training"] for arm in ours)
     gains = [over(arms, "10% ours", "10% static cache") for arms in cached]
-    said = r"look-ahead is ([\d.]+) to ([\d.]+) times a static cache"
+    said = r"no row was absent; ([\d.]+) to ([\d.]+) times a static cache, with a tenth of the rows"
     assert numbers("README.md", said) == [round(min(gains), 1), round(max(gains), 1)]
-    links = {name.split(": ")[1]: arm for name, arm in result("papers-fae")["links"]["arms"].items()}
-    gains = [links[base]["seconds"] / links["ours"]["seconds"] for base in FAE_BASES]
-    said = r"as slow as PCIe it is ([\d.]+) and ([\d.]+) times here"
+    fae = result("papers-fae")
+    links = {name.split(": ")[1]: arm for name, arm in fae["links"]["arms"].items()}
+    gains = [
+        arms[base]["seconds"] / arms["ours"]["seconds"]
+        for arms in (links, fae["speed"]["arms"])
+        for base in FAE_BASES
+    ]
+    said = r"([\d.]+) and ([\d.]+) times behind a link of 1/57 of the memory's speed; "
+    said += r"([\d.]+) and ([\d.]+) behind 1/12"
     assert numbers("README.md", said) == [round(gain, 2) for gain in gains]

@@ -49,3 +49,9 @@ def test_the_page_names_what_is_there(page):
         if file and not others and not any(f == span or f.endswith(f"/{span}") for f in FILES):
             missing.append(span)
     assert not missing, f"{page.name} names what is not there: {missing}"
+
+
+def test_the_first_page_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150 and text.count("](") <= 30
+    assert "```python" in "\n".join(text.splitlines()[:60])

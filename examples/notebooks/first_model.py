@@ -80,15 +80,15 @@ history[history.kind == "evaluation"][["step", "auc", "log_loss", "is_best"]]
 # %% [markdown]
 # ## Predictions
 #
-# Of rows as they come: values that training has not seen are no error.
+# New rows may contain values that training has not seen.
 
 # %%
 predictor = hotrows.load_run("runs/first")
 new = pd.DataFrame({"user": [1, 1, 10**9], "item": [1, 40, 1], "price": [5.0, 5.0, 5.0]})
 new["seen_at"] = pd.Timestamp("2026-02-01")
-chances = predictor.predict(new)
-new.assign(chance=chances)
+probabilities = predictor.predict(new)
+new.assign(probability=probabilities)
 
 # %% [markdown]
-# Item 1 is one of those that are liked, so the first chance is higher than the second. Next:
-# [a model of your own](own_model.py).
+# Item 1 is one of those that are liked, so the first probability is higher than the second. Next:
+# [your own model](own_model.py).

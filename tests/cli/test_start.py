@@ -113,7 +113,7 @@ def test_without_arguments_three_commands_to_a_first_model_are_taught_and_work(
     threads(1)
     monkeypatch.chdir(tmp_path)
     told = hotrows()
-    commands = re.findall(r"^  hotrows (.+ (?:enc|runs/first).*)$", told.out, re.MULTILINE)
+    commands = re.findall(r"^  hotrows (.+ (?:adult|runs/first).*)$", told.out, re.MULTILINE)
     assert (told.code, told.err, len(commands)) == (0, "", 3)
     for line in commands:
         done = hotrows(*line.split(), *(["--steps", "20"] if line.startswith("train") else []))

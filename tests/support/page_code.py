@@ -24,7 +24,7 @@ from hotrows import cli
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python", "sh", "text", "json", "toml"}
+LANGUAGES = {"python", "sh", "text", "json", "toml", "diff"}
 
 # Commands of pages that a page's folder cannot run, and what runs them instead.
 ELSEWHERE = {
@@ -42,6 +42,7 @@ ELSEWHERE = {
     "hotrows doctor": "tests/cli runs it",
     "hotrows data NAME --raw": "gigabytes; tests/datasets builds each set from small files",
     "python examples/retrieval.py": "tests/serving runs it",
+    "python examples/click_to_score.py": "tests/test_examples.py runs it",
     "export PYTHONPATH": "sets a variable",
     "eval": "completion of a shell",
     "source": "completion of a shell",
@@ -50,6 +51,8 @@ ELSEWHERE = {
 MADE = r'(?:prepare\w*|write_encoded|Trainer)\(.*?"((?:enc|runs/|prepared)[\w/-]*)"'  # by Python
 # Options that end a command of a page early, by words of it.
 SHORTER = {
+    ("train", "adult"): ["--steps", "40"],
+    ("train", "shop"): ["--steps", "40"],
     ("tune",): ["--seconds", "1"],
     ("regroup",): ["--force"],
     ("--stream",): ["--stop-when-idle", "0.3"],

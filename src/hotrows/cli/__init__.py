@@ -159,8 +159,8 @@ hotrows trains click-through-rate models with large embedding tables.
 
 A first model in three commands, on census data that comes with hotrows:
 
-  hotrows data adult --out enc
-  hotrows train enc --model deepfm --run runs/first
+  hotrows data adult --out adult
+  hotrows train adult --run runs/first
   hotrows eval runs/first
 
 And then:
@@ -204,13 +204,15 @@ def cli(context: click.Context, debug: bool) -> None:
     """Trains click-through-rate models with large embedding tables.
 
     \b
-    The whole way, on synthetic data:
-      hotrows synth criteo --rows 1000000 --out raw
-      hotrows prepare raw/train.txt --schema criteo --out enc
-      hotrows describe enc
-      hotrows train enc --model dlrm --run runs/a
-      hotrows eval runs/a
-      hotrows predict runs/a raw/train.txt --out probabilities.txt
+    A first model, on census data that comes with hotrows:
+      hotrows data adult --out adult
+      hotrows train adult --run runs/first
+      hotrows eval runs/first
+    With your own file:
+      hotrows schema clicks.csv --out shop.json
+      hotrows prepare clicks.csv --schema shop.json --out shop
+      hotrows train shop --run runs/shop
+      hotrows predict runs/shop new.csv --out probabilities.txt
     """
     context.obj.debug = debug
     log = logging.getLogger("hotrows")
