@@ -18,7 +18,7 @@ KINDS = {
     "reference": ("command_line", "settings", "formats", "models", "data_sets"),
     "api": ("hotrows", "data", "models", "serving"),
     "explanation": ("cache", "ranks", "kernels"),
-    "evidence": ("index", "performance", "quality", "reliability", "papers"),
+    "evidence": ("index", "performance", "quality", "reliability", "papers", "gpu"),
     "code": ("architecture", "walkthrough", "glossary"),
     "decisions": ("decisions",),
 }
@@ -31,13 +31,13 @@ MOST_WORDS = {
     "reference": 6_500,
     "api": 300,
     "explanation": 4_000,
-    "evidence": 2_500,
+    "evidence": 6_000,
     "code": 5_000,
-    "decisions": 7_000,
+    "decisions": 7_500,
 }
-MOST_PAGES, MOST_WORDS_IN_ALL = 45, 45_000
+MOST_PAGES, MOST_WORDS_IN_ALL = 46, 45_000
 NUMBERS_OF_A_SENTENCE = 3  # in guides and tutorials
-MERGED = False  # True once the branch that rewrites start, tutorials and guides is merged, too
+MERGED = True  # True once the branch that rewrites start, tutorials and guides is merged, too
 NOT_YET = {"gpu.md"}  # pages that are still to be rewritten
 if not MERGED:
     NOT_YET |= {f"{name}.md" for name in (*GUIDES, *KINDS["start"])}

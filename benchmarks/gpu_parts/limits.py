@@ -15,7 +15,7 @@ from benchmarks.harness import RESULTS, ROOT
 from benchmarks.markdown import put, table
 from hotrows.costs.frequencies import Frequencies
 
-PAGE = ROOT / "docs" / "gpu_evidence.md"
+PAGE = ROOT / "docs" / "evidence/gpu.md"
 CLAIMS_PAGE = ROOT / "docs" / "gpu.md"
 
 COPY = 4300e9  # B/s read and written
@@ -34,7 +34,7 @@ NOT_YET = "not measured yet: no GPU so far"
 
 
 def write_page() -> None:
-    """Puts the tables in their places in docs/gpu_evidence.md, and the claims in docs/gpu.md."""
+    """Puts the tables in their places in docs/evidence/gpu.md, and the claims in docs/gpu.md."""
     put(PAGE, {name: make() for name, make in TABLES.items()})
     put(CLAIMS_PAGE, {"claims": claims.as_table(read(RESULTS / "gpu.json"))})
 
