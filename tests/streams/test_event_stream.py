@@ -241,7 +241,7 @@ def test_events_that_are_divided_keep_their_places():
     entries = message_events([b"{}"] * 3, "the queue", None, places)
     rows = table_events(pa.table({"a": [1, 2, 3]}), "the table")
     assert [entries[n:].place(0) for n in range(3)] == places
-    assert [rows[n:].place(0) for n in range(3)] == ["the table row 0", "the table row 1", "the table row 2"]
+    assert [rows[n:].place(0) for n in range(3)] == [f"the table row {n}" for n in range(3)]
 
 
 def test_own_tables_are_events(encoder):
