@@ -5,13 +5,14 @@ import json
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 import torch
 
 from hotrows.data import Encoder, prepare
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.streams import DeadLetters, EventStream, StreamConfig, StreamState, table_events
-from hotrows.streams.events import LineEvents
+from hotrows.streams.events import LineEvents, message_events
 from hotrows.streams.line_log import LineLog, read_lines
 from hotrows.train.run_data import StreamBatches
 from hotrows.train.run_state import RunState
@@ -232,6 +233,15 @@ def test_an_error_of_the_source_comes_where_its_batch_would(encoder):
         with pytest.raises(OSError, match="the disk is gone"):
             next(stream)
     assert not [thread for thread in threading.enumerate() if thread.name == "hotrows-events"]
+
+
+def test_events_that_are_divided_keep_their_places():
+    """A batch with a malformed event is halved until it is found."""
+    places = ["entry 1", "entry 2", "entry 3"]
+    entries = message_events([b"{}"] * 3, "the queue", None, places)
+    rows = table_events(pa.table({"a": [1, 2, 3]}), "the table")
+    assert [entries[n:].place(0) for n in range(3)] == places
+    assert [rows[n:].place(0) for n in range(3)] == [f"the table row {n}" for n in range(3)]
 
 
 def test_own_tables_are_events(encoder):
