@@ -4,6 +4,7 @@ Parts run as they do on a GPU, each a process of its own, small; times are those
 HOTROWS_REHEARSED plants a fault: `lookup=die`, `layers=memory`, `probe=hang`, by the name of a part.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from unittest import mock
 import torch
 from benchmarks import gpu
 from benchmarks.arms.gpu_arms import ARMS
-from benchmarks.gpu_parts import memory, probe, timing, workloads
+from benchmarks.gpu_parts import timing, workloads
 
 from hotrows import ops
 from tests.support import pretend_tables
@@ -52,9 +53,10 @@ def gpu_of_benchmarks():
             "reset_peak_memory_stats": lambda *_: None, "device_count": lambda: 1,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        for place in (timing, memory, probe):
-            stack.enter_context(mock.patch.object(place, "lock", lambda block, _: device.lock(block)))
-            stack.enter_context(mock.patch.object(place, "unlock", lambda *_: None, create=True))
+        locks = {"lock": lambda block, _: device.lock(block), "unlock": lambda *_: None}
+        for place, name in itertools.product(_modules(), locks):
+            if hasattr(place, name):
+                stack.enter_context(mock.patch.object(place, name, locks[name]))
         move = "hotrows.ops.triton.copy_rows.move"
         stack.enter_context(mock.patch(move, lambda *of: ops.copy_rows(*of[:4])))
         make = torch.Generator  # the device's is that of the host
@@ -73,7 +75,7 @@ def gpu_of_benchmarks():
                 stack.enter_context(mock.patch.dict(place.PAIRS))
                 del place.PAIRS["GRU"]
             if hasattr(place, "MEMORY"):
-                memories = {"pinned": _page_locked(device)}
+                memories = dict.fromkeys(place.MEMORY, _page_locked(device))
                 stack.enter_context(mock.patch.dict(place.MEMORY, memories))
             if hasattr(place, "_profiled"):  # nor PyTorch's profiler of kernels
                 stack.enter_context(mock.patch.object(place, "_profiled", lambda *_: [(0.0, 1.0)]))
