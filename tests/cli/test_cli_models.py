@@ -105,7 +105,7 @@ def test_code_that_a_folder_names_runs_only_where_it_is_asked_for(hotrows, forei
     assert told.err == (
         f"hotrows: {tmp_path}/run/config.json names a model that is code, {foreign}, which runs only "
         f"where it is asked for: name it again (--model {foreign}, or model=), or trust the file "
-        f"(--trust, or trust=True)\n"
+        f"(--trust-code, or trust=True)\n"
     )
     assert hotrows(*words, *(["--trust"] if "eval" in words else ["--model", foreign])).code == 0
     assert (tmp_path / "ran").exists()
@@ -126,7 +126,7 @@ def test_a_module_that_a_folder_names_is_not_imported(hotrows, foreign, tmp_path
 def test_in_python_a_run_names_its_code_or_trusts_it(foreign, tmp_path):
     for function in (load_run, partial(export, out=tmp_path / "out")):
         with pytest.raises(
-            ValueError, match=r"name it again .* or trust the file \(--trust, or trust=True\)"
+            ValueError, match=r"name it again .* or trust the file \(--trust-code, or trust=True\)"
         ):
             function(tmp_path / "run")
     assert not (tmp_path / "ran").exists()

@@ -202,7 +202,7 @@ class _LookupFunction(torch.autograd.Function):
 
 def _check_same(first: Sequence[Tensor | None], again: Sequence[Tensor | None]) -> None:
     tensors = [(a, b) for a, b in zip(first, again, strict=True) if a is not None and b is not None]
-    if not all(a.data_ptr() == b.data_ptr() or torch.equal(a, b) for a, b in tensors):
+    if not all(a.is_set_to(b) or torch.equal(a, b) for a, b in tensors):
         raise RuntimeError(
             "torch.utils.checkpoint ran a lookup again with ids that were changed in place since the "
             "forward pass, and would get the gradient of another output: give it a copy, ids.clone()"
