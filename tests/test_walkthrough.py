@@ -7,6 +7,7 @@ import threading
 from functools import cache
 from pathlib import Path
 
+import hotrows
 from hotrows.data import prepare
 from hotrows.schema import Dense, Schema, Sparse
 
@@ -66,7 +67,7 @@ def test_raw_rows_become_shards_in_fourteen_files(tmp_path):
     rows = [f"{i % 2},{i * 1.5},{i % 7},u{i % 50},i{i % 30}" for i in range(300)]
     (tmp_path / "raw.csv").write_text("\n".join(["label,price,count,user,item", *rows]) + "\n")
     features = (Dense("price", transform="log"), Dense("count"), Sparse("user"), Sparse("item"))
-    schema, folder = Schema(features, delimiter=","), ROOT / "src" / "hotrows" / "data"
+    schema, folder = Schema(features, delimiter=","), Path(hotrows.__file__).parent / "data"
     entered: list[str] = []
 
     def note(frame, event, argument) -> None:

@@ -333,6 +333,14 @@ def served_load() -> list[list[str]]:
     ]
 
 
+def served_beside() -> list[list[str]]:
+    words = {"alone": "alone", "beside": "300 idle connections, one sender of the largest bodies"}
+    return [
+        [words[name], str(f["p50_ms"]), str(f["p99_ms"])]
+        for name, f in at("serving_beside/medians").items()
+    ]
+
+
 def served_tenfold() -> list[list[str]]:
     rows = []
     for model in ("deepfm", "dlrm"):
@@ -549,6 +557,12 @@ TABLES = [
         "load | scored a second | p50, ms | p99, ms | answers",
         served_load,
         of("benchmarks.serving_load", "serving_load"),
+    ),
+    Table(
+        "hostile",
+        "what else the server has | p50, ms | p99, ms",
+        served_beside,
+        of("benchmarks.serving_load beside", "serving_beside"),
     ),
     Table(
         "tenfold",

@@ -75,13 +75,13 @@ def test_random_numbers_of_a_graph_are_new_ones(device, training):
 
 
 def test_lanes_of_a_capture_are_in_its_graph(device, training):
-    x = on_device(1.0)
+    x, other = on_device(1.0), on_device(1.0)
 
     def work(joins=True):
         mark = device.launch("side 0", lambda: x.mul_(2), [device.mark()], [x])
         if joins:
             device.wait(mark, [x])
-        return x + 1
+        return (x if joins else other) + 1
 
     launch = device.capture(work)
     assert [launch().item() for _ in range(3)] == [3, 5, 9]

@@ -78,7 +78,8 @@ def test_a_full_log_is_closed_once_although_batches_are_planned_ahead(encoded, t
     config = in_file(tmp_path / "store", checkpoint_every=None, plan_depth=6)
     Trainer(encoded, config, tmp_path / "run").fit()
     full = sum(num_records > 10 for num_records in closed)
-    assert full > 2 and full >= len(closed) - 2, closed  # evaluations save, too
+    # Evaluations save, too: twice, or once more if one comes between a request and its checkpoint.
+    assert full > 2 and full >= len(closed) - 3, closed
 
 
 @pytest.mark.parametrize("store", ["memory", "file"])
