@@ -75,11 +75,11 @@ def test_a_full_log_is_closed_once_although_batches_are_planned_ahead(encoded, t
 
     monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 10)
     monkeypatch.setattr(CachedTables, "checkpoint", noting)
-    config = in_file(tmp_path / "store", checkpoint_every=None, plan_depth=6)
+    # An evaluation between a request and its checkpoint would save first: there is none but the last.
+    config = in_file(tmp_path / "store", checkpoint_every=None, plan_depth=6, evaluate_every=1_000)
     Trainer(encoded, config, tmp_path / "run").fit()
     full = sum(num_records > 10 for num_records in closed)
-    # Evaluations save, too: twice, or once more if one comes between a request and its checkpoint.
-    assert full > 2 and full >= len(closed) - 3, closed
+    assert full > 2 and full >= len(closed) - 1, closed  # the evaluation at the end saves, too
 
 
 @pytest.mark.parametrize("store", ["memory", "file"])
