@@ -89,6 +89,7 @@ def accelerate(
 
     A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
     """
+    # 1. Refuse what is no plain model with its optimizers.
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -104,17 +105,20 @@ def accelerate(
             raise ValueError(
                 f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(one).__name__}"
             )
+    # 2. Find the embeddings, and how the optimizers update each.
     embeddings = find_embeddings(model, optimizers)
     if embeddings and all(x.rule == _NOT_UPDATED for x in embeddings):
         warn(
             "accelerate does nothing: the optimizer updates no embedding of this model; pass the one "
             "that was made with model.parameters()"
         )
+    # 3. Turn their weights into tables of rows.
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))
     share_histories(tables)
     for module in model.modules():
         if isinstance(module, DynamicEmbedding):
             module.follow(*optimizers)
+    # 4. Put our forward before the model's own.
     state = Acceleration(model, optimizers, tables, embeddings, packing)
     model.__dict__[_STATE] = state
     model.__class__ = _accelerated(type(model))

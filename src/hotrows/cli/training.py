@@ -161,6 +161,7 @@ def train_command(
     run keeps its best and its last checkpoint. Ctrl-C saves, and --resume continues to the same bits.
     torchrun starts several ranks, which share tables and batches.
     """
+    # 1. Go on with a run, where asked or where the job was started again.
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     if resume and run is None:
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
@@ -168,6 +169,7 @@ def train_command(
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
     exists = run is not None and (run / "config.json").exists()
     resume = resume or (exists and job.restarted())
+    # 2. Join the settings: of the run, of files, of options.
     with bar() as progress:
         resumed = run if resume and exists else None
         fit = streams.stream_fit(options, resumed)
@@ -179,6 +181,7 @@ def train_command(
         config = config_with(config, options)
         if fit is not None:  # a stream is read once
             config = dataclasses.replace(config, epochs=config.epochs or 1)
+        # 3. Train, and print how it ended.
         run, result = _train(
             config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
         )

@@ -82,6 +82,7 @@ def export(
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
     """
+    # 1. Check which arguments go together.
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if table_dtype is not None and (format == "safetensors" or table_dtype not in ROW_DTYPES):
@@ -96,6 +97,7 @@ def export(
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
+            # 2. Without a program: the dense part, the tables, on request the optimizers' state and keys.
             if format == "safetensors":
                 fields = _description(predictor, which)
                 table_files = _write_tables(folder, predictor, state, progress)
@@ -108,6 +110,7 @@ def export(
                         table_files.sums[KEYS] = files.write_file(folder / KEYS, [tensors_to_bytes(keys)])
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
+                # 3. With a program: a bundle.
                 form = BundleForm(format, table_dtype or "float32", tuple(shared))
                 write_whole_bundle(folder, predictor, predictor.run, which, form, progress, compare=True)
         finally:

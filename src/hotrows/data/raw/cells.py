@@ -198,6 +198,7 @@ def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple
         column = column_of(label)
         if not cells.has(column):
             continue
+        # 1. Compare text with the words for 1, and numbers with what the label may be.
         if label.positive:
             raw = cells.raw(column)
             into[:] = values.is_one_of(raw, canonical_words(label.positive))
@@ -212,7 +213,9 @@ def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple
             else:
                 wrong = np.zeros(0, bool)
                 into[:] = column_values >= label.at_least
+        # 2. A label that is absent does not count.
         into[absent] = no_labels((), schema.has_numbers)
+        # 3. Name the first row that is wrong; the only label must be in every row.
         places = np.flatnonzero(wrong)
         if len(schema.labels) == 1:
             places = np.sort(np.concatenate([places, np.flatnonzero(absent)]))
@@ -330,12 +333,14 @@ def check_present(
     Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
     keep; None: all.
     """
+    # 1. Columns to keep must be there.
     for name in kept or ():
         if name not in names:
             raise ValueError(
                 f"{where} has no column {name!r} to keep; it has {_shortened(list(names))}"
                 f"{did_you_mean(name, names)}"
             )
+    # 2. So must those that the schema asks for: all to train, one feature to predict.
     columns = list(schema.raw_columns)
     features = {schema.column_of(feature) for feature in schema.features}
     absent = sorted((set(columns) if for_training else features) - set(names))
@@ -353,8 +358,10 @@ def check_present(
             f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} asks for; "
             f"it has {_shortened(list(names))}{advice}"
         )
+    # 3. A feature that is absent is missing in every row.
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
+    # 4. No column that is read may be there twice.
     columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
     counts = Counter(names)
     twice = sorted(name for name in columns if counts[name] > 1)

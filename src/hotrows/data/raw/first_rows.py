@@ -75,6 +75,7 @@ def _num_rows(num_columns: int) -> int:
 
 
 def _of_text(file: TextInput) -> FirstRows:
+    # 1. Cut the first lines at the delimiter that fits them best.
     chunk = first_chunk(file, _CHUNK_BYTES)
     if chunk is None:
         raise ValueError(f"{file.name} has no lines to draft a schema from")
@@ -85,16 +86,19 @@ def _of_text(file: TextInput) -> FirstRows:
     limit = _num_rows(num_fields)
     cut = [cut_line(line, delimiter) for line in lines[: limit + 1]]
     fields = [line for line, _ in cut]
+    # 2. Leave out lines of another width, and say so.
     table = [line for line in fields if len(line) == num_fields]
     if len(table) < len(fields):
         wrong = next(number for number, line in enumerate(fields, 1) if len(line) != num_fields)
         notes.append(f"line {wrong} has {len(fields[wrong - 1])} columns, not {num_fields}")
+    # 3. Take names from the header, if there is one.
     has_header, why = _has_header(table)
     notes += why
     names = [f"column_{i + 1}" for i in range(num_fields)]
     if has_header:
         names = [_text(name).removeprefix("\ufeff").strip() for name in table.pop(0)]
     _check_quotes(chunk, cut, Layout(tuple(names), {}, delimiter, has_header))
+    # 4. Turn the rows into columns.
     columns = zip(*table, strict=True) if table else [()] * num_fields
     return FirstRows(
         name=file.name,

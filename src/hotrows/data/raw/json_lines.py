@@ -58,9 +58,11 @@ def table_of_lines(chunk: Chunk) -> Any:
     pa = pyarrow()
     from pyarrow import json
 
+    # 1. Refuse blank lines, which Arrow skips.
     if blank := _BLANK.search(chunk.text):
         line = chunk.first_line + chunk.text.count(b"\n", 0, blank.start())
         raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found nothing")
+    # 2. Parse; an error of Arrow names a row, ours a line.
     options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
 
     def read(**how: Any) -> Any:
@@ -83,11 +85,13 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{chunk.name}: a key between lines {chunk.first_line} and "
             f"{chunk.first_line + chunk.num_lines - 1} is no UTF-8 ({error}); correct the line"
         ) from error
+    # 3. Refuse lines with more objects than one.
     if table.num_rows != chunk.num_lines:
         raise ValueError(
             f"{chunk.name}: {chunk.num_lines:,} lines from line {chunk.first_line} on hold "
             f"{table.num_rows:,} objects of JSON; write one per line"
         )
+    # 4. Read again as text what looks like times: such ids must not change.
     times = [field.with_type(_as_text(field.type)) for field in table.schema if "time" in str(field.type)]
     if times:  # text that looks like times, as long as its neighbors do
         table = read(explicit_schema=pa.schema(times))

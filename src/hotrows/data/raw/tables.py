@@ -50,6 +50,7 @@ def as_table(data: Any) -> Any:
     """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
     as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets; arrays of
     two dimensions, whose columns are called x0, x1 and so on."""
+    # 1. Arrow's own, and dicts of columns.
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
@@ -63,6 +64,7 @@ def as_table(data: Any) -> Any:
                 f"them, and to `prepare` others as validation= and test="
             )
         return _table_of_columns(data)
+    # 2. Arrays, and frames by the protocol of Arrow.
     if isinstance(data, np.ndarray) and data.ndim == 2:
         return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
     if hasattr(data, "__arrow_c_stream__"):
@@ -75,6 +77,7 @@ def as_table(data: Any) -> Any:
                 f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
                 f"one row, make a frame"
             ) from None
+    # 3. Lazy frames, and data sets of Hugging Face.
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         return as_table(data.collect())
     if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):

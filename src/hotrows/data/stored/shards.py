@@ -71,6 +71,7 @@ class Written:
 def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> Rows | RequestRows:
     """Maps the rows of a shard; an error if they do not fit the schema, or the header has another
     checksum."""
+    # 1. Read the samples' own sections.
     sections = open_sections(path, header_crc32)
     stored = {
         "weights": schema.weight is not None,
@@ -87,6 +88,7 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
     division = division_of(schema)
     wrong = _wrong(samples, id_features(schema, False), len(division.sample_dense), schema)
     rows: Rows | RequestRows = samples
+    # 2. Read what the samples of a request share.
     if schema.request is not None:
         dense, starts = sections["requests/dense"], sections["requests/starts"]
         shared = Rows(
@@ -98,6 +100,7 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
         wrong += _wrong(shared, id_features(schema, True), len(division.shared_dense), None)
         wrong += [] if _are_starts(starts, len(dense), len(samples)) else ["requests/starts"]
         rows = RequestRows(schema, samples, shared, starts)
+    # 3. Refuse sections that are not as the schema says.
     if wrong:
         raise ValueError(
             f"{sections.path}: sections {wrong} do not have the rows and types that the schema "
