@@ -40,8 +40,8 @@ def checkpoint_group() -> None:
 def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> None:
     """Show what a checkpoint holds.
 
-    Its step, how many ranks wrote it, what it is made on, and its tables; of a run also which
-    checkpoints there are. --verify prints a line for each damaged file, of those that it is made on too,
+    Its step, how many ranks wrote it, its bases, and its tables; of a run also which
+    checkpoints there are. --verify prints a line for each damaged file, of its bases too,
     and ends with exit code 1 where there are any; PLACE may then be the folder of an export as well.
     """
     from hotrows import checkpoint
@@ -82,7 +82,7 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
 def merge_command(place: Path, out: Path, which: str, number: int | None, trust: bool) -> None:
     """Make one full checkpoint of one rank, or one bundle.
 
-    Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT. Of
+    Joins the parts of all ranks, and an increment with all its bases, in the new folder OUT. Of
     PLACE to which `hotrows train --publish` writes: a base and the deltas after it, into a bundle.
     """
     with bar() as progress:
@@ -186,8 +186,8 @@ def _tables(tables: list[dict[str, Any]]) -> Table:
 
 
 def _checkpoints(summaries: list[dict[str, Any]]) -> Table:
-    columns = ("checkpoint", "step", "size", "made on", "is")
-    shown = new_table(*columns, left=("checkpoint", "made on", "is"))
+    columns = ("checkpoint", "step", "size", "base", "is")
+    shown = new_table(*columns, left=("checkpoint", "base", "is"))
     for saved in summaries:
         step, size = f"{saved['step']:,}", format_bytes(saved["bytes"])
         shown.add_row(saved["name"], step, size, saved["base"] or "", ", ".join(saved["roles"]))

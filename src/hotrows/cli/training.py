@@ -329,19 +329,12 @@ def _utilization(run: Path) -> Iterator[str]:
 
 
 def _print_result(result: Result, run: Path, is_stream: bool) -> None:
-    from hotrows.metrics import word_of
-    from hotrows.train.run_folder import read_config
-    from hotrows.train.run_state import best_rule
-
     validation = "last window" if is_stream else "validation"
     for part, metrics in ((validation, result.validation), ("test", result.test)):
         if metrics is not None:
             print_metrics(part, metrics)
     early = ", stopped early" if result.stopped_early else ""
     click.echo(f"steps       {result.steps:,}, best at {result.best_step:,}{early}")
-    if result.validation is not None and not is_stream:
-        decides = word_of(result.validation.decides) or "mean score"
-        click.echo(f"            {best_rule(read_config(run), decides)}")
     if result.samples_per_second:
         click.echo(f"throughput  {result.samples_per_second:,.0f} samples/s")
     else:

@@ -107,7 +107,7 @@ class Vectors:
             if starts is not None and (feature, role) in pack.sequence_of:
                 part = self._split(p)[1 + pack.sequence_of[feature, role]]
                 return part, self._offsets.setdefault(feature, starts[feature])  # in every pack the same
-        raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
+        raise LookupError(f"no sequence feature {feature!r} with role {role!r} was looked up")
 
     def shared_lists(
         self, feature: str, role: str = "vector"
@@ -121,7 +121,7 @@ class Vectors:
         for pack in self._on_host.packs:
             if pack.sequence_starts is not None and feature in pack.sequence_starts:
                 return pack.sequence_starts[feature].diff().cpu()
-        raise KeyError(f"no sequence feature {feature!r} was looked up")
+        raise LookupError(f"no sequence feature {feature!r} was looked up")
 
     def _pooled(self, p: int) -> Float[Tensor, "B F D"]:
         """The pooled vectors of a pack."""
@@ -159,7 +159,7 @@ class Vectors:
             column = pack.column_of.get((feature, role))
             if column is not None:
                 return p, column
-        raise KeyError(f"no table of role {role!r} is read by feature {feature!r}")
+        raise LookupError(f"no table of role {role!r} is read by feature {feature!r}")
 
     def _roles(self) -> list[str]:
         return sorted({table.role for pack in self.packs for table in pack.tables})

@@ -146,7 +146,7 @@ class _PlainVectors(Vectors):
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, PaddedLists]:  # type: ignore[override]
         name = _sequence_name(feature, role)
         if name not in self._tensors:
-            raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
+            raise LookupError(f"no sequence feature {feature!r} with role {role!r} was looked up")
         padded = self._tensors[name]  # [B, T, D]
         return padded.reshape(-1, padded.shape[2]), PaddedLists(self.lengths(feature), padded.shape[1])
 

@@ -148,7 +148,7 @@ def rows_of(packs: Sequence[Pack], table: str) -> tuple[int, int, int]:
             if member.name == table:
                 return p, pack.first_rows[t], pack.first_rows[t + 1]
     names = [member.name for pack in packs for member in pack.tables]
-    raise KeyError(f"no table {table!r}; tables: {names}")
+    raise LookupError(f"no table {table!r}; tables: {names}")
 
 
 def layout_in(shard: RankShard) -> RecordLayout:

@@ -44,7 +44,7 @@ def _parts(description: Description) -> Html:
     for name, part in description.parts.items():
         rates = [part.click_rates.get(label) for label in labels]
         rows.append((name, f"{part.rows:,}", *("" if rate is None else f"{rate:.2%}" for rate in rates)))
-    return table(("", "rows", *(f"share of {label}" for label in labels)), rows)
+    return table(("", "rows", *(f"positive rate of {label}" for label in labels)), rows)
 
 
 def _source(data: EncodedData) -> Html:

@@ -38,7 +38,7 @@ from hotrows.report.quality import TIMES, MetricInterval
 from hotrows.report.slices import OTHERS
 
 _MEANINGS = {
-    "auc": "the chance that a random 1 is ranked above a random 0",
+    "auc": "the probability that a random positive row scores above a random negative one",
     "gauc": "AUC within each group, averaged by the weight of its samples",
     "log_loss": "nats a sample; less is better",
     "calibration": "mean prediction over mean label; 1 is right",
@@ -228,7 +228,7 @@ def _rank_curves(arrays: Sequence[Arrays], keys: Keys) -> Iterator[Html]:
     drawing = _square([roc(*one) for one in counts], _WHOLE, "false positive rate")
     yield figure("ROC", drawing, "True over false positive rate; AUC is the area below.", keys)
     drawing = _square([precision_recall(*one) for one in counts], (base, base), "recall")
-    yield figure("Precision and recall", drawing, f"Dashed: {base:.2%}, the share of ones.", keys)
+    yield figure("Precision and recall", drawing, f"Dashed: {base:.2%}, the positive rate.", keys)
 
 
 def _square(
