@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotrows.data import describe, prepare
-from hotrows.data.description import row_counts, zipf_exponent
+from hotrows.data.description import _stability, row_counts, zipf_exponent
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.data.raw import SCHEMA, write
 
@@ -82,6 +82,34 @@ def test_numbers_are_told_to_the_digits_that_are_stored(tmp_path):
     assert (far_used.quantiles[0], far_used.quantiles[1]) == (-1, 100_084)
     assert (near_used.quantiles[0], near_used.quantiles[1]) == (0, 106)
     assert near_used.quantiles[0.5] == 56.5
+
+
+def test_missing_numbers_are_no_zeros_and_zeros_are_numbers(tmp_path):
+    columns = {
+        "label": [0, 1] * 4,
+        "zeros": [None, None, 0, 0, 0, 3, 5, 7],
+        "none": [None, None, 4, 4, 4, 4, 4, 9],
+    }
+    schema = Schema((Dense("zeros", transform="log"), Dense("none", transform="log")))
+    zeros, none = describe(prepare(columns, schema, tmp_path / "out", split="fraction:1,0,0")).dense
+    assert (zeros.count, none.count) == (6, 6)
+    assert [zeros.quantiles[q] for q in (0, 0.5, 1)] == pytest.approx([0, 1.5, 7])
+    assert [none.quantiles[q] for q in (0, 0.5, 1)] == pytest.approx([4, 4, 9])
+
+
+def test_lists_that_are_all_empty_are_described(tmp_path):
+    columns = {"label": [0, 1], "s": [[], []]}
+    data = prepare(columns, Schema((Sequence("s"),)), tmp_path / "out", split="fraction:1,0,0")
+    description = describe(data)
+    assert description.fields[0].unknown == {"train": 0}
+    assert (description.lists[0].empty, description.lists[0].longest) == (1, 0)
+
+
+def test_bins_that_neither_part_has_are_no_drift():
+    close, apart = np.array([0, 1]), np.array([0, 90])
+    counts = ([400, 600], [700, 300])
+    drift, same = [_stability(*(bins.repeat(of) for of in counts)) for bins in (close, apart)]
+    assert drift == same > 0.3
 
 
 def test_lists_and_oddities_are_told(tmp_path):

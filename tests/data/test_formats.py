@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hotrows.data import Encoder, draft_schema, prepare
-from hotrows.data.raw import files
+from hotrows.data.raw import files, typed_files
 from hotrows.data.raw.tables import as_table
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 
@@ -123,6 +123,37 @@ def test_every_format_gives_the_rows_of_plain_text(tmp_path, monkeypatch, expect
     schema = draft_schema(tmp_path / "rows").schema
     assert {feature.name for feature in schema.features} == {"user", "price", "seen"}
     assert schema.label == "click"
+
+
+class NumPyFile:
+    """A file of a structured array, as one group: CONTRIBUTING.md says that a format is added so."""
+
+    def __init__(self, source):
+        self._rows = np.load(source)
+        self.names = list(self._rows.dtype.names)
+        self.num_groups, self.num_rows = 1, len(self._rows)
+
+    def batches(self, group, columns, num_rows):
+        for first in range(0, self.num_rows, num_rows):
+            rows = self._rows[first : first + num_rows]
+            yield pa.RecordBatch.from_pydict({name: pa.array(rows[name].copy()) for name in columns})
+
+
+def test_a_format_is_added_in_two_places(tmp_path, monkeypatch):
+    rows = np.zeros(300, [("click", "i1"), ("user", "i8"), ("price", "f4")])
+    n = np.arange(300)
+    rows["click"], rows["user"], rows["price"] = n % 2, n % 7, n / 8
+    np.save(tmp_path / "rows.npy", rows)
+    table = pa.table({name: rows[name].copy() for name in rows.dtype.names})
+    schema = Schema((Dense("price", transform="none"), Sparse("user")), label="click")
+    expected = prepare(table, schema, tmp_path / "expected")
+    with pytest.raises(ValueError, match="a NumPy array"):
+        prepare(tmp_path / "rows.npy", schema, tmp_path / "enc")
+    monkeypatch.setitem(files.KINDS, b"\x93NUMPY", "NumPy")
+    monkeypatch.setitem(typed_files._OPEN, "NumPy", NumPyFile)
+    assert shards(prepare(tmp_path / "rows.npy", schema, tmp_path / "enc")) == shards(expected)
+    drafted = draft_schema(tmp_path / "rows.npy").schema
+    assert {feature.name for feature in drafted.features} == {"user", "price"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Which row sits in which slot: the rules one by one, then any trace."""
 
 from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -8,13 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.planning import policy as policies
-from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Window
+from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Policy, Window
 from hotrows.planning.slots import NativeSlotMap
 from tests.reference.slots import ReferenceSlotMap
 from tests.support.choice import examples
 
 MAPS = [ReferenceSlotMap, NativeSlotMap]
 every_map = pytest.mark.parametrize("kind", MAPS)
+
+
+@dataclass(frozen=True)
+class Returning(Policy):
+    """Protects the row that most batches used, chosen before every second one: CONTRIBUTING.md says that
+    such a policy is written in one place."""
+
+    kind: ClassVar[str] = "returning"
+    counts_rows: ClassVar[bool] = True
+
+    def chooses_anew(self, batch):
+        return batch % 2 == 0
+
+    def protected(self, num, most_counted):
+        return most_counted(min(num, 1))
 
 
 def ids(*rows):
@@ -200,6 +217,15 @@ def test_the_most_frequent_rows_are_wanted_once_counted(kind):
 
 
 @every_map
+def test_a_policy_that_is_written_in_one_place_protects_its_row(kind):
+    trace = [(1, 2), (1,), (3,), (4,), (5,), (6,)]
+    lru = moves_of(replay(kind(4, LRU), trace))
+    own = moves_of(replay(kind(4, Returning()), trace))
+    assert lru[4:] == [([5], [2]), ([6], [1])]
+    assert own[4:] == [([5], [2]), ([6], [3])]
+
+
+@every_map
 def test_old_counts_fade_where_there_is_no_more_room(kind):
     slots = kind(64, Frequency(warmup=4, refresh_every=1))  # counts 1,024 rows
     once_hot = [(1, 2)] * 4
@@ -311,7 +337,7 @@ narrow_traces = traces_of(few_rows | st.integers(0, NARROW - 1))
 counting = st.builds(Frequency, st.integers(0, 5), st.integers(1, 6))
 hot = st.lists(st.integers(0, 40), max_size=20, unique=True).map(lambda rows: Hot(ids(*rows)))
 windows = st.one_of(st.integers(0, 12), st.sampled_from(["auto", None]))
-any_policy = st.one_of(windows.map(Lookahead), counting, hot, st.just(Newest()))
+any_policy = st.one_of(windows.map(Lookahead), counting, hot, st.just(Newest()), st.just(Returning()))
 
 
 @st.composite

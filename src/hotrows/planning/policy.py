@@ -13,6 +13,7 @@ one into the number of batches to look ahead.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,26 @@ from hotrows.shapes import Int64
 
 
 @dataclass(frozen=True)
-class Lookahead:
+class Policy:
+    """What a cache protects. Its kinds are frozen values; a new one is in `_KINDS`, and in `parse`.
+
+    counts_rows: whether the map counts how many batches use each row.
+    """
+
+    kind: ClassVar[str]
+    counts_rows: ClassVar[bool] = False
+
+    def chooses_anew(self, batch: int) -> bool:
+        """True if rows are chosen before this batch, from what the batches before it used."""
+        return False
+
+    def protected(self, num: int, most_counted: Callable[[int], Tensor]) -> Int64[Tensor, "_"]:
+        """At most `num` rows to protect. most_counted: the rows that most batches used, so many."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Lookahead(Policy):
     """Evicts by next use.
 
     window: batches to look ahead; None: all there are; "auto": as many as fit the cache (`Window`).
@@ -42,7 +62,7 @@ class Lookahead:
 
 
 @dataclass(frozen=True)
-class Frequency:
+class Frequency(Policy):
     """Protects the rows that most batches used: after `warmup` batches, then every `refresh_every`.
 
     A row counts once a batch. Until then no row is protected, which is LRU. At most 4 rows per slot
@@ -52,6 +72,7 @@ class Frequency:
     warmup: int = 100
     refresh_every: int = 100
     kind: ClassVar[str] = "frequency"
+    counts_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (0 <= self.warmup < 1 << 31 and 1 <= self.refresh_every < 1 << 31):
@@ -60,23 +81,35 @@ class Frequency:
                 f"{self.refresh_every}"
             )
 
+    def chooses_anew(self, batch: int) -> bool:
+        after = batch - self.warmup
+        return batch > 0 and after >= 0 and after % self.refresh_every == 0
+
+    def protected(self, num: int, most_counted: Callable[[int], Tensor]) -> Int64[Tensor, "_"]:
+        return most_counted(num)
+
 
 @dataclass(frozen=True, eq=False)
-class Hot:
+class Hot(Policy):
     """Protects a fixed set of rows, most preferred first. JSON holds the kind alone."""
 
     rows: Int64[Tensor, "_"]
     kind: ClassVar[str] = "hot"
 
+    def chooses_anew(self, batch: int) -> bool:
+        return batch == 0
+
+    def protected(self, num: int, most_counted: Callable[[int], Tensor]) -> Int64[Tensor, "_"]:
+        return self.rows[:num]
+
 
 @dataclass(frozen=True)
-class Newest:
+class Newest(Policy):
     """Evicts the row used most recently first, for tests."""
 
     kind: ClassVar[str] = "newest"
 
 
-Policy = Lookahead | Frequency | Hot | Newest
 LRU = Lookahead(0)
 BELADY = Lookahead(None)
 SIMULATED: dict[str, Policy] = {
@@ -88,7 +121,7 @@ SIMULATED: dict[str, Policy] = {
     "belady": BELADY,
 }
 """The policies that reports compare, by name; `Hot` without its rows."""
-_KINDS: dict[str, type] = {cls.kind: cls for cls in (Lookahead, Frequency, Hot, Newest)}
+_KINDS: dict[str, type[Policy]] = {cls.kind: cls for cls in (Lookahead, Frequency, Hot, Newest)}
 
 
 def to_json(policy: Policy) -> dict:
@@ -130,14 +163,6 @@ def parse(text: str) -> Policy:
         f"policy must be lookahead, lookahead:WINDOW, lru, frequency, "
         f"frequency:WARMUP,REFRESH_EVERY or hot, not {text!r}"
     )
-
-
-def chooses_anew(policy: Policy, batch: int) -> bool:
-    """True if protected rows are chosen before this batch, from the rows that batches before it used."""
-    if isinstance(policy, Frequency):
-        after = batch - policy.warmup
-        return batch > 0 and after >= 0 and after % policy.refresh_every == 0
-    return isinstance(policy, Hot) and batch == 0
 
 
 def num_protected(num_slots: int, in_flight: int, first_batch_rows: int) -> int:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from hotrows.plan import Moves
 from hotrows.planning import policy as policies
-from hotrows.planning.policy import Frequency, Hot, Lookahead, Newest, Policy, Window
+from hotrows.planning.policy import Lookahead, Newest, Policy, Window
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 from hotrows.shapes import Int64
@@ -143,7 +143,7 @@ class SlotMap(ABC):
         )
         self._choose_protected(batch, rows.numel())
         slots, moves, drained = self._allocate(rows)
-        if isinstance(self.policy, Frequency):
+        if self.policy.counts_rows:
             self._count(rows)
         misses = int((slots < 0).sum()) if moves.bypasses_cache else moves.rows_in.numel()
         self.misses += misses
@@ -195,11 +195,8 @@ class SlotMap(ABC):
     def _choose_protected(self, batch: int, num_rows: int) -> None:
         if batch == 0:
             self._num_protected = policies.num_protected(self.num_slots, self.in_flight, num_rows)
-        if policies.chooses_anew(self.policy, batch):
-            if isinstance(self.policy, Hot):
-                rows = self.policy.rows[: self._num_protected]
-            else:
-                rows = self._most_counted(self._num_protected)
+        if self.policy.chooses_anew(batch):
+            rows = self.policy.protected(self._num_protected, self._most_counted)
             self._protect(rows.contiguous())
 
     def _wait(self, batch: int, drained: bool) -> int:
