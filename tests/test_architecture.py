@@ -37,7 +37,7 @@ BUDGET = {
     "ops": 6_900,
     "pages": 600,
     "pipeline": 600,
-    "planning": 2_700,
+    "planning": 2_750,
     "report": 1_900,
     "runtime": 1_900,
     "serving": 3_850,
