@@ -346,7 +346,7 @@ def _constant(default: ast.expr) -> Any:
 
 
 def _helps(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """What a docstring says of each parameter, as sentences: `name: what it is.`"""
+    """The sentences of a docstring about each parameter: `name: what it is.`"""
     helps, one = dict[str, str](), f"(?:{'|'.join(names)})"
     for paragraph in docstring.split("\n\n"):
         text = " ".join(paragraph.split())

@@ -25,7 +25,7 @@ from hotrows.shapes import Int64
 
 @dataclass(frozen=True)
 class Policy:
-    """What a cache protects. Its kinds are frozen values; a new one is in `_KINDS`, and in `parse`.
+    """A rule of a cache: which rows it protects. Kinds are frozen values, named in `_KINDS` and `parse`.
 
     counts_rows: whether the map counts how many batches use each row.
     """

@@ -112,7 +112,7 @@ class Encoder:
         return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
 
     def rate_counter(self) -> RateCounter:
-        """What compares rows that are encoded with the prepared data."""
+        """The checks of encoded rows against the prepared data."""
         return RateCounter(self.schema, usual_of(self._parts))
 
     def check_columns(self, names: Iterable[str]) -> None:

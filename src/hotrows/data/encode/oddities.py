@@ -117,7 +117,7 @@ def _tell_the_label(schema: Schema, rows: Rows) -> Iterator[str]:
 
 
 def _tells(values: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether the size of a value tells its label, or nearly all rows of a value have one label; values
+    """True if the size of a value tells its label, or nearly all rows of a value have one label; values
     of a few rows count as one, so that what is only set beside one label is found."""
     _, which = np.unique(values, return_inverse=True)
     counts, ones = np.bincount(which), np.bincount(which, labels)

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def on_ray(self) -> bool:
-        """Whether the rows are in datasets of Ray."""
+        """True if the rows are in datasets of Ray."""
         on_ray = [isinstance(source, RayInput) for source in self.inputs]
         if any(on_ray) and not all(on_ray):
             raise ValueError(
@@ -152,7 +152,7 @@ def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: Shared
 
 @dataclass
 class Totals:
-    """What was counted so far: rows, and the moments of `standard` numbers."""
+    """The counts so far: rows, and the moments of `standard` numbers."""
 
     moments: ColumnMoments
     rows: int = 0

@@ -201,7 +201,7 @@ def _nearest(counts: ValueCounts, kind: str, usual: tuple[float, float] | None) 
 
 
 def is_chance(values: int, rate: float, usual: float) -> bool:
-    """Whether so many values may show a rate by chance where another one is usual."""
+    """True if so many values may show a rate by chance where another one is usual."""
     return values * _divergence(rate, usual) <= -math.log(CHANCE)
 
 

@@ -46,19 +46,19 @@ class Split:
 
     @property
     def sharing(self) -> dict[str, bool]:
-        """Whether rows are to go to each part."""
+        """For each part, True if rows are to go to it."""
         train, end = self.before or (0, 0)
         shares = self.shares or (True, end > train, end < _NEVER)
         return {name: bool(share) for name, share in zip(NAMES, shares, strict=True)}
 
     @property
     def needs_total(self) -> bool:
-        """Whether the number of rows must be known before the first is assigned to a part."""
+        """True if the number of rows must be known before the first is assigned to a part."""
         return self.kind == "position"
 
     @property
     def needs_times(self) -> bool:
-        """Whether all times must be known before the first row is assigned to a part."""
+        """True if all times must be known before the first row is assigned to a part."""
         return self.kind == "time" and self.before is None
 
 

@@ -359,7 +359,7 @@ def _failure(code: int, path: str, memory: int) -> Exception:
 
 
 def _is_legal(values: Values) -> bool:
-    """Whether sizes and types of the arrays ensure that nothing beyond them is read."""
+    """True if sizes and types of the arrays ensure that nothing beyond them is read."""
     dtypes = (values.counts.dtype, values.ends.dtype, values.text.dtype)
     if dtypes != (np.int64, np.int64, np.uint8) or values.counts.ndim != 1 or values.text.ndim != 1:
         return False

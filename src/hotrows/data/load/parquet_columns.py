@@ -224,7 +224,7 @@ class RowGroupColumns:
         return array.to_numpy(zero_copy_only=False)
 
     def _is_zero_or_one(self, column: str) -> bool:
-        """Whether a column holds only the whole numbers 0 and 1: the usual case, checked fast."""
+        """True if a column holds only the whole numbers 0 and 1: the usual case, checked fast."""
         array = self._arrays[column]
         if not self._pa.types.is_integer(array.type) or array.null_count or not len(array):
             return False

@@ -309,7 +309,7 @@ def seconds_of_moments(array: Any) -> np.ndarray | None:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether an Arrow type is one of lists."""
+    """True if an Arrow type is one of lists."""
     types = pyarrow().types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
@@ -333,7 +333,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _has_many_texts(kind: Any) -> bool:
-    """Whether programs write values of an Arrow type in several ways, none of which is their id."""
+    """True if programs write values of an Arrow type in several ways, none of which is their id."""
     pa, types = pyarrow(), pyarrow().types
     tests = (types.is_decimal, types.is_nested, types.is_duration)
     is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way

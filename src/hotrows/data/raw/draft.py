@@ -143,7 +143,7 @@ def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
 
 
 def _is_target(column: Column) -> bool:
-    """Whether a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
+    """True if a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
     if _PANDAS_INDEX.fullmatch(column.name) or (column.missing and _plain(column.name) not in _LABELS):
         return False
     is_pair = column.kind in ("text", "number") and len(column.counts) == 2
@@ -297,7 +297,7 @@ class _Drafting:
         return Sparse(column.name, many=True, pooling="mean", separator=column.separator)
 
     def _is_id(self, column: Column) -> bool:
-        """Whether numbers are ids: whole, and named so, few, or far from 0 and repeated."""
+        """True if numbers are ids: whole, and named so, few, or far from 0 and repeated."""
         if not column.is_whole:
             return False
         if ID_NAME.search(column.name) or len(column.counts) <= FEW:
@@ -312,7 +312,7 @@ class _Drafting:
 
 
 def _is_time_by_magnitude(column: Column) -> bool:
-    """Whether numbers alone, and no name, say that a column is a time."""
+    """True if numbers alone, and no name, say that a column is a time."""
     return column.format in UNIX and not TIME_NAME.search(column.name)
 
 

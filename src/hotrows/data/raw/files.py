@@ -174,7 +174,7 @@ def _check_local(path: str) -> None:
 
 
 def content_of(file: File) -> str:
-    """What a file holds by its first bytes: "text", "JSON lines", or one of KINDS."""
+    """The content of a file, told by its first bytes: "text", "JSON lines", or one of KINDS."""
     with file.open() as raw:
         start = raw.read(_MAGIC_BYTES)
     if kind := kind_of(start):

@@ -154,7 +154,7 @@ def _delimiter(chunk: Chunk, lines: Sequence[bytes]) -> tuple[str, list[str]]:
 
 
 def _have_line_breaks(lines: Sequence[bytes], delimiter: str) -> bool:
-    """Whether lines are rows of equally many fields if a quoted field may go on in the next line."""
+    """True if lines are rows of equally many fields if a quoted field may go on in the next line."""
     text = (_text(line) + "\n" for line in lines)
     try:
         widths = [len(row) for row in csv.reader(text, delimiter=delimiter)]
@@ -164,7 +164,7 @@ def _have_line_breaks(lines: Sequence[bytes], delimiter: str) -> bool:
 
 
 def _has_header(table: Sequence[Sequence[bytes]]) -> tuple[bool, list[str]]:
-    """Whether the first line names the columns: numbers and times below it are text in it."""
+    """True if the first line names the columns: numbers and times below it are text in it."""
     first, others = table[0], table[1 : _SNIFFED + 1]
     if not others:
         return True, ["there is one line: it is taken for a header"]

@@ -75,7 +75,7 @@ class Column:
 
     @property
     def is_unique(self) -> bool:
-        """Whether every row has another value."""
+        """True if every row has another value."""
         return self.kind in ("text", "number") and len(self.counts) == len(self.values) >= _LEAST
 
     @property
@@ -84,7 +84,7 @@ class Column:
 
     @property
     def is_padded(self) -> bool:
-        """Whether most values of text have spaces around them."""
+        """True if most values of text have spaces around them."""
         padded = sum(
             count for x, count in self.counts.items() if isinstance(x, str) and x != x.strip(" ")
         )
@@ -140,7 +140,7 @@ def _words_among(
 
 
 def _skipped_by_floats(numbers: Sequence[str]) -> bool:
-    """Whether numbers in text are whole ones, some of which float64 does not hold."""
+    """True if numbers in text are whole ones, some of which float64 does not hold."""
     digits = [number.lstrip("+-") for number in numbers]
     return all(map(str.isdigit, digits)) and max(map(int, digits)) > LAST_EXACT
 
@@ -242,13 +242,13 @@ def almost_numbers(column: Column) -> str:
 
 
 def _affix(value: str) -> str | None:
-    """What stands before or behind a number; None if the value is no such number."""
+    """The unit or sign before or behind a number; None if the value is no such number."""
     matches = (pattern.fullmatch(value.strip(" ()")) for pattern in _AFFIXED)
     return next((match["affix"].strip() for match in matches if match), None)
 
 
 def _are_few(some: list[str], known: list[str], column: Column) -> bool:
-    """Whether some of the known values have less than half of their rows."""
+    """True if some of the known values have less than half of their rows."""
     return 2 * sum(column.counts[x] for x in some) < sum(column.counts[x] for x in known)
 
 

@@ -128,7 +128,7 @@ def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
 
 
 def _is_quoted(delimiter: str) -> bool:
-    """Whether fields may be in double quotes: with every delimiter but tab."""
+    """True if fields may be in double quotes: with every delimiter but tab."""
     return delimiter != "\t"
 
 

@@ -229,7 +229,7 @@ def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.nd
 
 
 def kind_of_time(format: str) -> str:
-    """What a value of a time should be, for messages."""
+    """The form that a time should have, for messages."""
     if format in UNIX:
         formats = list(UNIX)
         other = formats[(formats.index(format) + 1) % len(formats)]

@@ -272,7 +272,7 @@ def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.nd
 
 @dataclass
 class _State:
-    """What is known of the clusters so far.
+    """The clusters as far as they are known.
 
     seen: [places, num_bytes] uint8, a bit for each cluster; sizes: [num_clusters].
     step: what a sample adds to the price of its cluster; most: samples of a full cluster.

@@ -139,7 +139,7 @@ def packed(rows: Rows, schema: Schema) -> RequestRows:
 
 
 def no_labels_of(num_rows: int) -> np.ndarray:
-    """What stands for the labels of requests, which have none; takes no memory."""
+    """Labels for requests, which have none; they take no memory."""
     return np.broadcast_to(np.uint8(0), (num_rows,))
 
 
@@ -158,7 +158,7 @@ def differences(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
 
 
 def _lists_differ(ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Whether each list but the first is another than the one before: [rows - 1] bool."""
+    """True if each list but the first is another than the one before: [rows - 1] bool."""
     lengths = offsets[1:].astype(np.int64) - offsets[:-1]
     differs = lengths[1:] != lengths[:-1]
     of_element = np.repeat(np.arange(len(lengths)), lengths)

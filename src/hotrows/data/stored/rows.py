@@ -183,7 +183,7 @@ def _joined(pieces: Sequence[np.ndarray], room: Room) -> np.ndarray:
 
 
 def missing_id(feature: IdFeature) -> int:
-    """What stands for a missing value of a feature in data."""
+    """The value that stands for a missing one of a feature."""
     return MISSING if feature.dynamic is None else MISSING_KEY
 
 

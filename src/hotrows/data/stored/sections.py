@@ -145,7 +145,7 @@ def _read_header(path: Path, mapped: np.ndarray, expected: int | None) -> tuple[
 
 
 def _is_legal(header: Any) -> bool:
-    """Whether a header places every section, and each of them within the data."""
+    """True if a header places every section, and each of them within the data."""
     if not isinstance(header, dict) or not isinstance(header.get("sections"), list):
         return False
     sections = header["sections"]
@@ -171,7 +171,7 @@ def _fits(section: dict[str, Any], size: int) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value from JSON is a plausible number of rows or bytes."""
+    """True if a value from JSON is a plausible number of rows or bytes."""
     return type(value) is int and 0 <= value < 1 << 48
 
 

@@ -152,7 +152,7 @@ def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Sc
 
 
 def _are_starts(starts: np.ndarray, num_requests: int, num_rows: int) -> bool:
-    """Whether these are the first rows of requests that have one at least."""
+    """True if these are the first rows of requests that have one at least."""
     return (
         starts.shape == (num_requests + 1,)
         and starts.dtype.str[1:] == "u4"
@@ -162,7 +162,7 @@ def _are_starts(starts: np.ndarray, num_requests: int, num_rows: int) -> bool:
 
 
 def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
-    """Whether offsets have the right form and ends; a loader checks those between."""
+    """True if offsets have the right form and ends; a loader checks those between."""
     return (
         offsets.shape == (num_rows + 1,)
         and offsets.dtype.str[1:] in ("u4", "i8")

@@ -1,4 +1,4 @@
-"""What the workers of a cluster do: pure functions of blocks of rows, which may be done again.
+"""The tasks of a cluster's workers: pure functions of blocks of rows, which may be done again.
 
 Each reads its blocks as one machine would read the same rows, with their numbers among all rows; so the
 parts of rows, ids and shards do not depend on where the blocks were cut. Files are written into a folder
@@ -45,7 +45,7 @@ _SAMPLED = 64  # one of so many rows is in the digest
 
 @dataclass(frozen=True)
 class ClusterWork:
-    """What all tasks of a pass have in common.
+    """The arguments that all tasks of a pass share.
 
     token: another one for every pass; folder: that all machines see; total, before: of the split, see
     `Sharing`; memory: bytes a task may use for vocabularies; encoders: see `stored_encoders`; known: by
