@@ -3,11 +3,14 @@
     round 1: A B C    round 2: A B C    round 3: A B C
 
 A machine drifts: other load, clock rates, memory. Arms that run in turn drift together, so what is
-compared is always two runs of one round; the figures are medians over the rounds.
+compared is always two runs of one round; the figures are medians over the rounds. A round in which
+other programs took more than `QUIET` cores beside an arm is marked, left out of medians and ratios, and
+repeated, until there are twice the rounds asked for. All arms get the same settings of threads.
 """
 
 import argparse
 import functools
+import importlib.metadata
 import json
 import os
 import platform
@@ -25,6 +28,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 OURS = "ours"  # the environment that runs this script
 TIMEOUT = 1200  # seconds for one arm in one round
+QUIET = 0.12  # cores that other programs may take in a round that counts
+PACKAGES = ("hotrows", "torch", "numpy", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,15 @@ def main(question: str, comparisons: dict[str, Comparison], known: Mapping[str, 
 def run(
     arms: Iterable[str], setting: str, num_rounds: int, threads: int, known: Mapping[str, Arm] = ARMS
 ) -> dict[str, list[dict]]:
-    """Each arm's figures, round by round. An arm that fails is left out of later rounds."""
+    """Each arm's figures, round by round, until as many rounds were quiet, twice as many at most.
+
+    An arm that fails is left out of later rounds. Figures of a disturbed round say so.
+    """
     rounds = {arm: [] for arm in arms}
-    for number in range(1, num_rounds + 1):
+    number = num_quiet = 0
+    while num_quiet < num_rounds and number < 2 * num_rounds:
+        number += 1
+        measured = []
         for arm, figures in rounds.items():
             if any("error" in seen for seen in figures):
                 continue
@@ -99,13 +110,24 @@ def run(
             speed = figures[-1].get("samples_per_s")
             outcome = figures[-1]["error"] if speed is None else f"{speed:,.0f} samples/s"
             print(f"  round {number}: {arm}: {outcome}", flush=True)
+            measured += [] if speed is None else [figures[-1]]
+        if not measured:
+            break
+        others = max(figures["other_cores"] for figures in measured)
+        if others <= QUIET:
+            num_quiet += 1
+            continue
+        print(f"  round {number}: others used {others:.2f} cores; it does not count", flush=True)
+        for figures in measured:
+            figures["disturbed"] = True
     return rounds
 
 
 def summarize(
     rounds: dict[str, list[dict]], baseline: str, known: Mapping[str, Arm] = ARMS
 ) -> dict[str, dict]:
-    """The medians over the rounds; `ratio` is the median of the speeds relative to the baseline's.
+    """The medians over the quiet rounds, over all where none was; `ratio` is the median of the speeds
+    relative to the baseline's.
 
     speeds of a = [10, 20], of the baseline = [5, 20]  ->  a's ratio is the median of [2, 1], 1.5
     """
@@ -125,7 +147,7 @@ def table(figures: dict[str, dict]) -> str:
             continue
         spread = f"({row['samples_per_s_lowest']:,.0f} - {row['samples_per_s_highest']:,.0f})"
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        busy = "" if row["other_cores"] < 0.12 else f"others used {row['other_cores']:.2f} cores"
+        busy = "" if row["quiet_rounds"] else f"no quiet round: {row['other_cores']:.2f} cores of others"
         lines.append(
             f"{arm:{width}} {row['samples_per_s']:11,.0f} {spread:>21} {row['ms']:9.1f} {ratio:>6}"
             f" {row['peak_rss_mb']:7,.0f}  {'; '.join(filter(None, [row['note'], busy]))}".rstrip()
@@ -153,6 +175,7 @@ def conditions(threads: int) -> dict:
             "system": platform.system(),
         },
         "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
         "threads": threads,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
     }
@@ -163,7 +186,11 @@ def write(name: str, result: dict) -> None:
 
 
 def write_to(path: Path, result: dict) -> None:
-    """Writes aside and renames, so that a result is whole or absent."""
+    """Writes aside and renames, so that a result is whole or absent; says which one it replaces."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if before.get("commit") != result.get("commit"):
+        of = f"{before.get('date', 'an unknown day')} at {str(before.get('commit'))[:8]}"
+        print(f"{path.name} replaces the result of {of}" if before else f"{path.name} is new", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".json.partial")
     aside.write_text(json.dumps(result, indent=1) + "\n")
@@ -195,7 +222,7 @@ def _measure(arm: Arm, setting: str, threads: int) -> dict:
     if not Path(python).exists():
         return {"error": f"run `python -m benchmarks.peers {arm.environment}` first"}
     command = f"-m benchmarks.arms.{arm.module} {arm.arguments} {setting}".split()
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = _environment(threads)
     try:
         done = subprocess.run(
             [python, "-W", "ignore", *command],
@@ -214,13 +241,22 @@ def _measure(arm: Arm, setting: str, threads: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _environment(threads: int) -> dict[str, str]:
+    """The environment of every arm: hotrows' own choice of how long threads spin is all others', too."""
+    spins = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "3000"}
+    return spins | os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
 def _medians(figures: list[dict], baseline: list[dict]) -> dict:
     for seen in figures:
         if "error" in seen:
             return {"error": seen["error"]}
+    num_quiet = sum(not seen.get("disturbed") for seen in figures)
+    counted = [n for n, seen in enumerate(figures) if not num_quiet or not seen.get("disturbed")]
+    bases = [baseline[n].get("samples_per_s") if n < len(baseline) else None for n in counted]
+    figures = [figures[n] for n in counted]
     speeds = [seen["samples_per_s"] for seen in figures]
-    pairs = zip(speeds, (seen.get("samples_per_s") for seen in baseline), strict=False)
-    ratios = [speed / base for speed, base in pairs if base]
+    ratios = [speed / base for speed, base in zip(speeds, bases, strict=True) if base]
     return {
         "samples_per_s": median(speeds),
         "samples_per_s_lowest": min(speeds),
@@ -229,11 +265,19 @@ def _medians(figures: list[dict], baseline: list[dict]) -> dict:
         "ratio": median(ratios) if ratios else None,
         "peak_rss_mb": max(seen["peak_rss_mb"] for seen in figures),
         "other_cores": max(seen["other_cores"] for seen in figures),
+        "quiet_rounds": num_quiet,
     } | {
         name: median(seen[name] for seen in figures)
         for name in ("wire_mb", "wire_packets", "collectives")  # of one step; arms of several ranks
         if name in figures[0]
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @functools.cache

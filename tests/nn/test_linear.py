@@ -1,14 +1,16 @@
 """Chosen paths of linear layers against plain PyTorch."""
 
 import copy
+import functools
 import json
+import os
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.nn import MLP, PathLinear, choose_linear_paths, products, use_linear_paths
+from hotrows.nn import MLP, PathLinear, choose_linear_paths, linear_paths, products, use_linear_paths
 from hotrows.ops.layers.relu import relu_backward, relu_backward_reference
 from tests.support import pretend
 
@@ -144,6 +146,31 @@ def test_a_path_that_this_torch_lacks_is_refused(monkeypatch):
         "turned",
         "chunked",
     }
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen", "times"), [([0.0], 0, 1), ([1.5, 0.1], 1, 2), ([1.5, 0.3, 0.9], 1, 3)]
+)
+def test_what_a_busy_machine_measured_is_measured_again(monkeypatch, others, chosen, times):
+    """The first measurement of a machine was kept for good, though another program ran beside it."""
+    busy, answers = iter(others), iter([{"path": number} for number in range(9)])
+
+    class Used:
+        def end(self):
+            return {"machine_busy": next(busy) / (os.cpu_count() or 1), "cores_busy": 0.0}
+
+    monkeypatch.setattr(linear_paths, "Utilization", Used)
+    assert linear_paths._quietest(lambda: next(answers)) == {"path": chosen}
+    assert next(answers) == {"path": times}
+
+
+def test_load_that_slows_one_path_down_for_a_while_does_not_choose(monkeypatch):
+    """Paths take turns and the shortest time of each counts: load during some turns changes nothing."""
+    taken = {"onednn": iter([9.0, 9.0, 9.0, *[0.8] * 99]), "torch": iter([1.0] * 99)}
+    runs = {name: functools.partial(torch.zeros, 1) for name in taken}
+    names = {id(run): name for name, run in runs.items()}
+    monkeypatch.setattr(linear_paths, "_time", lambda run: next(taken[names[id(run)]]))
+    assert linear_paths._fastest(runs, 0.0, 1e-4) == "onednn"
 
 
 def test_what_there_is_no_time_to_measure_stays_plain():

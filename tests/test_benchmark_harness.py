@@ -1,0 +1,81 @@
+"""The harness of benchmarks: rounds that other programs disturbed, and results that are replaced."""
+
+import json
+
+import pytest
+from benchmarks import harness
+from benchmarks.harness import OURS, Arm, run, summarize, table
+
+ARMS = {"ours": Arm(OURS, "a"), "theirs": Arm(OURS, "b")}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Lets arms measure a sequence of (speed of ours, of theirs, cores of others), round by round."""
+
+    def of(*rounds):
+        figures = iter(
+            [figure for ours, theirs, others in rounds for figure in ((ours, 0.0), (theirs, others))]
+        )
+
+        def measure(arm, setting, threads):
+            speed, others = next(figures)
+            if speed is None:
+                return {"error": "it failed"}
+            return {"samples_per_s": speed, "ms": 1.0, "peak_rss_mb": 1.0, "other_cores": others}
+
+        monkeypatch.setattr(harness, "_measure", measure)
+
+    return of
+
+
+def test_a_disturbed_round_does_not_count_and_is_repeated(measured):
+    """A ratio of 15.7 was printed out of one quiet round and one in which the other arm was disturbed."""
+    measured((40, 20, 0.0), (40, 2, 0.9), (44, 20, 0.1))
+    rounds = run(ARMS, "", 2, 1, ARMS)
+    assert [figures.get("disturbed", False) for figures in rounds["ours"]] == [False, True, False]
+    figures = summarize(rounds, "theirs", ARMS)
+    assert figures["ours"]["ratio"] == pytest.approx(2.1)
+    assert (figures["theirs"]["samples_per_s_lowest"], figures["theirs"]["quiet_rounds"]) == (20, 2)
+    assert "no quiet round" not in table(figures)
+
+
+def test_twice_the_rounds_are_the_most_and_the_table_says_that_none_was_quiet(measured):
+    measured(*[(40, 20, 0.5)] * 4)
+    rounds = run(ARMS, "", 2, 1, ARMS)
+    assert len(rounds["ours"]) == 4
+    figures = summarize(rounds, "theirs", ARMS)
+    assert figures["ours"]["quiet_rounds"] == 0 and figures["ours"]["ratio"] == 2
+    assert table(figures).count("no quiet round") == 2
+
+
+def test_an_arm_that_fails_is_left_out_of_later_rounds(measured, monkeypatch):
+    measured((40, None, 0.0))
+    both = run(ARMS, "", 1, 1, ARMS)
+    assert summarize(both, "theirs", ARMS)["theirs"]["error"] == "it failed"
+    assert summarize(both, "theirs", ARMS)["ours"]["ratio"] is None
+    monkeypatch.setattr(harness, "_measure", lambda arm, *_: {"error": f"{arm.module} failed"})
+    assert run(ARMS, "", 3, 1, ARMS) == {
+        "ours": [{"error": "a failed"}],
+        "theirs": [{"error": "b failed"}],
+    }
+
+
+def test_a_result_that_is_replaced_is_named(tmp_path, capsys):
+    path = tmp_path / "speed.json"
+    harness.write_to(path, {"commit": "a" * 40, "date": "2026-11-01"})
+    harness.write_to(path, {"commit": "a" * 40, "date": "2026-11-01", "more": 1})
+    harness.write_to(path, {"commit": "b" * 40, "date": "2026-11-02"})
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["speed.json is new", "speed.json replaces the result of 2026-11-01 at aaaaaaaa"]
+    assert json.loads(path.read_text())["date"] == "2026-11-02"
+
+
+@pytest.mark.parametrize(("policy", "spins"), [(None, "3000"), ("passive", None)])
+def test_all_arms_have_the_same_settings_of_threads(monkeypatch, policy, spins):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    environment = harness._environment(2)
+    assert (environment.get("GOMP_SPINCOUNT"), environment["OMP_NUM_THREADS"]) == (spins, "2")
