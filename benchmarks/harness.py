@@ -166,8 +166,8 @@ def conditions(threads: int) -> dict:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", ":!benchmarks/results")),
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(git("status", "--porcelain", ":!benchmarks/results")),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
@@ -281,7 +281,7 @@ def _version(package: str) -> str | None:
 
 
 @functools.cache
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,9 +1,11 @@
 """The harness of benchmarks: rounds that other programs disturbed, and results that are replaced."""
 
 import json
+import sys
+import time
 
 import pytest
-from benchmarks import harness
+from benchmarks import harness, headlines
 from benchmarks.harness import OURS, Arm, run, summarize, table
 
 ARMS = {"ours": Arm(OURS, "a"), "theirs": Arm(OURS, "b")}
@@ -79,3 +81,36 @@ def test_all_arms_have_the_same_settings_of_threads(monkeypatch, policy, spins):
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     environment = harness._environment(2)
     assert (environment.get("GOMP_SPINCOUNT"), environment["OMP_NUM_THREADS"]) == (spins, "2")
+
+
+def test_headlines_are_chosen_by_name_by_time_and_by_what_is_there():
+    present = dict.fromkeys(headlines.PARTS, False)
+    everything = headlines.chosen([], None, present)
+    assert set(everything) == set(headlines.PARTS) - {"billion"}
+    assert sum(headlines.PARTS[name].minutes for name in everything) <= 90
+    assert headlines.chosen([], 12, present) == ["dlrm", "461-fields"]
+    assert headlines.chosen([], 12, present | {"dlrm": True})[0] == "dlrm-bfloat16"
+    assert headlines.chosen(["billion"], None, present) == ["billion"]
+
+
+def test_a_headline_is_measured_again_where_code_has_changed(monkeypatch):
+    part = headlines.PARTS["dlrm"]
+    monkeypatch.setattr(headlines.Origin, "known", {"commit": "HEAD", "uncommitted_changes": False}.get)
+    assert headlines.is_present(part) == (
+        harness.git("diff", "--quiet", "HEAD", "--", *headlines.CODE) == ""
+    )
+    monkeypatch.setattr(headlines, "git", lambda *_: None)
+    assert not headlines.is_present(part)
+    monkeypatch.setattr(headlines.Origin, "known", {"commit": "HEAD", "uncommitted_changes": True}.get)
+    monkeypatch.setattr(headlines, "git", lambda *_: "")
+    assert not headlines.is_present(part)
+
+
+def test_a_headline_that_takes_too_long_ends_with_its_processes(tmp_path):
+    marker = tmp_path / "ran on"
+    late = f"import time; time.sleep(3); open({str(marker)!r}, 'w')"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {late!r}])"
+    assert headlines.ended([sys.executable, "-c", program], 1.0) is None
+    time.sleep(3.5)
+    assert not marker.exists()
+    assert headlines.ended([sys.executable, "-c", "raise SystemExit(3)"], 60) == 3

@@ -1,0 +1,143 @@
+"""Measures again what README.md and the first page of evidence quote, on the present commit.
+
+    python -m benchmarks.headlines               # what this commit has not measured; 90 minutes in all
+    python -m benchmarks.headlines --minutes 20  # parts that fit into so long; call it again for others
+    python -m benchmarks.headlines dlrm prepare --again
+    python -m benchmarks.evidence                # then: the tables of docs/evidence
+
+Each part is a benchmark with few rounds, which writes its own file of results. It needs the peers
+(`python -m benchmarks.peers torchrec tensorflow ctr`), a committed tree, and a quiet machine.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from benchmarks.evidence.records import Origin, result
+from benchmarks.harness import ROOT, conditions, git
+from benchmarks.workload import DATA
+
+FOLDER = "FOLDER"  # in a command: a temporary folder
+STEP = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A figure. source: the record of a results file (see `Origin`) that the last command writes;
+    minutes: that it takes on two cores."""
+
+    source: str
+    minutes: float
+    commands: tuple[str, ...]
+
+
+PARTS = {
+    "dlrm": Part("end_to_end-dlrm-adagrad", 7, (f"end_to_end dlrm-adagrad {STEP} torchrec",)),
+    "dlrm-bfloat16": Part(
+        "end_to_end-dlrm-adagrad-bfloat16", 7, (f"end_to_end dlrm-adagrad-bfloat16 {STEP} torchrec",)
+    ),
+    "deepfm": Part("end_to_end-deepfm-adagrad", 6, (f"end_to_end deepfm-adagrad {STEP}",)),
+    "461-fields": Part("end_to_end-461-tables-adagrad", 5, (f"end_to_end 461-tables-adagrad {STEP}",)),
+    "embedding": Part("embedding-adagrad", 5, ("embedding adagrad --rounds 3",)),
+    "din": Part("sequence_step-din-dim16", 6, ("sequence_step din-dim16 --rounds 2",)),
+    "dien": Part("sequence_step-dien-dim16", 8, ("sequence_step dien-dim16 --rounds 2",)),
+    "accelerate-deepctr": Part("accelerate-criteo-deepctr", 7, ("accelerate criteo-deepctr --rounds 1",)),
+    "accelerate-fuxictr": Part("accelerate-criteo-fuxictr", 7, ("accelerate criteo-fuxictr --rounds 1",)),
+    "accelerate-rechub": Part("accelerate-criteo-rechub", 7, ("accelerate criteo-rechub --rounds 1",)),
+    "tenth-in-memory": Part("tiers-dim16", 8, ("tiers dim16 --arms memory file file-mapped",)),
+    "serving": Part("serving", 4, (f"serving make {FOLDER} deepfm", f"serving measure {FOLDER} deepfm")),
+    "event-to-score": Part("freshness/figures/5000", 2, ("freshness --rates 5000",)),
+    "prepare": Part("prepare", 5, ("prepare --rows 1000000 --rounds 3",)),
+    "defaults": Part(
+        "defaults/sets/adult/deepfm/0", 6, ("defaults --sets adult --models deepfm --seeds 0 --again",)
+    ),
+    "billion": Part("tiers-billion-criteo", 60, ("tiers billion --streams criteo --seconds 3400",)),
+}
+CODE = ("src", "csrc", "benchmarks/*.py")
+LONG = ("billion",)  # only when named
+
+
+def chosen(names: Sequence[str], minutes: float | None, present: Mapping[str, bool]) -> list[str]:
+    """The parts to run, in order: those named or all but long ones, without those that are `present`,
+    as far as they fit into so many minutes."""
+    parts, left = [], float("inf") if minutes is None else minutes
+    for name in names or [name for name in PARTS if name not in LONG]:
+        if not present[name] and PARTS[name].minutes <= left:
+            parts.append(name)
+            left -= PARTS[name].minutes
+    return parts
+
+
+def is_present(part: Part) -> bool:
+    """True if the record of a part is of a commit with the present code, and was made without changes."""
+    origin = Origin(part.source, "")
+    result.cache_clear()
+    try:
+        is_clean = origin.known("uncommitted_changes") is False
+        return is_clean and git("diff", "--quiet", origin.known("commit"), "--", *CODE) is not None
+    except (OSError, KeyError):  # never measured
+        return False
+
+
+def ended(program: list[str], seconds: float) -> int | None:
+    """Runs a program; its status, or None where it took longer: then its own processes end, too."""
+    running = subprocess.Popen(program, cwd=ROOT, start_new_session=True)
+    try:
+        return running.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+
+def run(name: str, part: Part) -> bool:
+    """Runs the commands of a part, three times as long as expected at most; True if they ended well."""
+    begin = time.monotonic()
+    DATA.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=DATA) as folder:
+        for command in part.commands:
+            arguments = [folder if word == FOLDER else word for word in command.split()]
+            print(f"\n== {name}: python -m benchmarks.{command}", flush=True)
+            left = 3 * 60 * part.minutes - (time.monotonic() - begin)
+            program = [sys.executable, "-m", f"benchmarks.{arguments[0]}", *arguments[1:]]
+            status = ended(program, max(left, 1))
+            if status != 0:
+                what = f"more than {3 * part.minutes:g} minutes" if status is None else f"status {status}"
+                print(f"{name}: {what}", flush=True)
+                return False
+    print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--minutes", type=float, help="start only parts that fit into so long")
+    parser.add_argument("--again", action="store_true", help="also what this commit has measured")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part {sorted(unknown)}; there are {', '.join(PARTS)}")
+    now = conditions(2)
+    if now["uncommitted_changes"]:
+        parser.error("the tree has uncommitted changes; commit them, so that figures have a commit")
+    present = {name: not args.again and is_present(part) for name, part in PARTS.items()}
+    parts = chosen(args.parts, args.minutes, present)
+    failed = [name for name in parts if not run(name, PARTS[name])]
+    done = [name for name, part in PARTS.items() if is_present(part)]
+    print(f"\nmeasured at {str(now['commit'])[:8]}: {', '.join(done) or 'nothing'}")
+    print(f"not yet: {', '.join(name for name in PARTS if name not in done) or 'nothing'}")
+    print("\n".join(f"failed: {name}" for name in failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
