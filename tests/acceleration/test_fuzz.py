@@ -9,6 +9,8 @@ FOUND = (
     21,  # catching up was taken for a write of a tensor that backward needs
     600016,  # a lookup was made before one that cuts rows of its table to max_norm
     600277,  # a table whose vectors have no gradient got one of zeros
+    421434,  # dynamo's checkpoint runs lookups again that cut rows, or count them
+    450065,  # a row that one number takes was a copy, not a view
     7001,  # backward(inputs=) ran checkpointed parts again with tables as plain tensors
 )
 

@@ -251,6 +251,53 @@ def test_a_checkpoint_runs_again_with_the_ids_that_it_had(change, message):
         torch.testing.assert_close(gradient(accelerated=True), gradient(accelerated=False))
 
 
+def test_a_row_taken_by_one_number_is_a_view_that_changes_with_its_table():
+    """`weight[tensor(3)]` was a copy, which kept what the row was before max_norm cut it."""
+    rows = []
+    for accelerated in (False, True):
+        model, _ = make(accelerated)
+        row = model.user.weight[torch.tensor(3)]
+        with torch.no_grad():
+            model.user.weight.mul_(0.5)
+            model.user.weight[torch.tensor(1)].zero_()
+        rows.append((row.detach().clone(), model.user.weight.detach().clone()))
+    assert torch.equal(rows[0][0], rows[1][0]) and torch.equal(rows[0][1], rows[1][1])
+    assert not rows[1][1][1].any()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}, {}])
+def test_a_checkpoint_in_the_forward_runs_its_lookups_as_plain_pytorch_does(reentrant, options):
+    """Dynamo's own checkpoint refused in backward rows that its second run had cut to max_norm."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.top = torch.nn.Embedding(8, 4, **options), torch.nn.Linear(4, 1)
+
+        def forward(self, ids):
+            def part(x):
+                return torch.tanh(self.top(self.user(ids)) + x)
+
+            return checkpoint(part, self.top.bias.repeat(len(ids), 1), use_reentrant=reentrant)
+
+    weights = []
+    for accelerated in (False, True):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        if accelerated:
+            model, optimizer = hotrows.accelerate(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            out = model(torch.tensor([3, 1, 4, 1, 5]))
+            out.square().sum().backward(retain_graph=True)
+            out.square().sum().backward()
+            optimizer.step()
+        weights.append(model.user.weight.detach().clone())
+    torch.testing.assert_close(weights[1], weights[0])
+
+
 def test_functional_transforms_read_rows_that_are_up_to_date():
     """`torch.func` wraps weights as they are stored; rows that were behind went into the loss."""
     gradients = []

@@ -50,7 +50,14 @@ def hotrows(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 def rewrite(
     graph_module: GraphModule, example_inputs: Sequence[Any], report: CaptureReport
 ) -> Callable[..., Any]:
-    """Packs the lookups of a graph and writes them into `report`; returns a callable that runs it."""
+    """Packs the lookups of a graph and writes them into `report`; returns a callable that runs it.
+
+    RuntimeError: a part that is run again in backward has lookups. Dynamo makes arguments of its tables,
+    whose changes PyTorch refuses then, and compares its ops with those of the first run.
+    """
+    for part in graph_module.children():
+        if isinstance(part, GraphModule) and any(find_lookups(part.graph)):
+            raise RuntimeError("torch.utils.checkpoint has lookups in it, which are not packed")
     lookups = list(find_lookups(graph_module.graph))
     packs = pack(graph_module.graph, lookups)
     names = _names(graph_module.graph, example_inputs, report)

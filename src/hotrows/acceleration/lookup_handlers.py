@@ -58,6 +58,8 @@ def _embedding_bag(
 def _getitem(weight: TableParameter, index: Any) -> Any:
     if type(index) not in PLAIN or index.dtype not in (torch.int64, torch.int32):
         return NotImplemented
+    if not index.dim():  # one number takes a view of its row, and no copy
+        return NotImplemented
     index = torch.where(index < 0, index + weight.shape[0], index)
     return lookup([Lookup()], [weight], [index], [None], [None])[0]
 
