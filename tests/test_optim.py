@@ -27,6 +27,14 @@ def test_the_accumulator_starts_where_it_is_told():
     assert optim.initial_state(FTRL(initial_accumulator=0.5), 2) == [0.5, 0.5, 0.0, 0.0]
 
 
+def test_numbers_begin_with_the_rate_and_the_weight_decay():
+    """`ops.update` reads them there: others would train on wrong numbers, without an error."""
+    for kind in optim.BY_NAME.values():
+        if not issubclass(kind, optim.DenseRowOptimizer):
+            decays = {"weight_decay": 0.25} if hasattr(kind, "weight_decay") else {}
+            assert kind(lr=2.0, **decays).numbers(0, 3.0)[:2] == [3.0, decays.get("weight_decay", 0.0)]
+
+
 def test_a_schedule_scales_the_rate_alone():
     assert optim.hyper_parameters(SGD(lr=2.0, weight_decay=3.0), step=0, lr_scale=0.5) == [1.0, 3.0]
 
@@ -40,12 +48,6 @@ class RMSprop(optim._Checked):
     eps: float = 1e-8
     kind: ClassVar[str] = "rmsprop"
     state_names: ClassVar[tuple[str, ...]] = ("mean_square",)
-    per_row_step: ClassVar[bool] = False
-    decay_by_count: ClassVar[bool] = False
-    initial_accumulator: ClassVar[float] = 0.0
-
-    def state_width(self, dim):
-        return dim
 
     def numbers(self, step, lr):
         return [lr, 0.0, self.alpha, self.eps]

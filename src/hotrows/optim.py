@@ -26,15 +26,32 @@ from typing import Any, ClassVar
 
 
 class _Checked:
-    """Checks the numbers of an optimizer when it is made. first_step: the int32 in the record of a new
-    row; -1: it has made no step of a dense optimizer. l2_term: l2 of a term of the loss, if any."""
+    """Base of the optimizers: defaults, and checks of the numbers when one is made.
+
+    kind: its name in settings. state_names: names of its state, `dim` numbers each unless `state_width`
+    says otherwise. per_row_step: whether a record counts the updates of its row. initial_accumulator: the
+    first value of the first state. first_step: the int32 in the record of a new row; -1: it has made no
+    step of a dense optimizer. l2_term: l2 of a term of the loss, if any.
+    """
 
     kind: ClassVar[str]
+    state_names: ClassVar[tuple[str, ...]] = ()
     first_step: ClassVar[int] = 0
+    per_row_step: bool = False
+    decay_by_count: bool = False
+    initial_accumulator: float = 0.0
 
     @property
     def l2_term(self) -> float:
         return 0.0
+
+    def state_width(self, dim: int) -> int:
+        return len(self.state_names) * dim
+
+    def numbers(self, step: int, lr: float) -> list[float]:
+        """The numbers of the update after `step` others. Those of a lazy optimizer begin with lr and the
+        weight decay (0.0: none), which is added to the gradient before the formula sees it."""
+        raise NotImplementedError
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -62,12 +79,6 @@ class SGD(_Checked):
     weight_decay: float = 0.0
     decay_by_count: bool = False
     kind: ClassVar[str] = "sgd"
-    state_names: ClassVar[tuple[str, ...]] = ()
-    per_row_step: ClassVar[bool] = False
-    initial_accumulator: ClassVar[float] = 0.0
-
-    def state_width(self, dim: int) -> int:
-        return 0
 
     def numbers(self, step: int, lr: float) -> list[float]:
         return [lr, self.weight_decay]
@@ -84,10 +95,6 @@ class Adagrad(_Checked):
     decay_by_count: bool = False
     kind: ClassVar[str] = "adagrad"
     state_names: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
-    per_row_step: ClassVar[bool] = False
-
-    def state_width(self, dim: int) -> int:
-        return dim
 
     def numbers(self, step: int, lr: float) -> list[float]:
         return [lr, self.weight_decay, self.eps]
@@ -104,7 +111,6 @@ class RowWiseAdagrad(_Checked):
     decay_by_count: bool = False
     kind: ClassVar[str] = "rowwise_adagrad"
     state_names: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
-    per_row_step: ClassVar[bool] = False
 
     def state_width(self, dim: int) -> int:
         return 1
@@ -130,10 +136,6 @@ class Adam(_Checked):
     decay_by_count: bool = False
     kind: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
-    initial_accumulator: ClassVar[float] = 0.0
-
-    def state_width(self, dim: int) -> int:
-        return 2 * dim
 
     def numbers(self, step: int, lr: float) -> list[float]:
         # beta^t by repeated rounding would drift: Python's pow on float64 is the one source.
@@ -156,11 +158,6 @@ class FTRL(_Checked):
     initial_accumulator: float = 0.0
     kind: ClassVar[str] = "ftrl"
     state_names: ClassVar[tuple[str, ...]] = ("n", "z")
-    per_row_step: ClassVar[bool] = False
-    decay_by_count: ClassVar[bool] = False
-
-    def state_width(self, dim: int) -> int:
-        return 2 * dim
 
     def numbers(self, step: int, lr: float) -> list[float]:
         return [lr, 0.0, self.l1, self.l2, self.beta]
@@ -185,16 +182,11 @@ class DenseAdam(_Checked):
     first_step: ClassVar[int] = -1
     deferred: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
-    per_row_step: ClassVar[bool] = True
-    decay_by_count: ClassVar[bool] = False
-    initial_accumulator: ClassVar[float] = 0.0
+    per_row_step = True
 
     @property
     def l2_term(self) -> float:
         return self.l2
-
-    def state_width(self, dim: int) -> int:
-        return 2 * dim
 
     def numbers(self, step: int, lr: float) -> list[float]:
         numbers = self.beta1, self.beta2, self.eps, self.weight_decay + self.l2
@@ -232,9 +224,7 @@ class DenseSGD(_Checked):
     first_step: ClassVar[int] = -1
     deferred: ClassVar[str] = "sgd"
     state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
-    per_row_step: ClassVar[bool] = True
-    decay_by_count: ClassVar[bool] = False
-    initial_accumulator: ClassVar[float] = 0.0
+    per_row_step = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,18 +12,14 @@ from hotrows.cli.commands import declare
 from hotrows.cli.options import FOLDER, setting_option, with_options
 from hotrows.distributed import job
 from hotrows.streams.settings import ONE_RANK, SETTINGS, StreamConfig
+from hotrows.streams.source import KINDS
 
 if TYPE_CHECKING:
     from hotrows.train.progress import Result
     from hotrows.train.trainer import Trainer
 
 stream_options = with_options(
-    click.option(
-        "--stream",
-        metavar="SOURCE",
-        help="Train on events of folder:PATH, kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM or - "
-        "(standard input; -:replay where it begins again).",
-    ),
+    click.option("--stream", metavar="SOURCE", help=f"Train on events of {KINDS}."),
     *(setting_option(name, settings=SETTINGS) for name in SETTINGS),
     declare(
         "--replay-batches-of",

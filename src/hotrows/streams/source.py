@@ -12,12 +12,16 @@ hands out `hotrows.streams.table_events(table)`.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hotrows.schema import Schema
-from hotrows.streams.events import RawEvents
+if TYPE_CHECKING:  # help of commands reads KINDS, and imports nothing heavy
+    from hotrows.schema import Schema
+    from hotrows.streams.events import RawEvents
 
-KINDS = "folder:PATH, - (standard input), kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM"
+KINDS = (
+    "folder:PATH, kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM or - (standard input; -:replay where "
+    "it begins again)"
+)
 
 
 class EventSource(Protocol):
