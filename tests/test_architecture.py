@@ -30,7 +30,7 @@ BUDGET = {
     "engine": 3_750,
     "export": 1_650,
     "keys": 800,
-    "metrics": 750,
+    "metrics": 800,
     "models": 1_850,
     "modules at the root": 3_050,
     "nn": 2_100,
@@ -44,7 +44,7 @@ BUDGET = {
     "storage": 2_450,
     "streams": 1_900,
     "trackers": 300,
-    "train": 5_450,
+    "train": 5_500,
     "tuning": 2_050,
 }
 

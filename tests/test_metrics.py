@@ -18,6 +18,7 @@ from hotrows.metrics import (
     metrics_by,
     shortcomings,
 )
+from hotrows.metrics.calibration import fit_scale
 from hotrows.metrics.regression import regression_metrics
 from tests.support.choice import examples
 
@@ -252,3 +253,48 @@ def test_weights_that_are_no_numbers_above_0_are_refused(weight):
     for metrics in (compute_metrics, regression_metrics):
         with pytest.raises(ValueError, match="weights must be numbers above 0"):
             metrics(torch.zeros(2), torch.tensor([0.0, 1.0]), weights)
+
+
+def log_loss(logits, labels):
+    return compute_metrics(logits, labels).log_loss
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.7, 1.0, 3.0])
+def test_the_scale_of_logits_is_that_of_the_least_log_loss(factor):
+    chance = torch.Generator().manual_seed(1)
+    logits = torch.randn(20_000, generator=chance)
+    labels = (torch.rand(20_000, generator=chance) < logits.sigmoid()).float()
+    scale = fit_scale(logits / factor, labels)
+    assert scale == pytest.approx(factor, rel=0.05)
+    least = log_loss(scale * logits / factor, labels)
+    assert all(least <= log_loss(s * scale * logits / factor, labels) for s in (0.99, 1.01))
+    repeats = torch.arange(20_000) % 3 + 1
+    repeated = fit_scale(logits.repeat_interleave(repeats), labels.repeat_interleave(repeats))
+    assert fit_scale(logits, labels, repeats.float()) == pytest.approx(repeated, abs=2e-4)
+
+
+def test_few_samples_in_perfect_order_have_a_finite_scale():
+    """Without smoothed labels the least log loss is that of an infinite factor."""
+    labels = (torch.arange(40) >= 20).float()
+    assert 1 < fit_scale(labels - 0.5, labels) < 10
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [
+        (torch.randn(50), torch.ones(50)),
+        (torch.randn(50), torch.zeros(50)),
+        (torch.arange(50.0) - 25, (torch.arange(50) < 25).float()),  # ranked the wrong way round
+        (torch.zeros(50), (torch.arange(50) < 25).float()),
+    ],
+)
+def test_where_no_scale_is_better_logits_stay_as_they_are(logits, labels):
+    assert fit_scale(logits, labels) == 1.0
+
+
+def test_a_model_too_sure_is_not_advised_to_train_longer():
+    """The warning advised to train longer where the log loss rose because training had been too long."""
+    labels = (torch.arange(1_000) % 2).float()
+    logits = torch.where(torch.arange(1_000) % 5 == 0, -9.0, 9.0) * (2 * labels - 1)
+    (said,) = shortcomings(compute_metrics(logits, labels))
+    assert "too sure: train fewer epochs" in said and "longer" not in said

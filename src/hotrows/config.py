@@ -141,6 +141,12 @@ class TrainConfig:
         unset="none",
         changes="no bit",
     )
+    calibration: str = setting(
+        "scale",
+        "Scale of logits in predictions, fitted on the validation part for the least log loss",
+        choices=("scale", "none"),
+        changes="no bit",
+    )
     checkpoint_every: int | None = setting(
         None,
         "Steps between checkpoints, beside those at evaluations and at the end",
@@ -416,8 +422,8 @@ GROUPS = {
         *("warmup_steps", "decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (
-        *("evaluate_every", "metrics", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
-        "background_checkpoints",
+        *("evaluate_every", "metrics", "calibration", "stop_patience", "checkpoint_every", "keep_last"),
+        *("full_every", "background_checkpoints"),
     ),
     "Caching": (
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),

@@ -202,7 +202,7 @@ def _description(recommender: Recommender, which: str) -> dict[str, Any]:
         "model": config.model,
         "model_options": config.model_options,
         "losses": {
-            label: {"loss": str(loss), "prediction": loss.link}
+            label: {"loss": str(loss), "prediction": loss.link, "scale": loss.scale}
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
         "tables": list(_tables(recommender.embedding.tables, recommender.embedding.num_rows())),

@@ -34,6 +34,7 @@ class Metrics:
     has both labels, what is not of this kind of label, and all where no sample has a weight above 0.
     click_rate: the mean label. ranking: further metrics within groups, such as ndcg@10.
     decides: the metric that validation compares; error: its standard error.
+    scale: the factor of logits that calibrates these predictions; nan: 1.
     tasks: metrics by label, where there are several; all other fields are then means over them.
     """
 
@@ -50,6 +51,7 @@ class Metrics:
     r2: float = math.nan
     poisson_deviance: float = math.nan
     error: float = math.nan
+    scale: float = math.nan
     decides: str = "auc"
     ranking: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, Metrics] = field(default_factory=dict)
@@ -97,6 +99,13 @@ class Metrics:
         spread = (clicks - 1) * (both_above - self.auc**2) + (others - 1) * (both_below - self.auc**2)
         variance = (self.auc * (1 - self.auc) + spread) / (clicks * others)
         return math.sqrt(max(variance, 0.0))  # fewer than one click may be expected
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The factor of each label's logits; () where all are 1."""
+        scales = [task.scale for task in (self.tasks or {"": self}).values()]
+        is_scaled = not all(map(math.isnan, scales))
+        return tuple(1.0 if math.isnan(scale) else scale for scale in scales) if is_scaled else ()
 
     def shown(self) -> dict[str, float]:
         """The metrics to print, by their names in words, in order; nan only of probabilities, and of the
@@ -180,7 +189,7 @@ def mean_of(tasks: Mapping[str, Metrics]) -> Metrics:
     names = dict.fromkeys(name for task in values for name in task.ranking)
     decides = {task.decides for task in values}
     return Metrics(
-        **{**means, "samples": max(task.samples for task in values)},
+        **{**means, "samples": max(task.samples for task in values), "scale": math.nan},
         decides=decides.pop() if len(decides) == 1 else "",
         ranking={name: _mean([task.value(name) for task in values]) for name in names},
         tasks=tasks,

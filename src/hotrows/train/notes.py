@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -50,10 +51,14 @@ def of_pins(cached_tables: CachedTables) -> None:
 
 
 def of_metrics(part: str, metrics: Metrics | None) -> None:
-    """Warns of what is wrong with the predictions of a part, label by label."""
+    """Logs the scale that the validation part gave, and warns of what is wrong with the predictions of a
+    part, label by label."""
     for label, task in (metrics.tasks or {"": metrics}).items() if metrics else ():
+        of_label = f"{part} {label}".rstrip()
+        if part == "validation" and not math.isnan(task.scale):
+            log.info(f"{of_label}: predictions are of logits times {task.scale:g} (calibration='scale')")
         for line in shortcomings(task):
-            log.warning(f"{part} {label}".rstrip() + f": {line}")
+            log.warning(f"{of_label}: {line}")
 
 
 def of_values(part: Part, usual: Iterable[Part]) -> None:

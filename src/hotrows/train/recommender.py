@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +95,7 @@ class Recommender:
         # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         self.losses = losses_of(schema, self.tasks, config.loss)
+        self.calibrates = False  # whether evaluations fit the scale of logits
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
@@ -169,6 +171,22 @@ class Recommender:
             for loss, mean in zip(self.losses, of_tasks, strict=True)
         ]
         self.model.begin_at(torch.tensor(first))
+
+    @contextmanager
+    def calibrating(self) -> Iterator[None]:
+        """Lets evaluations fit the scale of each label's logits to their samples, where the config wants
+        predictions calibrated."""
+        self.calibrates = self.config.calibration == "scale"
+        try:
+            yield
+        finally:
+            self.calibrates = False
+
+    def scale_by(self, scales: Sequence[float]) -> None:
+        """Multiplies the logits of each label in predictions from here on, as `RunState.scales` says."""
+        if self.config.calibration == "scale" and scales:
+            pairs = zip(self.losses, scales, strict=True)
+            self.losses = tuple(dataclasses.replace(loss, scale=scale) for loss, scale in pairs)
 
     def targets(self, batch: Batch) -> Targets:
         """The labels that the model is to predict for a batch, and their weights."""
