@@ -14,7 +14,8 @@ _LARGEST, _STEPS = 100.0, 60
 def fit_scale(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     """The factor above 0 of [M] logits with the least log loss, by Newton's method; four decimals.
 
-    1.0 where no factor is better: labels that are all equal, logits that rank no better than chance.
+    1.0 where no factor is better by more than chance (Akaike: a log likelihood that is higher by 1): of
+    labels that are all equal, logits that rank no better than chance, few samples of a good model.
     Labels are smoothed as Platt (1999) does, by one sample of each kind, so that few samples without an
     error do not ask for an infinite factor. 1 / factor is the temperature of Guo et al. (ICML 2017).
     """
@@ -38,7 +39,8 @@ def fit_scale(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> 
             break
         scale = following
     scale = round(scale, 4)
-    return scale if scale > 0 and _loss(scale * z, y, weights) < _loss(z, y, weights) else 1.0
+    gain = _loss(z, y, weights) - _loss(scale * z, y, weights)
+    return scale if scale > 0 and len(y) * gain > 1 else 1.0
 
 
 def _loss(logits: Tensor, labels: Tensor, weights: Tensor | None) -> float:
