@@ -109,6 +109,7 @@ class TrainConfig:
         unset="0.001, and less for rare labels; 0.01 for lr and fm",
         above=0,
     )
+    dense_weight_decay: float = setting(0.0, "Weight decay of the dense part, as L2 term", least=0)
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
     )
@@ -418,8 +419,8 @@ GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
-        *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows"),
-        *("warmup_steps", "decay_factor", "decay_patience"),
+        *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "dense_weight_decay"),
+        *("clip_norm", "clip_rows", "warmup_steps", "decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (
         *("evaluate_every", "metrics", "calibration", "stop_patience", "checkpoint_every", "keep_last"),
