@@ -29,9 +29,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument(
-        "--sets", nargs="+", default=["criteo", "avazu", "tiny", "dense", "caravan", "default"]
-    )
+    parser.add_argument("--sets", nargs="+", default=["criteo", "avazu", "tiny", "dense", "adult"])
     parser.add_argument("--models", nargs="+", default=["deepfm", "dcnv2"])
     parser.add_argument("--raw", type=Path, default=defaults_data.RAW, help="folder of raw files")
     args = parser.parse_args()
