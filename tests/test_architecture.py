@@ -44,7 +44,7 @@ BUDGET = {
     "storage": 2_450,
     "streams": 1_900,
     "trackers": 300,
-    "train": 5_500,
+    "train": 5_600,
     "tuning": 2_050,
 }
 
