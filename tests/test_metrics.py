@@ -264,21 +264,33 @@ def test_the_scale_of_logits_is_that_of_the_least_log_loss(factor):
     chance = torch.Generator().manual_seed(1)
     logits = torch.randn(20_000, generator=chance)
     labels = (torch.rand(20_000, generator=chance) < logits.sigmoid()).float()
-    scale = fit_scale(logits / factor, labels)
+    scale, _ = fit_scale(logits / factor, labels)
     assert scale == pytest.approx(factor, rel=0.05)
     if factor != 1:
         least = log_loss(scale * logits / factor, labels)
         assert all(least <= log_loss(s * scale * logits / factor, labels) for s in (0.99, 1.01))
     repeats = torch.arange(20_000) % 3 + 1
     logits, weights = 3 * logits, repeats.float()
-    repeated = fit_scale(logits.repeat_interleave(repeats), labels.repeat_interleave(repeats))
-    assert fit_scale(logits, labels, weights) == pytest.approx(repeated, abs=2e-4)
+    repeated, _ = fit_scale(logits.repeat_interleave(repeats), labels.repeat_interleave(repeats))
+    assert fit_scale(logits, labels, weights)[0] == pytest.approx(repeated, abs=2e-4)
+
+
+def test_a_scale_is_about_the_base_rate():
+    """Of a rare label a factor about 0 moves the mean prediction more than it mends the spread."""
+    chance = torch.Generator().manual_seed(3)
+    logits = -4 + torch.randn(50_000, generator=chance)
+    labels = (torch.rand(50_000, generator=chance) < logits.sigmoid()).float()
+    too_sure = -4 + 2 * (logits + 4)
+    scale, shift = fit_scale(too_sure, labels, base=-4)
+    assert scale == pytest.approx(0.5, rel=0.05) and shift == pytest.approx(-4 * (1 - scale), abs=1e-4)
+    about_zero, _ = fit_scale(too_sure, labels)
+    assert log_loss(scale * too_sure + shift, labels) < log_loss(about_zero * too_sure, labels)
 
 
 def test_few_samples_in_perfect_order_have_a_finite_scale():
     """Without smoothed labels the least log loss is that of an infinite factor."""
     labels = (torch.arange(40) >= 20).float()
-    assert 1 < fit_scale(labels - 0.5, labels) < 10
+    assert 1 < fit_scale(labels - 0.5, labels)[0] < 10
 
 
 def test_a_scale_that_chance_explains_is_none():
@@ -288,8 +300,8 @@ def test_a_scale_that_chance_explains_is_none():
         chance = torch.Generator().manual_seed(seed)
         logits = torch.randn(1_000, generator=chance)
         labels = (torch.rand(1_000, generator=chance) < logits.sigmoid()).float()
-        scales.append(fit_scale(logits, labels))
-        of_too_sure.append(fit_scale(2 * logits, labels))
+        scales.append(fit_scale(logits, labels)[0])
+        of_too_sure.append(fit_scale(2 * logits, labels)[0])
     assert scales.count(1.0) >= 12 and max(of_too_sure) < 0.7
 
 
@@ -303,7 +315,7 @@ def test_a_scale_that_chance_explains_is_none():
     ],
 )
 def test_where_no_scale_is_better_logits_stay_as_they_are(logits, labels):
-    assert fit_scale(logits, labels) == 1.0
+    assert fit_scale(logits, labels) == (1.0, 0.0)
 
 
 def test_a_model_too_sure_is_not_advised_to_train_longer():

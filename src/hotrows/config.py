@@ -144,7 +144,7 @@ class TrainConfig:
     )
     calibration: str = setting(
         "scale",
-        "Scale of logits in predictions, fitted on the validation part for the least log loss",
+        "Scale of logits about the base rate in predictions, of least log loss on the validation part",
         choices=("scale", "none"),
         changes="no bit",
     )

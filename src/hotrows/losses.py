@@ -75,10 +75,12 @@ class Loss:
 
     decides: the metric that says which evaluation was the best. is_order: whether outputs rank samples
     within a group, and mean nothing by themselves.
-    scale: the factor of outputs in predictions, which calibrates them; training does not know of it.
+    scale, shift: predictions are of outputs times `scale` plus `shift`, which calibrates them; training
+    does not know of either.
     """
 
     scale: float = dataclasses.field(default=1.0, kw_only=True, compare=False, repr=False)
+    shift: float = dataclasses.field(default=0.0, kw_only=True, compare=False, repr=False)
     name: ClassVar[str] = "log_loss"
     labels: ClassVar[LabelRange] = ZERO_OR_ONE
     link: ClassVar[str] = "sigmoid"
@@ -104,7 +106,7 @@ class Loss:
     def calibrated(self, outputs: Array) -> Array:
         """Outputs of the model, of PyTorch or NumPy, as those whose `link` is the prediction."""
         outputs = self._unbiased(outputs)
-        return outputs if self.scale == 1 else outputs * self.scale
+        return outputs if self.scale == 1 else outputs * self.scale + self.shift
 
     def _unbiased(self, outputs: Array) -> Array:
         """Outputs as those of a loss that does not change the odds."""

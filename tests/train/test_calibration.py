@@ -94,7 +94,7 @@ def test_each_checkpoint_predicts_with_the_scale_of_its_own_evaluation(trained, 
     best, last = load_run(trainer.run), load_run(trainer.run, "last")
     assert best.losses[0].scale == result.validation.scale > last.losses[0].scale > 0
     logits = torch.cat([z for _, z in best.logits(best.encoder.encode(rows()))])
-    expected = (logits * best.losses[0].scale).sigmoid().numpy()
+    expected = (logits * best.losses[0].scale + best.losses[0].shift).sigmoid().numpy()
     assert np.array_equal(best.predict(rows()), expected)
     assert best.evaluate(data.parts["validation"]) == result.validation
     assert best.evaluate(data.parts["test"]) == result.test == trainer.evaluate("test")
@@ -107,7 +107,7 @@ def test_a_bundle_scores_with_the_scale(trained, tmp_path):
     (trainer, result), _ = trained
     export(trainer.run, tmp_path / "bundle", format="onnx")
     stated = json.loads((tmp_path / "bundle" / "export.json").read_text())["losses"]["click"]
-    assert stated["scale"] == result.validation.scale
+    assert (stated["scale"], stated["shift"]) == (result.validation.scale, result.validation.shift)
     scores = Scorer(tmp_path / "bundle").score(rows())
     assert np.abs(scores - load_run(trainer.run).predict(rows())).max() < 1e-6
     export(trainer.run, tmp_path / "weights")

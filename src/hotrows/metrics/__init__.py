@@ -71,20 +71,22 @@ def metrics_by(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     ranking: Sequence[str] = (),
-    calibrates: bool = False,
+    base: float | None = None,
 ) -> Metrics:
     """The metrics by which a model of this loss is judged.
 
     outputs: of the model, [M]; labels: [M]; weights: [M], above 0; groups: [M] integers, equal within
-    a group. ranking: further metrics within groups, such as ndcg@10. calibrates: fit the loss's scale to
-    these samples first, if labels are 0 or 1.
+    a group. ranking: further metrics within groups, such as ndcg@10. base: fit the scale of the loss to
+    these samples first, about this logit of the base rate, if labels are 0 or 1.
     """
-    if calibrates and loss.labels.binary:
+    if base is not None and loss.labels.binary:
         loss = dataclasses.replace(loss, scale=1.0)
-        scale = fit_scale(loss.calibrated(outputs.double()), labels, weights)
-        loss = dataclasses.replace(loss, scale=scale)
+        scale, shift = fit_scale(loss.calibrated(outputs.double()), labels, weights, base)
+        loss = dataclasses.replace(loss, scale=scale, shift=shift)
     outputs = loss.calibrated(outputs.double())
-    changes: dict = {"decides": loss.decides, "scale": math.nan if loss.scale == 1 else loss.scale}
+    changes: dict = {"decides": loss.decides}
+    if loss.scale != 1:
+        changes |= {"scale": loss.scale, "shift": loss.shift}
     if loss.is_order:
         metrics = _order_metrics(outputs, labels, weights, groups)
         ranking = tuple(dict.fromkeys((*_OF_AN_ORDER, *ranking)))

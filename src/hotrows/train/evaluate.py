@@ -113,13 +113,13 @@ def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metr
 
 
 def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
-    labels, losses = recommender.labels, recommender.losses
-    how = recommender.ranking, recommender.calibrates
+    labels, losses, ranking = recommender.labels, recommender.losses, recommender.ranking
+    bases = recommender.fits_about
     if isinstance(recommender.tasks, int | None):
-        return _metrics(samples, labels[0], losses[0], *how)
+        return _metrics(samples, labels[0], losses[0], ranking, bases[0])
     by_task = {
-        name: _metrics(_task(samples, t), name, loss, *how)
-        for t, (name, loss) in enumerate(zip(labels, losses, strict=True))
+        name: _metrics(_task(samples, t), name, loss, ranking, base)
+        for t, (name, loss, base) in enumerate(zip(labels, losses, bases, strict=True))
     }
     return mean_of(by_task) if len(by_task) > 1 else by_task[labels[0]]
 
@@ -144,7 +144,7 @@ def _task(samples: Evaluated, t: int) -> Evaluated:
 
 
 def _metrics(
-    samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], calibrates: bool
+    samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], base: float | None
 ) -> Metrics:
     logits, targets, groups = samples
     labels, weights = targets.labels, targets.weights
@@ -161,7 +161,7 @@ def _metrics(
             f"diverged, or this part has numbers that training never saw; lower the learning rates "
             f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
-    return metrics_by(loss, logits, labels, weights, groups, ranking, calibrates)
+    return metrics_by(loss, logits, labels, weights, groups, ranking, base)
 
 
 def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:

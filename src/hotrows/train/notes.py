@@ -56,7 +56,8 @@ def of_metrics(part: str, metrics: Metrics | None) -> None:
     for label, task in (metrics.tasks or {"": metrics}).items() if metrics else ():
         of_label = f"{part} {label}".rstrip()
         if part == "validation" and not math.isnan(task.scale):
-            log.info(f"{of_label}: predictions are of logits times {task.scale:g} (calibration='scale')")
+            how = f"times {task.scale:g} {task.shift:+g}"
+            log.info(f"{of_label}: predictions are of logits {how} (calibration)")
         for line in shortcomings(task):
             log.warning(f"{of_label}: {line}")
 

@@ -26,7 +26,7 @@ class RunState:
     best: metrics of the checkpoint of best_step; peak: the highest score so far.
     position: in the order of the batches, where the step does not say it: of regrouped data.
     stream: how far the stream was trained, of a run on one.
-    scales: by label, the factor of logits in predictions, as the last evaluation fitted it.
+    scales: by label, the scale and the shift of logits in predictions, by the last evaluation.
     """
 
     step: int = 0
@@ -38,7 +38,7 @@ class RunState:
     peak: float | None = None
     position: dict[str, Any] | None = None
     stream: StreamState | None = None
-    scales: tuple[float, ...] = ()
+    scales: tuple[tuple[float, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         best = self.best.to_json() if self.best else None
