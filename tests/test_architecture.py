@@ -24,7 +24,7 @@ BUDGET = {
     "checkpoint": 2_350,
     "cli": 3_450,
     "costs": 2_350,
-    "data": 10_500,
+    "data": 10_600,
     "datasets": 3_000,
     "distributed": 1_150,
     "engine": 3_750,
