@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -51,15 +50,10 @@ def of_pins(cached_tables: CachedTables) -> None:
 
 
 def of_metrics(part: str, metrics: Metrics | None) -> None:
-    """Logs the scale that the validation part gave, and warns of what is wrong with the predictions of a
-    part, label by label."""
+    """Warns of what is wrong with the predictions of a part, label by label."""
     for label, task in (metrics.tasks or {"": metrics}).items() if metrics else ():
-        of_label = f"{part} {label}".rstrip()
-        if part == "validation" and not math.isnan(task.scale):
-            how = f"times {task.scale:g} {task.shift:+g}"
-            log.info(f"{of_label}: predictions are of logits {how} (calibration)")
         for line in shortcomings(task):
-            log.warning(f"{of_label}: {line}")
+            log.warning(f"{part} {label}".rstrip() + f": {line}")
 
 
 def of_values(part: Part, usual: Iterable[Part]) -> None:

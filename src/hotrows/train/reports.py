@@ -182,7 +182,9 @@ def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
         progress(stage, now.done, total, _note(now))
         if now.validation is not None:
             shown = list(now.validation.shown().items())[:3]
-            numbers = [f"{name} {value:.6f}" for name, value in shown]
+            numbers = [
+                f"{name} {value:.6f}" for name, value in shown if name != "calibration" or not total
+            ]
             what = f" of {total:,}: validation" if total else ": window"
             print(f"step {now.done:,}{what} {', '.join(numbers)}{_standing(now)}", file=sys.stderr)
 
