@@ -11,6 +11,7 @@ reference is fitted to convergence (`benchmarks.one_hot`). Figures are added to 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import tempfile
 import time
@@ -67,10 +68,15 @@ def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(data, config, Path(folder) / "run")
         result = trainer.fit()
+        losses = trainer.recommender.losses
+        trainer.recommender.losses = tuple(dataclasses.replace(loss, scale=1.0) for loss in losses)
+        as_trained = trainer.evaluate("test")
     assert result.test is not None
     assert trainer.config.batch_size is not None
     return {
         **_of(result.test),
+        "log_loss_as_trained": as_trained.log_loss,
+        "scale": losses[0].scale,
         "steps": result.steps,
         "best_step": result.best_step,
         "epochs": round(result.steps * trainer.config.batch_size / data.parts["train"].rows, 2),

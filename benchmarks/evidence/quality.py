@@ -91,6 +91,15 @@ def bfloat16() -> list[list[str]]:
     return rows
 
 
+def calibration() -> list[list[str]]:
+    rows = []
+    for run in at("calibration/runs"):
+        gain = signed(run["log_loss"] - run["log_loss_as_trained"]) if run["scale"] != 1 else "no factor"
+        numbers = (f"{run['auc']:.4f}", f"{run['log_loss_as_trained']:.4f}", f"{run['scale']:.2f}", gain)
+        rows.append([run["data"], run["model"], run["arm"], *numbers])
+    return rows
+
+
 def peers() -> list[list[str]]:
     rows = []
     for data, label in SETS.items():
@@ -216,6 +225,12 @@ TABLES = [
         "data | DeepFM, test AUC | bfloat16",
         bfloat16,
         (Origin("defaults", "benchmarks.defaults"),),
+    ),
+    Table(
+        "calibration",
+        "data | model | settings | test AUC | log loss as trained | factor | with it",
+        calibration,
+        (Origin("calibration", "benchmarks.calibration"),),
     ),
     Table(
         "peers",

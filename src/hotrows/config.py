@@ -109,6 +109,7 @@ class TrainConfig:
         unset="0.001, and less for rare labels; 0.01 for lr and fm",
         above=0,
     )
+    dense_weight_decay: float = setting(0.0, "Weight decay of the dense part, as L2 term", least=0)
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
     )
@@ -139,6 +140,12 @@ class TrainConfig:
         None,
         "Further metrics within the schema's groups: ndcg@10, hit@5, mrr, with commas between",
         unset="none",
+        changes="no bit",
+    )
+    calibration: str = setting(
+        "scale",
+        "Scale of logits about the base rate in predictions, of least log loss on the validation part",
+        choices=("scale", "none"),
         changes="no bit",
     )
     checkpoint_every: int | None = setting(
@@ -412,12 +419,12 @@ GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
-        *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows"),
-        *("warmup_steps", "decay_factor", "decay_patience"),
+        *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "dense_weight_decay"),
+        *("clip_norm", "clip_rows", "warmup_steps", "decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (
-        *("evaluate_every", "metrics", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
-        "background_checkpoints",
+        *("evaluate_every", "metrics", "calibration", "stop_patience", "checkpoint_every", "keep_last"),
+        *("full_every", "background_checkpoints"),
     ),
     "Caching": (
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),

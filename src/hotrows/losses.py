@@ -75,8 +75,12 @@ class Loss:
 
     decides: the metric that says which evaluation was the best. is_order: whether outputs rank samples
     within a group, and mean nothing by themselves.
+    scale, shift: predictions are of outputs times `scale` plus `shift`, which calibrates them; training
+    does not know of either.
     """
 
+    scale: float = dataclasses.field(default=1.0, kw_only=True, compare=False, repr=False)
+    shift: float = dataclasses.field(default=0.0, kw_only=True, compare=False, repr=False)
     name: ClassVar[str] = "log_loss"
     labels: ClassVar[LabelRange] = ZERO_OR_ONE
     link: ClassVar[str] = "sigmoid"
@@ -101,6 +105,11 @@ class Loss:
 
     def calibrated(self, outputs: Array) -> Array:
         """Outputs of the model, of PyTorch or NumPy, as those whose `link` is the prediction."""
+        outputs = self._unbiased(outputs)
+        return outputs if self.scale == 1 else outputs * self.scale + self.shift
+
+    def _unbiased(self, outputs: Array) -> Array:
+        """Outputs as those of a loss that does not change the odds."""
         return outputs
 
     def predictions(self, outputs: Tensor) -> Tensor:
@@ -120,7 +129,7 @@ class Loss:
         return math.log(rate / (1 - rate))
 
     def __str__(self) -> str:
-        numbers = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        numbers = [getattr(self, field.name) for field in _numbers(self)]
         return ":".join([self.name, *(f"{number:g}" for number in numbers)])
 
 
@@ -146,7 +155,7 @@ class Weighted(Loss):
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return super().of_samples(outputs, labels) * (1 + (self.positive - 1) * labels)
 
-    def calibrated(self, outputs: Array) -> Array:
+    def _unbiased(self, outputs: Array) -> Array:
         return outputs - math.log(self.positive)
 
     def first_output(self, mean: float) -> float:
@@ -169,7 +178,7 @@ class Focal(Loss):
         losses = super().of_samples(outputs, labels)
         return losses * (-(-losses).expm1()).pow(self.gamma)  # losses = -log(p)
 
-    def calibrated(self, outputs: Array) -> Array:
+    def _unbiased(self, outputs: Array) -> Array:
         import numpy as np
 
         if isinstance(outputs, np.ndarray):
@@ -283,6 +292,11 @@ class BPR(Loss):
         return 0.0
 
 
+def _numbers(loss: Loss | type[Loss]) -> list[dataclasses.Field]:
+    """The fields of a loss that its text states."""
+    return [field for field in dataclasses.fields(loss) if not field.kw_only]
+
+
 _KINDS: dict[str, type[Loss]] = {
     kind.name: kind for kind in (Loss, Soft, Weighted, Focal, Squared, Huber, Poisson, BPR)
 }
@@ -338,7 +352,7 @@ def parse(text: str) -> Loss:
         raise ValueError(f"a loss must be one of {', '.join(NAMES)}, not {text[:60]!r}")
     if not colon:
         return kind()
-    fields = dataclasses.fields(kind)
+    fields = _numbers(kind)
     if not fields:
         raise ValueError(f"the loss {name} takes no number: {text[:60]!r}")
     try:

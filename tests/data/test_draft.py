@@ -490,3 +490,39 @@ def test_the_command_writes_a_schema_and_what_it_is_unsure_of(tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         cli.main(["schema", path, "--out", out])
     assert error.value.code == 2 and "exists; give another name" in capsys.readouterr().err
+
+
+def test_numbers_that_are_ids_by_how_often_they_come_are_ids():
+    """A column of item numbers that no name calls an id was read as an amount."""
+    rng = np.random.default_rng(0)
+    popular = rng.permutation(500)
+    ids = popular[np.minimum(rng.geometric(0.01, 20_000), 500) - 1] + 1
+    amounts = np.minimum(rng.geometric(0.01, 20_000), 500)
+    even = rng.integers(1, 500, 20_000)
+    prices = rng.choice([49, 99, 149, 199, 249], 20_000) + 100 * rng.integers(0, 20, 20_000)
+    frame = pd.DataFrame({"thing": ids, "sum": amounts, "even": even, "price": prices})
+    frame["click"] = rng.integers(0, 2, 20_000)
+    draft = draft_schema(frame)
+    kinds = {feature.name: type(feature) for feature in draft.schema.features}
+    assert kinds == {"thing": Sparse, "sum": Dense, "even": Dense, "price": Dense}
+    assert [note for note in draft.notes if "'thing' is read as ids" in note]
+
+
+def test_a_column_that_gives_the_label_away_is_named_first_with_its_figure():
+    """Nobody learned from a draft that a column was written after the label; `describe` came later."""
+    rng = np.random.default_rng(0)
+    click = rng.integers(0, 2, 2_000)
+    frame = pd.DataFrame({
+        "click": click,
+        "dwell": np.where(click == 1, rng.gamma(9, 9, 2_000), 0.0),
+        "page": np.where(click == 1, "thanks", rng.choice(["home", "list"], 2_000)),
+        "size": rng.normal(size=2_000) + click,
+        "user": rng.integers(0, 1_000, 2_000),
+    })  # fmt: skip
+    notes = draft_schema(frame).notes
+    assert [note.split(":")[0] for note in notes[:2]] == [
+        f"{name!r} alone ranks the label with an AUC of 1.0000" for name in ("dwell", "page")
+    ]
+    assert not any("alone ranks" in note for note in notes[2:])
+    words = frame.assign(click=np.where(click == 1, "yes", "no"))
+    assert [n for n in draft_schema(words).notes if "'dwell' alone ranks" in n]

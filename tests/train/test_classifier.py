@@ -1,6 +1,7 @@
 """Classifier: what scikit-learn asks of an estimator, on the engine of a run."""
 
 import copy
+import dataclasses
 import gc
 import json
 import pickle
@@ -115,7 +116,7 @@ def test_parameters_are_got_set_and_cloned():
     classifier = Classifier("fm", model_options={"dim": 8}, epochs=2)
     assert classifier.get_params() == {
         "model": "fm", "schema": None, "run": None, "validation": 0.1, "verbose": None,
-        "model_options": {"dim": 8}, "epochs": 2,
+        "random_state": None, "model_options": {"dim": 8}, "epochs": 2,
     }  # fmt: skip
     same = Classifier(**classifier.get_params())
     assert all(same.get_params()[name] is value for name, value in classifier.get_params().items())
@@ -178,6 +179,62 @@ def test_a_pickle_of_rows_in_a_file_store_is_refused(frame, tmp_path):
     assert np.array_equal(load_run(tmp_path / "run").predict(frame.drop(columns="answer")), expected)
 
 
+def test_what_is_saved_is_loaded_in_another_process(frame, tmp_path):
+    """There was no `save`, and the temporary folder of a run goes with the process."""
+    classifier = Classifier(**SMALL, epochs=2, validation=0.2).fit(frame, "answer")
+    classifier.save(tmp_path / "saved")
+    frame.to_parquet(tmp_path / "frame.parquet")
+    program = """
+import sys, pandas, hotrows
+fitted = hotrows.Classifier.load(sys.argv[1] + "/saved")
+print(fitted.predict(pandas.read_parquet(sys.argv[1] + "/frame.parquet")).tolist())
+"""
+    said = subprocess.check_output([sys.executable, "-c", program, str(tmp_path)], text=True)
+    assert said.strip() == str(classifier.predict(frame).tolist())
+    same = Classifier.load(tmp_path / "saved")
+    assert np.array_equal(same.predict_proba(frame), classifier.predict_proba(frame))
+    assert (same.schema_, same.notes_) == (classifier.schema_, classifier.notes_)
+    assert dataclasses.replace(same.result_, run=classifier.run_) == classifier.result_
+    again = copy.deepcopy(same).fit(frame, "answer")
+    assert np.array_equal(again.predict_proba(frame), classifier.predict_proba(frame))
+
+
+def test_what_cannot_be_saved_or_loaded_is_refused(frame, fitted, tmp_path):
+    with pytest.raises(ValueError, match="not fitted"):
+        Classifier().save(tmp_path / "new")
+    with pytest.raises(ValueError, match=r"has no classifier\.json: name a folder that"):
+        Classifier.load(fitted.run_)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    with pytest.raises(ValueError, match="exists and is no empty folder"):
+        fitted.save(tmp_path / "there")
+
+
+def test_given_rows_choose_the_checkpoint(frame):
+    """`eval_set` of other libraries was an unexpected argument."""
+    train, other = frame[:1200], frame[1200:]
+    pair = other.drop(columns="answer"), other["answer"]
+    fitted = Classifier(**SMALL, steps=20).fit(train, "answer", eval_set=[pair])
+    assert fitted.result_.validation.samples == 300
+    weights = np.ones(1200)
+    weighted = Classifier(**SMALL, steps=20).fit(train, "answer", [], weights, eval_set=pair)
+    assert np.allclose(weighted.predict_proba(frame), fitted.predict_proba(frame), atol=1e-6)
+    for wrong, message in (
+        ([pair, pair], "one pair"),
+        ((pair[0], pair[1].replace("yes", "maybe")), "that y has, 'no' and 'yes'"),
+        ((pair[0].drop(columns="user"), pair[1]), "no column 'user'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Classifier(**SMALL).fit(train, "answer", eval_set=wrong)
+
+
+def test_random_state_is_the_seed(frame):
+    by_seed = Classifier(**SMALL, steps=5).fit(frame, "answer")
+    others = {name: value for name, value in SMALL.items() if name != "seed"}
+    same = Classifier(**others, steps=5, random_state=np.int64(1)).fit(frame, "answer")
+    assert np.array_equal(same.predict_proba(frame), by_seed.predict_proba(frame))
+
+
 def test_callbacks_reach_the_trainer(frame):
     class Stop(Callback):
         def after_step(self, trainer, progress):
@@ -192,6 +249,8 @@ def test_callbacks_reach_the_trainer(frame):
         ({"epoch": 2}, "Classifier has no argument 'epoch'; did you mean 'epochs'?"),
         ({"epochs": 0}, "epochs must be at least 1, not 0"),
         ({"row_optimizer": "adm"}, "the kind of a row optimizer must be one of"),
+        ({"random_state": "one"}, "random_state must be a whole number, and seed is then left out"),
+        ({"random_state": 1, "seed": 2}, "they are one setting, not 1"),
         ({"validation": 1.5}, "validation must be from 0 to below 1, not 1.5"),
     ],
 )

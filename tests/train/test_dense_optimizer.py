@@ -13,13 +13,15 @@ from hotrows.config import DENSE_OPTIMIZERS, TrainConfig
 from hotrows.train.step import dense_optimizer, load_optimizer, optimizer_tensors
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("name", DENSE_OPTIMIZERS)
-def test_steps_and_state_are_those_of_torch_optim(name):
+def test_steps_and_state_are_those_of_torch_optim(name, decay):
     ours, theirs, resumed = (torch.nn.Linear(3, 2) for _ in range(3))
     theirs.load_state_dict(ours.state_dict())
     kind = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[name]
-    config = TrainConfig(dense_optimizer=name, dense_lr=0.1)
-    optimizers = [dense_optimizer(config, ours), kind(theirs.parameters(), lr=0.1, fused=True)]
+    config = TrainConfig(dense_optimizer=name, dense_lr=0.1, dense_weight_decay=decay)
+    expected = kind(theirs.parameters(), lr=0.1, fused=True, weight_decay=decay)
+    optimizers = [dense_optimizer(config, ours), expected]
     assert isinstance(optimizers[0], kind)
 
     def steps(pairs):

@@ -224,7 +224,8 @@ def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
         part += " mean"
     shown = {name: f"{value:.6f}" for name, value in metrics.shown().items()}
     if "calibration" in shown:
-        shown["calibration"] = f"{metrics.calibration:.4f}"
+        scaled = f" (scale {metrics.scale:g})" if metrics.scales and not metrics.tasks else ""
+        shown["calibration"] = f"{metrics.calibration:.4f}{scaled}"
     if "log loss" in shown and metrics.click_rate >= 0 and not metrics.tasks:  # not nan
         shown["log loss"] += f" (base rate {base_log_loss(metrics.click_rate):.6f})"
     numbers = "  ".join(f"{name} {value}" for name, value in shown.items())

@@ -112,7 +112,7 @@ def write_bundle(
         crosses=tuple(model.crosses),
         equal_lengths=tuple(h.sequences for h in model.histories if len(h.sequences) > 1),
         losses={
-            label: StoredLoss(str(loss), loss.link)
+            label: StoredLoss(str(loss), loss.link, loss.scale, loss.shift)
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
         files=sums,

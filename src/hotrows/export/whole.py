@@ -23,6 +23,7 @@ store may be larger than memory.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -46,6 +47,7 @@ from hotrows.record import RecordViews, layout_of
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
+from hotrows.serving.bundle import StoredLoss
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
 from hotrows.train.predictor import Predictor, load_run
@@ -202,7 +204,7 @@ def _description(recommender: Recommender, which: str) -> dict[str, Any]:
         "model": config.model,
         "model_options": config.model_options,
         "losses": {
-            label: {"loss": str(loss), "prediction": loss.link}
+            label: dataclasses.asdict(StoredLoss(str(loss), loss.link, loss.scale, loss.shift))
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
         "tables": list(_tables(recommender.embedding.tables, recommender.embedding.num_rows())),

@@ -39,6 +39,7 @@ from torch.nn import functional
 from hotrows.losses import Loss
 from hotrows.metrics.base_rate import base_log_loss, shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
+from hotrows.metrics.calibration import fit_scale
 from hotrows.metrics.ranking import group_aucs, grouped_auc, ranking_metrics, ranking_values
 from hotrows.metrics.regression import regression_metrics
 from hotrows.metrics.result import Metrics, mean_of, word_of
@@ -70,13 +71,22 @@ def metrics_by(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     ranking: Sequence[str] = (),
+    base: float | None = None,
 ) -> Metrics:
     """The metrics by which a model of this loss is judged.
 
     outputs: of the model, [M]; labels: [M]; weights: [M], above 0; groups: [M] integers, equal within
-    a group. ranking: further metrics within groups, such as ndcg@10.
+    a group. ranking: further metrics within groups, such as ndcg@10. base: fit the scale of the loss to
+    these samples first, about this logit of the base rate, if labels are 0 or 1.
     """
+    if base is not None and loss.labels.binary:
+        loss = dataclasses.replace(loss, scale=1.0)
+        scale, shift = fit_scale(loss.calibrated(outputs.double()), labels, weights, base)
+        loss = dataclasses.replace(loss, scale=scale, shift=shift)
     outputs = loss.calibrated(outputs.double())
+    changes: dict = {"decides": loss.decides}
+    if loss.scale != 1:
+        changes |= {"scale": loss.scale, "shift": loss.shift}
     if loss.is_order:
         metrics = _order_metrics(outputs, labels, weights, groups)
         ranking = tuple(dict.fromkeys((*_OF_AN_ORDER, *ranking)))
@@ -84,7 +94,6 @@ def metrics_by(
         metrics = compute_metrics(outputs, labels, weights, groups)
     else:
         metrics = regression_metrics(loss.predictions(outputs), labels, weights, loss.decides)
-    changes: dict = {"decides": loss.decides}
     if loss.decides == "log_loss":
         losses = functional.softplus(outputs) - labels * outputs
         changes["error"] = standard_error(losses, None if weights is None else weights.double())

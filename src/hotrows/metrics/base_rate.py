@@ -9,6 +9,8 @@ from hotrows.metrics.result import Metrics, word_of
 
 _ABOVE_BASE = 1.001  # times the log loss of the base rate: more is no chance
 _MISCALIBRATED = 2.0  # times too high or too low
+# Training begins at the mean of the labels: what is worse than that has learned too much by heart.
+_TRAIN_LESS = "train fewer epochs, with lower learning rates or more weight decay"
 
 
 def base_log_loss(click_rate: float) -> float:
@@ -31,18 +33,20 @@ def shortcomings(metrics: Metrics) -> Iterator[str]:
         yield f"no group has a label above 0, so there is no {word_of(metrics.decides)}"
     if metrics.r2 < 0:
         yield (
-            f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: train "
-            f"longer, or with other learning rates"
+            f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: "
+            f"{_TRAIN_LESS}"
         )
     if not 0 < metrics.click_rate < 1 or math.isnan(metrics.log_loss):
         return
     base = base_log_loss(metrics.click_rate)
+    is_right_on_average = 1 / _MISCALIBRATED <= metrics.calibration <= _MISCALIBRATED
     if metrics.log_loss > _ABOVE_BASE * base:
+        advice = f"too sure: {_TRAIN_LESS}" if is_right_on_average else "train longer, or at other rates"
         yield (
             f"log loss {metrics.log_loss:.4f} is above {base:.4f}, that of the base rate alone "
-            f"({metrics.click_rate:.3%} for every sample): train longer, or with other learning rates"
+            f"({metrics.click_rate:.3%} for every sample): {advice}"
         )
-    if not 1 / _MISCALIBRATED <= metrics.calibration <= _MISCALIBRATED:
+    if not is_right_on_average:
         yield (
             f"predictions are {metrics.calibration:.3g} times the labels on average "
             f"({metrics.mean_prediction:.3%}, not {metrics.click_rate:.3%}): good for ranking at most"

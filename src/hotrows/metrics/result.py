@@ -34,6 +34,7 @@ class Metrics:
     has both labels, what is not of this kind of label, and all where no sample has a weight above 0.
     click_rate: the mean label. ranking: further metrics within groups, such as ndcg@10.
     decides: the metric that validation compares; error: its standard error.
+    scale, shift: these predictions are of logits times `scale` plus `shift`; nan: of logits.
     tasks: metrics by label, where there are several; all other fields are then means over them.
     """
 
@@ -50,6 +51,8 @@ class Metrics:
     r2: float = math.nan
     poisson_deviance: float = math.nan
     error: float = math.nan
+    scale: float = math.nan
+    shift: float = math.nan
     decides: str = "auc"
     ranking: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, Metrics] = field(default_factory=dict)
@@ -97,6 +100,13 @@ class Metrics:
         spread = (clicks - 1) * (both_above - self.auc**2) + (others - 1) * (both_below - self.auc**2)
         variance = (self.auc * (1 - self.auc) + spread) / (clicks * others)
         return math.sqrt(max(variance, 0.0))  # fewer than one click may be expected
+
+    @property
+    def scales(self) -> tuple[tuple[float, float], ...]:
+        """The scale and the shift of each label's logits; () where all are (1, 0)."""
+        scales = [(task.scale, task.shift) for task in (self.tasks or {"": self}).values()]
+        is_scaled = not all(math.isnan(scale) for scale, _ in scales)
+        return tuple((1.0, 0.0) if math.isnan(s[0]) else s for s in scales) if is_scaled else ()
 
     def shown(self) -> dict[str, float]:
         """The metrics to print, by their names in words, in order; nan only of probabilities, and of the
@@ -177,6 +187,7 @@ def mean_of(tasks: Mapping[str, Metrics]) -> Metrics:
     """The metrics of several labels as one: each number is the mean of those that are not nan."""
     values = tasks.values()
     means: dict[str, Any] = {name: _mean([getattr(task, name) for task in values]) for name in _NUMBERS}
+    means |= dict.fromkeys(("scale", "shift"), math.nan)  # of one label each
     names = dict.fromkeys(name for task in values for name in task.ranking)
     decides = {task.decides for task in values}
     return Metrics(

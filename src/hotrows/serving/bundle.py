@@ -84,10 +84,13 @@ class StoredKeys:
 
 @dataclass(frozen=True)
 class StoredLoss:
-    """The loss of a label, and what the output of the model then predicts: see `hotrows.losses`."""
+    """The loss of a label, and what the output of the model, times `scale` plus `shift`, then predicts:
+    see `hotrows.losses`."""
 
     loss: str
     prediction: str
+    scale: float = 1.0
+    shift: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,10 @@ class Bundle:
         return next(name for name, file in PROGRAMS.items() if file == self.program)
 
     def loss_of_labels(self) -> tuple[Loss, ...]:
-        return tuple(losses.parse(label.loss) for label in self.losses.values())
+        return tuple(
+            dataclasses.replace(losses.parse(stored.loss), scale=stored.scale, shift=stored.shift)
+            for stored in self.losses.values()
+        )
 
     def verify(self, name: str) -> None:
         """Compares a file with its checksum; ValueError where it was damaged."""

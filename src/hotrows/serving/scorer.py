@@ -282,8 +282,7 @@ def predictions(outputs: np.ndarray, losses: Sequence[Loss]) -> np.ndarray:
 
 
 def _predictions(outputs: np.ndarray, loss: Loss) -> np.ndarray:
-    if type(loss).calibrated is not Loss.calibrated:
-        outputs = np.asarray(loss.calibrated(outputs), np.float32)
+    outputs = np.asarray(loss.calibrated(outputs), np.float32)
     if loss.link == "sigmoid":
         powers = np.exp(-np.abs(outputs))  # at most 1: nothing overflows
         return (np.where(outputs >= 0, 1, powers) / (1 + powers)).astype(np.float32)

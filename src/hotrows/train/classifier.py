@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import shutil
 import tempfile
 import weakref
@@ -25,15 +26,20 @@ from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.data import Draft, draft_schema, prepare
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table
+from hotrows.json_file import JsonFile
 from hotrows.models.model import Model
+from hotrows.runtime.atomic_files import new_folder, write_json
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
+from hotrows.train import run_folder
 from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
+from hotrows.train.progress import Result
 from hotrows.train.run_folder import read_files, write_files
 from hotrows.train.trainer import Trainer
 
-_ARGUMENTS = ("model", "schema", "run", "validation", "verbose")
+_ARGUMENTS = ("model", "schema", "run", "validation", "verbose", "random_state")
+_NAME, _FILE = "classifier.json", JsonFile("save the classifier again")
 
 
 class Classifier:
@@ -44,7 +50,8 @@ class Classifier:
         `hotrows.data.draft_schema`).
     run: a new folder for the run (default: a temporary one, deleted with this object).
     validation: the share of the rows that decides which checkpoint is the best.
-    verbose: as `Trainer.fit` takes it. settings: fields of `TrainConfig`, such as epochs=2.
+    verbose: as `Trainer.fit` takes it. random_state: the seed, by scikit-learn's name (default: `seed`).
+    settings: fields of `TrainConfig`, such as epochs=2.
 
     After `fit`: classes_, both values of the labels; schema_; notes_, what a drafted schema is unsure of;
     run_, the folder; result_, a `Result`; predictor_, a `Predictor`. Copies and pickles of a fitted one
@@ -61,39 +68,52 @@ class Classifier:
         run: Path | str | None = None,
         validation: float = 0.1,
         verbose: bool | None = None,
+        random_state: int | None = None,
         **settings: Any,
     ) -> None:
         self.model, self.schema, self.run = model, schema, run
-        self.validation, self.verbose = validation, verbose
+        self.validation, self.verbose, self.random_state = validation, verbose, random_state
         self.settings = settings
         self._predictor: Predictor | None = None
         self._check()
 
     def fit(
-        self, X: Any, y: Any, callbacks: Sequence[Callback] = (), sample_weight: Any = None
+        self,
+        X: Any,
+        y: Any,
+        callbacks: Sequence[Callback] = (),
+        sample_weight: Any = None,
+        eval_set: Any = None,
     ) -> Classifier:
         """Trains on a frame: pandas, Polars, Arrow, or a dict of columns.
 
         y: a label for each row, of two values, the greater of which is predicted, or the name of its
         column in X; a series names the label. callbacks: as `Trainer.fit` takes them.
         sample_weight: how much each row counts in the loss and in metrics, numbers of at least 0
-        (default: 1, or the schema's weights).
+        (default: 1, or the schema's weights). eval_set: (X, y) of other rows, which choose the best
+        checkpoint in place of a share `validation` of these; or a list of one such pair.
         """
         table, labels = _rows_and_labels(X, y)
+        num_rows = len(labels)
         name = y if isinstance(y, str) else getattr(y, "name", None) or "label"
         self.classes_ = _classes(labels)
         if len(self.classes_) != 2:
             raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
+        held_out = Fraction(str(self.validation))
+        split = f"stratified:{1 - held_out},{held_out},0"
+        if eval_set is not None:
+            table, labels = _followed_by(table, labels, eval_set, self.classes_)
+            split = f"position:{num_rows}/{len(labels)},{len(labels) - num_rows}/{len(labels)},0"
         table, name = _with_column(table, str(name), (labels == self.classes_[1]).astype(np.int8))
         draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
         self.schema_, self.notes_ = draft.schema, draft.notes
         schema = dataclasses.replace(self.schema_, label=name, columns=None)
         if sample_weight is not None:
-            table, weight = _with_column(table, "weight", _weights(sample_weight, len(labels)))
+            weights = np.ones(len(labels), np.float32)
+            weights[:num_rows] = _weights(sample_weight, num_rows)
+            table, weight = _with_column(table, "weight", weights)
             schema = dataclasses.replace(schema, weight=weight)
-        config = TrainConfig(**self.settings)
-        held_out = Fraction(str(self.validation))
-        split = f"stratified:{1 - held_out},{held_out},0"
+        config = self._config()
         self.run_, self._predictor = self._folder(), None
         with tempfile.TemporaryDirectory(prefix="hotrows-data-") as folder:
             data = prepare(table, schema, f"{folder}/data", split=split, seed=config.seed)
@@ -133,6 +153,41 @@ class Classifier:
             model = None if isinstance(self.model, str) else copy.deepcopy(self.model)
             self._predictor = load_run(self.run_, model=model, trust=True)
         return self._predictor
+
+    def save(self, path: Path | str) -> None:
+        """Writes the fitted model into a new folder, from which `load` reads it in any process."""
+        predictor = self.predictor_  # refuses one that is not fitted
+        if self.classes_.dtype.kind not in "biufUO":
+            raise ValueError(f"labels of {self.classes_.dtype} cannot be saved: give numbers or text")
+        with new_folder(Path(path)) as folder:
+            write_files(folder, read_files(predictor.run))
+            fields = {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+            fields |= {"schema": json.loads(self.schema_.to_json()), "notes": list(self.notes_)}
+            fields |= {"result": self.result_.to_json(), "validation": self.validation}
+            write_json(folder / _NAME, _FILE.sign(fields))
+
+    @classmethod
+    def load(
+        cls, path: Path | str, *, model: str | type[Model] | Model | None = None, trust: bool = False
+    ) -> Classifier:
+        """Reads what `save` has written, ready to predict; it fits anew with the settings of its run.
+
+        model, trust: see `load_run`, for a model of your own.
+        """
+        path = Path(path)
+        if not (path / _NAME).exists():
+            raise ValueError(f"{path} has no {_NAME}: name a folder that Classifier.save has written")
+        predictor, fields = load_run(path, model=model, trust=trust), _FILE.read(path / _NAME)
+        config, default = run_folder.read_config(path), TrainConfig()
+        changed = {name: getattr(config, name) for name in SETTINGS if name != "model"}
+        settings = {name: v for name, v in changed.items() if v != getattr(default, name)}
+        with _FILE.naming(path / _NAME):
+            loaded = cls(model or config.model, validation=fields["validation"], **settings)
+            loaded.classes_ = np.array(fields["classes"], np.dtype(fields["dtype"]))
+            loaded.schema_, loaded.notes_ = Schema.from_fields(fields["schema"]), tuple(fields["notes"])
+            loaded.result_ = Result.from_json(path, fields["result"])
+        loaded.run_, loaded._predictor = path, predictor
+        return loaded
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of this object by name."""
@@ -184,9 +239,19 @@ class Classifier:
             if name not in SETTINGS or name == "model":
                 advice = did_you_mean(name, _ARGUMENTS) or advice_on(name)
                 raise ValueError(f"Classifier has no argument {name!r}{advice}")
-        TrainConfig(**self.settings)
+        self._config()
         if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
             raise ValueError(f"validation must be from 0 to below 1, not {self.validation!r}")
+
+    def _config(self) -> TrainConfig:
+        if self.random_state is None:
+            return TrainConfig(**self.settings)
+        if "seed" in self.settings or not isinstance(self.random_state, int | np.integer):
+            raise ValueError(
+                f"random_state must be a whole number, and seed is then left out: they are one setting, "
+                f"not {self.random_state!r}"
+            )
+        return TrainConfig(**self.settings, seed=int(self.random_state))
 
     def _folder(self) -> Path:
         return self._temporary_folder() if self.run is None else Path(self.run)
@@ -196,6 +261,22 @@ class Classifier:
         folder = tempfile.mkdtemp(prefix="hotrows-run-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder)
+
+
+def _followed_by(
+    table: Any, labels: np.ndarray, eval_set: Any, classes: np.ndarray
+) -> tuple[Any, np.ndarray]:
+    """The rows and their labels, with those of `eval_set` behind them."""
+    pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ValueError("eval_set must be one pair (X, y) of rows and labels, or a list of one")
+    others, their_labels = _rows_and_labels(*pair)
+    if missing := [name for name in table.column_names if name not in others.column_names]:
+        raise ValueError(f"eval_set has no column {missing[0]!r}, which X has")
+    if not np.isin(their_labels, classes).all():
+        raise ValueError(f"expected labels of eval_set that y has, {classes[0]!r} and {classes[1]!r}")
+    others = others.select(table.column_names).cast(table.schema)
+    return pyarrow().concat_tables([table, others]), np.concatenate([labels, their_labels])
 
 
 def _with_column(table: Any, name: str, values: np.ndarray) -> tuple[Any, str]:

@@ -93,7 +93,9 @@ class HeldOut:
         if not trainer.data.parts["validation"].rows:
             trainer.steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
             return
-        metrics, epoch_steps = trainer.evaluate("validation"), trainer.reports.epoch_steps
+        with trainer.recommender.calibrating():
+            metrics = trainer.evaluate("validation")
+        epoch_steps = trainer.reports.epoch_steps
         trainer.steps.state = after_evaluation(trainer.state, metrics, trainer.config, epoch_steps)
         trainer.reports.write_evaluation(metrics)
         for callback in trainer.callbacks:
@@ -112,11 +114,12 @@ def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metr
 
 def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
     labels, losses, ranking = recommender.labels, recommender.losses, recommender.ranking
+    bases = recommender.fits_about
     if isinstance(recommender.tasks, int | None):
-        return _metrics(samples, labels[0], losses[0], ranking)
+        return _metrics(samples, labels[0], losses[0], ranking, bases[0])
     by_task = {
-        name: _metrics(_task(samples, t), name, loss, ranking)
-        for t, (name, loss) in enumerate(zip(labels, losses, strict=True))
+        name: _metrics(_task(samples, t), name, loss, ranking, base)
+        for t, (name, loss, base) in enumerate(zip(labels, losses, bases, strict=True))
     }
     return mean_of(by_task) if len(by_task) > 1 else by_task[labels[0]]
 
@@ -140,7 +143,9 @@ def _task(samples: Evaluated, t: int) -> Evaluated:
     return logits[:, t], Targets(targets.labels[:, t], targets.weights[:, t]), groups
 
 
-def _metrics(samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str]) -> Metrics:
+def _metrics(
+    samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], base: float | None
+) -> Metrics:
     logits, targets, groups = samples
     labels, weights = targets.labels, targets.weights
     if weights is not None:  # a weight of 0 counts as no sample
@@ -156,7 +161,7 @@ def _metrics(samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str])
             f"diverged, or this part has numbers that training never saw; lower the learning rates "
             f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
-    return metrics_by(loss, logits, labels, weights, groups, ranking)
+    return metrics_by(loss, logits, labels, weights, groups, ranking, base)
 
 
 def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:

@@ -29,6 +29,7 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.train import evaluate, notes, run_folder
 from hotrows.train.recommender import Recommender, ranking_of
+from hotrows.train.run_state import RunState
 from hotrows.train.vectors import vectors_of
 
 
@@ -162,7 +163,9 @@ def load_run(
     schema = run_folder.read_schema(run)
     predictor = Predictor(_for_reading(config, device), schema, read_only=True, model=model)
     predictor.run = run
-    checkpoint.load(folder, predictor.embedding, predictor.model, data.fingerprint, read_only=True)
+    rows = predictor.embedding
+    stored = checkpoint.load(folder, rows, predictor.model, data.fingerprint, read_only=True)
+    predictor.scale_by(RunState.from_json(stored.fields).scales)
     nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
     return predictor
 

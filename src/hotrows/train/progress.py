@@ -14,6 +14,7 @@ from torch import Tensor
 from hotrows.distributed.comm import Ranks
 from hotrows.distributed.process_group import Sent
 from hotrows.engine.caching import CacheTraffic
+from hotrows.json_file import build
 from hotrows.metrics import Metrics
 from hotrows.pages import notebook
 from hotrows.runtime.device import Device
@@ -91,6 +92,12 @@ class Result:
         metrics = {"validation": self.validation, "test": self.test}
         plain = {part: value.to_json() if value else None for part, value in metrics.items()}
         return {**dataclasses.asdict(self), **plain, "run": self.run.name}
+
+    @staticmethod
+    def from_json(run: Path, fields: dict[str, Any]) -> Result:
+        """The result of `to_json`, of a run in the folder `run`."""
+        parts = {p: Metrics.from_json(fields[p]) if fields[p] else None for p in ("validation", "test")}
+        return build(Result, {**fields, **parts, "run": run})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +95,8 @@ class Recommender:
         # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         self.losses = losses_of(schema, self.tasks, config.loss)
+        # By label, the logit of the base rate about which evaluations fit a scale; None: they fit none.
+        self.fits_about: Sequence[float | None] = (None,) * len(self.losses)
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
@@ -169,6 +172,24 @@ class Recommender:
             for loss, mean in zip(self.losses, of_tasks, strict=True)
         ]
         self.model.begin_at(torch.tensor(first))
+        self._base_logits = [None if mean is None else Loss().first_output(mean) for mean in of_tasks]
+
+    @contextmanager
+    def calibrating(self) -> Iterator[None]:
+        """Lets evaluations fit the scale of each label's logits to their samples, where the config wants
+        predictions calibrated."""
+        if self.config.calibration == "scale":
+            self.fits_about = self._base_logits
+        try:
+            yield
+        finally:
+            self.fits_about = (None,) * len(self.losses)
+
+    def scale_by(self, scales: Sequence[tuple[float, float]]) -> None:
+        """Calibrates predictions from here on, as `RunState.scales` says."""
+        if self.config.calibration == "scale" and scales:
+            pairs = zip(self.losses, scales, strict=True)
+            self.losses = tuple(dataclasses.replace(loss, scale=a, shift=b) for loss, (a, b) in pairs)
 
     def targets(self, batch: Batch) -> Targets:
         """The labels that the model is to predict for a batch, and their weights."""

@@ -126,13 +126,17 @@ class RunCheckpoints:
         load_optimizer(steps.dense_optimizer, stored.tensors)
 
     def load_best(self) -> None:
-        """Waits for the last checkpoint, and reads the best one, unless it is what memory holds."""
+        """Waits for the last checkpoint, and reads the best one, unless it is what memory holds, with the
+        scale of its predictions."""
         self.writer.wait()
         steps, pointer = self._steps, checkpoint.pointed(self._run)
+        state = steps.state
         if pointer is not None and (pointer.best != pointer.last or steps.cached_tables.files):
             folder = checkpoint.folder_of(self._run, "best")
             fingerprint = steps.data.fingerprint
-            checkpoint.load(folder, steps.embedding, steps.model, fingerprint, read_only=True)
+            stored = checkpoint.load(folder, steps.embedding, steps.model, fingerprint, read_only=True)
+            state = RunState.from_json(stored.fields)
+        steps.recommender.scale_by(state.scales)
 
 
 def _first_random_state(steps: StepTrainer) -> Tensor:

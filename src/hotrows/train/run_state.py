@@ -26,6 +26,7 @@ class RunState:
     best: metrics of the checkpoint of best_step; peak: the highest score so far.
     position: in the order of the batches, where the step does not say it: of regrouped data.
     stream: how far the stream was trained, of a run on one.
+    scales: by label, the scale and the shift of logits in predictions, by the last evaluation.
     """
 
     step: int = 0
@@ -37,13 +38,13 @@ class RunState:
     peak: float | None = None
     position: dict[str, Any] | None = None
     stream: StreamState | None = None
+    scales: tuple[tuple[float, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         best = self.best.to_json() if self.best else None
         fields = {**dataclasses.asdict(self), "best": best}
-        if self.stream is None:
-            del fields["stream"]
-        return fields
+        absent = [name for name in ("stream", "scales") if not fields[name]]
+        return {name: value for name, value in fields.items() if name not in absent}
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> RunState:
@@ -61,7 +62,7 @@ def after_evaluation(
     thousand samples would else often choose a model of half an epoch. So it is with logistic regression
     whose weights decay, in all epochs: its loss has one minimum, and each is nearer to it.
     """
-    evaluated = dataclasses.replace(state, evaluated_at=state.step)
+    evaluated = dataclasses.replace(state, evaluated_at=state.step, scales=metrics.scales)
     if math.isnan(metrics.score):  # nothing decides, as where there is no validation part
         return dataclasses.replace(evaluated, best_step=state.step, best=metrics)
     peak = metrics.score if state.peak is None else state.peak

@@ -206,7 +206,8 @@ def dense_optimizer(
     is_captured: its learning rate is a tensor on the device, where a captured step reads it.
     """
     kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
-    options: dict[str, Any] = {"lr": config.dense_lr, "fused": True}
+    decay = config.dense_weight_decay
+    options: dict[str, Any] = {"lr": config.dense_lr, "fused": True, "weight_decay": decay}
     if config.device != "cpu" and config.dense_optimizer == "adagrad":
         options["fused"] = False  # PyTorch has none on a GPU
     if is_captured:

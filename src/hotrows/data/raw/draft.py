@@ -33,6 +33,7 @@ from hotrows.data.raw.kinds import (
     column_of_kind,
     quantiles,
 )
+from hotrows.data.raw.suspects import giveaways, neighbours_unlike
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
@@ -87,6 +88,13 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
+    by_name = {column.name: column for column in columns}
+    read_columns = [column for name, column in by_name.items() if name in used]
+    notes[:0] = [
+        f"{name!r} alone ranks the label with an AUC of {auc:.4f}: is it known before the label? If not, "
+        f"leave it out"
+        for name, auc in giveaways(read_columns, target, by_name[column_of(target)])
+    ]
     used |= {drafting.time.column} if drafting.time else set()
     if twice := [
         name for name, num in Counter(c.name for c in columns).items() if num > 1 and name in used
@@ -305,10 +313,16 @@ class _Drafting:
         low, middle, high = quantiles(column.counts, 0.01, 0.5, 0.99)
         repeats = 2 * len(column.counts) < len(column.values) - column.missing
         is_far = (low >= 100 and repeats) or high >= 1 << 31
-        if is_far or (repeats and middle > 1000):
+        if is_far or (repeats and middle > 1000 and neighbours_unlike(column.counts) is None):
             what = "ids, but may be an amount" if is_far else "an amount, but may be ids"
             self.notes.append(f"{column.name!r} is read as {what}: whole numbers, far from 0")
-        return is_far
+        unlike = None if is_far else neighbours_unlike(column.counts)
+        if unlike is not None:
+            self.notes.append(
+                f"{column.name!r} is read as ids: numbers next to each other are not alike in how often "
+                f"they come (correlation {unlike:.2f}), as amounts are"
+            )
+        return is_far or unlike is not None
 
 
 def _is_time_by_magnitude(column: Column) -> bool:
