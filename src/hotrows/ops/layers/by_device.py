@@ -70,7 +70,8 @@ def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callabl
 def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
     """Makes the schema of an op from annotations such as `Tensor | None` and `Sequence[int]`."""
     signature = inspect.signature(reference)
-    arguments = [f"{_type(p.annotation)} {p.name}" for p in signature.parameters.values()]
+    parameters = signature.parameters.values()
+    arguments = [f"{_type(p.annotation)} {p.name}{_default(p.default)}" for p in parameters]
     for number, name in enumerate(changes):
         places = (n for n, argument in enumerate(arguments) if argument.endswith(f" {name}"))
         place = next(places)
@@ -78,6 +79,10 @@ def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
         arguments[place] = arguments[place].replace("Tensor", alias, 1)
     returns = signature.return_annotation.replace("tuple[", "(").replace("]", ")")
     return f"({', '.join(arguments)}) -> {_type(returns)}"
+
+
+def _default(value: Any) -> str:
+    return "=None" if value is None else ""
 
 
 def _type(annotation: str) -> str:
