@@ -37,7 +37,7 @@ class PackPlan:
     bags: the bag of each id; None: one id per bag.
     weights: the factor of each id's vector, float32 in the engine; None: 1.
     sequence_starts: by sequence feature, the first element of each sample among all, and the end.
-    sequence_sizes: of each sequence, in the order of the pack, its bags with padding; None: there is none.
+    sequence_sizes: of each sequence, in the pack's order, its bags with padding; None: there is none.
     """
 
     rows: Int64[Tensor, "U"]
@@ -58,9 +58,9 @@ class PackPlan:
         return self.rows.numel()
 
     def padded(self, sequences: Sequence[str] = ()) -> PackPlan:
-        """With as many rows as ids: row -1 is padding, has slot 0 and an empty run. Lists are padded first.
+        """With as many rows as ids: row -1 is padding, has slot 0 and an empty run.
 
-        sequences: the feature of each sequence of the pack, in order.
+        Lists are padded first. sequences: the feature of each sequence of the pack, in order.
 
         rows [3, 7], starts [0, 1, 3]  ->  rows [3, 7, -1], starts [0, 1, 3, 3]
         """
@@ -76,8 +76,8 @@ class PackPlan:
     def _with_padded_lists(
         self, sequences: Sequence[str], bag_starts: Int32[Tensor, "{self.num_bags}+1"]
     ) -> PackPlan:
-        """With empty bags behind those of each sequence, and behind all ids some that no bag has, up to the
-        next of the sizes of lists."""
+        """With empty bags behind those of each sequence, and behind all ids some that no bag has, up to
+        the next of the sizes of lists."""
         starts = self.sequence_starts or {}
         lengths = [int(starts[name][-1]) for name in sequences]
         pooled = self.num_bags - sum(lengths)
@@ -227,7 +227,7 @@ class Plan:
     _repr_html_ = notebook.plan
 
     def padded(self, sequences: Sequence[Sequence[str]]) -> Plan:
-        """With padded packs; micro-batches are not padded. sequences: the features of those of each pack."""
+        """With padded packs; micro-batches are not padded. sequences: by pack, the features of its own."""
         if self.micro_batches:
             return self
         pairs = zip(self.packs, sequences, strict=True)

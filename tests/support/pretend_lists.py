@@ -1,6 +1,6 @@
 """Ops of lists on the pretended GPU, for which plain PyTorch takes the place of kernels.
 
-Kernels skip padding: positions behind the last list add nothing and get zeros. Plain PyTorch is given none.
+Kernels skip padding: positions behind the last list add nothing and get zeros. PyTorch is given none.
 """
 
 import torch

@@ -205,7 +205,7 @@ class _Tells(nn.Module):
 
 
 def _shuffled(rows: Tensor, offsets: Tensor) -> Tensor:
-    """A random order of rows, all elements of lists but the first; on a GPU what follows them stays there."""
+    """A random order of rows, the elements of lists but the first; padding behind them stays there."""
     if not offsets.is_cuda:
         return torch.randperm(len(rows), device=rows.device)
     keys = torch.rand(len(rows), device=rows.device)

@@ -38,7 +38,7 @@ def moments_remembered(
     eps: float, real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The mean of each feature over M > 1 rows and 1 / sqrt(var + eps), [H] both; moves running averages
-    as `remember` does. real: on a GPU, [1] int64, how many of the rows count, the first ones; None: all."""
+    as `remember` does. real: on a GPU, [1] int64, the number of rows that count, the first; None: M."""
     averages = running_mean, running_var, num_batches
     if not takes(x):
         return by_device(moments_remembered_reference, x, *averages, momentum, eps, real)
