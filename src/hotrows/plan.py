@@ -227,7 +227,7 @@ class Plan:
     _repr_html_ = notebook.plan
 
     def padded(self, sequences: Sequence[Sequence[str]]) -> Plan:
-        """With padded packs; micro-batches are not padded. sequences: by pack, the features of its own."""
+        """With padded packs; micro-batches are not padded. sequences: by pack, the features of those."""
         if self.micro_batches:
             return self
         pairs = zip(self.packs, sequences, strict=True)
