@@ -11,6 +11,7 @@ is the reference, whose parts are fused with what is around them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -51,18 +52,29 @@ def by_device(reference: Callable[..., Any], *args: Any) -> Any:
     """Calls the op of a reference if its first argument is on a GPU, else the reference itself."""
     if not args[0].is_cuda or torch.compiler.is_compiling():
         return reference(*args)
-    return getattr(torch.ops.hotrows, reference.__name__.removesuffix("_reference"))(*args)
+    return _op_of(reference)(*args)
+
+
+@functools.cache
+def _op_of(reference: Callable[..., Any]) -> Callable[..., Any]:
+    return getattr(torch.ops.hotrows, reference.__name__.removesuffix("_reference")).default
 
 
 def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
+    @functools.cache
+    def found() -> tuple[Callable[..., Any], Callable[..., bool] | None]:
         kernels = importlib.import_module(f"hotrows.ops.triton.{module}")
-        floats = [t for t in args if isinstance(t, Tensor) and t.is_floating_point()]
-        in_float32 = all(t.dtype == torch.float32 for t in floats)
-        if not in_float32 or not getattr(kernels, "takes", lambda *_: True)(*args):
+        return getattr(kernels, name), getattr(kernels, "takes", None)
+
+    def run(*args: Any) -> Any:
+        kernel, takes = found()
+        for t in args:
+            if isinstance(t, Tensor) and t.dtype != torch.float32 and t.is_floating_point():
+                return reference(*args)
+        if takes is not None and not takes(*args):
             return reference(*args)
         with torch.cuda.device_of(args[0]):
-            return getattr(kernels, name)(*args)
+            return kernel(*args)
 
     return run
 

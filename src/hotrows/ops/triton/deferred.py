@@ -42,7 +42,7 @@ def catch_up(
         return
     changes = _changes(num_rows, bounds, squares)
     sizes, tile = _sizes(kind, targets, ELEMENTS)
-    _catch_up[(triton.cdiv(num_rows, tile["ROWS"]),)](
+    _catch_up[(launch.cdiv(num_rows, tile["ROWS"]),)](
         _lines(targets), slots, bounds, changes, *sizes, **tile, **_FEW, CHECK=CHECK,
         TINY=torch.finfo(targets[0].weights.dtype).eps / 16,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def update(
     changes = _changes(slots.numel(), bounds, squares)
     sizes, tile = _sizes(kind, targets, launch.BAG_ELEMENTS)
     runs = grad, order, starts, bags, weights, heads, tails
-    _step[(triton.cdiv(slots.numel(), tile["ROWS"]),)](
+    _step[(launch.cdiv(slots.numel(), tile["ROWS"]),)](
         _lines(targets), slots, bounds, *runs, scales, changes, *sizes, **tile, **launch.OPTIONS,
         WINDOW=launch.WINDOW, UNROLL=launch.UNROLL,
     )  # fmt: skip
@@ -92,7 +92,7 @@ def lookup(
     elements = launch.GATHER_ELEMENTS if bag_starts is None else launch.BAG_ELEMENTS
     sizes, tile = _sizes("none", targets, elements)
     if num_bags:
-        _look_up[(triton.cdiv(num_bags, tile["ROWS"]),)](
+        _look_up[(launch.cdiv(num_bags, tile["ROWS"]),)](
             _lines(targets), slots, bounds, inverse, bag_starts, weights, out, num_bags,
             *sizes, **tile, **launch.OPTIONS, UNROLL=launch.UNROLL,
         )  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.triton import launch
 from hotrows.ops.triton.turns import counts, is_last
 
 _ROWS, _COLUMNS = 64, 32  # of a tile: 16 numbers a thread
@@ -40,7 +41,7 @@ def _statistics(
     x, (num, width) = x.contiguous(), x.shape
     mean, spread = x.new_empty(width), x.new_empty(width)
     num_chunks, tiles = _chunks(num)
-    parts, columns = x.new_empty(num_chunks, 2, width), triton.cdiv(width, _COLUMNS)
+    parts, columns = x.new_empty(num_chunks, 2, width), launch.cdiv(width, _COLUMNS)
     running = running_mean, running_var, num_batches, counts(columns, x.device)
     unbiased = num / max(num - 1, 1)
     _moments[(num_chunks, columns)](
@@ -56,7 +57,7 @@ def remember(
     width, rstd = len(mean), torch.empty_like(mean)
     unbiased = num_rows / (num_rows - 1)
     running = running_mean, running_var, num_batches
-    _remember[(triton.cdiv(width, _COLUMNS),)](
+    _remember[(launch.cdiv(width, _COLUMNS),)](
         mean, var, *running, rstd, unbiased, momentum, eps, H=width
     )
     return rstd
@@ -117,7 +118,7 @@ def _elementwise(kernel, *inputs) -> Tensor:
     """inputs[0]: [M, H], as is the result."""
     (num, width), out = inputs[0].shape, torch.empty_like(inputs[0])
     if out.numel() > 0:
-        grid = triton.cdiv(num, _ROWS), triton.cdiv(width, _COLUMNS)
+        grid = launch.cdiv(num, _ROWS), launch.cdiv(width, _COLUMNS)
         kernel[grid](*inputs, out, num, H=width)
     return out
 
@@ -129,7 +130,7 @@ def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
     parts = inputs[0].new_empty(num_chunks, num_sums, width)
     if num == 0:
         return inputs[0].new_zeros(num_sums, width)
-    columns, sums = triton.cdiv(width, _COLUMNS), parts.new_empty(num_sums, width)
+    columns, sums = launch.cdiv(width, _COLUMNS), parts.new_empty(num_sums, width)
     count = counts(columns, sums.device)
     kernel[(num_chunks, columns)](*inputs, parts, sums, count, num, tiles, H=width, BC=_CHUNKS)
     return sums
@@ -137,9 +138,9 @@ def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
 
 def _chunks(num: int) -> tuple[int, int]:
     """How many chunks of rows there are, and how many tiles each has."""
-    num_tiles = max(triton.cdiv(num, _ROWS), 1)
-    tiles = triton.cdiv(num_tiles, _MOST_CHUNKS)
-    return triton.cdiv(num_tiles, tiles), tiles
+    num_tiles = max(launch.cdiv(num, _ROWS), 1)
+    tiles = launch.cdiv(num_tiles, _MOST_CHUNKS)
+    return launch.cdiv(num_tiles, tiles), tiles
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles", "unbiased", "momentum", "eps"])
