@@ -19,10 +19,9 @@ _POSITIONS = {
 
 
 def _without_padding(name, arguments, results):
-    op = getattr(torch.ops.hotrows, name)
-    place = [argument.name for argument in op.default._schema.arguments].index("offsets")
-
     def run(*args):
+        op = getattr(torch.ops.hotrows, name)
+        place = [argument.name for argument in op.default._schema.arguments].index("offsets")
         args, real = list(args), int(args[place][-1])
         num = args[2] if name == "last_of_backward" else len(args[arguments[0]])
         for position in arguments:
