@@ -285,7 +285,7 @@ class TrainConfig:
     cuda_graph: bool | None = setting(
         None,
         "Launch whole steps as CUDA graphs",
-        unset="yes on CUDA, if steps have equal sizes",
+        unset="yes on CUDA, if a step can be captured",
         changes="no bit",
     )
     streams: int = setting(

@@ -82,14 +82,14 @@ class PackPlan:
         lengths = [int(starts[name][-1]) for name in sequences]
         pooled = self.num_bags - sum(lengths)
         sizes = [padded_size(length) for length in lengths]
+        assert self.bags is not None, "where bags begin is known with whose each id is"
         parts, bags, shift = [bag_starts[:pooled]], self.bags, 0
         ends = itertools.accumulate(lengths, initial=pooled)
         for (begin, end), size in zip(itertools.pairwise(ends), sizes, strict=True):
             empty = size - (end - begin)
             parts += [bag_starts[begin:end], bag_starts[end].expand(empty)]
             shift += empty
-            if bags is not None and shift:  # those behind come later
-                bags = torch.where(self.bags >= end, self.bags + shift, bags)
+            bags = torch.where(self.bags >= end, self.bags + shift, bags)
         missing = padded_size(int(bag_starts[pooled])) + sum(sizes) - self.inverse.numel()
         return replace(
             self,
@@ -97,7 +97,7 @@ class PackPlan:
             order=functional.pad(self.order, (0, missing)),
             num_bags=pooled + sum(sizes),
             bag_starts=torch.cat([*parts, bag_starts[-1:]]),
-            bags=None if bags is None else functional.pad(bags, (0, missing)),
+            bags=functional.pad(bags, (0, missing)),
             weights=None if self.weights is None else functional.pad(self.weights, (0, missing)),
             sequence_sizes=tuple(sizes),
         )

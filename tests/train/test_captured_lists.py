@@ -19,9 +19,9 @@ from hotrows.plan import PackPlan, padded_size
 from hotrows.schema import Schema, Sequence, Sparse
 from hotrows.train import Trainer, cuda_graph
 from tests.support import pretend
+from tests.support.captures import Captures
 from tests.support.clicks import SCHEMA, table
 from tests.support.devices import assert_same, on_device
-from tests.train.test_step import Captures
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -19,6 +19,7 @@ from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.step import Step, dense_optimizer
 from tests.support import pretend
+from tests.support.captures import Captures
 from tests.support.runs import schema, write_rows
 
 CONFIG = TrainConfig(
@@ -32,29 +33,6 @@ def encoded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     raw = write_rows(folder / "raw.csv", rows=700)
     return data.prepare([raw], schema(), folder / "enc", split="position:0.95,0,0.05")
-
-
-class Captures:
-    """Counts how often each graph of a device is launched."""
-
-    def __init__(self):
-        self.launched = []
-
-    def of(self, device):
-        """Counts those of a device, or of all devices of a class."""
-        capture = device.capture
-
-        def counted(*of_capture):
-            number, replay = len(self.launched), capture(*of_capture)
-            self.launched.append(0)
-
-            def launch():
-                self.launched[number] += 1
-                return replay()
-
-            return launch
-
-        device.capture = counted
 
 
 def trained(encoded, config, captures=None, scales=(1.0, 0.5)):

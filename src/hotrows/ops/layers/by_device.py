@@ -62,12 +62,12 @@ def _op_of(reference: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
     @functools.cache
-    def found() -> tuple[Callable[..., Any], Callable[..., bool] | None]:
+    def kernel_and_takes() -> tuple[Callable[..., Any], Callable[..., bool] | None]:
         kernels = importlib.import_module(f"hotrows.ops.triton.{module}")
         return getattr(kernels, name), getattr(kernels, "takes", None)
 
     def run(*args: Any) -> Any:
-        kernel, takes = found()
+        kernel, takes = kernel_and_takes()
         for t in args:
             if isinstance(t, Tensor) and t.dtype != torch.float32 and t.is_floating_point():
                 return reference(*args)

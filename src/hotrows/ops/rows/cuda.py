@@ -33,13 +33,13 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
 def _in_triton(name: str) -> Callable[..., Any]:
     @functools.cache
-    def found() -> Callable[..., Any]:
+    def kernel() -> Callable[..., Any]:
         return getattr(importlib.import_module("hotrows.ops.triton"), name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         device = next(arg.device for arg in args if isinstance(arg, Tensor) and arg.is_cuda)
         with torch.cuda.device(device):
-            return found()(*args, **kwargs)
+            return kernel()(*args, **kwargs)
 
     return run
 
