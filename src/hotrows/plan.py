@@ -83,21 +83,21 @@ class PackPlan:
         pooled = self.num_bags - sum(lengths)
         sizes = [padded_size(length) for length in lengths]
         assert self.bags is not None, "where bags begin is known with whose each id is"
-        parts, bags, shift = [bag_starts[:pooled]], self.bags, 0
+        first, shift = int(bag_starts[pooled]), 0
+        parts, bags = [bag_starts[:pooled]], [self.bags[:first]]
+        missing = padded_size(first) + sum(sizes) - self.inverse.numel()
         ends = itertools.accumulate(lengths, initial=pooled)
         for (begin, end), size in zip(itertools.pairwise(ends), sizes, strict=True):
-            empty = size - (end - begin)
-            parts += [bag_starts[begin:end], bag_starts[end].expand(empty)]
-            shift += empty
-            bags = torch.where(self.bags >= end, self.bags + shift, bags)
-        missing = padded_size(int(bag_starts[pooled])) + sum(sizes) - self.inverse.numel()
+            parts += [bag_starts[begin:end], bag_starts[end].expand(size - (end - begin))]
+            bags.append(self.bags[int(bag_starts[begin]) : int(bag_starts[end])] + shift)
+            shift += size - (end - begin)
         return replace(
             self,
             inverse=functional.pad(self.inverse, (0, missing)),
             order=functional.pad(self.order, (0, missing)),
             num_bags=pooled + sum(sizes),
             bag_starts=torch.cat([*parts, bag_starts[-1:]]),
-            bags=functional.pad(bags, (0, missing)),
+            bags=functional.pad(torch.cat(bags), (0, missing)),
             weights=None if self.weights is None else functional.pad(self.weights, (0, missing)),
             sequence_sizes=tuple(sizes),
         )
