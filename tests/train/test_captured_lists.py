@@ -68,6 +68,14 @@ def test_a_captured_run_on_lists_has_the_bits_of_one_that_is_not(encoded, tmp_pa
     assert 1 + (name != "deepfm") <= len(captures.launched) <= 8 and sum(captures.launched) > 8
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_on_a_real_device_a_captured_run_on_lists_has_the_bits_of_its_steps(encoded, tmp_path, name):
+    on_device(encoded, config_of(name, cuda_graph=False), tmp_path / "launched", "real")
+    on_device(encoded, config_of(name, cuda_graph=True), tmp_path / "captured", "real")
+    assert_same(tmp_path / "launched", tmp_path / "captured")
+
+
 def histories(lengths, others=None):
     """Rows with a history of items and one of shops, of these lengths."""
     random, num = np.random.default_rng(0), len(lengths)
