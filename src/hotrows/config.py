@@ -292,7 +292,7 @@ class TrainConfig:
     cuda_graph: bool | None = setting(
         None,
         "Launch whole steps as CUDA graphs",
-        unset="yes on CUDA, if steps have equal sizes",
+        unset="yes on CUDA, if a step can be captured",
         changes="no bit",
     )
     streams: int = setting(

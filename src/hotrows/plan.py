@@ -12,8 +12,11 @@ order[starts[u] : starts[u + 1]], in the order of the batch. Gradients are summe
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,6 +37,7 @@ class PackPlan:
     bags: the bag of each id; None: one id per bag.
     weights: the factor of each id's vector, float32 in the engine; None: 1.
     sequence_starts: by sequence feature, the first element of each sample among all, and the end.
+    sequence_sizes: of each sequence, in the pack's order, its bags with padding; None: there is none.
     """
 
     rows: Int64[Tensor, "U"]
@@ -46,23 +50,56 @@ class PackPlan:
     bags: Int32[Tensor, "N"] | None = None
     weights: Float[Tensor, "N"] | None = None
     sequence_starts: dict[str, Int64[Tensor, "_"]] | None = None
+    sequence_sizes: tuple[int, ...] | None = None
 
     @property
     def num_rows(self) -> int:
         """U, the number of distinct rows."""
         return self.rows.numel()
 
-    def padded(self) -> PackPlan:
+    def padded(self, sequences: Sequence[str] = ()) -> PackPlan:
         """With as many rows as ids: row -1 is padding, has slot 0 and an empty run.
+
+        Lists are padded first. sequences: the feature of each sequence of the pack, in order.
 
         rows [3, 7], starts [0, 1, 3]  ->  rows [3, 7, -1], starts [0, 1, 3, 3]
         """
-        num_ids, missing = self.inverse.numel(), self.inverse.numel() - self.num_rows
+        plan = self if self.bag_starts is None else self._with_padded_lists(sequences, self.bag_starts)
+        num_ids, missing = self.inverse.numel(), plan.inverse.numel() - self.num_rows
         return replace(
-            self,
+            plan,
             rows=functional.pad(self.rows, (0, missing), value=-1),
             slots=functional.pad(self.slots, (0, missing)),
             starts=functional.pad(self.starts, (0, missing), value=num_ids),
+        )
+
+    def _with_padded_lists(
+        self, sequences: Sequence[str], bag_starts: Int32[Tensor, "{self.num_bags}+1"]
+    ) -> PackPlan:
+        """With empty bags behind those of each sequence, and behind all ids some that no bag has, up to
+        the next of the sizes of lists."""
+        starts = self.sequence_starts or {}
+        lengths = [int(starts[name][-1]) for name in sequences]
+        pooled = self.num_bags - sum(lengths)
+        sizes = [padded_size(length) for length in lengths]
+        assert self.bags is not None, "where bags begin is known with whose each id is"
+        first, shift = int(bag_starts[pooled]), 0
+        parts, bags = [bag_starts[:pooled]], [self.bags[:first]]
+        missing = padded_size(first) + sum(sizes) - self.inverse.numel()
+        ends = itertools.accumulate(lengths, initial=pooled)
+        for (begin, end), size in zip(itertools.pairwise(ends), sizes, strict=True):
+            parts += [bag_starts[begin:end], bag_starts[end].expand(size - (end - begin))]
+            bags.append(self.bags[int(bag_starts[begin]) : int(bag_starts[end])] + shift)
+            shift += size - (end - begin)
+        return replace(
+            self,
+            inverse=functional.pad(self.inverse, (0, missing)),
+            order=functional.pad(self.order, (0, missing)),
+            num_bags=pooled + sum(sizes),
+            bag_starts=torch.cat([*parts, bag_starts[-1:]]),
+            bags=functional.pad(torch.cat(bags), (0, missing)),
+            weights=None if self.weights is None else functional.pad(self.weights, (0, missing)),
+            sequence_sizes=tuple(sizes),
         )
 
     def narrowed(self, num_rows: int) -> PackPlan:
@@ -189,11 +226,12 @@ class Plan:
 
     _repr_html_ = notebook.plan
 
-    def padded(self) -> Plan:
-        """With padded packs, where every bag has one id; micro-batches and lists are not padded."""
+    def padded(self, sequences: Sequence[Sequence[str]]) -> Plan:
+        """With padded packs; micro-batches are not padded. sequences: by pack, the features of those."""
         if self.micro_batches:
             return self
-        packs = {id(p): p if p.bag_starts is not None else p.padded() for p in self.packs}
+        pairs = zip(self.packs, sequences, strict=True)
+        packs = {id(pack): pack.padded(names) for pack, names in pairs}
         return replace(self, packs=tuple(packs[id(pack)] for pack in self.packs))
 
     @property
@@ -206,3 +244,10 @@ class Plan:
         """This rank's fraction of all samples: the factor of its mean loss, so that gradients summed
         over ranks are those of the mean over all samples."""
         return self.batch_size / self.global_size if self.global_size else 1.0
+
+
+def padded_size(num: int) -> int:
+    """The next of the sizes that lists are padded to, four of them from each power of two to the next:
+    4, 5, 6, 7, 8, 10, 12, 14, 16, 20, .. Full batches of lists then have few sizes."""
+    step = 1 << max(num.bit_length() - 3, 0)
+    return -(-num // step) * step

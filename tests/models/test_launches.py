@@ -57,7 +57,7 @@ def encoded(tmp_path_factory):
     [
         ("din", {"form": "paper"}, 40),
         ("din", {"form": "code"}, 70),
-        ("dien", {}, 60),
+        ("dien", {}, 64),
         ("dien", {"auxiliary": 0.0}, 54),
         ("can", {}, 38),
         ("mmoe", {}, 80),

@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hotrows import ops
 from hotrows.ops.rows import reference
 from hotrows.runtime.device import Cuda, Device
+from tests.support import pretend_lists
 from tests.support.pretend_graph import Driver, Held, depends_on_values
 from tests.support.pretend_order import Memory, Order
 
@@ -69,6 +70,7 @@ def _sum_gradients(grad, *runs):
 # A device skips padding; the native core is never given any, nor gradients in float64.
 _KERNELS = {
     "hotrows::pool": _pool, "hotrows::update": _update, "hotrows::sum_gradients": _sum_gradients,
+    **pretend_lists.KERNELS,
 }  # fmt: skip
 
 

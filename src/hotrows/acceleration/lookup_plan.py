@@ -110,9 +110,9 @@ def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
     """
     weights = distinct_weights(calls)
     table_numbers = {id(weight): t for t, weight in enumerate(weights)}
-    sizes = [weight.shape[0] for weight in weights]
-    begins = [0, *itertools.accumulate(sizes)][:-1]
     with NO_TORCH_FUNCTION():
+        sizes = [weight.shape[0] for weight in weights]
+        begins = [0, *itertools.accumulate(sizes)][:-1]
         if group_of(weights[0]) is not None:
             begins = [_first_row(weight) for weight in weights]
             calls = [replace(call, ids=call.ids.cpu()) for call in calls]
@@ -220,8 +220,8 @@ def _rows(calls: Sequence[LookupCall], first_rows: Sequence[int], num_rows: Sequ
         tables = (constant(of_span, device) for of_span in numbers)
         span_rows, _, _, bad = ops.resolve(span_ids.long(), None, sizes[begin], *tables, 0)
         known = span_ids if device.type == "cpu" else None
-        tables_of_span = [(_name_of(call.weight), len(call.weight)) for call in calls[begin:end]]
-        errors.check(bad, functools.partial(_outside, tables_of_span, sizes[begin], known))
+        weights = [call.weight for call in calls[begin:end]]
+        errors.check(bad, functools.partial(_outside, weights, sizes[begin], known))
         rows.append(span_rows)
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 
@@ -231,9 +231,10 @@ def _name_of(weight: Tensor) -> str:
     return "" if table is None else f" {table.names[0]}"
 
 
-def _outside(tables: Sequence[tuple[str, int]], size: int, ids: Tensor | None, bad: int) -> IndexError:
-    """tables: name and number of rows of each lookup, of `size` ids; ids: of all, if they are at hand."""
-    name, num_rows = tables[bad // size]
+def _outside(weights: Sequence[Tensor], size: int, ids: Tensor | None, bad: int) -> IndexError:
+    """weights: the table of each lookup, of `size` ids; ids: of all, if they are at hand."""
+    weight = weights[bad // size]
+    name, num_rows = _name_of(weight), len(weight)
     which = f"the id at place {bad % size}" if ids is None else f"id {int(ids[bad])}"
     return IndexError(
         f"index out of range in self: {which} is looked up in table{name} of {num_rows} "

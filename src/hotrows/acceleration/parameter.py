@@ -68,6 +68,9 @@ class TableParameter(nn.Parameter):
                 torch._dynamo.graph_break()
             with NO_TORCH_FUNCTION():
                 return func(*args, **kwargs)
+        if func in _NOT_READING:  # often; what keeps a compiler away from the others takes its time
+            with NO_TORCH_FUNCTION():
+                return func(*args, **kwargs)
         return _intercept(func, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -105,7 +108,7 @@ skip_code(TableParameter.__torch_function__.__func__.__code__)  # type: ignore[a
 @torch.compiler.disable
 def _intercept(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     # A compiler describes the weight, and reads no numbers.
-    if func in _NOT_READING or (func is Tensor.untyped_storage and torch.compiler.is_compiling()):
+    if func is Tensor.untyped_storage and torch.compiler.is_compiling():
         with NO_TORCH_FUNCTION():
             return func(*args, **kwargs)
     handler = None if torch.jit.is_tracing() else _HANDLERS.get(func)

@@ -256,13 +256,14 @@ class Embedding:
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
 
-        Ids stay in host memory. padded: with rows that are padding, so that the tensors of every full
-        batch have equal sizes.
+        Ids stay in host memory. padded: with padding, so that the tensors of every full batch have equal
+        sizes, or one of a few where it has lists.
         """
         if plan.on_device:
             assert self.device_planner is not None
             return self.device_planner.upload(batch, plan)
-        return on_device.upload(self.device, batch, plan, padded)
+        sequences = [[name for name, _ in pack.sequences] for pack in self.packs]
+        return on_device.upload(self.device, batch, plan, plan.padded(sequences) if padded else plan)
 
     def to_device(self, batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
         """A batch and its plan on the device, for what the calling thread does next."""

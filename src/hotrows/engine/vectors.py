@@ -101,7 +101,8 @@ class Vectors:
     def sequence(
         self, feature: str, role: str = "vector"
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "{self._plan.batch_size}+1"]]:
-        """The vectors of a sequence feature, and where each sample's begin."""
+        """The vectors of a sequence feature, and where each sample's begin. On a device zeros may follow
+        the last sample's (`Model.takes_padding`)."""
         for p, pack in enumerate(self.packs):
             starts = self._plan.packs[p].sequence_starts
             if starts is not None and (feature, role) in pack.sequence_of:
@@ -140,10 +141,10 @@ class Vectors:
     def _split(self, p: int) -> tuple[Tensor, ...]:
         """A pack's leaf: what is pooled, [B, F, D], then each sequence."""
         if p not in self._parts:
-            starts = self._on_host.packs[p].sequence_starts
+            starts, padded = self._on_host.packs[p].sequence_starts, self._plan.packs[p].sequence_sizes
             assert starts is not None
             leaf, shape = self.leaves[p], self._shape_of_pooled(p)
-            sizes = [int(starts[name][-1]) for name, _ in self.packs[p].sequences]
+            sizes = list(padded or [int(starts[name][-1]) for name, _ in self.packs[p].sequences])
             sizes.insert(0, shape[0] * shape[1])
             if leaf.requires_grad and not torch.compiler.is_compiling():
                 pooled, *parts = _Parts.apply(leaf, shape, sizes)

@@ -75,11 +75,10 @@ class CAN(InterestModel):
     def more(self, vectors: LookedUpVectors) -> list[Tensor]:
         weights = [vectors[giver, WEIGHTS] for giver, _ in self.pairs]
         feeds = [self._feed(vectors, name) for _, name in self.pairs]
-        if isinstance(feeds[0][1], PaddedLists):  # which have no offsets to go on with
+        # Padding has no place within lists that are laid end to end.
+        if len(feeds) == 1 or isinstance(feeds[0][1], PaddedLists) or weights[0].is_cuda:
             pairs = zip(weights, feeds, strict=True)
             return [self.co_action(of_pair, *feed) for of_pair, feed in pairs]
-        if len(feeds) == 1:
-            return [self.co_action(weights[0], *feeds[0])]
         begins = itertools.accumulate((len(values) for values, _ in feeds[:-1]), initial=0)
         starts = [lists for _, lists in feeds if isinstance(lists, Tensor)]
         offsets = [first + begin for first, begin in zip(starts, begins, strict=True)]

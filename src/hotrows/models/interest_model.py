@@ -25,6 +25,8 @@ class InterestModel(Model):
     histories: as `histories_of` takes them.
     """
 
+    takes_padding = True
+
     def __init__(self, schema: Schema, dim: int, histories: Sequence[str | Sequence[str]] | None) -> None:
         super().__init__()
         tables.check(schema, type(self).__name__, ids=True)

@@ -27,7 +27,7 @@ from hotrows.nn import (
     pool_jagged,
     samples_of,
 )
-from hotrows.nn.jagged_products import Lists, widened
+from hotrows.nn.jagged_products import Lists, num_real, widened
 from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers.next_element import next_element_loss, next_element_loss_backward
 
@@ -174,20 +174,22 @@ class EvolvingInterest(OfRequests):
         num_samples: of shared lists, [R], how many samples each counts for; None: one.
         """
         if self.tells is None and states.is_cuda and not torch.compiler.is_compiling():
-            others = torch.randperm(max(len(past) - 1, 0), device=past.device)
+            others = _shuffled(past[1:], offsets)
             return _NextElementLoss.apply(states, widened(past), offsets, others, num_samples)
-        sample = samples_of(offsets, len(past))
+        sample, real = samples_of(offsets, len(past)), num_real(offsets)
         weight = sample[1:] == sample[:-1]
+        if real is not None:
+            weight, real = weight & (sample[1:] < len(offsets) - 1), real - 1
         if num_samples is not None:
             weight = weight * num_samples[sample[1:]]
-        others = _Shuffled.apply(past[1:])
-        ones = functional.softplus(-self._told(states[:-1], past[1:]))
-        zeros = functional.softplus(self._told(states[:-1], others))
+        others = _Shuffled.apply(past[1:], _shuffled(past[1:], offsets))
+        ones = functional.softplus(-self._told(states[:-1], past[1:], real))
+        zeros = functional.softplus(self._told(states[:-1], others, real))
         return ((ones + zeros) * weight).sum() / weight.sum().clamp(min=1)
 
-    def _told(self, states: Tensor, elements: Tensor) -> Tensor:
+    def _told(self, states: Tensor, elements: Tensor, real: Tensor | None) -> Tensor:
         """[M] logits: how well each element goes with the state before it."""
-        return (states * elements).sum(1) if self.tells is None else self.tells(states, elements)
+        return (states * elements).sum(1) if self.tells is None else self.tells(states, elements, real)
 
 
 class _Tells(nn.Module):
@@ -198,16 +200,24 @@ class _Tells(nn.Module):
         self.norm = BatchNorm(2 * dim)
         self.layers = MLP((2 * dim, *hidden, 1), activation="sigmoid")
 
-    def forward(self, states: Tensor, elements: Tensor) -> Tensor:
-        return self.layers(self.norm(torch.cat([states, elements], 1))).squeeze(1)
+    def forward(self, states: Tensor, elements: Tensor, real: Tensor | None = None) -> Tensor:
+        return self.layers(self.norm(torch.cat([states, elements], 1), real)).squeeze(1)
+
+
+def _shuffled(rows: Tensor, offsets: Tensor) -> Tensor:
+    """A random order of rows, the elements of lists but the first; padding behind them stays there."""
+    if not offsets.is_cuda:
+        return torch.randperm(len(rows), device=rows.device)
+    keys = torch.rand(len(rows), device=rows.device)
+    is_behind = torch.arange(1, len(rows) + 1, device=rows.device) >= offsets[-1:]
+    return keys.masked_fill_(is_behind, 1.0).argsort(stable=True)
 
 
 class _Shuffled(torch.autograd.Function):
-    """Rows in a random order; being a permutation, its gradient needs no sum."""
+    """Rows in another order; being a permutation, its gradient needs no sum."""
 
     @staticmethod
-    def forward(ctx, rows):
-        order = torch.randperm(len(rows), device=rows.device)
+    def forward(ctx, rows, order):
         ctx.save_for_backward(order)
         return rows[order]
 
@@ -217,7 +227,7 @@ class _Shuffled(torch.autograd.Function):
         (order,) = ctx.saved_tensors
         back = torch.empty_like(grad)
         back[order] = grad
-        return back
+        return back, None
 
 
 class _NextElementLoss(torch.autograd.Function):

@@ -22,6 +22,8 @@ class Model(nn.Module):
     labels: the labels it predicts, one logit each; None: a single one, which the run names.
     first_layer_roles: roles whose vectors it reads through `vectors.joined` alone, whose only reader
         is an `MLP`.
+    takes_padding: True if vectors of no sample may follow those of its sequences, from offsets[-1] on, as
+        they do in training on a GPU: zeros, which no result or statistic of its may depend on.
 
     and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
     [B, num_dense] float32, returns logits: [B] float32, or [B, T] where it has labels. In training
@@ -34,6 +36,7 @@ class Model(nn.Module):
     histories: tuple[History, ...] = ()
     labels: tuple[str, ...] | None = None
     first_layer_roles: tuple[str, ...] = ()
+    takes_padding: bool = False
 
     @torch.no_grad()
     def begin_at(self, logits: Tensor) -> None:

@@ -23,24 +23,25 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
     def __init__(self, width: int) -> None:
         super().__init__(width)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, real: Tensor | None = None) -> Tensor:
+        """real: as in `Dice`."""
         if not self.training:
             return self._by_averages(input)
         wide = input.to(self.weight.dtype)
-        remembered = self._remembered(wide.detach())
+        remembered = self._remembered(wide.detach(), real)
         if remembered is None:
             return self._by_averages(input)
         num_rows, mean, rstd = remembered
-        normal = _BatchNorm.apply(wide, mean, rstd, self.weight, self.bias, num_rows, self.ranks)
+        normal = _BatchNorm.apply(wide, mean, rstd, self.weight, self.bias, num_rows, self.ranks, real)
         return normal.to(input.dtype)
 
-    def _remembered(self, x: Tensor) -> tuple[int, Tensor, Tensor] | None:
+    def _remembered(self, x: Tensor, real: Tensor | None) -> tuple[int, Tensor, Tensor] | None:
         """Number of rows, mean and 1 / sqrt(var + eps); running averages move. None: too few rows."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None
         averages = self.running_mean, self.running_var, self.num_batches_tracked
         if self.ranks is None and len(x) > 1:
-            return len(x), *moments_remembered(x, *averages, self.momentum, self.eps)
+            return len(x), *moments_remembered(x, *averages, self.momentum, self.eps, real)
         seen = moments(x, self.ranks)
         if seen.num_rows < 2:
             return None
@@ -60,8 +61,8 @@ class _BatchNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, mean, rstd, weight, bias, num_rows, ranks):
-        ctx.num_rows, ctx.ranks = num_rows, ranks
+    def forward(ctx, x, mean, rstd, weight, bias, num_rows, ranks, real):
+        ctx.num_rows, ctx.ranks, ctx.real = num_rows, ranks, real if ranks is None else None
         ctx.save_for_backward(x, mean, rstd, weight)
         return ops.batch_norm(x, mean, rstd, weight, bias)
 
@@ -71,5 +72,5 @@ class _BatchNorm(torch.autograd.Function):
         x, mean, rstd, weight = ctx.saved_tensors
         sums = ops.batch_norm_sums(grad, x, mean, rstd)
         of_all = summed(sums, ctx.ranks)
-        grad_x = ops.batch_norm_to_x(grad, x, mean, rstd, weight, of_all, ctx.num_rows)
-        return grad_x, None, None, sums[1], sums[0], None, None
+        grad_x = ops.batch_norm_to_x(grad, x, mean, rstd, weight, of_all, ctx.num_rows, ctx.real)
+        return grad_x, None, None, sums[1], sums[0], None, None, None

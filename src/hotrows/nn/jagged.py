@@ -31,9 +31,9 @@ def pool_jagged(vectors: Tensor, offsets: Lists, pooling: str = "mean") -> Tenso
     if isinstance(offsets, PaddedLists):
         return pool_padded(offsets.apart(vectors), offsets.mask, pooling)
     if pooling == "max":
-        pooled = vectors.new_zeros(len(offsets) - 1, vectors.shape[1])
+        pooled = vectors.new_zeros(len(offsets), vectors.shape[1])  # and what is of no sample
         index = ops.samples_of(offsets, len(vectors))[:, None].expand_as(vectors)
-        return pooled.scatter_reduce(0, index, vectors, "amax", include_self=False)
+        return pooled.scatter_reduce(0, index, vectors, "amax", include_self=False)[:-1]
     pooled = weighted_sum(vectors.new_ones(len(vectors)), vectors, offsets)
     return pooled / offsets.diff().clamp(min=1)[:, None] if pooling == "mean" else pooled
 

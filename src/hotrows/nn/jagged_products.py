@@ -64,6 +64,11 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
     return _JaggedDot.apply(widened(queries), widened(keys), offsets)
 
 
+def num_real(offsets: Lists) -> Tensor | None:
+    """[1] on a GPU: how many vectors are of a sample, which padding may follow there; None: all."""
+    return offsets[-1:] if isinstance(offsets, Tensor) and offsets.is_cuda else None
+
+
 def widened(values: Tensor) -> Tensor:
     return values.float() if values.dtype in _NARROW else values
 

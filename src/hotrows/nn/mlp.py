@@ -85,15 +85,16 @@ class MLP(nn.Module):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x: Tensor | JoinedRows) -> Tensor:
-        """x: [B, sizes[0]], or the rows that it is made of; on a GPU, in 16 bits, with zeros behind."""
+    def forward(self, x: Tensor | JoinedRows, real: Tensor | None = None) -> Tensor:
+        """x: [B, sizes[0]], or the rows that it is made of; on a GPU, in 16 bits, with zeros behind.
+        real: as in `Dice`."""
         if not isinstance(x, JoinedRows):
-            return self._layers_from(x, 0)
+            return self._layers_from(x, 0, real)
         layer = self.layers[0]
         assert isinstance(layer, nn.Linear)
         return self._layers_from(self._after(x.product(layer.weight) + layer.bias, 0), 1)
 
-    def _layers_from(self, x: Tensor, first: int) -> Tensor:
+    def _layers_from(self, x: Tensor, first: int, real: Tensor | None = None) -> Tensor:
         """The layers from that place on."""
         layers = list(self.layers)
         if first == len(layers):
@@ -102,7 +103,7 @@ class MLP(nn.Module):
             return chain(x, layers[first:], [name == "relu" for name in self.activations[first:]])
         for place in range(first, len(layers)):
             norm = self.norms[place] if self.norms and place < len(layers) - 1 else None
-            x = perceptron(x, layers[place], norm, self.after[place])
+            x = perceptron(x, layers[place], norm, self.after[place], real)
             if place < len(layers) - 1:
                 x = self.dropout(x)
         return x
@@ -118,7 +119,9 @@ class MLP(nn.Module):
         return not drops and not self.norms and set(self.activations) <= {"relu", "none"}
 
 
-def perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Module) -> Tensor:
+def perceptron(
+    x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Module, real: Tensor | None = None
+) -> Tensor:
     """One layer, its normalisation and its activation, in one function where there is one."""
     is_relu = isinstance(after, Activation) and after.name == "relu"
     if norm is None and is_relu and can_chain(x, [layer]):
@@ -129,12 +132,20 @@ def perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Mo
         if layer.out_features == 1:
             x = _SingleOutput.apply(x, layer.weight, layer.bias)
         elif norm is None and after.training and isinstance(after, Dice | PReLU):
-            return after(nn.functional.linear(x, layer.weight, layer.bias.detach()), layer.bias)
+            product = nn.functional.linear(x, layer.weight, layer.bias.detach())
+            return activated(product, after, real, layer.bias)
         else:
             x = layer(x)
     else:
         x = layer(x)
-    return after(x if norm is None else norm(x))
+    return activated(x if norm is None else norm(x, real), after, real)
+
+
+def activated(x: Tensor, after: nn.Module, real: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """The activation of x. real, bias: as in `Dice`, the one activation that asks how many rows count."""
+    if isinstance(after, Dice):
+        return after(x, bias, real)
+    return after(x) if bias is None else after(x, bias)
 
 
 def _in_float32_on_gpu(x: Tensor) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotrows.nn.jagged_products import Lists, softmax_jagged, weighted_sum, widened
-from hotrows.nn.mlp import MLP, activation_layer
+from hotrows.nn.jagged_products import Lists, num_real, softmax_jagged, weighted_sum, widened
+from hotrows.nn.mlp import MLP, activated, activation_layer
 from hotrows.ops.layers import attention, padded
 from hotrows.ops.layers.padded import PaddedLists
 
@@ -61,7 +61,9 @@ class TargetAttention(nn.Module):
 
     def _scores(self, first: Tensor, offsets: Lists) -> Tensor:
         """first: what the first layer makes of each key, [N, H]."""
-        scores = widened(self.get_submodule("rest")(self.activation(first))).flatten()  # [N]
+        real = num_real(offsets)
+        first = activated(first, self.activation, real)
+        scores = widened(self.get_submodule("rest")(first, real)).flatten()  # [N]
         scores = scores if self.scale == 1 else scores * self.scale
         return softmax_jagged(scores, offsets) if self.normalize else scores
 

@@ -32,13 +32,12 @@ from hotrows.shapes import Int64
 LANE = "plan"
 
 
-def upload(device: Device, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
+def upload(device: Device, batch: Batch, plan: Plan, sent: Plan | None = None) -> Uploaded:
     """Copies a plan of the host and what a step reads of its batch: (batch, plan), behind a mark.
 
-    Ids stay in host memory. padded: with rows that are
-    padding, so that the tensors of every full batch have equal sizes.
+    Ids stay in host memory. sent: the plan with padding, which is copied; None: the plan itself.
     """
-    copy = to_device(device, (_read_by_a_step(batch), plan.padded() if padded else plan))
+    copy = to_device(device, (_read_by_a_step(batch), sent or plan))
     read, device_plan = copy.value
     device_plan = replace(
         device_plan,

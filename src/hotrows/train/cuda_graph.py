@@ -15,6 +15,7 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
+from hotrows.models import Model
 from hotrows.optim import DenseRowOptimizer
 from hotrows.plan import PackPlan, Plan
 from hotrows.record import MAX_KERNEL_DIM
@@ -28,15 +29,16 @@ _PRODUCTS = {
     "bfloat16": "in bfloat16",
 }
 _WARM = 3  # steps of a form before it is captured: kernels are compiled and workspaces made in them
+_MOST = 8  # graphs at a time
 
 
 class CapturedStep:
     """A `Step` as a CUDA graph: launched at once, however many kernels it has.
 
     A graph reads batches of one form (sizes of all tensors), so every form has its own; plans are
-    padded, so that all full batches have one form. The first steps of a form run kernel by kernel, and
-    so do those whose form changes from batch to batch: lists of ids, batches in parts, and batches
-    with more rows than fit.
+    padded, so that all full batches have one form, and those with lists one of a few. The first steps of
+    a form run kernel by kernel, and so do those of batches in parts, of batches with more rows than fit,
+    and of a ninth form, until it has been met twice as often as one that has a graph and gives it up.
 
     is_wanted: a step that cannot be captured is an error; else a warning, and steps are launched kernel
     by kernel.
@@ -58,9 +60,9 @@ class CapturedStep:
             self._warn()
             return step(plan, batch, scale)
         tensors = _read(plan, batch)
-        form = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        form = _form(plan, tensors)
         self._seen[form] = self._seen.get(form, 0) + 1
-        if form not in self._forms and self._seen[form] < _WARM:
+        if form not in self._forms and (self._seen[form] < _WARM or not self._has_room(form)):
             return step(plan, batch, scale)
         if form not in self._forms and self._seen[form] == _WARM:
             with step.embedding.device.noting_waits() as places:
@@ -78,9 +80,17 @@ class CapturedStep:
                 return step(plan, batch, scale)
         return self._forms[form].replay(plan, tensors, numbers, step.embedding)
 
+    def _has_room(self, form: Any) -> bool:
+        """Whether there may be one more graph, for which one may go that is used half as often."""
+        if len(self._forms) == _MOST:
+            least = min(self._forms, key=self._seen.__getitem__)
+            if self._seen[form] < 2 * self._seen[least]:
+                return False
+            del self._forms[least]
+        return True
+
     def _is_capturable(self, plan: Plan) -> bool:
-        is_whole = not plan.micro_batches and not any(group.bypasses_cache for group in plan.moves)
-        return is_whole and all(pack.bag_starts is None for pack in plan.packs)
+        return not plan.micro_batches and not any(group.bypasses_cache for group in plan.moves)
 
     def _captured(self, plan: Plan, batch: Batch, numbers: Tensor) -> _Form:
         copies = {id(tensor): tensor.clone() for tensor in _read(plan, batch)}
@@ -113,8 +123,8 @@ class CapturedStep:
         if self._is_wanted and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "cuda_graph: batches of this data differ in size (lists of ids, micro-batches, or more "
-                "rows than fast memory holds), so their steps are launched kernel by kernel"
+                "cuda_graph: batches of this data differ in size (micro-batches, or more rows than fast "
+                "memory holds), so their steps are launched kernel by kernel"
             )
 
 
@@ -147,12 +157,29 @@ def _read(plan: Plan, batch: Batch) -> list[Tensor]:
     return [*tensors.values()]
 
 
-def refusal_of_capture(embedding: Embedding, ranks: Ranks) -> str | None:
+def _form(plan: Plan, tensors: Sequence[Tensor]) -> Any:
+    """What a graph is made for: sizes of all tensors and of sequences, and which sequences have lists of
+    equal lengths, as the model checks on the host where it compares several."""
+    starts = [s for pack in plan.host.packs for s in (pack.sequence_starts or {}).values()]
+    equal = tuple(
+        next(n for n, other in enumerate(starts) if one is other or torch.equal(one, other))
+        for one in starts
+    )
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+    return shapes, tuple(pack.sequence_sizes for pack in plan.packs), equal
+
+
+def refusal_of_capture(embedding: Embedding, ranks: Ranks, model: Model) -> str | None:
     """Why a step cannot be captured as a CUDA graph, and what to do; None: it can."""
     if ranks.num_ranks > 1:
         return (
             f"how many rows {ranks.num_ranks} ranks exchange differs from batch to batch, and a captured "
             f"step cannot: leave it out, or start one rank"
+        )
+    if model.sequences and not model.takes_padding:
+        return (
+            f"sequences of batches differ in size, and {type(model).__name__} does not say that they may "
+            f"be padded: leave it out, or set takes_padding in the model"
         )
     if embedding.dynamic.vocabularies:
         return "a captured step gives new keys no rows: leave it out for dynamic features"
@@ -172,21 +199,20 @@ def refusal_of_capture(embedding: Embedding, ranks: Ranks) -> str | None:
     return None
 
 
-def why_not_captured(
-    config: TrainConfig, embedding: Embedding, ranks: Ranks, schema: Schema
-) -> str | None:
-    """Why steps are not captured where the config leaves it open; None: they are."""
+def why_not_captured(config: TrainConfig, embedding: Embedding, refusal: str | None) -> str | None:
+    """Why steps are not captured where the config leaves it open; None: they are.
+
+    refusal: `refusal_of_capture`.
+    """
     if config.device == "cpu":
         return "there is no GPU"
     if config.cuda_graph is False:
         return "cuda_graph is off"
     if config.dense_optimizer == "adagrad":
         return "PyTorch's Adagrad cannot be captured"
-    if any(map(is_list, schema.id_features)):
-        return "batches of lists differ in size"
     if embedding.planner.micro_batches > 1:
         return "batches are trained in parts"
-    return refusal_of_capture(embedding, ranks)
+    return refusal
 
 
 def described(config: TrainConfig, embedding: Embedding, schema: Schema, not_captured: str | None) -> str:

@@ -94,7 +94,10 @@ class StepTrainer:
             self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
         # 3. The step
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
-        captures = self._captures()
+        refusal = refusal_of_capture(self.embedding, self.ranks, self.model)
+        # Whether steps are captured or not, so that either has the same bits.
+        self._pads = self.config.device != "cpu" and refusal is None
+        captures = self._captures(refusal)
         self.dense_optimizer = dense_optimizer(self.config, self.model, captures)
         self._shared = SharedGradients(self.model, self.ranks)
         self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
@@ -105,17 +108,15 @@ class StepTrainer:
         self.choices: dict[str, str] = {}
         self._runner: Runner | None = None
 
-    def _captures(self) -> bool:
+    def _captures(self, refusal: str | None) -> bool:
         """True if steps are launched as CUDA graphs; says on a GPU what the config has left open."""
-        config, schema = self.config, self.data.schema
-        if config.cuda_graph:
-            reason = refusal_of_capture(self.embedding, self.ranks)
-            if reason is not None:
-                raise ValueError(f"cuda_graph: {reason}")
-        else:
-            reason = why_not_captured(config, self.embedding, self.ranks, schema)
+        config, reason = self.config, refusal
+        if config.cuda_graph and refusal is not None:
+            raise ValueError(f"cuda_graph: {refusal}")
+        if not config.cuda_graph:
+            reason = why_not_captured(config, self.embedding, refusal)
         if config.device != "cpu" and self.ranks.rank == 0:
-            log.info(described(config, self.embedding, schema, reason))
+            log.info(described(config, self.embedding, self.data.schema, reason))
         return reason is None
 
     def _keep_groups(self, batches: TrainingBatches) -> None:
@@ -186,7 +187,7 @@ class StepTrainer:
             plan_depth=self.config.plan_depth,
             trace=trace,
             signals=signals,
-            padded=isinstance(self.step, CapturedStep),
+            padded=self._pads,
             arrived=batches.arrived,
         )
         batches.on_arrival(self._runner.wake)

@@ -98,6 +98,15 @@ def statistics(num, width):
     }
 
 
+def statistics_of_the_first(real, num, width):
+    """Of `real` rows, behind which are others that do not count."""
+    cases = statistics(num, width)
+    names = ("dice_to_x", "batch_norm_to_x")
+    more = {"moments_remembered": (cases["moments"][0], *cases["moments_remembered"][1:])}
+    more |= {name: cases[name] for name in names}
+    return {name: (*arguments, torch.tensor([real])) for name, arguments in more.items()}
+
+
 def losses(num, spread):
     """Logits from certain to certain, labels from 0 to 1, weights of each or spread over columns."""
     logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(())
@@ -152,6 +161,8 @@ def calls():
         found += losses(num, spread).items()
     x, *others = statistics(3, 2)["dice_to_x"]
     found.append(("dice_to_x", (x, *others[:-1], 0)))  # statistics of other rows
+    for real in (8, 64, 137):
+        found += statistics_of_the_first(real, 200, 36).items()
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
 
@@ -19,14 +20,15 @@ def batch_norm_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tens
 
 
 def batch_norm_to_x(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int
-) -> Tensor:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int,
+    real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The second pass: the gradient of x, [M, H].
 
     sums: the first pass's, over the num_rows rows whose statistics mean and rstd are: those of x, and
-    maybe of other ranks.
+    maybe of other ranks. real: as in `dice.dice_to_x`.
     """
-    return by_device(batch_norm_to_x_reference, grad, x, mean, rstd, weight, sums, num_rows)
+    return by_device(batch_norm_to_x_reference, grad, x, mean, rstd, weight, sums, num_rows, real)
 
 
 @gpu_op("statistics")
@@ -42,8 +44,13 @@ def batch_norm_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tenso
 
 @gpu_op("statistics")
 def batch_norm_to_x_reference(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int
-) -> Tensor:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int,
+    real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if real is not None:
+        num = int(real)
+        by_real = batch_norm_to_x_reference(grad[:num], x[:num], mean, rstd, weight, sums, num)
+        return functional.pad(by_real, (0, 0, 0, len(x) - num))
     by_bias, by_weight = sums
     scale = rstd * weight
     grad_x = (x - mean).mul_(-scale * rstd * by_weight / num_rows)

@@ -11,6 +11,7 @@ is the reference, whose parts are fused with what is around them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -51,18 +52,29 @@ def by_device(reference: Callable[..., Any], *args: Any) -> Any:
     """Calls the op of a reference if its first argument is on a GPU, else the reference itself."""
     if not args[0].is_cuda or torch.compiler.is_compiling():
         return reference(*args)
-    return getattr(torch.ops.hotrows, reference.__name__.removesuffix("_reference"))(*args)
+    return _op_of(reference)(*args)
+
+
+@functools.cache
+def _op_of(reference: Callable[..., Any]) -> Callable[..., Any]:
+    return getattr(torch.ops.hotrows, reference.__name__.removesuffix("_reference")).default
 
 
 def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
+    @functools.cache
+    def kernel_and_takes() -> tuple[Callable[..., Any], Callable[..., bool] | None]:
         kernels = importlib.import_module(f"hotrows.ops.triton.{module}")
-        floats = [t for t in args if isinstance(t, Tensor) and t.is_floating_point()]
-        in_float32 = all(t.dtype == torch.float32 for t in floats)
-        if not in_float32 or not getattr(kernels, "takes", lambda *_: True)(*args):
+        return getattr(kernels, name), getattr(kernels, "takes", None)
+
+    def run(*args: Any) -> Any:
+        kernel, takes = kernel_and_takes()
+        for t in args:
+            if isinstance(t, Tensor) and t.dtype != torch.float32 and t.is_floating_point():
+                return reference(*args)
+        if takes is not None and not takes(*args):
             return reference(*args)
         with torch.cuda.device_of(args[0]):
-            return getattr(kernels, name)(*args)
+            return kernel(*args)
 
     return run
 
@@ -70,7 +82,8 @@ def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callabl
 def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
     """Makes the schema of an op from annotations such as `Tensor | None` and `Sequence[int]`."""
     signature = inspect.signature(reference)
-    arguments = [f"{_type(p.annotation)} {p.name}" for p in signature.parameters.values()]
+    parameters = signature.parameters.values()
+    arguments = [f"{_type(p.annotation)} {p.name}{_default(p.default)}" for p in parameters]
     for number, name in enumerate(changes):
         places = (n for n, argument in enumerate(arguments) if argument.endswith(f" {name}"))
         place = next(places)
@@ -78,6 +91,10 @@ def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
         arguments[place] = arguments[place].replace("Tensor", alias, 1)
     returns = signature.return_annotation.replace("tuple[", "(").replace("]", ")")
     return f"({', '.join(arguments)}) -> {_type(returns)}"
+
+
+def _default(value: Any) -> str:
+    return "=None" if value is None else ""
 
 
 def _type(annotation: str) -> str:

@@ -73,7 +73,7 @@ def co_action_reference(
     orders: int,
     shared_orders: bool,
 ) -> Tensor:
-    sample = samples_of(offsets, len(inputs))  # [N]
+    sample = samples_of(offsets, len(inputs)).clamp(max=len(weights) - 1)  # [N]
     matrices = _matrices(weights, sizes, 1 if shared_orders else orders)
     outputs = []
     for order in range(orders):
@@ -96,7 +96,8 @@ def co_action_backward_reference(
     orders: int,
     shared_orders: bool,
 ) -> tuple[Tensor, Tensor]:
-    sample, copies = samples_of(offsets, len(inputs)), 1 if shared_orders else orders
+    sample = samples_of(offsets, len(inputs)).clamp(max=len(weights) - 1)  # [N]
+    copies = 1 if shared_orders else orders
     matrices = _matrices(weights, sizes, copies)
     grads = [[torch.zeros_like(matrix) for matrix in layers] for layers in matrices]
     grad_inputs, by_output = torch.zeros_like(inputs), list(grad[sample].split([*sizes[1:]] * orders, 1))

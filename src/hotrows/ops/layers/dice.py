@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime.native import call, takes
@@ -34,13 +35,13 @@ def remember(
 
 def moments_remembered(
     x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
-    eps: float,
+    eps: float, real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The mean of each feature over M > 1 rows and 1 / sqrt(var + eps), [H] both; moves running averages
-    as `remember` does."""
+    as `remember` does. real: on a GPU, [1] int64, the number of rows that count, the first; None: M."""
     averages = running_mean, running_var, num_batches
     if not takes(x):
-        return by_device(moments_remembered_reference, x, *averages, momentum, eps)
+        return by_device(moments_remembered_reference, x, *averages, momentum, eps, real)
     mean, var = moments(x)
     return mean, remember(mean, var, *averages, len(x), momentum, eps)
 
@@ -70,15 +71,17 @@ def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor
 
 
 def dice_to_x(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
-) -> Tensor:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int,
+    real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The second pass: the gradient of x, [M, H].
 
     sums: [2, H], of dz and of dz z over the num_rows rows whose statistics mean and rstd are: those of
     x, and maybe of other ranks. num_rows = 0: they are none of theirs, and nothing flows through them.
+    real: as in `moments_remembered`; it then stands for num_rows, and rows that do not count get 0.
     """
     if not takes(grad, x, mean, rstd, alpha, sums):
-        return by_device(dice_to_x_reference, grad, x, mean, rstd, alpha, sums, num_rows)
+        return by_device(dice_to_x_reference, grad, x, mean, rstd, alpha, sums, num_rows, real)
     grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
     grad_x = torch.empty_like(x)
     call("dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
@@ -106,8 +109,9 @@ def remember_reference(
 @gpu_op("statistics", changes=("running_mean", "running_var", "num_batches"))
 def moments_remembered_reference(
     x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
-    eps: float,
+    eps: float, real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x = x if real is None else x[: int(real)]
     mean, var = moments_reference(x)
     averages = running_mean, running_var, num_batches
     return mean, remember_reference(mean, var, *averages, len(x), momentum, eps)
@@ -131,8 +135,13 @@ def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alp
 
 @gpu_op("statistics")
 def dice_to_x_reference(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
-) -> Tensor:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int,
+    real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if real is not None:
+        num = int(real)
+        inputs = grad[:num], x[:num], mean, rstd, alpha, sums, num if num_rows else 0
+        return functional.pad(dice_to_x_reference(*inputs), (0, 0, 0, len(x) - num))
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)

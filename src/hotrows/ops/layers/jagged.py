@@ -17,7 +17,10 @@ from hotrows.runtime.native import call, takes
 
 
 def samples_of(offsets: Tensor, num: int | None = None) -> Tensor:
-    """[N] int64: the sample that each value belongs to. num: N, without which a GPU is waited for."""
+    """[N] int64: the sample that each value belongs to. num: N, without which a GPU is waited for; there,
+    values behind the last sample's are of sample B, which does not exist."""
+    if num is not None and offsets.is_cuda:
+        return torch.searchsorted(offsets, torch.arange(num, device=offsets.device), right=True) - 1
     samples = torch.arange(len(offsets) - 1, device=offsets.device)
     return samples.repeat_interleave(offsets.diff(), output_size=num)
 

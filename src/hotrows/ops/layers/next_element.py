@@ -42,7 +42,8 @@ def next_element_loss_reference(
     states: Tensor, past: Tensor, offsets: Tensor, others: Tensor, num_samples: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sample = samples_of(offsets, len(past))
-    weight = (sample[1:] == sample[:-1]).to(states.dtype)  # [N - 1]
+    is_next = (sample[1:] == sample[:-1]) & (sample[1:] < len(offsets) - 1)
+    weight = is_next.to(states.dtype)  # [N - 1]
     if num_samples is not None:
         weight = weight * num_samples[sample[1:]]
     total = weight.sum().clamp(min=1)

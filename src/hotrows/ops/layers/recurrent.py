@@ -198,6 +198,8 @@ def _by_device(
     """The kernel for a GPU reads lengths there, and has room on chip for states of a limited width."""
     if weight.is_cuda and weight.shape[1] <= MOST_STATES:
         return by_device(reference, *inputs, None, order)
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"states wider than {MOST_STATES} follow lengths that the host reads")
     return reference(*inputs, lengths)
 
 

@@ -7,6 +7,7 @@ every device.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -31,11 +32,14 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
 
 def _in_triton(name: str) -> Callable[..., Any]:
+    @functools.cache
+    def kernel() -> Callable[..., Any]:
+        return getattr(importlib.import_module("hotrows.ops.triton"), name)
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        kernel = getattr(importlib.import_module("hotrows.ops.triton"), name)
         device = next(arg.device for arg in args if isinstance(arg, Tensor) and arg.is_cuda)
         with torch.cuda.device(device):
-            return kernel(*args, **kwargs)
+            return kernel()(*args, **kwargs)
 
     return run
 

@@ -148,8 +148,9 @@ def pool(
 ) -> Float[Tensor, "M D"]:
     """The vector of each bag: out[m] = sum over its ids n of weights[n] * row(slots[inverse[n]]).
 
-    An empty bag gives zeros. Where inverse[n] is -1 it is padding (`unique_padded`): zeros. The native
-    core is never given any. narrow: sums in float32 are rounded to bfloat16.
+    An empty bag gives zeros; ids behind the last bag are in none. Where inverse[n] is -1 it is padding
+    (`unique_padded`): zeros. The native core is never given any. narrow: sums in float32 are rounded to
+    bfloat16.
     """
     if narrow:
         return pool(records, layout, slots, inverse, bag_starts, weights).bfloat16()
@@ -159,8 +160,8 @@ def pool(
         rows = rows * weights[:, None]
     if bag_starts is None:
         return rows
-    out = rows.new_zeros(bag_starts.numel() - 1, layout[0])
-    return out.index_add_(0, bags_of(bag_starts), rows)
+    out, bags = rows.new_zeros(bag_starts.numel() - 1, layout[0]), bags_of(bag_starts)
+    return out.index_add_(0, bags, rows[: len(bags)])
 
 
 def collect(

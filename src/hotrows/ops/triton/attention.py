@@ -32,7 +32,7 @@ def target_projection(
     out = keys.new_empty(num, hidden)
     if out.numel() > 0:
         sizes = {"H": hidden, "D": dim, **_tile(BD=_SUMMED)}
-        _project[(triton.cdiv(num, _POSITIONS), triton.cdiv(hidden, _WIDTH))](
+        _project[(launch.cdiv(num, _POSITIONS), launch.cdiv(hidden, _WIDTH))](
             queries, keys, *search_of(offsets), weight, bias, out, num, **sizes
         )
     return out
@@ -44,21 +44,21 @@ def target_projection_backward(
     grad, queries, keys, weight = (t.contiguous() for t in (grad, queries, keys, weight))
     more = None if more is None else more.contiguous()
     (num, dim), hidden = keys.shape, len(weight)
-    num_tiles = triton.cdiv(num, _POSITIONS)
+    num_tiles = launch.cdiv(num, _POSITIONS)
     if grad.numel() == 0 or dim == 0:
         grad_queries, grad_weight = torch.zeros_like(queries), torch.zeros_like(weight)
         grad_keys = torch.zeros_like(keys) if more is None else more
         return grad_queries, grad_keys, grad_weight, weight.new_zeros(hidden)
     grad_keys, by_position = torch.empty_like(keys), torch.empty_like(keys)
     vectors = grad, queries, keys, *search_of(offsets)
-    _project_back[(num_tiles, triton.cdiv(dim, _WIDTH))](
+    _project_back[(num_tiles, launch.cdiv(dim, _WIDTH))](
         *vectors, weight, more, grad_keys, by_position, num, H=hidden, D=dim, **_tile(BH=_SUMMED)
     )
-    num_tiles = triton.cdiv(num, _SUMMED)
+    num_tiles = launch.cdiv(num, _SUMMED)
     num_chunks = min(num_tiles, _MOST_CHUNKS)
-    tiles = triton.cdiv(num_tiles, num_chunks)
+    tiles = launch.cdiv(num_tiles, num_chunks)
     chunks = weight.new_empty(num_chunks, weight.numel() + hidden)
-    _project_weights[(num_chunks, triton.cdiv(hidden, _WIDTH), triton.cdiv(dim, _WIDTH))](
+    _project_weights[(num_chunks, launch.cdiv(hidden, _WIDTH), launch.cdiv(dim, _WIDTH))](
         *vectors, chunks, num, tiles, H=hidden, D=dim, **_tile(BN=_SUMMED)
     )
     grad_queries, sums = _sums_of_both(by_position, offsets, chunks)
@@ -76,7 +76,7 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     out = keys.new_empty(num)
     if num > 0:
         rows, columns = launch.tile(max(dim, 1), launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
-        _dot[(triton.cdiv(num, rows),)](
+        _dot[(launch.cdiv(num, rows),)](
             queries, keys, *search_of(offsets), out, num, D=dim, BN=rows, BD=columns
         )
     return out
@@ -89,7 +89,7 @@ def jagged_dot_backward(
     (size, dim), grads = queries.shape, (torch.empty_like(queries), torch.empty_like(keys))
     if queries.numel() > 0:
         samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
-        _dot_back[(triton.cdiv(size, samples), triton.cdiv(dim, columns))](
+        _dot_back[(launch.cdiv(size, samples), launch.cdiv(dim, columns))](
             grad, queries, keys, offsets.contiguous(), *grads, size, len(keys), D=dim, BB=samples,
             BD=columns, UNROLL=launch.UNROLL,
         )  # fmt: skip
@@ -102,7 +102,7 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
     out = queries.new_empty(num, dim)
     if out.numel() > 0:
         rows, columns = launch.tile(dim, launch.GATHER_ELEMENTS, launch.GATHER_COLUMNS)
-        _copies[(triton.cdiv(num, rows), triton.cdiv(dim, columns))](
+        _copies[(launch.cdiv(num, rows), launch.cdiv(dim, columns))](
             weights, queries, *search_of(offsets), out, num, D=dim, BN=rows, BD=columns
         )
     return out
@@ -115,7 +115,7 @@ def weighted_sum_backward(
     (num, dim), (by_weights, by_values) = values.shape, map(torch.empty_like, (weights, values))
     if num > 0:
         rows, columns = launch.tile(max(dim, 1), launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
-        _weighted_back[(triton.cdiv(num, rows),)](
+        _weighted_back[(launch.cdiv(num, rows),)](
             grad, weights, values, *search_of(offsets), by_weights, by_values, num, D=dim, BN=rows,
             BD=columns,
         )  # fmt: skip
@@ -129,7 +129,7 @@ def _sums(weights: Tensor | None, values: Tensor, offsets: Tensor) -> Tensor:
     if out.numel() > 0:
         samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
         sizes = {"D": dim, "BB": samples, "BD": columns, "UNROLL": launch.UNROLL}
-        _sum[(triton.cdiv(size, samples), triton.cdiv(dim, columns))](
+        _sum[(launch.cdiv(size, samples), launch.cdiv(dim, columns))](
             weights, values, offsets.contiguous(), out, size, **sizes
         )
     return out
@@ -140,9 +140,9 @@ def _sums_of_both(values: Tensor, offsets: Tensor, chunks: Tensor) -> tuple[Tens
     (num_chunks, size), (num_samples, dim) = chunks.shape, (len(offsets) - 1, values.shape[1])
     out, sums = values.new_empty(num_samples, dim), chunks.new_empty(size)
     samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
-    num_lists = triton.cdiv(num_samples, samples) * triton.cdiv(dim, columns)
+    num_lists = launch.cdiv(num_samples, samples) * launch.cdiv(dim, columns)
     tile = {"D": dim, "BB": samples, "BD": columns, "UNROLL": launch.UNROLL, "BC": 16, "BW": 64}
-    _sum_both[(num_lists + triton.cdiv(size, tile["BW"]),)](
+    _sum_both[(num_lists + launch.cdiv(size, tile["BW"]),)](
         values, offsets.contiguous(), out, num_samples, num_lists, chunks, sums, num_chunks, size, **tile
     )
     return out, sums

@@ -176,11 +176,11 @@ def _network(sizes: Sequence[int], orders: int, shared: bool) -> dict:
     pairs = list(itertools.pairwise(sizes))
     weights = [0, *itertools.accumulate(i * o for i, o in pairs)]
     outputs = [0, *itertools.accumulate(o for _, o in pairs)]
-    width = max(16, triton.next_power_of_2(max(sizes)))
+    width = max(16, launch.next_power_of_2(max(sizes)))
     return {
         "LAYERS": tuple((*pair, weights[n], outputs[n]) for n, pair in enumerate(pairs)),
         "NUM_LAYERS": len(pairs),
-        "DEPTH": triton.next_power_of_2(len(pairs)),
+        "DEPTH": launch.next_power_of_2(len(pairs)),
         "ORDERS": orders,
         "SHARED": shared,
         "WEIGHTS": weights[-1],

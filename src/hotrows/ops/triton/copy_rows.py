@@ -24,14 +24,14 @@ def copy_rows(
     num_rows = next(len(t) for t in (source_rows, target_rows, source) if t is not None)
     size, word = _widest(source, target)
     if size == VECTOR:
-        programs = min(launch.MOVERS, triton.cdiv(num_rows * source.shape[1] // VECTOR, launch.MOVED))
+        programs = min(launch.MOVERS, launch.cdiv(num_rows * source.shape[1] // VECTOR, launch.MOVED))
         move(source, source_rows, target, target_rows, max(programs, 1))
         return
     source, target, num_words = source.view(word), target.view(word), source.shape[1] // size
     rows, words = launch.tile(num_words, launch.COPY_BYTES // size, launch.GATHER_COLUMNS)
     strides = {"SOURCE_STRIDE": source.stride(0), "TARGET_STRIDE": target.stride(0)}
     sizes = {"NUM_WORDS": num_words, "ROWS": rows, "WORDS": words}
-    _copy_rows[(triton.cdiv(num_rows, rows), triton.cdiv(num_words, words))](
+    _copy_rows[(launch.cdiv(num_rows, rows), launch.cdiv(num_words, words))](
         source, source_rows, target, target_rows, num_rows, **strides, **sizes, **launch.OPTIONS
     )
 

@@ -37,13 +37,20 @@ _WIDTH = tl.constexpr(16)  # of a step
 def catch_up(
     kind: str, targets: Sequence[Target], slots: Tensor | None, bounds: Tensor, squares: Tensor | None
 ) -> None:
+    _caught_up(kind, targets, _lines(targets), slots, bounds, squares)
+
+
+def _caught_up(
+    kind: str, targets: Sequence[Target], lines: Tensor, slots: Tensor | None, bounds: Tensor,
+    squares: Tensor | None,
+) -> None:  # fmt: skip
     num_rows = len(targets[0].last) if slots is None else slots.numel()
     if not num_rows:
         return
     changes = _changes(num_rows, bounds, squares)
     sizes, tile = _sizes(kind, targets, ELEMENTS)
-    _catch_up[(triton.cdiv(num_rows, tile["ROWS"]),)](
-        _lines(targets), slots, bounds, changes, *sizes, **tile, **_FEW, CHECK=CHECK,
+    _catch_up[(launch.cdiv(num_rows, tile["ROWS"]),)](
+        lines, slots, bounds, changes, *sizes, **tile, **_FEW, CHECK=CHECK,
         TINY=torch.finfo(targets[0].weights.dtype).eps / 16,
     )  # fmt: skip
     _add_changes(changes, bounds, squares)
@@ -64,15 +71,16 @@ def update(
 ) -> None:
     if not slots.numel():
         return
+    lines = _lines(targets)
     if any(target.now > target.first for target in targets):
-        catch_up(kind, targets, slots, bounds, squares)
+        _caught_up(kind, targets, lines, slots, bounds, squares)
     grad = grad.contiguous()
     heads, tails = sum_windows(grad, order, starts, bags, weights)
     changes = _changes(slots.numel(), bounds, squares)
     sizes, tile = _sizes(kind, targets, launch.BAG_ELEMENTS)
     runs = grad, order, starts, bags, weights, heads, tails
-    _step[(triton.cdiv(slots.numel(), tile["ROWS"]),)](
-        _lines(targets), slots, bounds, *runs, scales, changes, *sizes, **tile, **launch.OPTIONS,
+    _step[(launch.cdiv(slots.numel(), tile["ROWS"]),)](
+        lines, slots, bounds, *runs, scales, changes, *sizes, **tile, **launch.OPTIONS,
         WINDOW=launch.WINDOW, UNROLL=launch.UNROLL,
     )  # fmt: skip
     _add_changes(changes, bounds, squares)
@@ -92,7 +100,7 @@ def lookup(
     elements = launch.GATHER_ELEMENTS if bag_starts is None else launch.BAG_ELEMENTS
     sizes, tile = _sizes("none", targets, elements)
     if num_bags:
-        _look_up[(triton.cdiv(num_bags, tile["ROWS"]),)](
+        _look_up[(launch.cdiv(num_bags, tile["ROWS"]),)](
             _lines(targets), slots, bounds, inverse, bag_starts, weights, out, num_bags,
             *sizes, **tile, **launch.OPTIONS, UNROLL=launch.UNROLL,
         )  # fmt: skip

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.triton import launch
+
 _MOST_PADDING = 8
 _MOST_ROWS = 128  # of Z: their products, 64 KiB in float32, stay in registers
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -142,12 +144,12 @@ def _tile(count: int, width: int, *tensors: Tensor, out: torch.dtype = torch.flo
     dtypes = {tensor.dtype for tensor in tensors}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     in_tf32 = dtype == torch.float32 and out == torch.bfloat16
-    rows = max(16, triton.next_power_of_2(count + 1))
+    rows = max(16, launch.next_power_of_2(count + 1))
     longest = 16 if dtype == torch.float32 and not in_tf32 else 64
     return {
         "BF": rows,
         "BK": min(rows, longest),
-        "BD": min(max(16, triton.next_power_of_2(width)), longest),
+        "BD": min(max(16, launch.next_power_of_2(width)), longest),
         "DTYPE": _DTYPES[dtype],
         "PRECISION": "tf32" if in_tf32 else "ieee",
         "num_warps": {16: 1, 32: 4, 64: 4, 128: 8}[rows],

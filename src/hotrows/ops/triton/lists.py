@@ -15,7 +15,7 @@ def last_of(states: Tensor, offsets: Tensor) -> Tensor:
     out = states.new_empty(size, width)
     if out.numel() > 0:
         rows, columns = launch.tile(width, launch.GATHER_ELEMENTS, launch.GATHER_COLUMNS)
-        grid = triton.cdiv(size, rows), triton.cdiv(width, columns)
+        grid = launch.cdiv(size, rows), launch.cdiv(width, columns)
         _last[grid](states, offsets.contiguous(), out, size, H=width, BB=rows, BH=columns)
     return out
 
@@ -25,7 +25,7 @@ def last_of_backward(grad: Tensor, offsets: Tensor, num: int) -> Tensor:
     out = grad.new_empty(num, width)
     if out.numel() > 0:
         rows, columns = launch.tile(width, launch.GATHER_ELEMENTS, launch.GATHER_COLUMNS)
-        grid = triton.cdiv(num, rows), triton.cdiv(width, columns)
+        grid = launch.cdiv(num, rows), launch.cdiv(width, columns)
         _last_back[grid](grad, *search_of(offsets), out, num, H=width, BN=rows, BH=columns)
     return out
 

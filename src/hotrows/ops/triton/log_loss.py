@@ -16,7 +16,7 @@ from hotrows.ops.triton.turns import counts, is_last
 
 def log_loss(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
     mean = logits.new_empty(()) if logits.numel() else logits.new_full((), math.nan)
-    parts = logits.new_empty(triton.cdiv(logits.numel(), launch.LANES))
+    parts = logits.new_empty(launch.cdiv(logits.numel(), launch.LANES))
     return _launched(None, parts, mean, logits, labels, weights)
 
 
@@ -35,7 +35,7 @@ def _launched(
     logits, labels, num = logits.contiguous(), labels.contiguous(), logits.numel()
     weights, num_weights = (None, 1) if weights is None else (weights.contiguous(), weights.numel())
     if num > 0:
-        _losses[(triton.cdiv(num, launch.LANES),)](
+        _losses[(launch.cdiv(num, launch.LANES),)](
             grad, logits, labels, weights, parts, out, counts(1, logits.device), num, num_weights,
             LANES=launch.LANES,
         )  # fmt: skip

@@ -27,7 +27,7 @@ def next_element_loss(
     slopes, back = states.new_empty(2, num), torch.empty_like(others)
     loss, total = states.new_empty(()), states.new_empty(())
     positions, tile = _tile(states)
-    programs = max(triton.cdiv(num, positions), 1)
+    programs = max(launch.cdiv(num, positions), 1)
     parts, count = states.new_empty(programs, 2), counts(1, states.device)
     _loss[(programs,)](
         states, past, *search_of(offsets), others, num_samples, slopes, back, parts, loss, total, count,
@@ -49,7 +49,7 @@ def next_element_loss_backward(
     grad_states, grad_past = torch.empty_like(states), torch.empty_like(past)
     if len(states) > 0:
         positions, tile = _tile(states)
-        _loss_back[(triton.cdiv(len(states), positions),)](
+        _loss_back[(launch.cdiv(len(states), positions),)](
             grad, states, past, others, total, slopes, back, grad_states, grad_past, len(others), **tile
         )
     return grad_states, grad_past

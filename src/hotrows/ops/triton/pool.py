@@ -32,7 +32,7 @@ def pool(
     bags, columns = launch.tile(
         dim, launch.GATHER_ELEMENTS if single else launch.BAG_ELEMENTS, launch.GATHER_COLUMNS
     )
-    grid = (triton.cdiv(num_bags, bags), triton.cdiv(dim, columns))
+    grid = (launch.cdiv(num_bags, bags), launch.cdiv(dim, columns))
     tile = {"D": dim, "STRIDE": stored.stride(0), "BAGS": bags, "COLUMNS": columns, **launch.OPTIONS}
     if single:
         _gather[grid](stored, slots, inverse, weights, out, num_bags, **tile)

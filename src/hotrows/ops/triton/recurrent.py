@@ -36,7 +36,7 @@ def recurrent(
     inner = torch.empty_like(states) if reset == "after" else None
     if num > 0:
         lists, results = (attention, offsets, order), (states, gates, inner)
-        _forward[(triton.cdiv(size, _SAMPLES),)](
+        _forward[(launch.cdiv(size, _SAMPLES),)](
             parts, *lists, weight, bias, *results, size, num, KIND=kind, H=width, **_tile(width)
         )
     return states, gates, inner
@@ -56,7 +56,7 @@ def recurrent_backward(
     if num > 0:
         passed = states, gates, inner, attention, offsets, order, weight
         results = grad_parts, grad_products, grad_attention, entered, reset_state
-        _backward[(triton.cdiv(size, _SAMPLES),)](
+        _backward[(launch.cdiv(size, _SAMPLES),)](
             grad_states, *passed, *results, size, num, KIND=kind, H=width, **_tile(width)
         )
     by_ih, by_hh = column_sums(grad_parts, grad_parts if grad_products is None else grad_products)
@@ -245,7 +245,7 @@ def _share_by_z(b_a, KIND: tl.constexpr):
 
 
 def _tile(width: int) -> dict:
-    columns = max(16, triton.next_power_of_2(width))
+    columns = max(16, launch.next_power_of_2(width))
     warps = min(columns // 8, 8)  # each has 8 columns of a product, the fewest that tensor cores make
     return {
         "BB": _SAMPLES,

@@ -33,7 +33,7 @@ def resolve(
     rows = ids.new_empty(num_ids)
     bad = ids.new_full((1,), -1)
     tables, sizes = (features, first_rows, num_rows), (batch_size, num_columns, num_ids)
-    _resolve[(triton.cdiv(num_ids, launch.LANES),)](
+    _resolve[(launch.cdiv(num_ids, launch.LANES),)](
         ids, *tables, rows, bad, *sizes, LANES=launch.LANES, **launch.OPTIONS
     )
     return rows, ids.new_empty(0), ids.new_empty(0, dtype=torch.int32), bad

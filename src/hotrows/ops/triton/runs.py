@@ -26,13 +26,13 @@ def sum_windows(
 ) -> tuple[Tensor, Tensor]:
     """Heads and tails, each [windows, D]; of windows that no run crosses they are not set."""
     (num_ids,), dim, num_runs = order.shape, grad.shape[1], starts.numel() - 1
-    num_windows = triton.cdiv(num_ids, launch.WINDOW)
+    num_windows = launch.cdiv(num_ids, launch.WINDOW)
     dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
     heads, tails = (grad.new_empty(num_windows, dim, dtype=dtype) for _ in range(2))
-    columns = min(triton.next_power_of_2(dim), launch.WINDOW_COLUMNS)
+    columns = min(launch.next_power_of_2(dim), launch.WINDOW_COLUMNS)
     sizes = num_ids, num_runs, num_wide_steps(num_runs + 1, launch.SEARCHED)
     tile = {"D": dim, "WINDOW": launch.WINDOW, "COLUMNS": columns, "SEARCHED": launch.SEARCHED}
-    _sum_windows[(num_windows, triton.cdiv(dim, columns))](
+    _sum_windows[(num_windows, launch.cdiv(dim, columns))](
         grad, order, starts, bags, weights, heads, tails, *sizes, **tile, **launch.OPTIONS
     )
     return heads, tails

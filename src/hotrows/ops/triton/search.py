@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hotrows.ops.triton import launch
+
 
 @triton.jit
 def last_at_most(p_sorted, size, num_steps, b_x):
@@ -24,7 +26,7 @@ def num_wide_steps(size: int, width: int) -> int:
     """How often `last_of_two` looks: three times for 2 million numbers at a width of 128."""
     steps, candidates = 0, size + 1
     while candidates > 1:
-        steps, candidates = steps + 1, triton.cdiv(candidates, width)
+        steps, candidates = steps + 1, launch.cdiv(candidates, width)
     return steps
 
 

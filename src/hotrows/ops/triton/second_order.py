@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.triton import launch
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -97,6 +99,6 @@ def _load(p_vectors, stride_f, stride_d, o_f, o_d, F: tl.constexpr, D: tl.conste
 def _tile(vectors: Tensor) -> dict:
     """Sizes of the tile, at most 2,048 values, and warps per program."""
     _, count, width = vectors.shape
-    columns = min(triton.next_power_of_2(max(width, 1)), 128)
-    rows = min(triton.next_power_of_2(max(count, 1)), 2048 // columns, 32)
+    columns = min(launch.next_power_of_2(max(width, 1)), 128)
+    rows = min(launch.next_power_of_2(max(count, 1)), 2048 // columns, 32)
     return {"BF": rows, "BD": columns, "num_warps": 1 if rows * columns <= 512 else 2}

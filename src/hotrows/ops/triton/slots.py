@@ -204,4 +204,4 @@ def _fill_slots(
 
 
 def _grid(num: int) -> tuple[int]:
-    return (triton.cdiv(num, launch.LANES),)
+    return (launch.cdiv(num, launch.LANES),)

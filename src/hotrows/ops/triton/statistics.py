@@ -2,7 +2,8 @@
 
 Sums go over chunks of rows, each in the order of its tiles, and then over the chunks in theirs, by the
 last program to end (`turns`): both follow from the number of rows alone. Means and variances of tiles and
-chunks are put together as Chan, Golub and LeVeque do. Formulas: `ops.layers.dice`, `.batch_norm`.
+chunks are put together as Chan, Golub and LeVeque do. Formulas: `ops.layers.dice`, `.batch_norm`. Where
+`real` is given, the rows that count are the first ones, as many as it holds: gradients behind them are 0.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.triton import launch
 from hotrows.ops.triton.turns import counts, is_last
 
 _ROWS, _COLUMNS = 64, 32  # of a tile: 16 numbers a thread
@@ -21,29 +23,29 @@ _CHUNKS = 64  # put together at once: of 256, four loads after one another for e
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _statistics(x, None, None, None, 0.0, 0.0)
+    return _statistics(x, None, None, None, 0.0, 0.0, None)
 
 
 def moments_remembered(
     x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
-    eps: float,
+    eps: float, real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _statistics(x, running_mean, running_var, num_batches, momentum, eps)
+    return _statistics(x, running_mean, running_var, num_batches, momentum, eps, real)
 
 
 def _statistics(
     x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, num_batches: Tensor | None,
-    momentum: float, eps: float,
+    momentum: float, eps: float, real: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Mean and variance; with running averages, which move, the mean and 1 / sqrt(var + eps)."""
     x, (num, width) = x.contiguous(), x.shape
     mean, spread = x.new_empty(width), x.new_empty(width)
     num_chunks, tiles = _chunks(num)
-    parts, columns = x.new_empty(num_chunks, 2, width), triton.cdiv(width, _COLUMNS)
+    parts, columns = x.new_empty(num_chunks, 2, width), launch.cdiv(width, _COLUMNS)
     running = running_mean, running_var, num_batches, counts(columns, x.device)
     unbiased = num / max(num - 1, 1)
     _moments[(num_chunks, columns)](
-        x, parts, mean, spread, *running, num, tiles, unbiased, momentum, eps, H=width, BC=_CHUNKS
+        x, parts, mean, spread, *running, real, num, tiles, unbiased, momentum, eps, H=width, BC=_CHUNKS
     )
     return mean, spread
 
@@ -55,7 +57,7 @@ def remember(
     width, rstd = len(mean), torch.empty_like(mean)
     unbiased = num_rows / (num_rows - 1)
     running = running_mean, running_var, num_batches
-    _remember[(triton.cdiv(width, _COLUMNS),)](
+    _remember[(launch.cdiv(width, _COLUMNS),)](
         mean, var, *running, rstd, unbiased, momentum, eps, H=width
     )
     return rstd
@@ -70,11 +72,12 @@ def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor
 
 
 def dice_to_x(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
-) -> Tensor:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int,
+    real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     grad, x, sums = grad.contiguous(), x.contiguous(), sums.contiguous()
     one_over = 1.0 / num_rows if num_rows > 0 else 0.0
-    return _elementwise(_dice_to_x, grad, x, mean, rstd, alpha, sums, one_over)
+    return _elementwise(_dice_to_x, grad, x, mean, rstd, alpha, sums, real, one_over)
 
 
 def batch_norm(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -86,10 +89,11 @@ def batch_norm_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tens
 
 
 def batch_norm_to_x(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int
-) -> Tensor:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int,
+    real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     grad, x, sums = grad.contiguous(), x.contiguous(), sums.contiguous()
-    return _elementwise(_norm_to_x, grad, x, mean, rstd, weight, sums, 1.0 / num_rows)
+    return _elementwise(_norm_to_x, grad, x, mean, rstd, weight, sums, real, 1.0 / num_rows)
 
 
 def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +118,7 @@ def _elementwise(kernel, *inputs) -> Tensor:
     """inputs[0]: [M, H], as is the result."""
     (num, width), out = inputs[0].shape, torch.empty_like(inputs[0])
     if out.numel() > 0:
-        grid = triton.cdiv(num, _ROWS), triton.cdiv(width, _COLUMNS)
+        grid = launch.cdiv(num, _ROWS), launch.cdiv(width, _COLUMNS)
         kernel[grid](*inputs, out, num, H=width)
     return out
 
@@ -126,7 +130,7 @@ def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
     parts = inputs[0].new_empty(num_chunks, num_sums, width)
     if num == 0:
         return inputs[0].new_zeros(num_sums, width)
-    columns, sums = triton.cdiv(width, _COLUMNS), parts.new_empty(num_sums, width)
+    columns, sums = launch.cdiv(width, _COLUMNS), parts.new_empty(num_sums, width)
     count = counts(columns, sums.device)
     kernel[(num_chunks, columns)](*inputs, parts, sums, count, num, tiles, H=width, BC=_CHUNKS)
     return sums
@@ -134,17 +138,20 @@ def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
 
 def _chunks(num: int) -> tuple[int, int]:
     """How many chunks of rows there are, and how many tiles each has."""
-    num_tiles = max(triton.cdiv(num, _ROWS), 1)
-    tiles = triton.cdiv(num_tiles, _MOST_CHUNKS)
-    return triton.cdiv(num_tiles, tiles), tiles
+    num_tiles = max(launch.cdiv(num, _ROWS), 1)
+    tiles = launch.cdiv(num_tiles, _MOST_CHUNKS)
+    return launch.cdiv(num_tiles, tiles), tiles
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles", "unbiased", "momentum", "eps"])
 def _moments(
-    p_x, p_parts, p_mean, p_spread, p_running_mean, p_running_var, p_seen, p_count, num, num_tiles,
-    unbiased, momentum, eps, H: tl.constexpr, BC: tl.constexpr,
+    p_x, p_parts, p_mean, p_spread, p_running_mean, p_running_var, p_seen, p_count, p_real, num,
+    num_tiles, unbiased, momentum, eps, H: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Mean and summed squares of the differences from it, of a chunk; the last one: of all rows."""
+    if p_real is not None:
+        num = tl.load(p_real).to(tl.int32)
+        unbiased = tl.div_rn(num.to(tl.float32), tl.maximum(num - 1, 1).to(tl.float32))
     i_chunk = tl.program_id(0).to(tl.int64)
     b_mean, b_squares = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     seen = 0.0
@@ -260,8 +267,11 @@ def _dice_sums(
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
-def _dice_to_x(p_grad, p_x, p_mean, p_rstd, p_alpha, p_sums, one_over, p_out, num, H: tl.constexpr):
+def _dice_to_x(
+    p_grad, p_x, p_mean, p_rstd, p_alpha, p_sums, p_real, one_over, p_out, num, H: tl.constexpr
+):
     """one_over: of the number of rows, 0 where the statistics are of other ones."""
+    m_real, one_over = _real(p_real, one_over)
     o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H)
     b_g, b_x = _pair(p_grad, p_x, o, m)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
@@ -271,7 +281,8 @@ def _dice_to_x(p_grad, p_x, p_mean, p_rstd, p_alpha, p_sums, one_over, p_out, nu
     b_by_zz = _columns(p_sums + H, o_h, H) * one_over
     b_dz -= b_by_z[None, :] + b_z * b_by_zz[None, :]
     b_rstd = _columns(p_rstd, o_h, H)
-    tl.store(p_out + o, b_g * (b_p + b_alpha * (1.0 - b_p)) + b_rstd[None, :] * b_dz, mask=m)
+    b_dx = b_g * (b_p + b_alpha * (1.0 - b_p)) + b_rstd[None, :] * b_dz
+    tl.store(p_out + o, tl.where(m_real, b_dx, 0.0), mask=m)
 
 
 @triton.jit(do_not_specialize=["num"])
@@ -299,7 +310,10 @@ def _norm_sums(
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
-def _norm_to_x(p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, one_over, p_out, num, H: tl.constexpr):
+def _norm_to_x(
+    p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, p_real, one_over, p_out, num, H: tl.constexpr
+):
+    m_real, one_over = _real(p_real, one_over)
     o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H)
     b_g, b_x = _pair(p_grad, p_x, o, m)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
@@ -307,7 +321,7 @@ def _norm_to_x(p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, one_over, p_out, n
     b_by_weight = _columns(p_sums + H, o_h, H) * one_over
     b_scale = _columns(p_rstd, o_h, H) * _columns(p_weight, o_h, H)
     b_dx = b_scale[None, :] * (b_g - b_by_bias[None, :] - b_z * b_by_weight[None, :])
-    tl.store(p_out + o, b_dx, mask=m)
+    tl.store(p_out + o, tl.where(m_real, b_dx, 0.0), mask=m)
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
@@ -394,6 +408,18 @@ def _tile(i_tile, num, H: tl.constexpr):
     o_m = i_tile * _BM + tl.arange(0, _BM)
     o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     return o_m[:, None] * H + o_h[None, :], (o_m < num)[:, None] & (o_h < H)[None, :], o_h
+
+
+@triton.jit
+def _real(p_real, one_over):
+    """Which rows of this program's tile count, [BM, 1], and 1 over the number of all that do."""
+    o_m = tl.program_id(0).to(tl.int64) * _BM + tl.arange(0, _BM)
+    m = o_m[:, None] >= 0
+    if p_real is not None:
+        num = tl.load(p_real)
+        m = o_m[:, None] < num
+        one_over = tl.where(one_over == 0, 0.0, tl.div_rn(1.0, num.to(tl.float32)))
+    return m, one_over
 
 
 @triton.jit

@@ -18,7 +18,7 @@ def sum_gradients(
     out = heads.new_empty(num_runs, dim)
     runs, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
     tile = {"D": dim, "RUNS": runs, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
-    _sum_gradients[(triton.cdiv(num_runs, runs), triton.cdiv(dim, columns))](
+    _sum_gradients[(launch.cdiv(num_runs, runs), launch.cdiv(dim, columns))](
         grad, order, starts, bags, weights, heads, tails, out, num_runs, **tile, **launch.OPTIONS
     )
     return out

@@ -21,7 +21,7 @@ def unique_padded(rows: Tensor, num_rows: int | None = None) -> tuple[Tensor, Te
     starts = rows.new_empty(n + 1, dtype=torch.int32)
     if not n:
         return distinct, inverse, order, starts.zero_()
-    grid = (triton.cdiv(n + 1, launch.LANES),)
+    grid = (launch.cdiv(n + 1, launch.LANES),)
     counts = rows.new_empty(n)
     options = {"LAST": last, "LANES": launch.LANES, **launch.OPTIONS}
     _count[grid](keys, counts, n, **options)

@@ -49,7 +49,7 @@ def update(
     tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, MAX_KERNEL_DIM)
     strides = {"WEIGHTS_STRIDE": stored.weights.stride(0), "STATE_STRIDE": stored.state.stride(0)}
     tile = {"ROWS": tile_rows, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
-    _update[(triton.cdiv(num_rows, tile_rows),)](
+    _update[(launch.cdiv(num_rows, tile_rows),)](
         *places, *gradients, *options, *sizes, KIND=kind, D=dim, **strides, **tile, **launch.OPTIONS
     )
 

@@ -1,0 +1,51 @@
+"""Ops of lists on the pretended GPU, for which plain PyTorch takes the place of kernels.
+
+Kernels skip padding: positions behind the last list add nothing and get zeros. PyTorch is given none.
+"""
+
+import torch
+from torch.nn import functional
+
+# Of each op: its arguments and its results that have a row for each position.
+_POSITIONS = {
+    "target_projection": ((1,), (0,)), "target_projection_backward": ((0, 2, 5), (1,)),
+    "softmax_jagged": ((0,), (0,)), "softmax_jagged_backward": ((0, 1), (0,)),
+    "weighted_sum": ((0, 1), ()), "weighted_sum_backward": ((1, 2), (0, 1)),
+    "jagged_dot": ((1,), (0,)), "jagged_dot_backward": ((0, 2), (1,)), "weighted_copies": ((0,), (0,)),
+    "co_action": ((1,), ()), "co_action_backward": ((2,), (1,)),
+    "recurrent": ((0, 1), (0, 1, 2)), "recurrent_backward": ((0, 1, 2, 3, 4), (0, 1)),
+    "last_of": ((0,), ()), "last_of_backward": ((), (0,)),
+}  # fmt: skip
+
+
+def _without_padding(name, arguments, results):
+    def run(*args):
+        op = getattr(torch.ops.hotrows, name)
+        place = [argument.name for argument in op.default._schema.arguments].index("offsets")
+        args, real = list(args), int(args[place][-1])
+        num = args[2] if name == "last_of_backward" else len(args[arguments[0]])
+        for position in arguments:
+            args[position] = None if args[position] is None else args[position][:real]
+        if name == "last_of_backward":
+            args[2] = real
+        out = op(*args)
+        parts = list(out) if isinstance(out, tuple) else [out]
+        for position in results:
+            if parts[position] is not None:
+                behind = (0, 0) * (parts[position].dim() - 1) + (0, num - real)
+                parts[position] = functional.pad(parts[position], behind)
+        return tuple(parts) if isinstance(out, tuple) else parts[0]
+
+    return run
+
+
+def _next_element_loss(states, past, offsets, others, num_samples):
+    real, num = int(offsets[-1]), len(past)
+    inputs = states[:real], past[:real], offsets, others[: max(real - 1, 0)], num_samples
+    loss, total, slopes, back = torch.ops.hotrows.next_element_loss(*inputs)
+    behind = torch.arange(len(back), max(num - 1, 0))
+    return loss, total, functional.pad(slopes, (0, num - real)), torch.cat([back, behind])
+
+
+KERNELS = {f"hotrows::{name}": _without_padding(name, *where) for name, where in _POSITIONS.items()}
+KERNELS["hotrows::next_element_loss"] = _next_element_loss
