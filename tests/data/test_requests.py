@@ -11,6 +11,7 @@ from hotrows.data import EncodedData, Loader, prepare, write_encoded
 from hotrows.data.load.parquet_part import open_parquet
 from hotrows.data.stored import part as parts
 from hotrows.data.stored import shards
+from hotrows.data.stored.request_rows import bounds_between
 from hotrows.schema import Schema, Sparse
 from tests.support.requests import COLUMNS, NAMES, PLAIN, SCHEMA, file_of, request_batch, rows_of
 from tests.support.requests import schema as encoded_schema
@@ -243,3 +244,29 @@ def test_a_rank_without_a_sample_of_a_small_last_batch_has_an_empty_one(tmp_path
     sizes = [[batch.size for batch in batches] for batches in zip(*ranks, strict=True)]
     assert sizes == [[0, 1, 0, 1], [0, 0, 0, 1]]
     assert all(batch.requests.starts.tolist()[0] == 0 for batches in ranks for batch in batches)
+
+
+def test_rows_of_a_request_that_do_not_share_a_shared_feature_are_named(tmp_path):
+    schema = Schema((Sparse("user"), Sparse("item")), request="request", shared=("user",))
+    columns = {"request": list("aabb"), "user": list("uuvw"), "item": list("xyzz"), "label": [0, 1, 0, 1]}
+    with pytest.raises(ValueError, match="row 3, feature 'user': expected the value of the row before"):
+        prepare(columns, schema, tmp_path / "enc")
+
+
+def test_blocks_of_an_epoch_cut_no_request():
+    starts = np.array([0, 3, 9, 10, 21, 30])
+    assert bounds_between(iter([starts, starts[:2], np.zeros(1, int)]), 8) == [0, 9, 21, 30, 33]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_byte_that_is_damaged_in_a_shard_ends_an_epoch(tmp_path, shuffle):
+    """A shuffled epoch checks a share of the shards before each of its pools."""
+    columns = {"label": [0, 1] * 50, "user": list(range(100))}
+    data = prepare(columns, Schema((Sparse("user"),)), tmp_path / "enc", split="fraction:1,0,0")
+    (shard,) = (tmp_path / "enc").glob("train*.shard")
+    content = bytearray(shard.read_bytes())
+    content[max(place for place, byte in enumerate(content) if byte)] ^= 1  # what follows is padding
+    shard.write_bytes(content)
+    data = EncodedData.open(tmp_path / "enc")
+    with pytest.raises(ValueError, match="damaged|checksum"):
+        list(Loader(data.parts["train"], 10, shuffle=shuffle).batches(0))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hotrows.data import Loader, prepare
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import Chunk, chunks_of, find_files
 from hotrows.data.raw.text import cut_line, layout_of, parse
@@ -217,3 +218,16 @@ def test_a_line_may_be_longer_than_a_chunk(tmp_path):
     path.write_bytes(b"a" * 10_000 + b"\n" + b"b\n")
     chunks = chunks_of(*find_files(path), 100)
     assert b"".join(bytes(chunk.text) for chunk in chunks) == path.read_bytes()
+
+
+def test_saturday_and_sunday_are_the_weekend(tmp_path):
+    days = [f"2026-11-{day}" for day in (26, 27, 28, 29, 30)]  # from a Thursday on
+    schema = Schema(
+        (Sparse("weekend", transform="weekend"),), time=Time("day", "%Y-%m-%d"), delimiter=","
+    )
+    data = prepare(
+        {"label": [0, 1, 0, 1, 0], "day": days}, schema, tmp_path / "enc", split="fraction:1,0,0"
+    )
+    (batch,) = Loader(data.parts["train"], 5).batches(0)
+    of_days = batch.ids.tolist()
+    assert of_days == [of_days[0]] * 2 + [of_days[2]] * 2 + [of_days[0]] and of_days[0] != of_days[2]

@@ -263,3 +263,11 @@ def test_ranks_that_call_different_collectives_raise_and_do_not_hang():
 
     with pytest.raises(AssertionError, match="different collectives"):
         run(work, 2)
+
+
+def test_a_sharding_that_is_not_known_is_refused():
+    def work(ranks):
+        with pytest.raises(ValueError, match="sharding must be one of .*rows.*, not 'lines'"):
+            Embedding(mixed_tables(Adagrad()), ranks=ranks, sharding="lines")
+
+    run(work, 2)
