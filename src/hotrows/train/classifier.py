@@ -174,7 +174,7 @@ class Classifier:
 
         model, trust: see `load_run`, for a model of your own.
         """
-        path = Path(path)
+        path = Path(path).resolve()
         if not (path / _NAME).exists():
             raise ValueError(f"{path} has no {_NAME}: name a folder that Classifier.save has written")
         predictor, fields = load_run(path, model=model, trust=trust), _FILE.read(path / _NAME)

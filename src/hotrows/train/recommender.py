@@ -186,9 +186,9 @@ class Recommender:
             self.fits_about = (None,) * len(self.losses)
 
     def scale_by(self, scales: Sequence[tuple[float, float]]) -> None:
-        """Calibrates predictions from here on, as `RunState.scales` says."""
-        if self.config.calibration == "scale" and scales:
-            pairs = zip(self.losses, scales, strict=True)
+        """Calibrates predictions from here on, as `RunState.scales` says; (): leaves them as trained."""
+        if self.config.calibration == "scale":
+            pairs = zip(self.losses, scales or ((1.0, 0.0),) * len(self.losses), strict=True)
             self.losses = tuple(dataclasses.replace(loss, scale=a, shift=b) for loss, (a, b) in pairs)
 
     def targets(self, batch: Batch) -> Targets:
