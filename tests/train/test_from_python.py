@@ -5,6 +5,7 @@ import inspect
 import io
 import logging
 import os
+import pickle
 import re
 import sys
 from functools import partial
@@ -325,6 +326,35 @@ def test_raw_rows_of_any_kind_are_predicted(trained, raw, tmp_path):
     for same in (*frames, tmp_path / "raw.csv", str(tmp_path / "raw.csv")):
         assert np.array_equal(predictor.predict(same), expected)
     assert np.array_equal(predictor.predict([raw, raw.to_pandas()]), np.tile(expected, 2))
+
+
+@pytest.mark.parametrize("model", [None, "an object"])
+@pytest.mark.filterwarnings("ignore:values differ")
+def test_what_was_fitted_predicts(encoded, raw, tmp_path, model):
+    """`fit` returned no model: a run had to be read back by its folder to predict one row."""
+    model = model and Net(encoded.schema)
+    trainer = Trainer(encoded, SHORT, tmp_path / "run", model=model)
+    result = trainer.fit()
+    best = load_run(tmp_path / "run", model=model and Net(encoded.schema)).predict(raw)
+    assert np.array_equal(trainer.predict(raw), best)
+    assert np.array_equal(result.predictor.predict(raw), best)
+    assert result.predictor is result.predictor
+    copied = pickle.loads(pickle.dumps(dataclasses.replace(result, model=None)))
+    assert copied.steps == result.steps and "predictor" not in vars(copied)
+
+
+def test_a_callback_predicts_by_the_model_of_its_step(encoded, raw, tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def after_step(self, trainer, progress):
+            seen.append(trainer.predict(raw))
+
+    trainer = Trainer(encoded, SHORT, tmp_path / "run")
+    trainer.fit(callbacks=[Look()])
+    Trainer(encoded, SHORT, tmp_path / "other").fit()
+    assert len(seen) == SHORT.steps and not np.array_equal(seen[0], seen[-1])
+    assert same_bits(tmp_path / "run", tmp_path / "other")
 
 
 def test_parts_and_batches_are_predicted(trained, encoded):

@@ -2,7 +2,8 @@
 
 from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
-from hotrows.train.progress import Progress, Result
-from hotrows.train.trainer import Interrupted, Trainer, train
+from hotrows.train.progress import Progress
+from hotrows.train.result import Result
+from hotrows.train.trainer import Interrupted, Trainer
 
-__all__ = ["Callback", "Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run", "train"]
+__all__ = ["Callback", "Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run"]

@@ -14,8 +14,9 @@ from hotrows.engine.embedding import Embedding
 from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.planning.routing import RankSignals
-from hotrows.train.progress import Progress, Result
-from hotrows.train.recommender import Recommender
+from hotrows.train.predictor import Predictor
+from hotrows.train.progress import Progress
+from hotrows.train.result import Result
 from hotrows.train.run_state import RunState
 
 
@@ -26,7 +27,7 @@ class Training(Protocol):
     data: EncodedData
     config: TrainConfig
     ranks: Ranks
-    recommender: Recommender
+    recommender: Predictor
     model: Model
     embedding: Embedding
     cached_tables: CachedTables
@@ -39,6 +40,8 @@ class Training(Protocol):
     def is_first(self) -> bool: ...
 
     def evaluate(self, part: str) -> Metrics: ...
+
+    def predict(self, data: Any) -> Any: ...
 
     def stop(self) -> None: ...
 

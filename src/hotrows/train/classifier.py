@@ -34,7 +34,7 @@ from hotrows.schema import Schema
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
-from hotrows.train.progress import Result
+from hotrows.train.result import Result
 from hotrows.train.run_folder import read_files, write_files
 from hotrows.train.trainer import Trainer
 

@@ -1,8 +1,9 @@
 """Training: a run from prepared data to a trained model in a run folder.
 
     trainer = Trainer(data, TrainConfig(model="deepfm"), run="runs/a")
-    result = trainer.fit()                       # or train(data, config, run)
-    predictor = load_run("runs/a")               # later: the best checkpoint, ready to predict
+    result = trainer.fit()
+    trainer.predict(frame)                       # by the best checkpoint
+    predictor = load_run("runs/a")               # the same in another process
 
     StepTrainer    model, tables, optimizers, batches: one step after the other
     Trainer        evaluations, checkpoints, logs and the end of a run around them
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,8 +39,9 @@ from hotrows.train import notes, pictures, run_folder
 from hotrows.train.callback import Callback, RunControl, StopRequested
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
-from hotrows.train.progress import Progress, Result
+from hotrows.train.progress import Progress
 from hotrows.train.reports import Reports
+from hotrows.train.result import Result
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
@@ -51,19 +54,6 @@ _TICK = 0.1  # seconds between looks at the clock while no batch comes
 
 class Interrupted(KeyboardInterrupt):
     """A run has stopped on request and saved itself; resume it to go on."""
-
-
-def train(
-    data: EncodedData,
-    config: TrainConfig,
-    run: Path | str,
-    *,
-    resume: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-    ranks: Ranks | None = None,
-) -> Result:
-    """Trains a model into the folder `run`: `Trainer(...).fit()`."""
-    return Trainer(data, config, run, resume=resume, progress=progress, ranks=ranks).fit()
 
 
 def _advice_on(name: str) -> str:
@@ -148,6 +138,7 @@ class Trainer:
         # 2. Model and tables
         self.steps = StepTrainer(self.data, self.config, self.ranks, place, self._given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
+        self.recommender.run = self.run
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
         if self._trace.is_on:
             self.steps.note_times(self._trace.note)
@@ -205,6 +196,14 @@ class Trainer:
         if self.is_first and not self._is_fitting:
             notes.of_metrics(part, metrics)
         return metrics
+
+    def predict(self, data: Any) -> Any:
+        """Predicts, as `Predictor.predict` does, by the model as it is: after `fit` by the best checkpoint.
+
+        Several ranks all call it, with equal data.
+        """
+        self._doing = "predicting"
+        return self.recommender.predict(data)
 
     def stop(self) -> None:
         """Ends the run after this step, as if it were the last: to be called by a callback.
@@ -368,6 +367,7 @@ class Trainer:
             steps=self.state.step,
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
+            model=self._given_model,
             samples_per_second=self.reports.samples_per_second(),
             **self._validation.results(self),
         )
