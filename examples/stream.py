@@ -41,7 +41,7 @@ def shop(folder: Path) -> None:
 
 
 class Print(Callback):
-    def after_evaluation(self, trainer, metrics) -> None:
+    def on_evaluation_end(self, trainer, metrics) -> None:
         events = trainer.state.stream.events
         print(f"{events:6,} clicks: AUC {metrics.auc:.3f} of the last {metrics.samples:,}")
 

@@ -196,12 +196,12 @@ class Recorder(Callback):
         self.steps, self.evaluations = [], []
         self.stop_after_step, self.stop_at_evaluation = stop_after_step, stop_at_evaluation
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         self.steps.append((trainer.state.step, progress.loss))
         if trainer.state.step == self.stop_after_step:
             trainer.stop()
 
-    def after_evaluation(self, trainer, metrics):
+    def on_evaluation_end(self, trainer, metrics):
         self.evaluations.append((trainer.state.step, metrics))
         if len(self.evaluations) == self.stop_at_evaluation:
             trainer.stop()
@@ -245,6 +245,33 @@ def test_ranks_end_at_the_same_step_when_one_of_them_stops(encoded, tmp_path):
     assert last == (step, metrics) and first.stopped_early and second.stopped_early
 
 
+def test_callbacks_hear_once_how_a_run_began_and_ended(encoded, tmp_path):
+    """Three methods were called at the end, of which one had the result and none the error."""
+    heard = []
+
+    class Ends(Callback):
+        def __init__(self, fails=False):
+            self.fails = fails
+
+        def on_begin(self, trainer):
+            heard.append(trainer.state.step)
+
+        def on_training_end(self, trainer):
+            heard.append("training")
+            if self.fails:
+                raise OSError("no space")
+
+        def on_end(self, trainer, result, error):
+            heard.append((result, repr(error)))
+
+    result = Trainer(encoded, SHORT, tmp_path / "run").fit(callbacks=[Ends()])
+    assert heard == [0, "training", (result, "None")]
+    heard.clear()
+    with pytest.raises(OSError, match="no space"):
+        Trainer(encoded, SHORT, tmp_path / "failed").fit(callbacks=[Ends(fails=True)])
+    assert heard == [0, "training", (None, "OSError('no space')")]
+
+
 def test_a_trial_is_pruned(encoded, tmp_path):
     """As a search by Optuna does it: the page has the same callback with Optuna's names."""
 
@@ -252,7 +279,7 @@ def test_a_trial_is_pruned(encoded, tmp_path):
         pass
 
     class Prune(Callback):
-        def after_evaluation(self, trainer, metrics):
+        def on_evaluation_end(self, trainer, metrics):
             if metrics.score < 2:
                 raise Pruned
 
@@ -347,7 +374,7 @@ def test_a_callback_predicts_by_the_model_of_its_step(encoded, raw, tmp_path):
     seen = []
 
     class Look(Callback):
-        def after_step(self, trainer, progress):
+        def on_step_end(self, trainer, progress):
             seen.append(trainer.predict(raw))
 
     trainer = Trainer(encoded, SHORT, tmp_path / "run")

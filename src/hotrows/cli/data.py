@@ -153,6 +153,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "memory",
     "threads",
     "seed",
+    "overwrite",
     like={"spelling": "--vocab-from", "old": ("--like",), "type": FOLDER, "metavar": "DATA"},
     extend={"spelling": "--extend-vocab-of", "old": ("--extend",), "type": FOLDER, "metavar": "DATA"},
 )

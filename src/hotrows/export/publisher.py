@@ -47,6 +47,7 @@ from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
 from hotrows.train.callback import Callback, Training
 from hotrows.train.progress import Progress
+from hotrows.train.result import Result
 
 log = logging.getLogger("hotrows")
 
@@ -133,7 +134,7 @@ class Publisher(Callback):
 
     # ---- called by training
 
-    def begin(self, trainer: Training) -> None:
+    def on_begin(self, trainer: Training) -> None:
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
@@ -159,7 +160,7 @@ class Publisher(Callback):
         stop = partial(self._work.put, None)
         self._worker = Worker("hotrows publishing", self._publish_all, stop, patience=None)
 
-    def after_step(self, trainer: Training, progress: Progress | None = None) -> None:
+    def on_step_end(self, trainer: Training, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
         since = self._published.batches_since(trainer.state)
         seconds, batches = self.every.seconds, self.every.batches
@@ -172,11 +173,11 @@ class Publisher(Callback):
         if is_due and not self._work.unfinished_tasks:
             self._hand_over(trainer)
 
-    def while_idle(self, trainer: Training) -> None:
+    def on_idle(self, trainer: Training) -> None:
         """Publishes what the last batches of a stream changed, where no others come."""
-        self.after_step(trainer)
+        self.on_step_end(trainer)
 
-    def end(self, trainer: Training) -> None:
+    def on_training_end(self, trainer: Training) -> None:
         """Publishes the last state of training, and waits until it is there."""
         self._work.join()
         if self._published.batches_since(trainer.state) or not self._returned.empty():
@@ -196,7 +197,7 @@ class Publisher(Callback):
         if self._base_worker is not None:
             self._base_worker.wait()
 
-    def close(self) -> None:
+    def on_end(self, trainer: Training, result: Result | None, error: BaseException | None) -> None:
         """Waits for what is being published, and publishes no more."""
         if self._worker is not None:
             self._worker.close()

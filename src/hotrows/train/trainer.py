@@ -36,7 +36,7 @@ from hotrows.models.model import Model
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
 from hotrows.train import notes, pictures, run_folder
-from hotrows.train.callback import Callback, RunControl, StopRequested
+from hotrows.train.callback import Callback, RunControl, StopRequested, listeners_of
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
@@ -111,6 +111,7 @@ class Trainer:
         self._trace = RunTrace(trace)
         self._validation: HeldOut | StreamRun = HeldOut()
         self._is_fitting, self._doing = False, "starting"
+        self._result: Result | None = None
         # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
@@ -198,7 +199,7 @@ class Trainer:
         return metrics
 
     def predict(self, data: Any) -> Any:
-        """Predicts, as `Predictor.predict` does, by the model as it is: after `fit` by the best checkpoint.
+        """Predicts, as `Predictor.predict` does, by the model as it is: after `fit` the best checkpoint.
 
         Several ranks all call it, with equal data.
         """
@@ -248,13 +249,13 @@ class Trainer:
         self.evaluation = evaluate or self.evaluation
         self._lock.take()
         self.callbacks = (*callbacks, *self.steps.batches.callbacks)
-        self._is_fitting = True
+        self._is_fitting, self._result = True, None
         with ExitStack() as stack:
             stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
             # 2. Signals, reports, random numbers
             self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
-            listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
+            listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
@@ -270,7 +271,8 @@ class Trainer:
             # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)
-                return self._finish()
+                self._result = _finish(self)
+                return self._result
             except StopRequested:
                 raise Interrupted(
                     f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
@@ -322,7 +324,7 @@ class Trainer:
             self._control.stop_if_interrupted()
             if not self.steps.batches.wait(_TICK):
                 for callback in self.callbacks:
-                    callback.while_idle(self)
+                    callback.on_idle(self)
             elif self.state.step < self.total_steps:  # else the stream has ended meanwhile
                 self._train_step(runner)
 
@@ -347,7 +349,7 @@ class Trainer:
             self._write_interval()
         progress = self.reports.show_step()
         for callback in self.callbacks:
-            callback.after_step(self, progress)
+            callback.on_step_end(self, progress)
 
     def _evaluation_is_due(self) -> bool:
         return evaluation_is_due(self.state, self.config, self.reports.epoch_steps, self._last_step)
@@ -355,31 +357,9 @@ class Trainer:
     def _save(self) -> None:
         self._doing = "writing a checkpoint"
         for callback in self.callbacks:
-            callback.before_checkpoint(self)
+            callback.on_checkpoint(self)
         if self.checkpoints.save():
             self._control.has_saved()
-
-    def _finish(self) -> Result:
-        self._lock.check()
-        self.checkpoints.load_best()
-        result = Result(
-            run=self.run,
-            steps=self.state.step,
-            best_step=self.state.best_step if self.state.best else self.state.step,
-            stopped_early=self.stopped_early,
-            model=self._given_model,
-            samples_per_second=self.reports.samples_per_second(),
-            **self._validation.results(self),
-        )
-        if self.is_first:
-            notes.of_metrics(self._validation.name, result.validation)
-            notes.of_metrics("test", result.test)
-            notes.of_pins(self.cached_tables)
-            run_folder.write_json(self.run / "result.json", result.to_json())
-            pictures.draw_run(self.run)
-        for callback in _whole(self.callbacks):
-            callback.after_fit(self, result)
-        return result
 
     def _write_interval(self) -> None:
         self._lock.check()
@@ -391,12 +371,12 @@ class Trainer:
 
 
 def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -> None:
-    """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    """Trains to the end; callbacks are called at the begin, at the end, and as the stack ends."""
     stack.enter_context(trainer.recommender.device.ahead_of_lanes())
-    callbacks = _whole(trainer.callbacks)
+    callbacks = listeners_of(trainer.callbacks)
     for callback in callbacks:
-        stack.callback(callback.close)
-        callback.begin(trainer)
+        stack.push(partial(_end, trainer, callback))
+        callback.on_begin(trainer)
     with closing(trainer.steps.start(signals, trainer._trace.is_on)) as runner:
         try:
             trainer._train(runner)
@@ -411,7 +391,33 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
         finally:
             trainer._trace.events += runner.events
     for callback in callbacks:
-        callback.end(trainer)
+        callback.on_training_end(trainer)
+
+
+def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:
+    callback.on_end(trainer, None if error else trainer._result, error)
+
+
+def _finish(trainer: Trainer) -> Result:
+    """Reads the best checkpoint back, reports on it, and writes the result into the run's folder."""
+    trainer._lock.check()
+    trainer.checkpoints.load_best()
+    result = Result(
+        run=trainer.run,
+        steps=trainer.state.step,
+        best_step=trainer.state.best_step if trainer.state.best else trainer.state.step,
+        stopped_early=trainer.stopped_early,
+        model=trainer._given_model,
+        samples_per_second=trainer.reports.samples_per_second(),
+        **trainer._validation.results(trainer),
+    )
+    if trainer.is_first:
+        notes.of_metrics(trainer._validation.name, result.validation)
+        notes.of_metrics("test", result.test)
+        notes.of_pins(trainer.cached_tables)
+        run_folder.write_json(trainer.run / "result.json", result.to_json())
+        pictures.draw_run(trainer.run)
+    return result
 
 
 def _control_of(trainer: Trainer) -> RunControl:
@@ -425,11 +431,6 @@ def _described(trainer: Trainer) -> str:
         return where
     patience = f"{trainer.config.timeout:g} s"
     return f"{where} on {trainer.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
-
-
-def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Selects those callbacks that are of the class `Callback`: others lack some of its methods."""
-    return [callback for callback in callbacks if isinstance(callback, Callback)]
 
 
 def _opened(data: EncodedData | Path | str) -> EncodedData:
