@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = {
     "hotrows": """
-        FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense DenseAdam
+        FTRL SGD Adagrad LazyAdam Batch Caching Callback Classifier Constant Cross Dense DenseAdam
         DenseAdamW DenseSGD Dynamic DynamicEmbedding Embedding Label Loader Normal PackPlan Plan
         Publisher RequestFeatures RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig
         Trainer Uniform Vectors

@@ -36,7 +36,16 @@ if TYPE_CHECKING:
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
     from hotrows.export.publisher import Publisher
-    from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
+    from hotrows.optim import (
+        FTRL,
+        SGD,
+        Adagrad,
+        DenseAdam,
+        DenseAdamW,
+        DenseSGD,
+        LazyAdam,
+        RowWiseAdagrad,
+    )
     from hotrows.pipeline.prefetch import prefetch
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -58,7 +67,6 @@ __all__ = [
     "FTRL",
     "SGD",
     "Adagrad",
-    "Adam",
     "Batch",
     "Caching",
     "Callback",
@@ -73,6 +81,7 @@ __all__ = [
     "DynamicEmbedding",
     "Embedding",
     "Label",
+    "LazyAdam",
     "Loader",
     "Normal",
     "PackPlan",
@@ -118,6 +127,7 @@ __getattr__, __dir__ = lazy_names(
             "SGD",
             "Adagrad",
             "Adam",
+            "LazyAdam",
             "DenseAdam",
             "DenseAdamW",
             "DenseSGD",

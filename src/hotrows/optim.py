@@ -4,8 +4,8 @@ Each is a frozen value, whose `numbers` are those of a step; the arithmetic live
 `ops.deferred`. Gradients of equal rows
 are summed before the optimizer sees them.
 
-`SGD`, `Adagrad`, `RowWiseAdagrad`, `Adam` and `FTRL` are lazy: a row that a batch does not read keeps its
-weights and its state, so weight decay and the decay of moments act on the rows read, when they are
+`SGD`, `Adagrad`, `RowWiseAdagrad`, `LazyAdam` and `FTRL` are lazy: a row that a batch does not read keeps
+its weights and its state, so weight decay and the decay of moments act on the rows read, when they are
 read. `DenseAdam`, `DenseAdamW` and `DenseSGD` are those of `torch.optim` on a whole table: every row
 makes every step, with a gradient of zero where the batch did not read it. Such a row makes the steps that
 it missed when it is next read (`ops.deferred`), so that a step costs what the rows of its batch cost.
@@ -120,8 +120,8 @@ class RowWiseAdagrad(_Checked):
 
 
 @dataclass(frozen=True)
-class Adam(_Checked):
-    """Adam on the rows read (Kingma and Ba 2015; torch.optim.SparseAdam).
+class LazyAdam(_Checked):
+    """Adam on the rows that a batch reads (Kingma and Ba 2015; torch.optim.SparseAdam).
 
     per_row_step: the bias correction counts the updates of each row (an int32 in its record)
     instead of the updates of the model.
@@ -141,6 +141,14 @@ class Adam(_Checked):
         # beta^t by repeated rounding would drift: Python's pow on float64 is the one source.
         corrections = [1 - self.beta1 ** (step + 1), 1 - self.beta2 ** (step + 1)]
         return [lr, self.weight_decay, self.beta1, self.beta2, self.eps, *corrections]
+
+
+def Adam(*_: Any, **__: Any) -> None:
+    """Is refused: the name is that of `torch.optim.Adam`, and no row optimizer decides which is meant."""
+    raise ValueError(
+        "expected a row optimizer: LazyAdam, which changes the rows that a batch reads (SparseAdam of "
+        "PyTorch), or DenseAdam, which changes all rows (torch.optim.Adam); Adam may mean both"
+    )
 
 
 @dataclass(frozen=True)
@@ -243,10 +251,10 @@ class DenseSGD(_Checked):
 
 
 DenseRowOptimizer = DenseAdam | DenseAdamW | DenseSGD
-RowOptimizer = SGD | Adagrad | RowWiseAdagrad | Adam | FTRL | DenseRowOptimizer
+RowOptimizer = SGD | Adagrad | RowWiseAdagrad | LazyAdam | FTRL | DenseRowOptimizer
 BY_NAME: dict[str, type] = {
     kind.kind: kind
-    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL, DenseAdam, DenseAdamW, DenseSGD)
+    for kind in (SGD, Adagrad, RowWiseAdagrad, LazyAdam, FTRL, DenseAdam, DenseAdamW, DenseSGD)
 }
 Numbers = tuple[float, ...]  # of a step of a dense optimizer: 8, as `ops.deferred` takes them
 

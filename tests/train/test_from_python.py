@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import io
+import json
 import logging
 import os
 import pickle
@@ -181,7 +182,13 @@ def test_an_argument_that_is_a_setting_is_answered_with_its_place(encoded, argum
 
 
 def test_optimizers_are_checked_when_they_are_named():
-    assert TrainConfig(row_optimizer="adam") == TrainConfig(row_optimizer=hotrows.Adam())
+    assert TrainConfig(row_optimizer="adam") == TrainConfig(row_optimizer=hotrows.LazyAdam())
+    with pytest.raises(
+        ValueError, match="LazyAdam, which changes .* or DenseAdam, which changes all rows"
+    ):
+        hotrows.Adam(lr=0.01)  # was the lazy one, which is another algorithm than torch.optim.Adam
+    stored = json.loads(TrainConfig(row_optimizer=hotrows.LazyAdam()).to_json())
+    assert stored["row_optimizer"]["kind"] == "adam"
     with pytest.raises(ValueError, match="the kind of a row optimizer must be one of .*, not 'adm'"):
         TrainConfig(row_optimizer="adm")
     with pytest.raises(ValueError, match="adagrad's lr must be a finite number of at least 0, not -1"):

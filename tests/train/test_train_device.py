@@ -14,7 +14,7 @@ import torch
 
 from hotrows import checkpoint
 from hotrows.models.deepfm import DeepFM
-from hotrows.optim import FTRL, SGD, Adam, DenseAdam, DenseSGD
+from hotrows.optim import FTRL, SGD, DenseAdam, DenseSGD, LazyAdam
 from hotrows.runtime.device import Cuda
 from hotrows.train import Trainer, load_run, run_folder
 from hotrows.train.defaults import settle
@@ -43,7 +43,7 @@ ROUNDING = 1e-4
         {},
         {"fast_memory": 1500},
         {"fast_memory": 1500, "cache_transfer": "staged", "policy": "lru"},
-        {"row_optimizer": Adam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
+        {"row_optimizer": LazyAdam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
         {"row_optimizer": FTRL(), "dense_optimizer": "sgd", "plan_depth": 0},
         {"micro_batches": 3, "row_optimizer": SGD()},
         {"micro_batches": 3, "streams": 2, "fast_memory": 4000},
