@@ -115,7 +115,7 @@ def _order_metrics(
     metrics = Metrics(
         samples=len(outputs),
         auc=math.nan,
-        click_rate=weighted_mean(labels.double(), None if weights is None else weights.double()),
+        positive_rate=weighted_mean(labels.double(), None if weights is None else weights.double()),
         calibration_error=math.nan,
         **nothing,
     )
