@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows import Callback, Label, Schema, Sparse, TrainConfig, Trainer
-from hotrows.data import prepare
+from hotrows import Callback, Label, Schema, Sparse, TrainConfig, Trainer, prepare
 from hotrows.streams import StreamConfig
 
 SCHEMA = Schema((Sparse("user"), Sparse("item")), label=Label("click"))

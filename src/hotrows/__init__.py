@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
-    from hotrows.batch import Batch, RequestFeatures
+    from hotrows.batch import Batch
+    from hotrows.batch import RequestFeatures as RequestFeatures
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
         RowWiseAdagrad,
     )
     from hotrows.pipeline.prefetch import prefetch
-    from hotrows.plan import PackPlan, Plan
+    from hotrows.plan import PackPlan as PackPlan
+    from hotrows.plan import Plan as Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
     from hotrows.train import Callback, Trainer, load_run
@@ -84,10 +86,7 @@ __all__ = [
     "LazyAdam",
     "Loader",
     "Normal",
-    "PackPlan",
-    "Plan",
     "Publisher",
-    "RequestFeatures",
     "RowWiseAdagrad",
     "Schema",
     "Sequence",

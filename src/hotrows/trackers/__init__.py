@@ -271,4 +271,4 @@ class WandB(Tracker):
 
 
 BY_NAME: Mapping[str, type[Tracker]] = {tracker.name: tracker for tracker in (MLflow, WandB)}
-__all__ = ["BY_NAME", "MLflow", "Tracker", "WandB"]
+__all__ = ["MLflow", "Tracker", "WandB"]
