@@ -47,6 +47,9 @@ class Dynamic:
         the capacity, admits and evicts by itself, and belongs to one rank: several ranks share the work
         on the keys of a table that has as many partitions. What is trained depends on this number, and
         not on the number of ranks.
+
+    >>> hotrows.Sparse("user", dynamic=Dynamic(capacity=1000, evict="lru")).dynamic.evict
+    'lru'
     """
 
     capacity: int | None = None
@@ -212,3 +215,25 @@ def _parse_eviction(text: str) -> Eviction:
     if match := re.fullmatch(r"(lfu|idle|time):([1-9]\d{0,8})", text):
         return Eviction(match[1], int(match[2]))
     raise ValueError(f"evict of dynamic ids must be {EVICTIONS}, not {text!r}")
+
+
+def check_ids(feature: Any) -> None:
+    """Raises ValueError where fields of a feature with ids do not fit together."""
+    check_feature(feature)
+    if feature.num_unknown < 0 or feature.min_count < 1:
+        raise ValueError(
+            f"feature {feature.name!r}: num_unknown must be at least 0 and min_count at least 1, "
+            f"not {feature.num_unknown} and {feature.min_count}"
+        )
+    if feature.num_unknown == 0 and feature.min_count > 1:
+        raise ValueError(
+            f"feature {feature.name!r}: num_unknown=0 needs min_count=1, not {feature.min_count}"
+        )
+    if feature.max_length is not None and feature.max_length < 1:
+        raise ValueError(
+            f"feature {feature.name!r}: max_length must be at least 1, not {feature.max_length}"
+        )
+    if len(feature.separator.encode()) != 1:
+        raise ValueError(
+            f"feature {feature.name!r}: the separator must be one byte, not {feature.separator!r}"
+        )

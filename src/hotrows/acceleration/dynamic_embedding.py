@@ -35,6 +35,12 @@ class DynamicEmbedding(nn.Embedding):
 
     Rows that were read since the optimizer's last step are not evicted: where the capacity has no room
     for all keys of a step, a call raises ValueError.
+
+    >>> embedding = DynamicEmbedding(4, hotrows.Dynamic(capacity=100, evict="lru"))
+    >>> embedding.follow(torch.optim.Adam(embedding.parameters()))
+    DynamicEmbedding(103, 4)
+    >>> embedding(torch.tensor([12345678901, 7])).shape
+    torch.Size([2, 4])
     """
 
     def __init__(

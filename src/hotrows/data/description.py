@@ -151,7 +151,11 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Computes sizes, positive rates, missing rates and skew of prepared data. dim: the dim of tables."""
+    """Computes sizes, positive rates, missing rates and skew of prepared data. dim: the dim of tables.
+
+    >>> describe(data).parts["train"].positive_rates
+    {'click': 0.5375}
+    """
     if data.source is not None:
         raise ValueError(
             f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "

@@ -98,6 +98,10 @@ class Publisher(Callback):
     shared: features that all rows of a request have in common, see `export`.
     base_every: deltas between bases (default: until they are as large as a base). keep: how many of the
     last bases stay, with the deltas after them.
+
+    >>> publisher = Publisher("versions", every="500b")  # trainer.fit(callbacks=[publisher])
+    >>> print(publisher.every)
+    500b
     """
 
     def __init__(

@@ -40,7 +40,7 @@ from hotrows.losses import Loss
 from hotrows.metrics.base_rate import base_log_loss as base_log_loss
 from hotrows.metrics.base_rate import shortcomings as shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
-from hotrows.metrics.calibration import fit_scale as fit_scale
+from hotrows.metrics.calibration import fit_scale
 from hotrows.metrics.ranking import group_aucs as group_aucs
 from hotrows.metrics.ranking import grouped_auc
 from hotrows.metrics.ranking import ranking_metrics as ranking_metrics

@@ -54,6 +54,14 @@ class Callback:
     `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
     it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
     metrics; one of them may stop all, and none should raise an error alone.
+
+    >>> class Early(hotrows.Callback):
+    ...     def on_evaluation_end(self, trainer, metrics):
+    ...         if metrics.auc < 0.5:
+    ...             trainer.stop()
+    >>> trainer = hotrows.Trainer(data, hotrows.TrainConfig(steps=2), run=f"{folder}/run")
+    >>> trainer.fit(callbacks=[Early()]).steps
+    2
     """
 
     def on_begin(self, trainer: Training) -> None:

@@ -30,6 +30,12 @@ class Progress:
         All of the last interval, None where every row is in memory.
     validation: metrics of the evaluation after this step; is_best: whether this
         checkpoint is the best so far, by the rule of the run; is_peak: whether its score is the highest.
+
+    >>> seen = []
+    >>> config = hotrows.TrainConfig(steps=2)
+    >>> result = hotrows.Trainer(data, config, f"{folder}/seen", progress=seen.append).fit()
+    >>> seen[0].stage, seen[0].done, seen[0].total
+    ('train', 1, 2)
     """
 
     stage: str

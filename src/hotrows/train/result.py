@@ -24,6 +24,10 @@ class Result:
     stopped_early: by `stop_patience`, or by `Trainer.stop`.
     samples_per_second: of training alone; evaluations and checkpoints are not counted.
     model: the class or the object that the `Trainer` was given, if it was.
+
+    >>> result = hotrows.Trainer(data, hotrows.TrainConfig(steps=2), f"{folder}/result").fit()
+    >>> result.steps, result.predictor.predict(frame).shape
+    (2, (100,))
     """
 
     run: Path

@@ -15,7 +15,6 @@ stopped. The validation part alone decides (learning rate, early stop, best); th
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -25,7 +24,6 @@ from typing import Any
 
 import torch
 
-from hotrows import models
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.costs.placement import ShardingPlan
@@ -37,7 +35,7 @@ from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
 from hotrows.train import notes, pictures, run_folder
 from hotrows.train.callback import Callback, RunControl, StopRequested, listeners_of
-from hotrows.train.defaults import settle
+from hotrows.train.defaults import checked, opened, settle
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
 from hotrows.train.reports import Reports
@@ -53,7 +51,14 @@ _TICK = 0.1  # seconds between looks at the clock while no batch comes
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run has stopped on request and saved itself; resume it to go on."""
+    """A run has stopped on request and saved itself; resume it to go on.
+
+    >>> try:
+    ...     raise Interrupted("stopped after step 7 of 10")
+    ... except KeyboardInterrupt as stop:  # as Ctrl-C in a loop of your own
+    ...     print(stop)
+    stopped after step 7 of 10
+    """
 
 
 def _advice_on(name: str) -> str:
@@ -79,6 +84,11 @@ class Trainer:
         first one writes what is written, and every other a log of its own (`ranks/`).
 
     Makes malloc keep freed memory, for the whole process (`keep_freed_memory`).
+
+    >>> trainer = Trainer(data, TrainConfig(model="fm", steps=4), run=f"{folder}/run")
+    >>> result = trainer.fit()
+    >>> trainer.predict(frame).shape
+    (100,)
     """
 
     @refusing_unknown(_advice_on)
@@ -95,9 +105,9 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         # 1. The settings and the folder
-        self.data = _opened(data)
+        self.data = opened(data)
         self.ranks = ranks or OneRank()
-        config = _checked(config, model)
+        config = checked(config, model)
         if resume and run is not None:
             config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
@@ -431,20 +441,3 @@ def _described(trainer: Trainer) -> str:
         return where
     patience = f"{trainer.config.timeout:g} s"
     return f"{where} on {trainer.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
-
-
-def _opened(data: EncodedData | Path | str) -> EncodedData:
-    if isinstance(data, str | Path):
-        return EncodedData.open(data)
-    if not isinstance(data, EncodedData):
-        what = type(data).__name__
-        raise ValueError(f"expected prepared data, not {what}: hotrows.prepare(rows, schema, folder)")
-    return data
-
-
-def _checked(config: TrainConfig | None, model: str | type[Model] | Model | None) -> TrainConfig:
-    if config is not None and not isinstance(config, TrainConfig):
-        advice = "; the name of a model is model=" if isinstance(config, str) else ""
-        raise ValueError(f"config must be a TrainConfig, not {config!r:.60}{advice}")
-    config = config or TrainConfig()
-    return config if model is None else dataclasses.replace(config, model=models.name_of(model))

@@ -27,7 +27,12 @@ _STEP = {
 
 
 def draw_curves(simulation: Simulation, to: Path | str, knee: int | None = None) -> Path | None:
-    """Draws what each policy misses over fast memory; a line stands at the knee."""
+    """Draws what each policy misses over fast memory; a line stands at the knee.
+
+    >>> from hotrows.tuning.cache_simulation import simulate
+    >>> draw_curves(simulate(data, model="fm", batch_size=16), f"{folder}/misses.svg").name
+    'misses.svg'
+    """
     sizes = sorted({cache.fast_memory for cache in simulation.measured})
     lines, names = [], []
     for number, policy in enumerate(simulation.policies):

@@ -88,6 +88,11 @@ def prepare(
 
     With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and
     missing values are far from those of that data. Calling it again resumes an interrupted preparation.
+
+    >>> schema = Schema((hotrows.Sparse("user"), hotrows.Dense("price")), label="click")
+    >>> encoded = hotrows.prepare(frame, schema, f"{folder}/encoded", split="fraction:0.8,0.1,0.1")
+    >>> encoded.parts["train"].rows
+    74
     """
     job = _job(raw, schema, validation, test, split, seed, like, extend, memory, threads, progress)
     is_drawn = split is None and set(job.declared_parts) == {None}

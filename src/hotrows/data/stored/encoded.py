@@ -99,6 +99,9 @@ class EncodedData:
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
+
+    >>> EncodedData.open(data.path).parts["test"].rows
+    10
     """
 
     path: Path
