@@ -27,7 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
-from hotrows.dynamic import GROWING, Dynamic, check_ids, check_times, expiring, leave_out_defaults
+from hotrows.dynamic import (
+    GROWING,
+    Dynamic,
+    check_ids,
+    check_one_of,
+    check_times,
+    expiring,
+    leave_out_defaults,
+    with_current_fields,
+)
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 from hotrows.pages import notebook
 from hotrows.runtime.atomic_files import write_text
@@ -61,7 +70,7 @@ class Dense:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _check_one_of(self, "transform", DENSE_TRANSFORMS)
+        check_one_of(self, "transform", DENSE_TRANSFORMS)
 
 
 @dataclass(frozen=True)
@@ -104,8 +113,8 @@ class Sparse:
     def __post_init__(self) -> None:
         check_types(self)
         check_ids(self)
-        _check_one_of(self, "pooling", ("sum", "mean"))
-        _check_one_of(self, "transform", SPARSE_TRANSFORMS)
+        check_one_of(self, "pooling", ("sum", "mean"))
+        check_one_of(self, "transform", SPARSE_TRANSFORMS)
         if self.many and self.transform != "none":
             raise ValueError(
                 f"feature {self.name!r}: a list takes transform 'none' alone, not {self.transform!r}"
@@ -437,13 +446,5 @@ def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in list(_KINDS):
         raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {shown(kind)}")
-    return build(_KINDS[kind], {name: value for name, value in fields.items() if name != "kind"})
-
-
-def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -> None:
-    value = getattr(feature, field)
-    if value not in legal:
-        options = ", ".join(map(repr, legal[:-1]))
-        raise ValueError(
-            f"feature {feature.name!r}: {field} must be {options} or {legal[-1]!r}, not {value!r}"
-        )
+    fields = {name: value for name, value in fields.items() if name != "kind"}
+    return build(_KINDS[kind], with_current_fields(fields))

@@ -224,8 +224,6 @@ def test_what_dynamic_features_cannot_do_is_refused():
     tables = [Table("both", 500, 4, ("user", "shop"))]
     with pytest.raises(ValueError, match="'both' is read by features of several vocabularies"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
-    with pytest.raises(ValueError, match="not kept aside. To keep the rows of all keys, .* --store file"):
-        support.engine(support.schema(Dynamic(keep="file:rows")))
     growing = support.schema(Dynamic())
     with device_of("pretended") as device:
         for caching in (None, Caching(1 << 20)):

@@ -145,8 +145,8 @@ class DynamicEmbedding(nn.Embedding):
 
 
 def _check(dynamic: Dynamic, num_unknown: int) -> None:
-    if dynamic.capacity is None or dynamic.keep is not None:
-        raise ValueError(f"DynamicEmbedding needs a capacity, and keeps no row aside, not {dynamic}")
+    if dynamic.capacity is None:
+        raise ValueError(f"DynamicEmbedding needs a capacity, not {dynamic}")
     if dynamic.partitions > 1:
         raise ValueError(f"DynamicEmbedding has its keys in one partition, not {dynamic.partitions:,}")
     if dynamic.batches_ahead or dynamic.eviction.kind == "time":
