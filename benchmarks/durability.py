@@ -143,7 +143,7 @@ def train_epoch(folder: Path, threads: int) -> dict:
     """An epoch of a small DeepFM, from its second step to its last."""
     from hotrows.config import TrainConfig
     from hotrows.data import EncodedData
-    from hotrows.train import train
+    from hotrows.train import Trainer
     from hotrows.train.progress import Progress
 
     clock, ends = Clock(), []
@@ -156,7 +156,7 @@ def train_epoch(folder: Path, threads: int) -> dict:
         model="deepfm", model_options={"dim": DIM, "hidden": [64]}, epochs=1, batch_size=BATCH
     )
     try:
-        train(EncodedData.open(folder / "enc"), config, folder / "run", progress=progress)
+        Trainer(EncodedData.open(folder / "enc"), config, folder / "run", progress=progress).fit()
     finally:
         shutil.rmtree(folder / "run", ignore_errors=True)
     times = {name: ends[-1][name] - ends[0][name] for name in ends[0]}

@@ -75,7 +75,7 @@ def in_memory(folder: Path, steps: int, seed: int) -> Digests:
 
 
 def host_cache(folder: Path, steps: int, seed: int) -> Digests:
-    row_optimizer = hotrows.Adam(lr=0.01)
+    row_optimizer = hotrows.LazyAdam(lr=0.01)
     config = settings(
         "deepfm", steps, seed, fast_memory=500_000, pack_parts=2, row_optimizer=row_optimizer
     )

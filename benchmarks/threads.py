@@ -104,7 +104,7 @@ class Windows(hotrows.Callback):
         torch.set_num_threads(THREADS[0])
         self.begin_window = time.perf_counter()
 
-    def after_step(self, *_: object) -> None:
+    def on_step_end(self, *_: object) -> None:
         self.step += 1
         if self.step % self.steps == 0:
             self.speeds.append(round(self.samples / (time.perf_counter() - self.begin_window), 1))
@@ -141,7 +141,7 @@ def plain(data: EncodedData, model: str, batch_size: int, steps: int, hidden: Wi
         binary_cross_entropy_with_logits(logits, batch.labels).backward()
         for optimizer in optimizers:
             optimizer.step()
-        windows.after_step()
+        windows.on_step_end()
     return windows.speeds
 
 

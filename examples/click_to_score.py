@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows import Publisher, Schema, Sparse, TrainConfig, Trainer
-from hotrows.data import prepare
+from hotrows import Publisher, Schema, Sparse, TrainConfig, Trainer, prepare
 from hotrows.streams import StreamConfig
 
 SCHEMA = Schema((Sparse("user"), Sparse("item"), Sparse("hour")), label="click")

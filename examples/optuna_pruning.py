@@ -20,7 +20,7 @@ class Prune(hotrows.Callback):
     def __init__(self, trial):
         self.trial = trial
 
-    def after_evaluation(self, trainer, metrics):
+    def on_evaluation_end(self, trainer, metrics):
         self.trial.report(metrics.score, trainer.state.step)
         if self.trial.should_prune():
             raise optuna.TrialPruned(f"score {metrics.score:.4f} at step {trainer.state.step}")

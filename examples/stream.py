@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows import Callback, Label, Schema, Sparse, TrainConfig, Trainer
-from hotrows.data import prepare
+from hotrows import Callback, Label, Schema, Sparse, TrainConfig, Trainer, prepare
 from hotrows.streams import StreamConfig
 
 SCHEMA = Schema((Sparse("user"), Sparse("item")), label=Label("click"))
@@ -41,7 +40,7 @@ def shop(folder: Path) -> None:
 
 
 class Print(Callback):
-    def after_evaluation(self, trainer, metrics) -> None:
+    def on_evaluation_end(self, trainer, metrics) -> None:
         events = trainer.state.stream.events
         print(f"{events:6,} clicks: AUC {metrics.auc:.3f} of the last {metrics.samples:,}")
 

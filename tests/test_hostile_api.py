@@ -10,9 +10,9 @@ from hotrows import (
     FTRL,
     SGD,
     Adagrad,
-    Adam,
     Dense,
     Label,
+    LazyAdam,
     Schema,
     Sequence,
     Sparse,
@@ -73,7 +73,7 @@ def test_a_setting_of_a_wrong_type_or_range(name, value, piece):
     refused(lambda: TrainConfig(**{name: value}), piece)
 
 
-@pytest.mark.parametrize("kind", [SGD, Adagrad, Adam, FTRL])
+@pytest.mark.parametrize("kind", [SGD, Adagrad, LazyAdam, FTRL])
 @pytest.mark.parametrize("lr", [-1, INF, NAN, "0.1", None, True, 10**400])
 def test_a_learning_rate_of_rows(kind, lr):
     """A negative rate trained away from the minimum, and infinity ended in NaN, without a word."""

@@ -141,6 +141,9 @@ def test_metrics_round_trip_through_json_with_nan_as_none():
     metrics = compute_metrics(torch.tensor([0.0, 1.0]), torch.ones(2))
     assert metrics.to_json()["auc"] is None
     assert Metrics.from_json(metrics.to_json()).to_json() == metrics.to_json()
+    stored = metrics.to_json()
+    stored["click_rate"] = stored.pop("positive_rate")  # as files of earlier commits call it
+    assert Metrics.from_json(stored).to_json() == metrics.to_json()
 
 
 def test_shapes_that_do_not_fit_are_refused():
@@ -164,7 +167,7 @@ def test_a_weight_counts_as_that_many_samples(rows):
     repeated = [of.repeat_interleave(weights) for of in (scores.float(), labels, groups)]
     found = compute_metrics(scores.float(), labels.float(), weights.float(), groups)
     expected = compute_metrics(repeated[0], repeated[1].float(), None, repeated[2])
-    for name in ("auc", "log_loss", "click_rate", "mean_prediction", "gauc"):
+    for name in ("auc", "log_loss", "positive_rate", "mean_prediction", "gauc"):
         value = getattr(expected, name)
         assert getattr(found, name) == pytest.approx(value, abs=1e-9, nan_ok=True)
 

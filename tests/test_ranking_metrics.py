@@ -176,7 +176,7 @@ def test_metrics_of_every_kind_round_trip_through_json(name):
 def test_a_binary_label_has_the_fields_it_always_had():
     metrics = metrics_by(losses.parse("log_loss"), torch.randn(9), (torch.rand(9) < 2).float())
     assert list(metrics.to_json()) == [
-        *("samples", "auc", "log_loss", "click_rate", "mean_prediction", "calibration"),
+        *("samples", "auc", "log_loss", "positive_rate", "mean_prediction", "calibration"),
         *("calibration_error", "gauc"),
     ]
     assert list(metrics.shown()) == ["AUC", "log loss", "calibration"]

@@ -12,7 +12,7 @@ import pytest
 from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.datasets import schemas
-from hotrows.train import train
+from hotrows.train import Trainer
 from tests.support.choice import everything
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -29,7 +29,7 @@ def highest_auc_of(data, model, folder):
     """The mean over four seeds; without --all that of one seed, and by how much it may be lower: one's is
     within 0.015 of another's on so few rows."""
     runs = [
-        train(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}")
+        Trainer(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}").fit()
         for seed in range(4 if everything() else 1)
     ]
     return mean(run.test.auc for run in runs) + (0 if everything() else 0.015)

@@ -75,7 +75,7 @@ def test_a_tracker_is_sent_settings_each_line_of_metrics_the_result_and_files(da
 
 def test_a_run_that_fails_is_ended_and_goes_on_under_its_id(data):
     class Failing(hotrows.Callback):
-        def after_step(self, trainer, progress):
+        def on_step_end(self, trainer, progress):
             if trainer.state.step == 3:
                 raise RuntimeError("stop here")
 
@@ -131,7 +131,7 @@ def test_lines_that_wait_for_a_service_are_bounded(data, caplog, monkeypatch):
             answers.wait(60)
             super()._send(numbers, step)
 
-        def after_step(self, trainer, progress):
+        def on_step_end(self, trainer, progress):
             if trainer.state.step == 4:
                 answers.set()
 

@@ -30,7 +30,7 @@ ROW_OPTIMIZERS = {
     "adagrad": hotrows.Adagrad,
     "rowwise": hotrows.RowWiseAdagrad,
     "sgd": hotrows.SGD,
-    "adam": hotrows.Adam,
+    "adam": hotrows.LazyAdam,
 }
 DENSE_OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,

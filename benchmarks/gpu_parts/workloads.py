@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, Callable[..., hotrows.optim.RowOptimizer]] = {
     "sgd": hotrows.SGD,
     "rowwise": hotrows.RowWiseAdagrad,
     "adagrad": hotrows.Adagrad,
-    "adam": hotrows.Adam,
+    "adam": hotrows.LazyAdam,
 }
 
 

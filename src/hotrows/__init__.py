@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
-    from hotrows.batch import Batch, RequestFeatures
+    from hotrows.batch import Batch
+    from hotrows.batch import RequestFeatures as RequestFeatures
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
@@ -36,9 +37,19 @@ if TYPE_CHECKING:
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
     from hotrows.export.publisher import Publisher
-    from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
+    from hotrows.optim import (
+        FTRL,
+        SGD,
+        Adagrad,
+        DenseAdam,
+        DenseAdamW,
+        DenseSGD,
+        LazyAdam,
+        RowWiseAdagrad,
+    )
     from hotrows.pipeline.prefetch import prefetch
-    from hotrows.plan import PackPlan, Plan
+    from hotrows.plan import PackPlan as PackPlan
+    from hotrows.plan import Plan as Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
     from hotrows.train import Callback, Trainer, load_run
@@ -58,7 +69,6 @@ __all__ = [
     "FTRL",
     "SGD",
     "Adagrad",
-    "Adam",
     "Batch",
     "Caching",
     "Callback",
@@ -73,12 +83,10 @@ __all__ = [
     "DynamicEmbedding",
     "Embedding",
     "Label",
+    "LazyAdam",
     "Loader",
     "Normal",
-    "PackPlan",
-    "Plan",
     "Publisher",
-    "RequestFeatures",
     "RowWiseAdagrad",
     "Schema",
     "Sequence",
@@ -118,6 +126,7 @@ __getattr__, __dir__ = lazy_names(
             "SGD",
             "Adagrad",
             "Adam",
+            "LazyAdam",
             "DenseAdam",
             "DenseAdamW",
             "DenseSGD",

@@ -74,6 +74,11 @@ class Batch:
     first_sample: the number of the first sample in its part of the data, for messages.
     new_ids: of dynamic features whose keys have become ids, what is new with this batch; None: ids are
         as they were read, those of dynamic features keys.
+
+    >>> ids = torch.tensor([3, 4, 2, 2])  # of "user", then of "item"
+    >>> batch = Batch(("user", "item"), ids, dense=torch.zeros(2, 0), labels=torch.tensor([1.0, 0.0]))
+    >>> batch.size
+    2
     """
 
     features: tuple[str, ...]

@@ -44,6 +44,9 @@ class TrainConfig:
 
     Results are never changed by settings with changes="no bit", and only in the rounding of sums by
     those with changes="rounding".
+
+    >>> TrainConfig(model="deepfm", epochs=2, model_options={"dim": 8}).epochs
+    2
     """
 
     model: str | None = setting(

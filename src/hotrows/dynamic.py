@@ -40,19 +40,19 @@ class Dynamic:
         read for so many seconds of event time, where the time of a batch is the largest event time so
         far. With a capacity, `idle` and `time` also evict as `lru` does. `none`: no key; new ones
         beyond the capacity train the unknown rows.
-    keep: what becomes of an evicted row. None: it is gone; a key that comes back begins as a new one.
-        `file:PATH`: it is kept aside in a file.
     window: number of batches known ahead, for `ahead` (default 64).
     partitions: number of parts that keys are dealt to by their hash (default 1). Each has its share of
         the capacity, admits and evicts by itself, and belongs to one rank: several ranks share the work
         on the keys of a table that has as many partitions. What is trained depends on this number, and
         not on the number of ranks.
+
+    >>> hotrows.Sparse("user", dynamic=Dynamic(capacity=1000, evict="lru")).dynamic.evict
+    'lru'
     """
 
     capacity: int | None = None
     admit: str = "first"
     evict: str = "none"
-    keep: str | None = None
     window: int = 64
     partitions: int = 1
 
@@ -82,8 +82,6 @@ class Dynamic:
                 f"partitions of dynamic ids must be from 1 to {MOST_PARTITIONS:,}, and not more than the "
                 f"capacity, not {self.partitions:,}"
             )
-        if self.keep is not None and not re.fullmatch(r"file:.+", str(self.keep)):
-            raise ValueError(f"keep of dynamic ids must be None or 'file:PATH', not {self.keep!r}")
         assert self.admission, "an error of admit= comes first"
         _, eviction = self.admission, self.eviction  # both are parsed, and refused, at once
         if self.capacity is None and eviction.kind in ("lru", "lfu", "ahead"):
@@ -140,8 +138,19 @@ def leave_out_defaults(feature: dict[str, Any]) -> None:
     """Takes out of a feature's fields what schemas had not before: they are a part of fingerprints."""
     if feature.get("dynamic") is None:
         feature.pop("dynamic", None)
-    elif feature["dynamic"]["partitions"] == 1:
-        del feature["dynamic"]["partitions"]
+        return
+    window, partitions = (feature["dynamic"].pop(name) for name in ("window", "partitions"))
+    feature["dynamic"] |= {"keep": None, "window": window}  # `keep` was a field, None at all times
+    if partitions != 1:
+        feature["dynamic"]["partitions"] = partitions
+
+
+def with_current_fields(feature: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a stored feature, but for `keep` of its dynamic ids, which was null at all times."""
+    dynamic = feature.get("dynamic")
+    if not isinstance(dynamic, dict) or dynamic.get("keep", 0) is not None:
+        return feature
+    return {**feature, "dynamic": {name: value for name, value in dynamic.items() if name != "keep"}}
 
 
 def any_dynamic(features: Iterable[Any]) -> bool:
@@ -212,3 +221,35 @@ def _parse_eviction(text: str) -> Eviction:
     if match := re.fullmatch(r"(lfu|idle|time):([1-9]\d{0,8})", text):
         return Eviction(match[1], int(match[2]))
     raise ValueError(f"evict of dynamic ids must be {EVICTIONS}, not {text!r}")
+
+
+def check_ids(feature: Any) -> None:
+    """Raises ValueError where fields of a feature with ids do not fit together."""
+    check_feature(feature)
+    if feature.num_unknown < 0 or feature.min_count < 1:
+        raise ValueError(
+            f"feature {feature.name!r}: num_unknown must be at least 0 and min_count at least 1, "
+            f"not {feature.num_unknown} and {feature.min_count}"
+        )
+    if feature.num_unknown == 0 and feature.min_count > 1:
+        raise ValueError(
+            f"feature {feature.name!r}: num_unknown=0 needs min_count=1, not {feature.min_count}"
+        )
+    if feature.max_length is not None and feature.max_length < 1:
+        raise ValueError(
+            f"feature {feature.name!r}: max_length must be at least 1, not {feature.max_length}"
+        )
+    if len(feature.separator.encode()) != 1:
+        raise ValueError(
+            f"feature {feature.name!r}: the separator must be one byte, not {feature.separator!r}"
+        )
+
+
+def check_one_of(feature: Any, field: str, legal: tuple[str, ...]) -> None:
+    """Raises ValueError unless the field of a feature has one of the legal values."""
+    value = getattr(feature, field)
+    if value not in legal:
+        options = ", ".join(map(repr, legal[:-1]))
+        raise ValueError(
+            f"feature {feature.name!r}: {field} must be {options} or {legal[-1]!r}, not {value!r}"
+        )

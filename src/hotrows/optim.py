@@ -4,8 +4,8 @@ Each is a frozen value, whose `numbers` are those of a step; the arithmetic live
 `ops.deferred`. Gradients of equal rows
 are summed before the optimizer sees them.
 
-`SGD`, `Adagrad`, `RowWiseAdagrad`, `Adam` and `FTRL` are lazy: a row that a batch does not read keeps its
-weights and its state, so weight decay and the decay of moments act on the rows read, when they are
+`SGD`, `Adagrad`, `RowWiseAdagrad`, `LazyAdam` and `FTRL` are lazy: a row that a batch does not read keeps
+its weights and its state, so weight decay and the decay of moments act on the rows read, when they are
 read. `DenseAdam`, `DenseAdamW` and `DenseSGD` are those of `torch.optim` on a whole table: every row
 makes every step, with a gradient of zero where the batch did not read it. Such a row makes the steps that
 it missed when it is next read (`ops.deferred`), so that a step costs what the rows of its batch cost.
@@ -73,7 +73,11 @@ def _check(kind: str, field: dataclasses.Field, value: Any) -> None:
 
 @dataclass(frozen=True)
 class SGD(_Checked):
-    """w -= lr * (g + weight_decay * w)."""
+    """Stochastic gradient descent on rows: w -= lr * (g + weight_decay * w).
+
+    >>> hotrows.TrainConfig(row_optimizer=SGD(lr=0.1)).row_optimizer
+    SGD(lr=0.1, weight_decay=0.0, decay_by_count=False)
+    """
 
     lr: float = 0.05
     weight_decay: float = 0.0
@@ -86,7 +90,11 @@ class SGD(_Checked):
 
 @dataclass(frozen=True)
 class Adagrad(_Checked):
-    """s += g^2; w -= lr * g / (sqrt(s) + eps), element by element (Duchi et al. 2011)."""
+    """Adagrad on rows (Duchi et al. 2011): s += g^2; w -= lr * g / (sqrt(s) + eps), by element.
+
+    >>> hotrows.TrainConfig(row_optimizer=Adagrad(lr=0.05)).row_optimizer.lr
+    0.05
+    """
 
     lr: float = 0.02
     eps: float = 1e-10
@@ -102,7 +110,11 @@ class Adagrad(_Checked):
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(_Checked):
-    """s += mean(g^2); w -= lr * g / (sqrt(s) + eps): Adagrad with one sum per row."""
+    """Adagrad with one sum per row: s += mean(g^2); w -= lr * g / (sqrt(s) + eps).
+
+    >>> RowWiseAdagrad(lr=0.05).state_width(dim=16)  # numbers of state beside 16 weights
+    1
+    """
 
     lr: float = 0.02
     eps: float = 1e-10
@@ -120,11 +132,14 @@ class RowWiseAdagrad(_Checked):
 
 
 @dataclass(frozen=True)
-class Adam(_Checked):
-    """Adam on the rows read (Kingma and Ba 2015; torch.optim.SparseAdam).
+class LazyAdam(_Checked):
+    """Adam on the rows that a batch reads (Kingma and Ba 2015; torch.optim.SparseAdam).
 
     per_row_step: the bias correction counts the updates of each row (an int32 in its record)
     instead of the updates of the model.
+
+    >>> LazyAdam(lr=0.001).state_width(dim=16)
+    32
     """
 
     lr: float = 1e-3
@@ -143,12 +158,23 @@ class Adam(_Checked):
         return [lr, self.weight_decay, self.beta1, self.beta2, self.eps, *corrections]
 
 
+def Adam(*_: Any, **__: Any) -> None:
+    """Is refused: the name is that of `torch.optim.Adam`, and no row optimizer decides which is meant."""
+    raise ValueError(
+        "expected a row optimizer: LazyAdam, which changes the rows that a batch reads (SparseAdam of "
+        "PyTorch), or DenseAdam, which changes all rows (torch.optim.Adam); Adam may mean both"
+    )
+
+
 @dataclass(frozen=True)
 class FTRL(_Checked):
     """FTRL-Proximal (McMahan et al. 2013): sparse weights through l1; for wide, linear parts.
 
     n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w;
     w = 0 where |z| <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n')) / lr + l2).
+
+    >>> FTRL(l1=0.001).state_width(dim=16)
+    32
     """
 
     lr: float = 0.05
@@ -170,6 +196,9 @@ class DenseAdam(_Checked):
     l2: of a term l2 / 2 * |W|^2 of the loss over the whole table (whose value is not in the loss shown):
         l2 times its weight is in the gradient of every row.
     weight_decay: its multiple of the weight is added to the gradient as well, behind clipping.
+
+    >>> hotrows.TrainConfig(row_optimizer=DenseAdam(lr=0.001, l2=1e-5)).row_optimizer.l2
+    1e-05
     """
 
     lr: float = 1e-3
@@ -198,6 +227,9 @@ class DenseAdamW(DenseAdam):
     """torch.optim.AdamW on whole tables: each step multiplies every row by 1 - lr * weight_decay.
 
     l2: of a term of the loss, as in `DenseAdam`.
+
+    >>> DenseAdamW(lr=0.001, weight_decay=0.01).weight_decay
+    0.01
     """
 
     weight_decay: float = 1e-2
@@ -213,6 +245,9 @@ class DenseSGD(_Checked):
     """torch.optim.SGD on whole tables: momentum and weight decay move rows that no batch reads.
 
     l2: of a term of the loss, as in `DenseAdam`.
+
+    >>> DenseSGD(lr=0.1, momentum=0.9).state_width(dim=16)
+    16
     """
 
     lr: float = 0.05
@@ -243,10 +278,10 @@ class DenseSGD(_Checked):
 
 
 DenseRowOptimizer = DenseAdam | DenseAdamW | DenseSGD
-RowOptimizer = SGD | Adagrad | RowWiseAdagrad | Adam | FTRL | DenseRowOptimizer
+RowOptimizer = SGD | Adagrad | RowWiseAdagrad | LazyAdam | FTRL | DenseRowOptimizer
 BY_NAME: dict[str, type] = {
     kind.kind: kind
-    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL, DenseAdam, DenseAdamW, DenseSGD)
+    for kind in (SGD, Adagrad, RowWiseAdagrad, LazyAdam, FTRL, DenseAdam, DenseAdamW, DenseSGD)
 }
 Numbers = tuple[float, ...]  # of a step of a dense optimizer: 8, as `ops.deferred` takes them
 

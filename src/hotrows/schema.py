@@ -27,7 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
-from hotrows.dynamic import GROWING, Dynamic, check_feature, check_times, expiring, leave_out_defaults
+from hotrows.dynamic import (
+    GROWING,
+    Dynamic,
+    check_ids,
+    check_one_of,
+    check_times,
+    expiring,
+    leave_out_defaults,
+    with_current_fields,
+)
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 from hotrows.pages import notebook
 from hotrows.runtime.atomic_files import write_text
@@ -50,6 +59,9 @@ class Dense:
     transform: `log` is log(1 + max(x, 0)), `standard` (x - mean) / deviation over the training part,
         `none` the number itself; a missing value becomes 0 after these. `missing` is 1 where the
         value is missing and 0 elsewhere: an indicator, next to the feature that holds the value.
+
+    >>> Schema((Dense("price"), Dense("age", transform="standard")), label="click").dense[1].transform
+    'standard'
     """
 
     name: str
@@ -58,7 +70,7 @@ class Dense:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _check_one_of(self, "transform", DENSE_TRANSFORMS)
+        check_one_of(self, "transform", DENSE_TRANSFORMS)
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,10 @@ class Sparse:
         x. `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are
         made of the schema's `time`.
     dynamic: values are keys, which get and lose rows while a model trains; None: a vocabulary.
+
+    >>> features = (Sparse("user", min_count=2), Sparse("tags", many=True))
+    >>> Schema(features, label="click").id_features[1].many
+    True
     """
 
     name: str
@@ -96,9 +112,9 @@ class Sparse:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _check_ids(self)
-        _check_one_of(self, "pooling", ("sum", "mean"))
-        _check_one_of(self, "transform", SPARSE_TRANSFORMS)
+        check_ids(self)
+        check_one_of(self, "pooling", ("sum", "mean"))
+        check_one_of(self, "transform", SPARSE_TRANSFORMS)
         if self.many and self.transform != "none":
             raise ValueError(
                 f"feature {self.name!r}: a list takes transform 'none' alone, not {self.transform!r}"
@@ -117,6 +133,9 @@ class Sequence:
 
     separator: character between the ids of a cell of text. max_length: number of ids that are used of
     longer lists, the last ones. See `Sparse` for the other fields.
+
+    >>> Sequence("history", vocabulary="item", max_length=50, separator="|").max_length
+    50
     """
 
     name: str
@@ -131,7 +150,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         check_types(self)
-        _check_ids(self)
+        check_ids(self)
 
 
 @dataclass(frozen=True)
@@ -142,6 +161,9 @@ class Label:
     as 1, smaller ones count as 0. With neither the column itself holds what the loss admits.
     loss: how a model learns the label, such as squared or huber:2, see `hotrows.losses` (default:
         log_loss, of 0 and 1).
+
+    >>> Schema((Sparse("user"),), label=Label("liked", column="rating", at_least=4)).labels[0].name
+    'liked'
     """
 
     name: str
@@ -176,6 +198,9 @@ class Time:
         format of %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow)
         need none.
     utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
+
+    >>> Schema((Sparse("user"),), time=Time("at", format="iso")).time.format
+    'iso'
     """
 
     column: str
@@ -208,6 +233,10 @@ class Schema:
     request: column that says of which request a sample is; rows of a request follow one another.
     shared: features that are equal in all samples of a request, such as the user's, and are stored,
         looked up and computed once for it.
+
+    >>> shop = Schema((Sparse("user"), Sparse("item"), Dense("price")), label="click", delimiter=",")
+    >>> Schema.from_json(shop.to_json()) == shop
+    True
     """
 
     features: tuple[Feature, ...]
@@ -417,34 +446,5 @@ def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in list(_KINDS):
         raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {shown(kind)}")
-    return build(_KINDS[kind], {name: value for name, value in fields.items() if name != "kind"})
-
-
-def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -> None:
-    value = getattr(feature, field)
-    if value not in legal:
-        options = ", ".join(map(repr, legal[:-1]))
-        raise ValueError(
-            f"feature {feature.name!r}: {field} must be {options} or {legal[-1]!r}, not {value!r}"
-        )
-
-
-def _check_ids(feature: Sparse | Sequence) -> None:
-    check_feature(feature)
-    if feature.num_unknown < 0 or feature.min_count < 1:
-        raise ValueError(
-            f"feature {feature.name!r}: num_unknown must be at least 0 and min_count at least 1, "
-            f"not {feature.num_unknown} and {feature.min_count}"
-        )
-    if feature.num_unknown == 0 and feature.min_count > 1:
-        raise ValueError(
-            f"feature {feature.name!r}: num_unknown=0 needs min_count=1, not {feature.min_count}"
-        )
-    if feature.max_length is not None and feature.max_length < 1:
-        raise ValueError(
-            f"feature {feature.name!r}: max_length must be at least 1, not {feature.max_length}"
-        )
-    if len(feature.separator.encode()) != 1:
-        raise ValueError(
-            f"feature {feature.name!r}: the separator must be one byte, not {feature.separator!r}"
-        )
+    fields = {name: value for name, value in fields.items() if name != "kind"}
+    return build(_KINDS[kind], with_current_fields(fields))

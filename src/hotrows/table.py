@@ -17,21 +17,33 @@ TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Uniform:
-    """Weights drawn uniformly from [-scale, scale)."""
+    """An initializer: weights are drawn uniformly from [-scale, scale).
+
+    >>> hotrows.Table("user", rows=100, dim=8, features=("user",), initializer=Uniform(0.1)).initializer
+    Uniform(scale=0.1)
+    """
 
     scale: float = 0.01
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Weights drawn from a normal distribution with mean 0."""
+    """An initializer: weights are drawn from a normal distribution with mean 0.
+
+    >>> hotrows.Table("user", rows=100, dim=8, features=("user",), initializer=Normal(0.1)).initializer
+    Normal(std=0.1)
+    """
 
     std: float = 0.01
 
 
 @dataclass(frozen=True)
 class Constant:
-    """All weights equal to `value`."""
+    """An initializer: all weights are equal to `value`.
+
+    >>> hotrows.Table("bias", rows=100, dim=1, features=("user",), initializer=Constant(0.0)).initializer
+    Constant(value=0.0)
+    """
 
     value: float = 0.0
 
@@ -52,6 +64,9 @@ class Table:
     optimizer: the row optimizer (default: the one passed to `Embedding`).
     reserved: of a table of dynamic ids, how many ids stand for no key; the rows of the others take memory
         once they get one. None: all rows are made at first.
+
+    >>> Table("user", rows=100, dim=8, features=("user",)).role
+    'vector'
     """
 
     name: str
@@ -92,8 +107,13 @@ class Table:
 class Cross:
     """A feature made of others: an id from 0 to rows - 1, hashed from the ids of a sample, in order.
 
-    features: two or more features with one id per sample. rows: number of buckets; pairs of ids may
-    collide in one. name: default: the features' names joined by `*`, as in "user*item".
+    features: two or more features with one id per sample.
+    rows: number of buckets; pairs of ids may
+    collide in one.
+    name: default: the features' names joined by `*`, as in "user*item".
+
+    >>> Cross(("user", "item"), rows=1000).name
+    'user*item'
     """
 
     features: tuple[str, ...]

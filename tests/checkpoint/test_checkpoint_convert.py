@@ -11,7 +11,7 @@ from hotrows.checkpoint import State, Writer
 from hotrows.distributed.in_process import run
 from hotrows.engine.caching import Caching
 from hotrows.engine.embedding import Embedding
-from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from hotrows.optim import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from tests.support.embeddings import batches_of, mixed_tables, placements, train
 from tests.support.sharded import assert_same_rows, whole_rows
 
@@ -19,8 +19,8 @@ OPTIMIZERS = {
     SGD(): (),
     Adagrad(): ("sum_of_squares",),
     RowWiseAdagrad(): ("sum_of_squares",),
-    Adam(): ("first_moment", "second_moment"),
-    Adam(per_row_step=True): ("first_moment", "second_moment", "step"),
+    LazyAdam(): ("first_moment", "second_moment"),
+    LazyAdam(per_row_step=True): ("first_moment", "second_moment", "step"),
     FTRL(): ("n", "z"),
 }
 

@@ -22,7 +22,7 @@ from hotrows.distributed.all_or_none import gathered
 from hotrows.distributed.in_process import run
 from hotrows.engine.caching import Caching
 from hotrows.engine.embedding import Embedding
-from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from hotrows.optim import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.table import Constant, Table
 from tests.support.choice import examples
@@ -31,7 +31,7 @@ from tests.support.sharded import assert_same_rows, random_whole, scatter, whole
 
 RANKS = (1, 2, 3, 4, 7)
 NAMES = list(SHARDINGS)
-OPTIMIZERS = [SGD(), Adagrad(), RowWiseAdagrad(), Adam(), Adam(per_row_step=True), FTRL()]
+OPTIMIZERS = [SGD(), Adagrad(), RowWiseAdagrad(), LazyAdam(), LazyAdam(per_row_step=True), FTRL()]
 
 
 def dense():
@@ -94,7 +94,7 @@ def test_records_of_any_optimizer_are_cut_anew(tmp_path, optimizer, dtype):
 
 
 def test_ranks_that_hold_what_they_wrote_read_their_own_files_in_place(tmp_path, monkeypatch):
-    tables = mixed_tables(Adam())
+    tables = mixed_tables(LazyAdam())
     rows = random_whole(tables)
     folder = saved_by(tmp_path, 3, "mixed", tables, rows)
 
@@ -128,7 +128,7 @@ def test_rows_that_all_ranks_hold_are_written_once(tmp_path):
 
 @pytest.mark.parametrize("num_readers", [1, 2, 3])
 def test_a_cache_reads_what_ranks_in_memory_wrote(tmp_path, num_readers):
-    tables = mixed_tables(Adam())
+    tables = mixed_tables(LazyAdam())
     rows = random_whole(tables)
     folder = saved_by(tmp_path, 3, "mixed", tables, rows)
     caching = Caching(fast_memory=3000)
@@ -348,7 +348,7 @@ def in_memory(embedding):
 @pytest.mark.parametrize("num_readers", [1, 2, 3])
 @pytest.mark.parametrize("num_writers", [1, 2, 3])
 def test_file_stores_are_read_by_any_number_of_ranks(tmp_path, num_writers, num_readers, read_only):
-    tables, batches = mixed_tables(Adam(lr=0.01)), batches_of("single", 4)
+    tables, batches = mixed_tables(LazyAdam(lr=0.01)), batches_of("single", 4)
     name = {1: "rows", 2: "tables", 3: "mixed"}[num_writers]
     rows = trained_in_files(tmp_path, num_writers, name, tables, batches)
     folder = tmp_path / "checkpoints" / "step-7"
@@ -369,7 +369,7 @@ def test_file_stores_are_read_by_any_number_of_ranks(tmp_path, num_writers, num_
 
 
 def test_file_stores_take_what_ranks_in_memory_wrote(tmp_path):
-    tables = mixed_tables(Adam(lr=0.01))
+    tables = mixed_tables(LazyAdam(lr=0.01))
     rows = random_whole(tables)
     folder = saved_by(tmp_path, 3, "mixed", tables, rows)
 
@@ -443,7 +443,7 @@ ROWS = {"a": 11, "b": 5, "c": 3}
 def test_any_way_to_deal_rows_is_read_in_any_other(before, after):
     dims = {"a": 7, "b": 5, "c": 1}
     tables = [
-        Table(name, rows, dims[name], (name,), optimizer=Adam(per_row_step=True))
+        Table(name, rows, dims[name], (name,), optimizer=LazyAdam(per_row_step=True))
         for name, rows in ROWS.items()
     ]
     rows = random_whole(tables)
@@ -473,7 +473,7 @@ def test_a_constant_table_of_one_column_survives_columns(tmp_path):
 
 def test_file_stores_move_to_other_ranks_and_back_while_an_old_checkpoint_stays(tmp_path, monkeypatch):
     """With logs so short that they are closed and merged while rows move."""
-    tables, batches = mixed_tables(Adam(lr=0.01)), batches_of("single", 8)
+    tables, batches = mixed_tables(LazyAdam(lr=0.01)), batches_of("single", 8)
     rows = trained_in_files(tmp_path, 2, "rows", tables, batches[:4])
     monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 20)
     monkeypatch.setattr(files, "CHUNK", 100)

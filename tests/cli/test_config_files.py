@@ -12,7 +12,7 @@ from hotrows.cli import cli, config_files
 from hotrows.cli.training import config_with
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.models.recipes import RECIPES
-from hotrows.optim import SGD, Adagrad, Adam
+from hotrows.optim import SGD, Adagrad, LazyAdam
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 
 TOML = """
@@ -37,7 +37,7 @@ SAME = TrainConfig(
     model="din",
     fast_memory=2 << 30,
     dense_lr=0.01,
-    row_optimizer=Adam(lr=0.1),
+    row_optimizer=LazyAdam(lr=0.1),
     label_weights={"buy": 2},
     model_options={"dim": 8, "hidden": [16, 8]},
 )
@@ -94,11 +94,11 @@ def test_set_takes_precedence_over_the_file_and_options_over_set(tmp_path):
     changes = ["model_options.dim=32", "row_optimizer.lr=0.3", "epochs=2", "seed=4", "fast_memory=1MiB"]
     config = config_files.read(path, changes)
     assert config.model_options == {"dim": 32, "hidden": [16, 8]}
-    assert config.row_optimizer == Adam(lr=0.3)
+    assert config.row_optimizer == LazyAdam(lr=0.3)
     assert (config.epochs, config.seed, config.fast_memory) == (2, 4, 1 << 20)
     config = config_with(config, options_of("--seed", 5, "--option", "dim=64", "--embedding-lr", 0.4))
     assert (config.epochs, config.seed, config.model_options["dim"]) == (2, 5, 64)
-    assert config.row_optimizer == Adam(lr=0.4)
+    assert config.row_optimizer == LazyAdam(lr=0.4)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_one_learning_rate_is_that_of_both_sides():
         (["--dense-lr", 0.1], None, 0.1),
         (["--lr", 0.1, "--embedding-lr", 0.2], Adagrad(lr=0.2), 0.1),
         (["--lr", 0.1, "--dense-lr", 0.2], Adagrad(lr=0.1), 0.2),
-        (["--optimizer", "adam", "--embedding-lr", 0.2], Adam(lr=0.2), None),
+        (["--optimizer", "adam", "--embedding-lr", 0.2], LazyAdam(lr=0.2), None),
     ],
 )
 def test_a_learning_rate_of_one_side_leaves_the_other_side(arguments, rows, dense):

@@ -30,7 +30,7 @@ from hotrows.serving import chain
 from hotrows.serving.version import version_at
 from hotrows.storage.file_store import FileStore
 from hotrows.streams import StreamConfig
-from hotrows.train import Trainer, metrics_log, pictures, train
+from hotrows.train import Trainer, metrics_log, pictures
 from tests.crash_consistency.recording import record_into, say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of
@@ -155,7 +155,7 @@ def _train(root: Path, run: Path, of: str) -> None:
             trainer = Trainer(data, _config(root, of), run, resume=resumes)
             trainer.fit_stream(f"folder:{root.with_name('events')}", _EVENTS)
         else:
-            train(data, _config(root, of), run, resume=resumes)
+            Trainer(data, _config(root, of), run, resume=resumes).fit()
 
 
 def make_data(root: Path, of: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gzip
+import shutil
 
 import pytest
 
@@ -183,6 +184,29 @@ def test_features_that_disagree_about_a_vocabulary(tmp_path):
     features = (Sparse("a", vocabulary="v"), Sparse("b", vocabulary="v", min_count=2))
     schema = Schema(features=features, columns=("label", "a", "b"))
     assert "features 'a' and 'b' share vocabulary 'v'" in refused(tmp_path, schema)
+
+
+def test_prepared_data_is_replaced_only_where_that_is_said(tmp_path):
+    """The second run of a notebook failed at `prepare`, and no argument helped."""
+    write(tmp_path / "raw", [GOOD] * 9)
+    out, every = tmp_path / "out", {"split": "fraction:1,0,0"}
+    assert prepare([tmp_path / "raw"], SCHEMA, out, **every).parts["train"].rows == 9
+    write(tmp_path / "raw", [GOOD] * 5)
+    with pytest.raises(
+        ValueError, match="out exists and is no empty folder: it has prepared data; replace"
+    ):
+        prepare([tmp_path / "raw"], SCHEMA, out, **every)
+    write(tmp_path / "bad", ["x"])
+    with pytest.raises(ValueError, match="line 1"):
+        prepare([tmp_path / "bad"], SCHEMA, out, overwrite=True, **every)
+    assert EncodedData.open(out).parts["train"].rows == 9
+    assert prepare([tmp_path / "raw"], SCHEMA, out, overwrite=True, **every).parts["train"].rows == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "out", "raw"]
+    shutil.rmtree(out)
+    out.mkdir()
+    (out / "precious").write_text("")
+    with pytest.raises(ValueError, match="out exists and is no empty folder; delete it"):
+        prepare([tmp_path / "raw"], SCHEMA, out, overwrite=True, **every)
 
 
 @pytest.mark.parametrize("delimiter", ["::", "", "\n", '"', "ä"])

@@ -25,7 +25,7 @@ from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.values import RawIds, canonical
 from hotrows.json_file import JsonFile
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from hotrows.train import run_folder, train
+from hotrows.train import Trainer, run_folder
 from hotrows.train.predictor import load_run
 from tests.data.raw import files_of
 from tests.reference.rows_of_data import plain_canonical, use_plain_python
@@ -283,7 +283,7 @@ def test_a_run_predicts_the_same_from_every_format(tmp_path):
         tmp_path / "raw" / "pandas.parquet", SCHEMA, tmp_path / "enc", split="position:0.8,0.2,0"
     )
     config = TrainConfig(model="lr", batch_size=8, epochs=2, linear_paths="plain")
-    train(data, config, tmp_path / "run")
+    Trainer(data, config, tmp_path / "run").fit()
     predictor, encoder = load_run(tmp_path / "run"), run_folder.open_encoder(tmp_path / "run")
     predicted = {
         name: torch.cat(list(predictor.predict(encoder.encode(rows)))) for name, rows in formats.items()

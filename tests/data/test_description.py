@@ -16,12 +16,12 @@ def test_rates_and_counts_of_a_small_file(tmp_path):
     raw = write(tmp_path / "raw", rows)
     data = prepare([raw], SCHEMA, tmp_path / "out", split="position:0.75,0,0.25")
     description = describe(data, dim=4)
-    assert (description.parts["train"].rows, description.parts["train"].click_rates) == (
+    assert (description.parts["train"].rows, description.parts["train"].positive_rates) == (
         3,
         {"label": 1 / 3},
     )
-    assert (description.parts["test"].rows, description.parts["test"].click_rates) == (1, {"label": 0})
-    assert description.parts["validation"].click_rates == {"label": None}
+    assert (description.parts["test"].rows, description.parts["test"].positive_rates) == (1, {"label": 0})
+    assert description.parts["validation"].positive_rates == {"label": None}
     price, user, item = description.fields
     assert price.missing == {"train": 2 / 3, "test": 0}
     assert (user.unknown, item.missing["train"]) == ({"train": 0, "test": 1}, 1 / 3)
@@ -128,7 +128,7 @@ def test_lists_and_oddities_are_told(tmp_path):
     assert description.missing_together == (("a", "twin"),)
     assert description.same == (("a", "twin"),)
     assert description.drift["b"]["test"] > 1 > 0.1 > description.drift["b"].get("validation", 0)
-    shares = description.parts["test"].click_rates
+    shares = description.parts["test"].positive_rates
     assert shares == {"label": 1.0}
 
 

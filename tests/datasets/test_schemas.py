@@ -25,7 +25,7 @@ def test_criteo_rows_survive_the_way(tmp_path):
     assert np.allclose(dense[0], np.log1p(np.maximum(first, 0)))
     assert labels.tolist() == [float(line[0]) for line in lines]
     description = describe(data)
-    assert description.parts["train"].click_rates["label"] == pytest.approx(0.218, abs=0.01)
+    assert description.parts["train"].positive_rates["label"] == pytest.approx(0.218, abs=0.01)
     assert {field.name: field for field in description.fields}["C22"].missing["train"] > 0.7
 
 

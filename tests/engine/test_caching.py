@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.engine.stages import start
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.planning.slots import NativeSlotMap
@@ -31,8 +31,8 @@ from tests.support.choice import examples
 from tests.support.stage_order import Coming, run_in_some_order
 
 OPTIMIZERS = [
-    SGD(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01),
-    Adam(lr=0.01, per_row_step=True), FTRL(lr=0.1, l1=0.001),
+    SGD(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.01), LazyAdam(lr=0.01),
+    LazyAdam(lr=0.01, per_row_step=True), FTRL(lr=0.1, l1=0.001),
 ]  # fmt: skip
 
 

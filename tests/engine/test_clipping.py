@@ -7,12 +7,12 @@ from torch.testing import assert_close
 from hotrows import (
     SGD,
     Adagrad,
-    Adam,
     Batch,
     DenseAdam,
     DenseAdamW,
     DenseSGD,
     Embedding,
+    LazyAdam,
     Table,
     checkpoint,
 )
@@ -150,4 +150,4 @@ def test_behind_a_cache_and_after_loading_the_factors_are_the_same(tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"clip_norm": 1.0, "device": "cuda"}])
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match="clip_rows needs clip_norm, and device='cpu'"):
-        TrainConfig(clip_rows=True, row_optimizer=Adam(), **settings)
+        TrainConfig(clip_rows=True, row_optimizer=LazyAdam(), **settings)

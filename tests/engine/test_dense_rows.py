@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import Adam, Batch, DenseAdam, DenseAdamW, DenseSGD, Embedding, Table, checkpoint, optim
+from hotrows import Batch, DenseAdam, DenseAdamW, DenseSGD, Embedding, LazyAdam, Table, checkpoint, optim
 from hotrows.distributed.in_process import run
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
@@ -58,7 +58,7 @@ class WholeTables(ReferenceEngine):
     """An `nn.EmbeddingBag` with dense gradients for each table, and one optimizer of PyTorch."""
 
     def __init__(self, tables, weights, dtype):
-        lazy = [dataclasses.replace(table, optimizer=Adam()) for table in tables]
+        lazy = [dataclasses.replace(table, optimizer=LazyAdam()) for table in tables]
         super().__init__(lazy, weights)
         for bag in self.bags.values():
             bag.sparse = False
@@ -303,7 +303,7 @@ def test_records_in_chunks_are_up_to_date():
 
 
 @pytest.mark.parametrize(
-    ("saved", "loaded"), [(L2, Adam(per_row_step=True)), (Adam(per_row_step=True), L2)]
+    ("saved", "loaded"), [(L2, LazyAdam(per_row_step=True)), (LazyAdam(per_row_step=True), L2)]
 )
 def test_lazy_and_dense_rows_are_not_taken_for_each_other(tmp_path, saved, loaded):
     model = torch.nn.Linear(1, 1)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import Adagrad, Adam, DenseAdam, Embedding, RowWiseAdagrad
+from hotrows import Adagrad, DenseAdam, Embedding, LazyAdam, RowWiseAdagrad
 from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.storage.cache import Cache
@@ -72,7 +72,7 @@ def test_a_cache_on_the_device_changes_no_bit(kind, cache_transfer, plan_depth, 
     [
         RowWiseAdagrad(lr=0.1, weight_decay=0.01),
         DenseAdam(lr=0.01, weight_decay=0.01),
-        pytest.param(Adam(lr=0.01, per_row_step=True), marks=pytest.mark.slow),
+        pytest.param(LazyAdam(lr=0.01, per_row_step=True), marks=pytest.mark.slow),
     ],
 )
 def test_nor_do_files_policies_or_a_warm_start(kind, optimizer, tmp_path):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotrows import Adagrad, Adam, Batch, Embedding, checkpoint
+from hotrows import Adagrad, Batch, Embedding, LazyAdam, checkpoint
 from hotrows.batch import samples
 from hotrows.config import TrainConfig
 from hotrows.engine.caching import Caching
@@ -68,7 +68,7 @@ def test_the_device_plans_what_the_host_plans(kind, parts):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plan_depth", [0, 2])
-@pytest.mark.parametrize("optimizer", [Adagrad(lr=0.1), Adam(lr=0.01, per_row_step=True)])
+@pytest.mark.parametrize("optimizer", [Adagrad(lr=0.1), LazyAdam(lr=0.01, per_row_step=True)])
 def test_training_has_the_bits_of_host_planning(kind, plan_depth, optimizer):
     with device_of(kind) as device:
         by_host = train_there(engine(device, "host", optimizer=optimizer), stream())

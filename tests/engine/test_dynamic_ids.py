@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotrows import Adagrad, Adam, Batch, Cross, DenseAdam, DenseAdamW, Embedding, Table
+from hotrows import Adagrad, Batch, Cross, DenseAdam, DenseAdamW, Embedding, LazyAdam, Table
 from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.dynamic_ids import DynamicIds
@@ -94,7 +94,7 @@ def test_micro_batches_change_sums_alone(share):
 
 
 def test_rounding_is_keyed_by_ids_and_steps_are_counted_from_a_birth():
-    options = {"optimizer": Adam(lr=0.01, per_row_step=True), "dtype": "bfloat16"}
+    options = {"optimizer": LazyAdam(lr=0.01, per_row_step=True), "dtype": "bfloat16"}
     schema, batches = support.schema(support.POLICIES["lru"]), support.stream(12)
     expected = support.DictTraining(schema, **options).run(batches)
     support.assert_equal(train_in_stages(support.engine(schema, **options), batches), expected)
@@ -224,8 +224,6 @@ def test_what_dynamic_features_cannot_do_is_refused():
     tables = [Table("both", 500, 4, ("user", "shop"))]
     with pytest.raises(ValueError, match="'both' is read by features of several vocabularies"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
-    with pytest.raises(ValueError, match="not kept aside. To keep the rows of all keys, .* --store file"):
-        support.engine(support.schema(Dynamic(keep="file:rows")))
     growing = support.schema(Dynamic())
     with device_of("pretended") as device:
         for caching in (None, Caching(1 << 20)):
@@ -237,7 +235,7 @@ def test_what_dynamic_features_cannot_do_is_refused():
     with pytest.raises(ValueError, match="tables user.a, user.b may have 2\\^31 rows and more on a rank"):
         dynamic = support.DynamicIds.of_schema(growing, tables)
         Embedding(tables, dynamic=dynamic, micro_batches=2)
-    tables = [Table("user", 500, 4, ("user",), optimizer=Adam(decay_by_count=True))]
+    tables = [Table("user", 500, 4, ("user",), optimizer=LazyAdam(decay_by_count=True))]
     with pytest.raises(ValueError, match="decay_by_count needs the counts of ids"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
     dense = support.engine(schema, DenseAdam(l2=0.1))

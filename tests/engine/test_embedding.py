@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import SGD, Adagrad, Adam, Batch, Constant, Embedding, Normal, Table
+from hotrows import SGD, Adagrad, Batch, Constant, Embedding, LazyAdam, Normal, Table
 from tests.support.embeddings import OPTIMIZERS, jagged_batch, mixed_tables, single_batch
 from tests.support.reference_engine import ReferenceEngine
 
@@ -51,7 +51,7 @@ def test_bags_of_several_ids_or_none_equal_plain_pytorch(optimizer, weighted):
 
 
 def test_an_empty_batch_changes_nothing():
-    engine = Embedding(mixed_tables(Adam()))
+    engine = Embedding(mixed_tables(LazyAdam()))
     before = [store.records.clone() for store in engine.stores]
     plan = engine.plan(single_batch(0))
     vectors = engine.lookup(plan)
@@ -96,7 +96,7 @@ def test_lookup_under_no_grad_has_no_leaf_to_train():
 
 
 def test_a_pack_the_loss_does_not_use_keeps_its_rows():
-    engine = Embedding(mixed_tables(Adam()))
+    engine = Embedding(mixed_tables(LazyAdam()))
     before = engine.stores[1].records.clone()
     plan = engine.plan(single_batch(8))
     vectors = engine.lookup(plan)

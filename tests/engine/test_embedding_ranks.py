@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import SGD, Adagrad, Adam, Embedding, RowWiseAdagrad
+from hotrows import SGD, Adagrad, Embedding, LazyAdam, RowWiseAdagrad
 from hotrows.distributed import two_stages
 from hotrows.distributed.in_process import run
 from hotrows.distributed.row_exchange import RowExchange
@@ -81,7 +81,7 @@ def test_slices_equal_whole_batches(micro_batches, num_ranks, name):
 @pytest.mark.parametrize("name", SHARDINGS)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_cache_on_every_rank_changes_nothing(micro_batches, name):
-    tables, batches = mixed_tables(Adam(lr=0.01, weight_decay=0.1)), batches_of("single", 4)
+    tables, batches = mixed_tables(LazyAdam(lr=0.01, weight_decay=0.1)), batches_of("single", 4)
     plain, _ = on_ranks(3, placements(name, 3), tables, batches, micro_batches)
     caching = Caching(fast_memory=3000)
     cached, _ = on_ranks(3, placements(name, 3), tables, batches, micro_batches, caching=caching)

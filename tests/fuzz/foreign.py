@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hotrows.cli import config_files
 from hotrows.config import TrainConfig
-from hotrows.optim import FTRL, Adagrad, Adam
+from hotrows.optim import FTRL, Adagrad, LazyAdam
 from tests.fuzz.case import Broken, Case, outcome
 from tests.fuzz.damage import as_json, damaged, damaged_json
 
@@ -39,7 +39,7 @@ def make_config(choose: random.Random) -> Case:
     config = TrainConfig(
         model_options={"dim": 4, "hidden": [8]},
         label_weights={"buy": 2.0},
-        row_optimizer=choose.choice([Adagrad(), Adam(), FTRL(), None]),
+        row_optimizer=choose.choice([Adagrad(), LazyAdam(), FTRL(), None]),
         fast_memory=choose.choice([None, 1 << 20]),
     )
     fields = json.loads(config.to_json())

@@ -1,5 +1,6 @@
 """Key tables: the rules one by one, then any trace."""
 
+import json
 from collections import deque
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hotrows
 from hotrows.dynamic import Dynamic
 from hotrows.keys.native import NativeKeyTable
 from hotrows.keys.table import COUNTERS, MOST_COUNTED
@@ -487,7 +489,6 @@ def test_counters_are_named():
         ({"admit": 3}, "admit of dynamic ids must be a text, not 3"),
         ({"evict": "lru"}, "evict='lru' needs capacity=ROWS: without one nothing is evicted"),
         ({"evict": "idle"}, "evict of dynamic ids must be 'none', .* not 'idle'"),
-        ({"keep": "disk"}, "keep of dynamic ids must be None or 'file:PATH', not 'disk'"),
         ({"window": 0}, "window of dynamic ids must be from 1"),
         ({"partitions": 0}, "partitions of dynamic ids must be from 1 to 4,096, .* not 0"),
         ({"partitions": 4, "capacity": 3}, "not more than the capacity, not 4"),
@@ -497,3 +498,13 @@ def test_what_cannot_be_declared(wrong, message):
     with pytest.raises(ValueError, match=message) as error:
         Dynamic(**wrong)
     assert "\n" not in str(error.value)
+
+
+def test_a_schema_is_stored_as_it_was_when_rows_could_be_declared_kept():
+    """`keep` was refused by all that trains; it stays null in files, whose fingerprints hold."""
+    schema = hotrows.Schema((hotrows.Sparse("user", dynamic=hotrows.Dynamic(capacity=9)),), label="y")
+    fields = json.loads(schema.to_json())["features"][0]["dynamic"]
+    assert list(fields) == ["capacity", "admit", "evict", "keep", "window"] and fields["keep"] is None
+    assert hotrows.Schema.from_json(schema.to_json()) == schema
+    with pytest.raises(ValueError, match="keep"):
+        hotrows.Schema.from_json(schema.to_json().replace('"keep": null', '"keep": "file:rows"'))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, ops
+from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad, ops
 from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
 from hotrows.plan import PackPlan
@@ -19,8 +19,8 @@ OPTIMIZERS = [
     SGD(weight_decay=0.1),
     Adagrad(initial_accumulator=0.1),
     RowWiseAdagrad(weight_decay=0.01),
-    Adam(),
-    Adam(per_row_step=True),
+    LazyAdam(),
+    LazyAdam(per_row_step=True),
     FTRL(l1=0.01, l2=0.1),
 ]
 DIMS = [1, 3, 8, 16, 17, 64, 130]

@@ -13,7 +13,7 @@ import torch
 
 from hotrows.data import EncodedData, prepare
 from hotrows.runtime import native
-from hotrows.train import load_run, train
+from hotrows.train import Trainer, load_run
 from tests.support.runs import CONFIG, schema, write_rows
 
 
@@ -30,7 +30,7 @@ def main(folder: Path, with_training: bool) -> None:
         small = replace(
             CONFIG, epochs=1, fast_memory=40 * 40, in_flight=2, store=f"file:{folder / 'rows'}"
         )
-        train(EncodedData.open(folder / "enc"), small, folder / "run")
+        Trainer(EncodedData.open(folder / "enc"), small, folder / "run").fit()
         load_run(folder / "run").evaluate(data.parts["test"])
 
 

@@ -56,7 +56,7 @@ class States(Callback):
     def __init__(self, last=None):
         self.tables, self.dense, self._last = {}, {}, last
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         step, embedding = trainer.state.step, trainer.embedding
         with trainer.steps.paused():
             self.tables[step] = {
@@ -74,7 +74,7 @@ class Paced(Callback):
     def __init__(self, publisher):
         self._publisher = publisher
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         self._publisher.wait()
 
 
@@ -338,11 +338,11 @@ def test_a_stream_that_goes_on_by_other_batches_is_published_at_its_end(clicks_e
 
         _written = 0
 
-        def while_idle(self, trainer):
+        def on_idle(self, trainer):
             (events / f"{self._written}.jsonl").write_text("".join(lines[self._written :][:20]))
             self._written += 20
 
-        def after_step(self, trainer, progress):
+        def on_step_end(self, trainer, progress):
             publisher.wait()
             if trainer.state.step == 4:
                 raise KeyboardInterrupt

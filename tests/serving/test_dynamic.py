@@ -52,7 +52,7 @@ class Keys(Callback):
     def __init__(self, publisher):
         self._publisher, self.by_step = publisher, {}
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         embedding, states = trainer.embedding, {}
         with trainer.steps.paused():
             for t in embedding.tables:

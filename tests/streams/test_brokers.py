@@ -317,7 +317,7 @@ class Kill(Callback):
     def __init__(self, all_events=None):
         self.all_events = all_events
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         if self.all_events is None and trainer.state.step == 2:
             raise RuntimeError("killed")
         if trainer.state.stream.events == self.all_events:

@@ -52,7 +52,7 @@ class Kill(Callback):
     def __init__(self, step):
         self.step = step
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         if trainer.state.step == self.step:
             raise Killed
 
@@ -151,7 +151,7 @@ def test_the_batches_of_a_run_are_made_again(data, folder, whole, tmp_path):
     (folder / "b.csv").unlink()
 
     class Append(Callback):
-        def while_idle(self, trainer):
+        def on_idle(self, trainer):
             trained = trainer.state.stream.events if trainer.state.stream else 0
             if trained == 500:
                 (folder / "b.csv").write_text(text)
@@ -235,10 +235,10 @@ class Heard(Callback):
     def __init__(self):
         self.windows, self.events = [], []
 
-    def after_evaluation(self, trainer, metrics):
+    def on_evaluation_end(self, trainer, metrics):
         self.windows.append(metrics.samples)
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         self.events.append(trainer.state.stream.events)
 
 
@@ -279,7 +279,7 @@ def test_what_was_trained_is_saved_while_no_event_comes(data, folder, tmp_path):
     class Look(Callback):
         ticks, is_saved = 0, False
 
-        def while_idle(self, trainer):
+        def on_idle(self, trainer):
             if trainer.state.step > 0:
                 self.ticks += 1
                 self.is_saved = trainer.checkpoints.saved == trainer.state
@@ -301,7 +301,7 @@ def test_no_event_for_long_is_an_alarm(data, tmp_path):
 class Break(Callback):
     """Makes the model useless after the second step."""
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         if trainer.state.step == 2:
             with torch.no_grad():
                 next(trainer.model.parameters()).fill_(math.nan)

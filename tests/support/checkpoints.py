@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 from hotrows.checkpoint import State
-from hotrows.optim import Adam
+from hotrows.optim import LazyAdam
 from tests.support.embeddings import mixed_tables
 
-TABLES = mixed_tables(Adam(lr=0.01, per_row_step=True))
+TABLES = mixed_tables(LazyAdam(lr=0.01, per_row_step=True))
 
 
 def dense():

@@ -9,7 +9,7 @@ import torch
 from hotrows.config import TrainConfig
 from hotrows.optim import Adagrad
 from hotrows.runtime.device import Cuda
-from hotrows.train import load_run, train
+from hotrows.train import Trainer, load_run
 from tests.support import pretend
 
 
@@ -38,7 +38,7 @@ CONFIG = TrainConfig(
 
 def on_device(encoded, config, run, kind="pretended", **options):
     with pretend.gpu() if kind == "pretended" else nullcontext() as device:
-        result = train(encoded, dataclasses.replace(config, device="cuda"), run, **options)
+        result = Trainer(encoded, dataclasses.replace(config, device="cuda"), run, **options).fit()
     return result, device
 
 

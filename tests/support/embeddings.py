@@ -2,7 +2,7 @@
 
 import torch
 
-from hotrows import FTRL, SGD, Adagrad, Adam, Batch, Constant, RowWiseAdagrad, Table
+from hotrows import FTRL, SGD, Adagrad, Batch, Constant, LazyAdam, RowWiseAdagrad, Table
 from hotrows.batch import split
 from hotrows.planning.sharding import BY_COLUMNS, Placement, replicated
 
@@ -12,8 +12,8 @@ OPTIMIZERS = [
     Adagrad(lr=0.1),
     Adagrad(lr=0.1, initial_accumulator=0.1, weight_decay=0.01),
     RowWiseAdagrad(lr=0.1),
-    Adam(lr=0.01),
-    Adam(lr=0.01, per_row_step=True, weight_decay=0.01),
+    LazyAdam(lr=0.01),
+    LazyAdam(lr=0.01, per_row_step=True, weight_decay=0.01),
     FTRL(lr=0.1, l1=0.001, l2=0.01),
 ]
 FEATURES = ("user", "item", "shop", "last_item")

@@ -48,10 +48,10 @@ class Contents(Callback):
     def __init__(self) -> None:
         self.by_step: dict[int, Sums] = {}
 
-    def begin(self, trainer: Trainer) -> None:
-        self.after_step(trainer, None)
+    def on_begin(self, trainer: Trainer) -> None:
+        self.on_step_end(trainer, None)
 
-    def after_step(self, trainer: Trainer, progress: Any) -> None:
+    def on_step_end(self, trainer: Trainer, progress: Any) -> None:
         weights = {t.name: trainer.embedding.weights(t.name) for t in trainer.embedding.tables}
         sums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in weights.items()}
         state = trainer.model.state_dict()

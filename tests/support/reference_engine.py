@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hotrows import FTRL, SGD, Adagrad, Adam, Batch, RowWiseAdagrad, Table
+from hotrows import FTRL, SGD, Adagrad, Batch, LazyAdam, RowWiseAdagrad, Table
 
 
 class ReferenceEngine:
@@ -63,7 +63,7 @@ def _optimizer(kind, bag: nn.EmbeddingBag):
         return torch.optim.Adagrad(
             parameters, kind.lr, eps=kind.eps, initial_accumulator_value=kind.initial_accumulator
         )
-    if isinstance(kind, Adam) and kind.weight_decay == 0 and not kind.per_row_step:
+    if isinstance(kind, LazyAdam) and kind.weight_decay == 0 and not kind.per_row_step:
         return torch.optim.SparseAdam(parameters, kind.lr, (kind.beta1, kind.beta2), kind.eps)
     return RowByRow(kind, bag)
 
@@ -105,7 +105,7 @@ class RowByRow:
         if isinstance(kind, RowWiseAdagrad):
             self.first[row] += (g * g).mean()
             return w - kind.lr * g / (self.first[row].sqrt() + kind.eps)
-        if isinstance(kind, Adam):
+        if isinstance(kind, LazyAdam):
             t = self.row_steps[row] if kind.per_row_step else self.steps
             m = self.first[row] = kind.beta1 * self.first[row] + (1 - kind.beta1) * g
             v = self.second[row] = kind.beta2 * self.second[row] + (1 - kind.beta2) * g * g

@@ -237,7 +237,7 @@ def test_random_state_is_the_seed(frame):
 
 def test_callbacks_reach_the_trainer(frame):
     class Stop(Callback):
-        def after_step(self, trainer, progress):
+        def on_step_end(self, trainer, progress):
             trainer.stop()
 
     assert Classifier("lr").fit(frame, "answer", callbacks=[Stop()]).result_.steps == 1

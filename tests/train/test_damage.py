@@ -23,7 +23,7 @@ from hotrows.optim import Adagrad
 from hotrows.serving.version import open_base, versions_in, with_deltas
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store_view import view_at
-from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train import Trainer, load_run, run_folder
 from tests.fuzz.case import Broken
 from tests.support.checkpoints import dense, state
 from tests.support.clicks import SCHEMA, table
@@ -59,7 +59,7 @@ def run_in(folder, full_every=CONFIG.full_every, **options):
         raw = write_rows(folder / "raw.csv")
         data = prepare([raw], schema(**options), folder / "enc", split="position:0.6,0.2,0.2")
     config = dataclasses.replace(CONFIG, keep_last=3, epochs=1, full_every=full_every)
-    train(data, config, folder / "run")
+    Trainer(data, config, folder / "run").fit()
     for path in (folder / "run").iterdir():
         if path.name.startswith("events") or path.suffix == ".svg":
             path.unlink()
@@ -333,4 +333,4 @@ def test_training_compares_every_byte_of_its_data_in_the_first_epoch(runs, tmp_p
     content[-70] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"train-00002.shard: section '.*' is damaged \(crc32"):
-        train(EncodedData.open(case / "enc"), CONFIG, case / "again")
+        Trainer(EncodedData.open(case / "enc"), CONFIG, case / "again").fit()

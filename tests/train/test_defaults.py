@@ -21,7 +21,7 @@ from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train import Trainer, load_run, run_folder
 from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState, after_evaluation
@@ -51,7 +51,7 @@ def prepared(folder, schema, rows=200):
 def test_a_model_is_chosen_that_trains_on_the_data(tmp_path, name):
     schema, run = SCHEMAS[name], tmp_path / "run"
     enc = prepared(tmp_path / "enc", schema)
-    result = train(enc, ONE_EPOCH, run)
+    result = Trainer(enc, ONE_EPOCH, run).fit()
     config = run_folder.read_config(run)
     assert config.model == ("mmoe" if name == "several labels" else "deepfm")
     assert result.test.samples <= 40
@@ -69,7 +69,7 @@ def test_models_train_on_dense_features_alone(tmp_path, model):
     enc = prepared(tmp_path / "enc", SCHEMAS["dense alone"])
     config = dataclasses.replace(ONE_EPOCH, model=model)
     interrupted = dataclasses.replace(config, checkpoint_every=1)
-    assert train(enc, interrupted, tmp_path / "run").test.samples == 40
+    assert Trainer(enc, interrupted, tmp_path / "run").fit().test.samples == 40
     Trainer(enc, interrupted, tmp_path / "run", resume=True).fit()
 
 

@@ -14,7 +14,7 @@ from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
 from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
-from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, RowWiseAdagrad
+from hotrows.optim import FTRL, SGD, Adagrad, DenseAdam, LazyAdam, RowWiseAdagrad
 from hotrows.schema import Label, Schema, Sparse
 from hotrows.serving import Scorer, bundle
 from hotrows.storage import cache
@@ -63,7 +63,7 @@ STATES = {
     SGD(): {},
     Adagrad(): {"sum_of_squares": slice(0, 4)},
     RowWiseAdagrad(): {"sum_of_squares": 0},
-    Adam(per_row_step=True): {"first_moment": slice(0, 4), "second_moment": slice(4, 8)},
+    LazyAdam(per_row_step=True): {"first_moment": slice(0, 4), "second_moment": slice(4, 8)},
     FTRL(): {"n": slice(0, 4), "z": slice(4, 8)},
     DenseAdam(): {"first_moment": slice(0, 4), "second_moment": slice(4, 8)},
 }

@@ -3,8 +3,10 @@
 import dataclasses
 import inspect
 import io
+import json
 import logging
 import os
+import pickle
 import re
 import sys
 from functools import partial
@@ -180,7 +182,13 @@ def test_an_argument_that_is_a_setting_is_answered_with_its_place(encoded, argum
 
 
 def test_optimizers_are_checked_when_they_are_named():
-    assert TrainConfig(row_optimizer="adam") == TrainConfig(row_optimizer=hotrows.Adam())
+    assert TrainConfig(row_optimizer="adam") == TrainConfig(row_optimizer=hotrows.LazyAdam())
+    with pytest.raises(
+        ValueError, match="LazyAdam, which changes .* or DenseAdam, which changes all rows"
+    ):
+        hotrows.Adam(lr=0.01)  # was the lazy one, which is another algorithm than torch.optim.Adam
+    stored = json.loads(TrainConfig(row_optimizer=hotrows.LazyAdam()).to_json())
+    assert stored["row_optimizer"]["kind"] == "adam"
     with pytest.raises(ValueError, match="the kind of a row optimizer must be one of .*, not 'adm'"):
         TrainConfig(row_optimizer="adm")
     with pytest.raises(ValueError, match="adagrad's lr must be a finite number of at least 0, not -1"):
@@ -195,12 +203,12 @@ class Recorder(Callback):
         self.steps, self.evaluations = [], []
         self.stop_after_step, self.stop_at_evaluation = stop_after_step, stop_at_evaluation
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         self.steps.append((trainer.state.step, progress.loss))
         if trainer.state.step == self.stop_after_step:
             trainer.stop()
 
-    def after_evaluation(self, trainer, metrics):
+    def on_evaluation_end(self, trainer, metrics):
         self.evaluations.append((trainer.state.step, metrics))
         if len(self.evaluations) == self.stop_at_evaluation:
             trainer.stop()
@@ -244,6 +252,33 @@ def test_ranks_end_at_the_same_step_when_one_of_them_stops(encoded, tmp_path):
     assert last == (step, metrics) and first.stopped_early and second.stopped_early
 
 
+def test_callbacks_hear_once_how_a_run_began_and_ended(encoded, tmp_path):
+    """Three methods were called at the end, of which one had the result and none the error."""
+    heard = []
+
+    class Ends(Callback):
+        def __init__(self, fails=False):
+            self.fails = fails
+
+        def on_begin(self, trainer):
+            heard.append(trainer.state.step)
+
+        def on_training_end(self, trainer):
+            heard.append("training")
+            if self.fails:
+                raise OSError("no space")
+
+        def on_end(self, trainer, result, error):
+            heard.append((result, repr(error)))
+
+    result = Trainer(encoded, SHORT, tmp_path / "run").fit(callbacks=[Ends()])
+    assert heard == [0, "training", (result, "None")]
+    heard.clear()
+    with pytest.raises(OSError, match="no space"):
+        Trainer(encoded, SHORT, tmp_path / "failed").fit(callbacks=[Ends(fails=True)])
+    assert heard == [0, "training", (None, "OSError('no space')")]
+
+
 def test_a_trial_is_pruned(encoded, tmp_path):
     """As a search by Optuna does it: the page has the same callback with Optuna's names."""
 
@@ -251,7 +286,7 @@ def test_a_trial_is_pruned(encoded, tmp_path):
         pass
 
     class Prune(Callback):
-        def after_evaluation(self, trainer, metrics):
+        def on_evaluation_end(self, trainer, metrics):
             if metrics.score < 2:
                 raise Pruned
 
@@ -303,6 +338,15 @@ def test_the_history_is_a_frame_of_intervals_and_evaluations(trained):
     assert (best.step, best.auc) == (result.best_step, result.validation.auc)
 
 
+def test_a_history_of_an_earlier_commit_has_the_names_of_today(tmp_path):
+    """Its `click_rate` is `positive_rate`; a label of that name stays what it is."""
+    tasks = {"click_rate": {"click_rate": None}}
+    line = {"kind": "evaluation", "step": 3, "click_rate": 0.25, "tasks": tasks}
+    (tmp_path / metrics_log.METRICS).write_text(json.dumps(line) + "\n")
+    names = metrics_log.history(tmp_path).column_names
+    assert names == ["kind", "step", "positive_rate", "tasks/click_rate/positive_rate"]
+
+
 # ---- predictions
 
 
@@ -325,6 +369,35 @@ def test_raw_rows_of_any_kind_are_predicted(trained, raw, tmp_path):
     for same in (*frames, tmp_path / "raw.csv", str(tmp_path / "raw.csv")):
         assert np.array_equal(predictor.predict(same), expected)
     assert np.array_equal(predictor.predict([raw, raw.to_pandas()]), np.tile(expected, 2))
+
+
+@pytest.mark.parametrize("model", [None, "an object"])
+@pytest.mark.filterwarnings("ignore:values differ")
+def test_what_was_fitted_predicts(encoded, raw, tmp_path, model):
+    """`fit` returned no model: a run had to be read back by its folder to predict one row."""
+    model = model and Net(encoded.schema)
+    trainer = Trainer(encoded, SHORT, tmp_path / "run", model=model)
+    result = trainer.fit()
+    best = load_run(tmp_path / "run", model=model and Net(encoded.schema)).predict(raw)
+    assert np.array_equal(trainer.predict(raw), best)
+    assert np.array_equal(result.predictor.predict(raw), best)
+    assert result.predictor is result.predictor
+    copied = pickle.loads(pickle.dumps(dataclasses.replace(result, model=None)))
+    assert copied.steps == result.steps and "predictor" not in vars(copied)
+
+
+def test_a_callback_predicts_by_the_model_of_its_step(encoded, raw, tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def on_step_end(self, trainer, progress):
+            seen.append(trainer.predict(raw))
+
+    trainer = Trainer(encoded, SHORT, tmp_path / "run")
+    trainer.fit(callbacks=[Look()])
+    Trainer(encoded, SHORT, tmp_path / "other").fit()
+    assert len(seen) == SHORT.steps and not np.array_equal(seen[0], seen[-1])
+    assert same_bits(tmp_path / "run", tmp_path / "other")
 
 
 def test_parts_and_batches_are_predicted(trained, encoded):

@@ -16,7 +16,7 @@ from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.optim import Adagrad
 from hotrows.schema import Label, Schema, Sparse
-from hotrows.train import Trainer, load_run, run_data, train
+from hotrows.train import Trainer, load_run, run_data
 from hotrows.train.recommender import Recommender
 from tests.support.runs import same_bits
 
@@ -91,7 +91,7 @@ def test_numbers_are_stored_as_they_are(rated):
 )
 def test_each_loss_learns(label, loss, better, than, tmp_path):
     encoded = data.prepare(table(), schema(label, loss), tmp_path / "enc", split="fraction:0.7,0.1,0.2")
-    result = train(encoded, CONFIG, tmp_path / "run")
+    result = Trainer(encoded, CONFIG, tmp_path / "run").fit()
     metrics = result.test
     assert metrics.decides == better
     value = metrics.value(better)
@@ -121,21 +121,21 @@ def test_a_rating_from_the_command_line_to_predictions(rated, tmp_path, capsys):
 
 def test_the_picture_of_a_rating_is_drawn(rated, tmp_path, monkeypatch):
     monkeypatch.undo()
-    train(rated, CONFIG, tmp_path / "run")
+    Trainer(rated, CONFIG, tmp_path / "run").fit()
     assert (tmp_path / "run/report.svg").stat().st_size > 10_000
 
 
 def test_a_run_stopped_and_resumed_has_the_same_bits(rated, tmp_path):
     config = dataclasses.replace(CONFIG, checkpoint_every=5)
-    train(rated, config, tmp_path / "whole")
+    Trainer(rated, config, tmp_path / "whole").fit()
     stopped = Trainer(rated, dataclasses.replace(config, epochs=1), tmp_path / "stopped")
     stopped.fit()
-    train(rated, config, tmp_path / "stopped", resume=True)
+    Trainer(rated, config, tmp_path / "stopped", resume=True).fit()
     assert same_bits(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_the_loss_of_the_configuration_takes_precedence(rated, tmp_path):
-    result = train(rated, dataclasses.replace(CONFIG, loss="huber:2"), tmp_path / "run")
+    result = Trainer(rated, dataclasses.replace(CONFIG, loss="huber:2"), tmp_path / "run").fit()
     assert result.test.decides == "mae"
     assert load_run(tmp_path / "run").losses == (losses.Huber(2.0),)
 
@@ -149,7 +149,7 @@ def test_several_labels_each_have_a_loss(tmp_path):
     assert np.isnan(stored(encoded)[:, 1]).mean() == pytest.approx(0.1, abs=0.03)
     small = {"expert_hidden": [8], "tower_hidden": [4], "gate_hidden": [], "num_experts": 2, "dim": 4}
     config = dataclasses.replace(CONFIG, model="mmoe", model_options=small, calibration="none")
-    result = train(encoded, config, tmp_path / "run")
+    result = Trainer(encoded, config, tmp_path / "run").fit()
     rating, click = result.test.tasks["rating"], result.test.tasks["click"]
     assert rating.rmse < 0.95 and math.isnan(rating.auc) and math.isnan(click.rmse)
     assert result.test.score == pytest.approx((rating.score + click.score) / 2)
@@ -178,7 +178,7 @@ def test_bpr_ranks_within_groups(tmp_path, caplog):
     for shuffle in (True, False):
         config = dataclasses.replace(CONFIG, model="fm", shuffle=shuffle, epochs=6)
         with caplog.at_level(logging.WARNING, "hotrows"):
-            result = train(encoded, config, tmp_path / f"run-{shuffle}")
+            result = Trainer(encoded, config, tmp_path / f"run-{shuffle}").fit()
         assert "far from one another" not in caplog.text
         assert result.test.decides == "ndcg@10"
         assert result.test.value("ndcg@10") > 0.9

@@ -17,7 +17,7 @@ from hotrows.config import TrainConfig
 from hotrows.distributed.in_process import run
 from hotrows.optim import Adagrad
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse
-from hotrows.train import Trainer, load_run, train
+from hotrows.train import Trainer, load_run
 from hotrows.train.vectors import write_vectors
 from tests.support.runs import same_bits
 
@@ -122,7 +122,7 @@ def test_every_format_gives_the_same(encoded, file, vectors, tmp_path):
 
 
 def test_vectors_of_another_run_are_read_as_they_were_written(encoded, tmp_path):
-    train(encoded, dataclasses.replace(CONFIG, steps=2), tmp_path / "first")
+    Trainer(encoded, dataclasses.replace(CONFIG, steps=2), tmp_path / "first").fit()
     table = load_run(tmp_path / "first").vectors("item")
     ids, vectors = table["id"].to_pylist(), torch.tensor(table["vector"].to_pylist())
     for end in ("npy", "arrow", "parquet"):
@@ -135,10 +135,10 @@ def test_vectors_of_another_run_are_read_as_they_were_written(encoded, tmp_path)
 @pytest.mark.parametrize("store", ["memory", "file"])
 def test_behind_a_cache_and_in_a_file_training_has_the_same_bits(encoded, file, tmp_path, store):
     config = dataclasses.replace(CONFIG, pretrained={"item": str(file)}, frozen="user")
-    train(encoded, config, tmp_path / "memory")
+    Trainer(encoded, config, tmp_path / "memory").fit()
     place = {"store": f"file:{tmp_path / 'store'}"} if store == "file" else {}
     cached = dataclasses.replace(config, fast_memory=20_000, policy="lru", **place)
-    train(encoded, cached, tmp_path / "cached")
+    Trainer(encoded, cached, tmp_path / "cached").fit()
     one, other = load_run(tmp_path / "memory"), load_run(tmp_path / "cached")
     for table in one.embedding.tables:
         assert torch.equal(one.embedding.weights(table.name), other.embedding.weights(table.name))
@@ -165,7 +165,7 @@ def test_frozen_rows_stay_without_state_and_others_learn(encoded, file, tmp_path
     first, _ = weights_at_first(
         encoded, tmp_path / "first", pretrained={"item": str(file)}, frozen="item"
     )
-    train(encoded, config, tmp_path / "run")
+    Trainer(encoded, config, tmp_path / "run").fit()
     predictor = load_run(tmp_path / "run")
     assert torch.equal(predictor.embedding.weights("item"), first)
     frozen = next(table for table in predictor.embedding.tables if table.name == "item")
@@ -178,10 +178,10 @@ def test_resuming_needs_the_file_no_more(encoded, file, tmp_path):
     copy = tmp_path / "copy.parquet"
     shutil.copy(file, copy)
     config = dataclasses.replace(CONFIG, pretrained={"seen": str(copy)}, epochs=2)  # shares item's rows
-    train(encoded, config, tmp_path / "whole")
-    train(encoded, dataclasses.replace(config, epochs=1), tmp_path / "run")
+    Trainer(encoded, config, tmp_path / "whole").fit()
+    Trainer(encoded, dataclasses.replace(config, epochs=1), tmp_path / "run").fit()
     copy.unlink()
-    train(encoded, config, tmp_path / "run", resume=True)
+    Trainer(encoded, config, tmp_path / "run", resume=True).fit()
     assert same_bits(tmp_path / "whole", tmp_path / "run")
 
 

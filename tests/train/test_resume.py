@@ -74,7 +74,7 @@ class _StopAt(Callback):
     def __init__(self, step):
         self.step = step
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         if trainer.state.step == self.step:
             trainer.stop()
 

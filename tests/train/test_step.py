@@ -13,7 +13,7 @@ import torch
 from hotrows import data
 from hotrows.config import TrainConfig
 from hotrows.engine import stages
-from hotrows.optim import SGD, Adam
+from hotrows.optim import SGD, LazyAdam
 from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
@@ -23,7 +23,7 @@ from tests.support.captures import Captures
 from tests.support.runs import schema, write_rows
 
 CONFIG = TrainConfig(
-    model="deepfm", model_options={"dim": 4, "hidden": [8]}, batch_size=64, row_optimizer=Adam(),
+    model="deepfm", model_options={"dim": 4, "hidden": [8]}, batch_size=64, row_optimizer=LazyAdam(),
     device="cuda", cuda_graph=True, clip_norm=1.0,
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from hotrows.metrics import Metrics
 from hotrows.optim import SGD, Adagrad
 from hotrows.schema import Label, Schema, Sparse
 from hotrows.table import Table
-from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train import Trainer, load_run, run_folder
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_data import id_counts
 from tests.support.clicks import SCHEMA, table
@@ -43,14 +43,14 @@ def encoded(tmp_path_factory):
 
 
 def test_it_learns_from_lists_and_reports_grouped_auc(encoded, tmp_path):
-    result = train(encoded, CONFIG, tmp_path / "run")
+    result = Trainer(encoded, CONFIG, tmp_path / "run").fit()
     assert result.test.auc > 0.6
     assert 0.5 < result.test.gauc < 1
 
 
 def test_each_label_can_be_trained(encoded, tmp_path):
     config = dataclasses.replace(CONFIG, label="buy")
-    result = train(encoded, config, tmp_path / "run")
+    result = Trainer(encoded, config, tmp_path / "run").fit()
     assert result.test.auc > 0.6
     assert result.test.samples < encoded.parts["test"].rows  # those without the label do not count
     with pytest.raises(ValueError, match="label must be one of click, buy, not 'like'"):
@@ -58,11 +58,11 @@ def test_each_label_can_be_trained(encoded, tmp_path):
 
 
 def test_the_cache_gives_the_same_bits_with_lists(encoded, tmp_path):
-    train(encoded, CONFIG, tmp_path / "whole")
+    Trainer(encoded, CONFIG, tmp_path / "whole").fit()
     cached = dataclasses.replace(CONFIG, fast_memory=8_000)
-    train(encoded, cached, tmp_path / "cached")
+    Trainer(encoded, cached, tmp_path / "cached").fit()
     stored = dataclasses.replace(cached, store=f"file:{tmp_path / 'store'}")
-    train(encoded, stored, tmp_path / "stored")
+    Trainer(encoded, stored, tmp_path / "stored").fit()
     one, *others = (load_run(tmp_path / name) for name in ("whole", "cached", "stored"))
     for other in others:
         for of in one.embedding.tables:
@@ -96,7 +96,7 @@ def test_weights_multiply_the_loss(tmp_path):
 
 
 def test_a_model_goes_on_with_tables_grown(encoded, tmp_path):
-    train(encoded, CONFIG, tmp_path / "day1")
+    Trainer(encoded, CONFIG, tmp_path / "day1").fit()
     before = load_run(tmp_path / "day1")
     day2 = table(600, seed=5, first_user=10)
     grown = data.prepare(day2, None, tmp_path / "d2", extend=encoded.path, split="position:0.8")
@@ -116,7 +116,7 @@ def test_a_model_goes_on_with_tables_grown(encoded, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:values differ")
 def test_probabilities_of_rows_with_new_ids_and_other_columns(encoded, tmp_path):
-    train(encoded, CONFIG, tmp_path / "run")
+    Trainer(encoded, CONFIG, tmp_path / "run").fit()
     predictor, encoder = load_run(tmp_path / "run"), run_folder.open_encoder(tmp_path / "run")
     rows = table(50, seed=3, first_user=15)
     whole = torch.cat(list(predictor.predict(encoder.encode(rows))))
@@ -144,7 +144,7 @@ def test_labels_of_other_kinds_train_alike(tmp_path):
         schema = Schema(SCHEMA.features, label=label)
         of = str(len(results))
         prepared = data.prepare(rows, schema, tmp_path / of)
-        results.append(train(prepared, CONFIG, tmp_path / f"run{of}").test)
+        results.append(Trainer(prepared, CONFIG, tmp_path / f"run{of}").fit().test)
     assert results[0] == results[1] == results[2]
 
 
@@ -169,7 +169,7 @@ OWN = f"{__name__}:Shared"
 
 def test_several_labels_are_learned_together(encoded, tmp_path):
     config = dataclasses.replace(CONFIG, model=OWN, model_options={})
-    result = train(encoded, config, tmp_path / "run")
+    result = Trainer(encoded, config, tmp_path / "run").fit()
     click, buy = result.test.tasks["click"], result.test.tasks["buy"]
     assert min(click.auc, buy.auc, click.gauc) > 0.55
     assert result.test.auc == pytest.approx((click.auc + buy.auc) / 2)
@@ -210,8 +210,8 @@ def test_wrong_labels_of_a_model_of_several_are_refused(encoded):
 def test_decay_by_count_is_counted_from_the_data(encoded, tmp_path):
     config = dataclasses.replace(CONFIG, row_optimizer=SGD(lr=0.1, weight_decay=5.0), steps=8)
     by_count = dataclasses.replace(config.row_optimizer, decay_by_count=True)
-    train(encoded, config, tmp_path / "plain")
-    train(encoded, dataclasses.replace(config, row_optimizer=by_count), tmp_path / "by-count")
+    Trainer(encoded, config, tmp_path / "plain").fit()
+    Trainer(encoded, dataclasses.replace(config, row_optimizer=by_count), tmp_path / "by-count").fit()
     strong, weak = (load_run(tmp_path / name).embedding.weights("user") for name in ("plain", "by-count"))
     assert strong.norm() < 0.5 * weak.norm()
 
@@ -232,7 +232,7 @@ def test_a_model_of_ones_own_is_found_by_its_file(encoded, tmp_path):
     )
     mine = f"{tmp_path / 'mine.py'}:Mine"
     config = dataclasses.replace(CONFIG, model=mine, model_options={"hidden": [8]}, steps=5)
-    train(encoded, config, tmp_path / "run")
+    Trainer(encoded, config, tmp_path / "run").fit()
     assert type(load_run(tmp_path / "run", model=mine).model).__name__ == "Mine"
     for name, message in (
         (f"{tmp_path / 'mine.py'}:not_a_model", "has no class 'not_a_model' made of"),
@@ -257,7 +257,7 @@ def test_a_validation_part_that_weighs_nothing_ends_no_training(tmp_path, label)
     }
     schema = Schema((Sparse("user"),), label=label, weight="w")
     encoded = data.prepare(rows, schema, tmp_path / "enc", split="position:2/3,1/6,1/6")
-    result = train(encoded, dataclasses.replace(CONFIG, stop_patience=1), tmp_path / "run")
+    result = Trainer(encoded, dataclasses.replace(CONFIG, stop_patience=1), tmp_path / "run").fit()
     assert result.best_step == result.steps == 2 * 4
     assert math.isnan(result.test.auc) and math.isnan(result.test.log_loss) and not result.test.samples
     assert all(map(math.isfinite, load_run(tmp_path / "run").predict(rows)))
@@ -272,6 +272,6 @@ def test_a_label_that_the_validation_part_lacks_counts_not_in_its_mean(tmp_path)
     schema = Schema((Sparse("user"),), label=("click", Label("rating", loss="squared")))
     encoded = data.prepare(rows, schema, tmp_path / "enc", split="position:2/3,1/6,1/6")
     config = dataclasses.replace(CONFIG, model="mmoe", model_options={"dim": 4})
-    metrics = train(encoded, config, tmp_path / "run").validation
+    metrics = Trainer(encoded, config, tmp_path / "run").fit().validation
     assert metrics.score == metrics.tasks["click"].score > 0
     assert metrics.tasks["rating"].samples == 0

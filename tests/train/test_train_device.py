@@ -14,9 +14,9 @@ import torch
 
 from hotrows import checkpoint
 from hotrows.models.deepfm import DeepFM
-from hotrows.optim import FTRL, SGD, Adam, DenseAdam, DenseSGD
+from hotrows.optim import FTRL, SGD, DenseAdam, DenseSGD, LazyAdam
 from hotrows.runtime.device import Cuda
-from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train import Trainer, load_run, run_folder
 from hotrows.train.defaults import settle
 from hotrows.train.reports import Reports
 from hotrows.train.step import Step
@@ -43,7 +43,7 @@ ROUNDING = 1e-4
         {},
         {"fast_memory": 1500},
         {"fast_memory": 1500, "cache_transfer": "staged", "policy": "lru"},
-        {"row_optimizer": Adam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
+        {"row_optimizer": LazyAdam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
         {"row_optimizer": FTRL(), "dense_optimizer": "sgd", "plan_depth": 0},
         {"micro_batches": 3, "row_optimizer": SGD()},
         {"micro_batches": 3, "streams": 2, "fast_memory": 4000},
@@ -58,7 +58,7 @@ ROUNDING = 1e-4
 )
 def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     config = dataclasses.replace(CONFIG, **settings)
-    here = train(encoded, config, tmp_path / "here")
+    here = Trainer(encoded, config, tmp_path / "here").fit()
     there, _ = on_device(encoded, config, tmp_path / "there")
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
     assert there.steps == here.steps
@@ -103,7 +103,7 @@ def test_nothing_of_a_step_lives_on(encoded, tmp_path, model, monkeypatch):
     monkeypatch.setattr(Step, "run", checked)
     options = {"dim": 4, "dropout": 0.0}
     config = dataclasses.replace(CONFIG, model=model, model_options=options, steps=2)
-    train(encoded, config, tmp_path / "run")
+    Trainer(encoded, config, tmp_path / "run").fit()
     assert len(steps) == 2
 
 
@@ -111,14 +111,14 @@ def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_pa
     config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2, planning="host")
     there = dataclasses.replace(config, device="cuda", planning=None)
     assert settle(there, encoded).pack_parts == 1  # the device plans them at once
-    here = train(encoded, config, tmp_path / "here")
+    here = Trainer(encoded, config, tmp_path / "here").fit()
     there, _ = on_device(encoded, config, tmp_path / "there")
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
     assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
     for name in ("here", "there"):
         assert run_folder.read_config(tmp_path / name).pack_parts == 2
     assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
-    whole = train(encoded, dataclasses.replace(config, pack_parts=1), tmp_path / "whole")
+    whole = Trainer(encoded, dataclasses.replace(config, pack_parts=1), tmp_path / "whole").fit()
     assert whole.test == here.test
     assert_same(tmp_path / "here", tmp_path / "whole")
 
@@ -129,7 +129,7 @@ def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
         store = f"file:{tmp_path / name}-rows"
         config = dataclasses.replace(CONFIG, fast_memory=1500, store=store)
         if name == "here":
-            runs[name] = train(encoded, config, tmp_path / name)
+            runs[name] = Trainer(encoded, config, tmp_path / name).fit()
         else:
             runs[name], _ = on_device(encoded, config, tmp_path / name)
     assert runs["there"].test.log_loss == pytest.approx(runs["here"].test.log_loss, rel=ROUNDING)
@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path):
 def test_a_checkpoint_of_the_device_trains_on_the_host_and_back(encoded, tmp_path):
     on_device(encoded, CONFIG, tmp_path / "first")
     second = dataclasses.replace(CONFIG, start_from=str(tmp_path / "first"), seed=4)
-    train(encoded, second, tmp_path / "host")
+    Trainer(encoded, second, tmp_path / "host").fit()
     on_device(encoded, second, tmp_path / "device")
     assert_same(tmp_path / "host", tmp_path / "device", ROUNDING)
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_the_device_trains_on_the_host_and_back(encoded, tmp_pat
 def test_increments_of_the_device_hold_what_changed(encoded, tmp_path):
     config = dataclasses.replace(CONFIG, checkpoint_every=2, full_every=4, keep_last=3)
     on_device(encoded, config, tmp_path / "run")
-    train(encoded, config, tmp_path / "host")
+    Trainer(encoded, config, tmp_path / "host").fit()
     assert_same(tmp_path / "host", tmp_path / "run", ROUNDING)
     assert checkpoint.pointed(tmp_path / "run") is not None
 
@@ -349,9 +349,9 @@ def test_a_device_that_is_not_there_is_said(encoded, tmp_path):
 )
 def test_a_run_on_a_real_device_is_that_of_the_host(encoded, tmp_path, settings):
     config = dataclasses.replace(CONFIG, **settings)
-    here = train(encoded, config, tmp_path / "here")
-    there = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there")
-    again = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "again")
+    here = Trainer(encoded, config, tmp_path / "here").fit()
+    there = Trainer(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there").fit()
+    again = Trainer(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "again").fit()
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
     assert_same(tmp_path / "there", tmp_path / "again")
     assert again.test == there.test or there.test.gauc != there.test.gauc
@@ -363,8 +363,8 @@ def test_a_real_graph_has_the_bits_of_its_steps(encoded, tmp_path, settings):
     config = dataclasses.replace(
         CONFIG, **settings, device="cuda", epochs=3, batch_size=64, clip_norm=1.0
     )
-    train(encoded, config, tmp_path / "steps")
-    train(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "graph")
+    Trainer(encoded, config, tmp_path / "steps").fit()
+    Trainer(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "graph").fit()
     assert_same(tmp_path / "steps", tmp_path / "graph")
 
 
@@ -372,7 +372,7 @@ def test_a_real_graph_has_the_bits_of_its_steps(encoded, tmp_path, settings):
     "settings", [{"fast_memory": 1500}, pytest.param({}, marks=pytest.mark.slow)], ids=str
 )
 def test_a_run_is_evaluated_and_predicts_on_a_device(encoded, tmp_path, settings):
-    train(encoded, dataclasses.replace(CONFIG, **settings), tmp_path / "run")
+    Trainer(encoded, dataclasses.replace(CONFIG, **settings), tmp_path / "run").fit()
     part, here = encoded.parts["test"], load_run(tmp_path / "run")
     with pretend.gpu():
         there = load_run(tmp_path / "run", device="cuda")

@@ -104,7 +104,7 @@ def test_increments_have_the_keys_that_changed_and_a_chain_has_exactly_the_live_
     config = dataclasses.replace(config, background_checkpoints=True)
 
     class Watch(Callback):
-        def after_step(self, trainer, progress):
+        def on_step_end(self, trainer, progress):
             self.states.append(trainer.embedding.dynamic.state())
 
     watch = Watch()
@@ -179,7 +179,7 @@ class Killed(Callback):
     def __init__(self, steps):
         self.left = steps
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         self.left -= 1
         if self.left == 0:
             raise RuntimeError("killed")

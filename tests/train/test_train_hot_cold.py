@@ -84,7 +84,7 @@ class Stop(Callback):
     def __init__(self, step):
         self.step = step
 
-    def after_step(self, trainer, progress):
+    def on_step_end(self, trainer, progress):
         if trainer.state.step == self.step and trainer.ranks.rank == trainer.ranks.num_ranks - 1:
             trainer.stop()
 

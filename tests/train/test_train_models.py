@@ -13,7 +13,7 @@ from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.engine.embedding import Embedding
 from hotrows.export.whole import export
 from hotrows.optim import SGD, Adagrad
-from hotrows.train import Interrupted, load_run, metrics_log, run_folder, train
+from hotrows.train import Interrupted, Trainer, load_run, metrics_log, run_folder
 from hotrows.train.recommender import Recommender
 from tests.support import pretend
 from tests.support.clicks import SCHEMA, table
@@ -52,9 +52,9 @@ def config_of(model, **options):
 @pytest.mark.parametrize("model", sorted(models.BY_NAME))
 def test_every_model_trains_on_a_device(encoded, tmp_path, model):
     config = dataclasses.replace(config_of(model, fast_memory=200_000), steps=3, evaluate_every=3)
-    here = train(encoded, config, tmp_path / "here")
+    here = Trainer(encoded, config, tmp_path / "here").fit()
     with pretend.gpu():
-        there = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there")
+        there = Trainer(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there").fit()
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
 
 
@@ -71,8 +71,10 @@ def test_narrow_vectors_stay_close_on_a_device(encoded, tmp_path, model):
         config_of(model, device="cuda"), model_options=options, steps=4, evaluate_every=4
     )
     with pretend.gpu():
-        wide = train(encoded, config, tmp_path / "wide")
-        narrow = train(encoded, dataclasses.replace(config, precision="bfloat16"), tmp_path / "narrow")
+        wide = Trainer(encoded, config, tmp_path / "wide").fit()
+        narrow = Trainer(
+            encoded, dataclasses.replace(config, precision="bfloat16"), tmp_path / "narrow"
+        ).fit()
     assert narrow.test.log_loss == pytest.approx(wide.test.log_loss, abs=0.01)
     assert narrow.test.log_loss != wide.test.log_loss
 
@@ -95,7 +97,7 @@ def whole(encoded, tmp_path_factory):
 
     def run_of(model):
         if model not in runs:
-            runs[model] = train(encoded, config_of(model), folder / model)
+            runs[model] = Trainer(encoded, config_of(model), folder / model).fit()
         return folder / model, runs[model]
 
     return run_of
@@ -130,7 +132,7 @@ def test_a_cache_changes_no_bit(encoded, whole, tmp_path, model, store):
     num_bytes = Recommender(config_of(model), encoded.schema).embedding.num_bytes
     path = f"file:{tmp_path / 'store'}" if store == "file" else "memory"
     config = config_of(model, fast_memory=num_bytes // 3, store=path)
-    result = train(encoded, config, tmp_path / "run")
+    result = Trainer(encoded, config, tmp_path / "run").fit()
     lines = metrics_log.read_metrics(tmp_path / "run")
     assert any(line["hit_rate"] < 1 for line in lines if line["kind"] == "train")
     run, expected = whole(model)
@@ -143,8 +145,8 @@ def test_a_cache_changes_no_bit(encoded, whole, tmp_path, model, store):
 def test_a_run_that_was_stopped_ends_with_the_same_bits(encoded, whole, tmp_path, model):
     config = config_of(model)
     with pytest.raises(Interrupted):
-        train(encoded, config, tmp_path / "run", progress=interrupt_after(3))
-    result = train(encoded, config, tmp_path / "run", resume=True)
+        Trainer(encoded, config, tmp_path / "run", progress=interrupt_after(3)).fit()
+    result = Trainer(encoded, config, tmp_path / "run", resume=True).fit()
     run, expected = whole(model)
     assert same_bits(tmp_path / "run", run) and same_bits(tmp_path / "run", run, "best")
     assert result.test == expected.test
@@ -153,8 +155,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(encoded, whole, tmp_path
 def test_options_may_be_tuples_when_a_run_goes_on(encoded, tmp_path):
     """They come back from config.json as lists, and the run was refused as another one."""
     config = dataclasses.replace(config_of("dnn"), model_options={"dim": 4, "hidden": (8,)})
-    train(encoded, dataclasses.replace(config, steps=1), tmp_path / "run")
-    assert train(encoded, config, tmp_path / "run", resume=True).steps == 8
+    Trainer(encoded, dataclasses.replace(config, steps=1), tmp_path / "run").fit()
+    assert Trainer(encoded, config, tmp_path / "run", resume=True).fit().steps == 8
 
 
 # ---- after training
@@ -187,7 +189,7 @@ def test_an_export_has_every_table_parameter_and_buffer(whole, tmp_path, model):
 
 @pytest.mark.parametrize("model", ["din", "dien", "can", "mmoe"])
 def test_bfloat16_stays_close(encoded, whole, tmp_path, model):
-    narrow = train(encoded, config_of(model, precision="bfloat16"), tmp_path / "run")
+    narrow = Trainer(encoded, config_of(model, precision="bfloat16"), tmp_path / "run").fit()
     batches = list(Loader(encoded.parts["test"], 80, shuffle=False).batches(0))
     runs = tmp_path / "run", whole(model)[0]
     chances = [next(load_run(run, "last").predict(batches)) for run in runs]
@@ -228,7 +230,7 @@ def test_regrouped_data_trains(encoded, tmp_path, model):
     assert all(half.rows for half in hot.halves.values())
     num_bytes = 22 * sum(each.values())  # the hot rows, and room for some that pass through
     config = config_of(model, policy="hot", fast_memory=num_bytes)
-    result = train(hot, config, tmp_path / "run")
+    result = Trainer(hot, config, tmp_path / "run").fit()
     assert result.steps == 8 and 0.3 < result.test.auc < 1
     assert load_run(tmp_path / "run").evaluate(hot.parts["test"]) == result.test
 
@@ -238,7 +240,7 @@ def test_regrouped_data_trains(encoded, tmp_path, model):
 
 def test_mmoe_learns_both_labels_and_reports_each(encoded, tmp_path):
     config = dataclasses.replace(config_of("mmoe", dense_lr=0.01), steps=None, epochs=6)
-    result = train(encoded, config, tmp_path / "run")
+    result = Trainer(encoded, config, tmp_path / "run").fit()
     kept = json.loads((tmp_path / "run" / "result.json").read_text())["test"]
     lines = metrics_log.read_metrics(tmp_path / "run")
     (*_, last) = (line for line in lines if line["kind"] == "evaluation")
@@ -268,7 +270,7 @@ def test_the_gradient_of_a_logit_is_error_times_weights_and_0_where_the_label_is
 def test_mmoe_may_learn_one_of_the_labels(encoded, tmp_path):
     config = config_of("mmoe")
     config = dataclasses.replace(config, model_options={**SMALL["mmoe"], "labels": ["buy"]})
-    result = train(encoded, config, tmp_path / "run")
+    result = Trainer(encoded, config, tmp_path / "run").fit()
     assert load_run(tmp_path / "run").labels == ("buy",)
     assert not result.test.tasks  # one label is measured once, not as a mean of one
     assert 0 < result.test.samples < encoded.parts["test"].rows  # those that have it

@@ -17,7 +17,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import prepare, profile, regroup, write_encoded
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.distributed.two_stages import TwoStages
-from hotrows.optim import Adagrad, Adam
+from hotrows.optim import Adagrad, LazyAdam
 from hotrows.planning.routing import RankSignals
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run, metrics_log
@@ -177,7 +177,7 @@ def test_batch_statistics_are_those_of_all_ranks(encoded, tmp_path):
 
 
 def test_clipping_and_adam_see_the_gradients_of_all_ranks(encoded, tmp_path):
-    config = dataclasses.replace(CONFIG, clip_norm=0.05, row_optimizer=Adam(lr=0.01), steps=8)
+    config = dataclasses.replace(CONFIG, clip_norm=0.05, row_optimizer=LazyAdam(lr=0.01), steps=8)
     trainer = Trainer(encoded, config, tmp_path / "alone")
     expected = trainer, trainer.fit()
     trainers, results = fit(encoded, config, tmp_path / "run", 2)

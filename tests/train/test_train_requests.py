@@ -8,7 +8,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.optim import SGD, Adagrad
-from hotrows.train import Interrupted, Trainer, load_run, train
+from hotrows.train import Interrupted, Trainer, load_run
 from tests.support.requests import PLAIN, SCHEMA, file_of, rows_of
 from tests.support.runs import interrupt_after, same_bits
 
@@ -47,10 +47,10 @@ def test_a_run_behind_a_cache_is_that_on_the_expanded_rows(data, tmp_path):
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
-    train(data[0], CONFIG, tmp_path / "whole")
+    Trainer(data[0], CONFIG, tmp_path / "whole").fit()
     with pytest.raises(Interrupted):
-        train(data[0], CONFIG, tmp_path / "cut", progress=interrupt_after(4))
-    train(data[0], CONFIG, tmp_path / "cut", resume=True)
+        Trainer(data[0], CONFIG, tmp_path / "cut", progress=interrupt_after(4)).fit()
+    Trainer(data[0], CONFIG, tmp_path / "cut", resume=True).fit()
     assert same_bits(tmp_path / "whole", tmp_path / "cut")
 
 

@@ -88,6 +88,12 @@ def accelerate(
     None: every row is in memory.
 
     A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
+
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(1000, 8), torch.nn.Linear(8, 1))
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> model, optimizer = hotrows.accelerate(model, optimizer)
+    >>> model(torch.tensor([3, 4])).shape
+    torch.Size([2, 1])
     """
     # 1. Refuse what is no plain model with its optimizers.
     if not isinstance(model, nn.Module):
@@ -126,7 +132,13 @@ def accelerate(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Makes an accelerated model and its optimizers plain again, with every row up to date."""
+    """Makes an accelerated model and its optimizers plain again, with every row up to date.
+
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(1000, 8), torch.nn.Linear(8, 1))
+    >>> fast, optimizer = hotrows.accelerate(model, torch.optim.Adam(model.parameters()))
+    >>> type(hotrows.restore(fast)[0]).__name__
+    'Embedding'
+    """
     state = acceleration_of(model)
     if state is None:
         raise ValueError("this model is not accelerated: there is nothing to restore")

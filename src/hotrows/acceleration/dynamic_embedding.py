@@ -35,6 +35,12 @@ class DynamicEmbedding(nn.Embedding):
 
     Rows that were read since the optimizer's last step are not evicted: where the capacity has no room
     for all keys of a step, a call raises ValueError.
+
+    >>> embedding = DynamicEmbedding(4, hotrows.Dynamic(capacity=100, evict="lru"))
+    >>> embedding.follow(torch.optim.Adam(embedding.parameters()))
+    DynamicEmbedding(103, 4)
+    >>> embedding(torch.tensor([12345678901, 7])).shape
+    torch.Size([2, 4])
     """
 
     def __init__(
@@ -139,8 +145,8 @@ class DynamicEmbedding(nn.Embedding):
 
 
 def _check(dynamic: Dynamic, num_unknown: int) -> None:
-    if dynamic.capacity is None or dynamic.keep is not None:
-        raise ValueError(f"DynamicEmbedding needs a capacity, and keeps no row aside, not {dynamic}")
+    if dynamic.capacity is None:
+        raise ValueError(f"DynamicEmbedding needs a capacity, not {dynamic}")
     if dynamic.partitions > 1:
         raise ValueError(f"DynamicEmbedding has its keys in one partition, not {dynamic.partitions:,}")
     if dynamic.batches_ahead or dynamic.eviction.kind == "time":

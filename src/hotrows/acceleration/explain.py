@@ -46,6 +46,13 @@ def explain(
     """Runs `model(*example, **kwargs)` once, in its present mode, and reports how its lookups are made.
 
     Buffers, tables with `max_norm` and random states are restored; no gradient is computed.
+
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(1000, 8), torch.nn.Linear(8, 1))
+    >>> model, optimizer = hotrows.accelerate(model, torch.optim.Adam(model.parameters()))
+    >>> print(hotrows.explain(model, torch.tensor([3, 4])))
+    no lookups packed
+      alone: 0.weight (no other lookup to pack it with)
+      left as it is: 0.weight (the only table, and so small (8,000 weights) that there is no gain)
     """
     report = CaptureReport(model)
     accelerated = acceleration_of(model)

@@ -53,6 +53,13 @@ def lookahead(
     the result iterates over the loader alone. inputs: a function from a batch to the arguments of the
     model: a tensor, a tuple, or a dictionary of arguments by name; None: learned from the first batch.
     in_flight: number of batches whose rows are in slots or move at once.
+
+    >>> model = torch.nn.Embedding(1000, 8)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> model, optimizer = hotrows.accelerate(model, optimizer, fast_memory="1MiB")
+    >>> batches = [torch.tensor([3, 4]), torch.tensor([5, 6])]
+    >>> [model(batch).shape[0] for batch in hotrows.lookahead(batches, model)]
+    [2, 2]
     """
     if in_flight < 1:
         raise ValueError(f"in_flight must be at least 1, not {in_flight}")

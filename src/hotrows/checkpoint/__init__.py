@@ -22,34 +22,24 @@ than when it was saved; the new ones keep their initial values.
 """
 
 from hotrows.checkpoint.convert import merge
-from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
-from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
-from hotrows.checkpoint.read import fill_tables, load, read_state
-from hotrows.checkpoint.renumber import load_renumbered
-from hotrows.checkpoint.summary import checkpoints_of, key_tables, problems, summary
+from hotrows.checkpoint.manifest import Manifest as Manifest
+from hotrows.checkpoint.manifest import chain as chain
+from hotrows.checkpoint.manifest import read_manifest as read_manifest
+from hotrows.checkpoint.pointer import Pointer as Pointer
+from hotrows.checkpoint.pointer import folder_of as folder_of
+from hotrows.checkpoint.pointer import generations as generations
+from hotrows.checkpoint.pointer import point as point
+from hotrows.checkpoint.pointer import pointed as pointed
+from hotrows.checkpoint.pointer import retained as retained
+from hotrows.checkpoint.read import fill_tables as fill_tables
+from hotrows.checkpoint.read import load
+from hotrows.checkpoint.read import read_state as read_state
+from hotrows.checkpoint.renumber import load_renumbered as load_renumbered
+from hotrows.checkpoint.summary import checkpoints_of as checkpoints_of
+from hotrows.checkpoint.summary import key_tables as key_tables
+from hotrows.checkpoint.summary import problems as problems
+from hotrows.checkpoint.summary import summary as summary
 from hotrows.checkpoint.write import State, save
 from hotrows.checkpoint.writer import Writer
 
-__all__ = [
-    "Manifest",
-    "Pointer",
-    "State",
-    "Writer",
-    "chain",
-    "checkpoints_of",
-    "fill_tables",
-    "folder_of",
-    "generations",
-    "key_tables",
-    "load",
-    "load_renumbered",
-    "merge",
-    "point",
-    "pointed",
-    "problems",
-    "read_manifest",
-    "read_state",
-    "retained",
-    "save",
-    "summary",
-]
+__all__ = ["State", "Writer", "load", "merge", "save"]

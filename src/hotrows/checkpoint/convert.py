@@ -38,6 +38,13 @@ def merge(
 
     out: a new folder, which `load` reads. progress: called with "merging", the number of rows written
     and that of all rows.
+
+    >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
+    >>> model = torch.nn.Linear(8, 1)
+    >>> state = hotrows.checkpoint.State(1, {}, {})
+    >>> name = hotrows.checkpoint.save(f"{folder}/run", embedding, model, state)
+    >>> merge(f"{folder}/run/checkpoints/{name}", f"{folder}/merged").name
+    'merged'
     """
     # 1. Open the chain, and note where each table's rows are.
     folder, out = Path(folder), Path(out)

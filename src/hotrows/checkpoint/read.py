@@ -52,6 +52,12 @@ def load(
     fingerprints: of the data in use, or several legal ones, where tables have grown; None: any.
     read_only: read a file store as it was at the checkpoint, and leave later generations in it.
     After an error the rows and parameters are in no usable state.
+
+    >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
+    >>> model = torch.nn.Linear(8, 1)
+    >>> name = hotrows.checkpoint.save(f"{folder}/run", embedding, model, State(1, {}, {}))
+    >>> load(f"{folder}/run/checkpoints/{name}", embedding, model).step
+    1
     """
     # 1. Check the chain on all ranks, before anything is changed.
     folder = Path(folder)

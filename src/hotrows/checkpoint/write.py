@@ -50,6 +50,9 @@ class State:
     """The state of a trainer without its model.
 
     fields: plain JSON values; tensors: optimizer and random state by name.
+
+    >>> State(step=3, fields={"epoch": 0}, tensors={}).step
+    3
     """
 
     step: int
@@ -97,6 +100,11 @@ def save(
 
     Collective between the embedding's ranks, which see one folder `run`.
     fingerprint: of the data's schema and encoders; `load` refuses another one.
+
+    >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
+    >>> model = torch.nn.Linear(8, 1)
+    >>> save(f"{folder}/run", embedding, model, State(step=1, fields={}, tensors={}))
+    'step-1'
     """
     run = Path(run)
     ranks = embedding.ranks.channel("checkpoint")

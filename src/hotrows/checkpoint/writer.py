@@ -62,6 +62,14 @@ class Writer:
     increments between (default 1). background: copy the rows, and write them while training goes on,
     where memory has room for the copy. Rows in file stores are made durable by the stores, at once.
     lock: of the run, where the caller has taken it; None: taken here, until `close`.
+
+    >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
+    >>> model = torch.nn.Linear(8, 1)
+    >>> writer = Writer(f"{folder}/run", embedding, model)
+    >>> writer.save(State(step=1, fields={}, tensors={}), is_best=True)
+    >>> writer.close()
+    >>> hotrows.checkpoint.folder_of(f"{folder}/run", "best").name
+    'step-1'
     """
 
     def __init__(

@@ -153,6 +153,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "memory",
     "threads",
     "seed",
+    "overwrite",
     like={"spelling": "--vocab-from", "old": ("--like",), "type": FOLDER, "metavar": "DATA"},
     extend={"spelling": "--extend-vocab-of", "old": ("--extend",), "type": FOLDER, "metavar": "DATA"},
 )
@@ -271,7 +272,9 @@ def describe_command(
         click.echo(json.dumps(description.to_json(), indent=2))
         return
     for name, part in description.parts.items():
-        rates = [f", {rate:.2%} {label}" for label, rate in part.click_rates.items() if rate is not None]
+        rates = [
+            f", {rate:.2%} {label}" for label, rate in part.positive_rates.items() if rate is not None
+        ]
         click.echo(f"{name:<11}{part.rows:>14,} rows{''.join(rates)}")
     size = f"{description.table_bytes / 2**20:,.1f}"
     click.echo(f"{'tables':<11}{size:>14} MiB at dim {description.dim}, float32")

@@ -226,7 +226,7 @@ def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
     if "calibration" in shown:
         scaled = f" (scale {metrics.scale:g})" if metrics.scales and not metrics.tasks else ""
         shown["calibration"] = f"{metrics.calibration:.4f}{scaled}"
-    if "log loss" in shown and metrics.click_rate >= 0 and not metrics.tasks:  # not nan
-        shown["log loss"] += f" (base rate {base_log_loss(metrics.click_rate):.6f})"
+    if "log loss" in shown and metrics.positive_rate >= 0 and not metrics.tasks:  # not nan
+        shown["log loss"] += f" (base rate {base_log_loss(metrics.positive_rate):.6f})"
     numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
     click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} rows)", err=err)

@@ -15,7 +15,7 @@ from hotrows.streams.settings import ONE_RANK, SETTINGS, StreamConfig
 from hotrows.streams.source import KINDS
 
 if TYPE_CHECKING:
-    from hotrows.train.progress import Result
+    from hotrows.train.result import Result
     from hotrows.train.trainer import Trainer
 
 stream_options = with_options(

@@ -21,7 +21,7 @@ from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from hotrows import data
-    from hotrows.train.progress import Result
+    from hotrows.train.result import Result
 
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (

@@ -5,38 +5,32 @@ from typing import TYPE_CHECKING
 from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hotrows.data.description import Description, describe
+    from hotrows.data.description import Description as Description
+    from hotrows.data.description import describe
     from hotrows.data.encode.encoder import Encoder
-    from hotrows.data.encode.prepare import prepare
-    from hotrows.data.encode.rates import ValueRates
+    from hotrows.data.encode.prepare import prepare as prepare
+    from hotrows.data.encode.rates import ValueRates as ValueRates
     from hotrows.data.encode.writing import prepare_schema, write_encoded
-    from hotrows.data.hot_cold.profile import Profile, profile
-    from hotrows.data.hot_cold.regroup import regroup
-    from hotrows.data.hot_cold.schedule import HotColdLoader
-    from hotrows.data.load.loader import Loader
-    from hotrows.data.load.parquet_part import open_parquet, open_source
+    from hotrows.data.hot_cold.profile import Profile as Profile
+    from hotrows.data.hot_cold.profile import profile as profile
+    from hotrows.data.hot_cold.regroup import regroup as regroup
+    from hotrows.data.hot_cold.schedule import HotColdLoader as HotColdLoader
+    from hotrows.data.load.loader import Loader as Loader
+    from hotrows.data.load.parquet_part import open_parquet
+    from hotrows.data.load.parquet_part import open_source as open_source
     from hotrows.data.raw.draft import Draft, draft_schema
     from hotrows.data.stored.encoded import EncodedData
     from hotrows.data.stored.part import Part
 
 __all__ = [
-    "Description",
     "Draft",
     "EncodedData",
     "Encoder",
-    "HotColdLoader",
-    "Loader",
     "Part",
-    "Profile",
-    "ValueRates",
     "describe",
     "draft_schema",
     "open_parquet",
-    "open_source",
-    "prepare",
     "prepare_schema",
-    "profile",
-    "regroup",
     "write_encoded",
 ]
 

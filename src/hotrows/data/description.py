@@ -41,11 +41,11 @@ _HISTOGRAM_BINS = 24
 
 @dataclass(frozen=True)
 class PartSize:
-    """rows: samples; click_rates: per label of 0 and 1 the share of 1, None where no row has the
+    """rows: samples; positive_rates: per label of 0 and 1 the share of 1, None where no row has the
     label."""
 
     rows: int
-    click_rates: dict[str, float | None]
+    positive_rates: dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,11 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Computes sizes, click rates, missing rates and skew of prepared data. dim: the dim of tables."""
+    """Computes sizes, positive rates, missing rates and skew of prepared data. dim: the dim of tables.
+
+    >>> describe(data).parts["train"].positive_rates
+    {'click': 0.5375}
+    """
     if data.source is not None:
         raise ValueError(
             f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "

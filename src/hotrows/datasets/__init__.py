@@ -13,7 +13,9 @@ from hotrows.datasets.amazon import amazon
 from hotrows.datasets.avazu import avazu
 from hotrows.datasets.building import prepare
 from hotrows.datasets.criteo import criteo, criteo_1tb, criteo_x4
-from hotrows.datasets.dataset import DataSet, Samples, Source
+from hotrows.datasets.dataset import DataSet
+from hotrows.datasets.dataset import Samples as Samples
+from hotrows.datasets.dataset import Source as Source
 from hotrows.datasets.download import download
 from hotrows.datasets.kuairand import kuairand
 from hotrows.datasets.movielens import movielens_1m, movielens_20m
@@ -32,5 +34,5 @@ ALL = (
 )
 BY_NAME = {data_set.name: data_set for data_set in ALL}
 
-__all__ = ["ALL", "BY_NAME", "DataSet", "Samples", "Source", "download", "prepare"]
+__all__ = ["BY_NAME", "DataSet", "download", "prepare"]
 __getattr__, __dir__ = lazy_names(__name__)

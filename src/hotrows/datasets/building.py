@@ -43,6 +43,10 @@ def prepare(
     schema: replaces the data set's schema.
     split: the split of a data set without parts, as in `hotrows prepare`.
     seed: the seed of the split and of the builder's draws. how: more arguments of `hotrows.data.prepare`.
+
+    >>> adult = hotrows.datasets.BY_NAME["adult"]  # its raw files come with the package
+    >>> hotrows.datasets.prepare(adult, None, f"{folder}/adult").parts["test"].rows
+    16281
     """
     from hotrows import data
 

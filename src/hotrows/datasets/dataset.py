@@ -51,6 +51,9 @@ class DataSet:
     sources: the raw files. sign_in: instructions for a download that needs an account, else empty.
     split: split of `prepare`; None if the builder writes a file per part.
     bundled: whether the raw files come with this package.
+
+    >>> hotrows.datasets.BY_NAME["adult"].rows
+    48842
     """
 
     name: str

@@ -27,6 +27,10 @@ def with_min_count(schema: Schema, min_count: int) -> Schema:
     """Sets one `min_count` for every feature that has a vocabulary.
 
     min_count: values that occur less often are unknown (default: what the schema declares).
+
+    >>> schema = Schema((hotrows.Sparse("user"),), label="click")
+    >>> with_min_count(schema, 5).id_features[0].min_count
+    5
     """
     features = tuple(
         feature

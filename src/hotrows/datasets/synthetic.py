@@ -190,6 +190,9 @@ def synth_criteo(
     cardinality_scale: of criteo: a factor for the number of values that each field can take, at most
         2^32, which is eight hex digits; how many of them occur depends on the number of rows too.
     progress: called with the rows written and `rows` after every block of rows.
+
+    >>> synth_criteo(100, folder, cardinality_scale=0.001).name
+    'train.txt'
     """
     if rows < 1 or not 0 < cardinality_scale <= 1e6:
         raise ValueError(

@@ -44,6 +44,10 @@ def start(timeout: float = TIMEOUT) -> Ranks:
     """All ranks of this job, from torchrun's environment variables; alone without them.
 
     timeout: seconds that a collective may take.
+
+    >>> ranks = start()  # without torchrun: this process alone
+    >>> ranks.rank, ranks.num_ranks
+    (0, 1)
     """
     if dist.is_initialized():
         ranks = Processes(timeout)

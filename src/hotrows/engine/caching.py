@@ -33,6 +33,9 @@ class Caching:
         `auto`, without a warning where it cannot.
     hot_ids: by table, the ids whose rows the policy `Hot` keeps in slots, the most popular first;
         under any policy the cache begins with them.
+
+    >>> Caching(fast_memory=1 << 30, store="file:tables").path.name
+    'tables'
     """
 
     fast_memory: int

@@ -290,12 +290,6 @@ def _present(keys: Tensor) -> Tensor:
 
 
 def _check_declared(name: str, dynamic: Dynamic, can_grow: bool) -> None:
-    if dynamic.keep is not None:
-        raise ValueError(
-            f"keys of {name!r}: evicted rows are not kept aside. To keep the rows of all keys, leave out "
-            f"capacity, evict and keep={dynamic.keep!r}, and have them in a file behind a cache: "
-            f"--store file:PATH --fast-memory SIZE"
-        )
     if dynamic.capacity is None and not can_grow:
         raise ValueError(
             f"keys of {name!r}: a table without a capacity grows in host memory or in a file, and not in "

@@ -130,6 +130,12 @@ class Embedding:
     caching: rows are behind a cache; None: every row is in memory. read_only: a file store is not
         opened for training: `CachedTables.view` says what is read.
     execution: the fields of `Execution`: ranks, sharding, micro_batches, device and more.
+
+    >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
+    >>> batch = hotrows.Batch(("user",), torch.tensor([3, 4, 3]), dense=torch.zeros(3, 0))
+    >>> vectors = embedding.lookup(embedding.plan(batch))
+    >>> vectors.stack().shape
+    torch.Size([3, 1, 8])
     """
 
     _begun: Plan | None = None  # the last plan whose new rows have their first values

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 
 class Vectors:
-    """The vectors of a batch.
+    """The vectors of a batch, by feature and role.
 
     leaves: one per pack, [M, D] float32, in the order of the plan's packs. A leaf with sequences is
     split once, so that its gradient is put together at once.
     by_rows: packs whose leaf is the distinct rows of the batch, [U, D]; `joined` alone reads them.
     requests: the vectors of what samples of a request share (`SharedVectors`); None: nothing is shared.
+
+    >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
+    >>> batch = hotrows.Batch(("user",), torch.tensor([3, 4, 3]), dense=torch.zeros(3, 0))
+    >>> embedding.lookup(embedding.plan(batch))["user"].shape
+    torch.Size([3, 8])
     """
 
     requests: Vectors | None = None

@@ -47,6 +47,7 @@ from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
 from hotrows.train.callback import Callback, Training
 from hotrows.train.progress import Progress
+from hotrows.train.result import Result
 
 log = logging.getLogger("hotrows")
 
@@ -97,6 +98,10 @@ class Publisher(Callback):
     shared: features that all rows of a request have in common, see `export`.
     base_every: deltas between bases (default: until they are as large as a base). keep: how many of the
     last bases stay, with the deltas after them.
+
+    >>> publisher = Publisher("versions", every="500b")  # trainer.fit(callbacks=[publisher])
+    >>> print(publisher.every)
+    500b
     """
 
     def __init__(
@@ -133,7 +138,7 @@ class Publisher(Callback):
 
     # ---- called by training
 
-    def begin(self, trainer: Training) -> None:
+    def on_begin(self, trainer: Training) -> None:
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
@@ -159,7 +164,7 @@ class Publisher(Callback):
         stop = partial(self._work.put, None)
         self._worker = Worker("hotrows publishing", self._publish_all, stop, patience=None)
 
-    def after_step(self, trainer: Training, progress: Progress | None = None) -> None:
+    def on_step_end(self, trainer: Training, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
         since = self._published.batches_since(trainer.state)
         seconds, batches = self.every.seconds, self.every.batches
@@ -172,11 +177,11 @@ class Publisher(Callback):
         if is_due and not self._work.unfinished_tasks:
             self._hand_over(trainer)
 
-    def while_idle(self, trainer: Training) -> None:
+    def on_idle(self, trainer: Training) -> None:
         """Publishes what the last batches of a stream changed, where no others come."""
-        self.after_step(trainer)
+        self.on_step_end(trainer)
 
-    def end(self, trainer: Training) -> None:
+    def on_training_end(self, trainer: Training) -> None:
         """Publishes the last state of training, and waits until it is there."""
         self._work.join()
         if self._published.batches_since(trainer.state) or not self._returned.empty():
@@ -196,7 +201,7 @@ class Publisher(Callback):
         if self._base_worker is not None:
             self._base_worker.wait()
 
-    def close(self) -> None:
+    def on_end(self, trainer: Training, result: Result | None, error: BaseException | None) -> None:
         """Waits for what is being published, and publishes no more."""
         if self._worker is not None:
             self._worker.close()

@@ -83,6 +83,10 @@ def export(
     state: write the state of the optimizers too; only in format safetensors.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
+
+    >>> weights = export(run, f"{folder}/weights")  # as safetensors
+    >>> (weights / "export.json").exists()
+    True
     """
     # 1. Check which arguments go together.
     if format not in FORMATS:

@@ -37,29 +37,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.losses import Loss
-from hotrows.metrics.base_rate import base_log_loss, shortcomings
+from hotrows.metrics.base_rate import base_log_loss as base_log_loss
+from hotrows.metrics.base_rate import shortcomings as shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
 from hotrows.metrics.calibration import fit_scale
-from hotrows.metrics.ranking import group_aucs, grouped_auc, ranking_metrics, ranking_values
-from hotrows.metrics.regression import regression_metrics
-from hotrows.metrics.result import Metrics, mean_of, word_of
+from hotrows.metrics.ranking import group_aucs as group_aucs
+from hotrows.metrics.ranking import grouped_auc
+from hotrows.metrics.ranking import ranking_metrics as ranking_metrics
+from hotrows.metrics.ranking import ranking_values as ranking_values
+from hotrows.metrics.regression import regression_metrics as regression_metrics
+from hotrows.metrics.result import Metrics
+from hotrows.metrics.result import mean_of as mean_of
+from hotrows.metrics.result import word_of as word_of
 from hotrows.metrics.sums import standard_error, weighted_mean
 
-__all__ = [
-    "Metrics",
-    "auc",
-    "base_log_loss",
-    "compute_metrics",
-    "group_aucs",
-    "grouped_auc",
-    "mean_of",
-    "metrics_by",
-    "ranking_metrics",
-    "ranking_values",
-    "regression_metrics",
-    "shortcomings",
-    "word_of",
-]
+__all__ = ["Metrics", "auc", "compute_metrics", "grouped_auc"]
 
 _OF_AN_ORDER = ("ndcg@10", "mrr")
 
@@ -115,7 +107,7 @@ def _order_metrics(
     metrics = Metrics(
         samples=len(outputs),
         auc=math.nan,
-        click_rate=weighted_mean(labels.double(), None if weights is None else weights.double()),
+        positive_rate=weighted_mean(labels.double(), None if weights is None else weights.double()),
         calibration_error=math.nan,
         **nothing,
     )

@@ -13,13 +13,13 @@ _MISCALIBRATED = 2.0  # times too high or too low
 _TRAIN_LESS = "train fewer epochs, with lower learning rates or more weight decay"
 
 
-def base_log_loss(click_rate: float) -> float:
-    """The log loss of the click rate itself as the prediction for every sample: its entropy in nats.
+def base_log_loss(positive_rate: float) -> float:
+    """The log loss of the positive rate itself as the prediction for every sample: its entropy in nats.
 
     >>> round(base_log_loss(0.25), 4)
     0.5623
     """
-    rates = (click_rate, 1 - click_rate)
+    rates = (positive_rate, 1 - positive_rate)
     return 0.0 - math.fsum(rate * math.log(rate) for rate in rates if rate > 0)  # no -0.0
 
 
@@ -36,18 +36,18 @@ def shortcomings(metrics: Metrics) -> Iterator[str]:
             f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: "
             f"{_TRAIN_LESS}"
         )
-    if not 0 < metrics.click_rate < 1 or math.isnan(metrics.log_loss):
+    if not 0 < metrics.positive_rate < 1 or math.isnan(metrics.log_loss):
         return
-    base = base_log_loss(metrics.click_rate)
+    base = base_log_loss(metrics.positive_rate)
     is_right_on_average = 1 / _MISCALIBRATED <= metrics.calibration <= _MISCALIBRATED
     if metrics.log_loss > _ABOVE_BASE * base:
         advice = f"too sure: {_TRAIN_LESS}" if is_right_on_average else "train longer, or at other rates"
         yield (
             f"log loss {metrics.log_loss:.4f} is above {base:.4f}, that of the base rate alone "
-            f"({metrics.click_rate:.3%} for every sample): {advice}"
+            f"({metrics.positive_rate:.3%} for every sample): {advice}"
         )
     if not is_right_on_average:
         yield (
             f"predictions are {metrics.calibration:.3g} times the labels on average "
-            f"({metrics.mean_prediction:.3%}, not {metrics.click_rate:.3%}): good for ranking at most"
+            f"({metrics.mean_prediction:.3%}, not {metrics.positive_rate:.3%}): good for ranking at most"
         )

@@ -21,6 +21,10 @@ def compute_metrics(
     """Metrics of [M] logits against [M] labels of 0 and 1, or from 0 to 1.
 
     weights: [M], above 0; groups: [M] integers, equal within a group.
+
+    >>> metrics = compute_metrics(torch.tensor([2.0, -1.0, 0.5]), torch.tensor([1, 0, 0]))
+    >>> metrics.auc, round(metrics.positive_rate, 3)
+    (1.0, 0.333)
     """
     if logits.shape != labels.shape or logits.dim() != 1 or not len(logits):
         raise ValueError(
@@ -31,14 +35,14 @@ def compute_metrics(
     clicks = labels.double()[order]
     by_weight = None if weights is None else weights.double()[order]
     predictions = scores.sigmoid()
-    click_rate, mean = weighted_mean(clicks, by_weight), weighted_mean(predictions, by_weight)
+    positive_rate, mean = weighted_mean(clicks, by_weight), weighted_mean(predictions, by_weight)
     return Metrics(
         samples=len(scores),
         auc=auc_of_sorted(scores, clicks, by_weight),
         log_loss=weighted_mean(functional.softplus(scores) - clicks * scores, by_weight),
-        click_rate=click_rate,
+        positive_rate=positive_rate,
         mean_prediction=mean,
-        calibration=mean / click_rate if click_rate else math.nan,
+        calibration=mean / positive_rate if positive_rate else math.nan,
         calibration_error=calibration_error(predictions, clicks, by_weight),
         gauc=math.nan if groups is None else grouped_auc(logits, labels, groups, weights),
     )

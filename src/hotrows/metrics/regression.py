@@ -41,7 +41,7 @@ def regression_metrics(
         samples=len(labels),
         auc=math.nan,
         log_loss=math.nan,
-        click_rate=mean,
+        positive_rate=mean,
         mean_prediction=mean_prediction,
         calibration=mean_prediction / mean if mean and decides == "poisson_deviance" else math.nan,
         calibration_error=calibration_error(predictions, labels, weights),

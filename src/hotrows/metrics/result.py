@@ -23,6 +23,7 @@ _WORDS = {
     "calibration": "calibration",
 }
 LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance", "calibration_error")
+_OLD_NAMES = {"click_rate": "positive_rate"}  # in files of earlier commits
 _OF_PROBABILITIES = ("auc", "log_loss", "calibration")
 
 
@@ -32,16 +33,21 @@ class Metrics:
 
     nan: `auc` where all labels are equal, `calibration` where their mean is 0, `gauc` where no group
     has both labels, what is not of this kind of label, and all where no sample has a weight above 0.
-    click_rate: the mean label. ranking: further metrics within groups, such as ndcg@10.
+    positive_rate: the mean label, of labels 0 and 1 the share of 1.
+    ranking: further metrics within groups, such as ndcg@10.
     decides: the metric that validation compares; error: its standard error.
     scale, shift: these predictions are of logits times `scale` plus `shift`; nan: of logits.
     tasks: metrics by label, where there are several; all other fields are then means over them.
+
+    >>> metrics = hotrows.load_run(run).evaluate(data.parts["test"])
+    >>> metrics.samples, metrics.decides
+    (10, 'auc')
     """
 
     samples: int
     auc: float
     log_loss: float
-    click_rate: float
+    positive_rate: float
     mean_prediction: float
     calibration: float
     calibration_error: float
@@ -94,12 +100,12 @@ class Metrics:
             return self.error if math.isfinite(self.error) else 0.0
         if math.isnan(self.auc):
             return 0.0
-        clicks = self.samples * self.click_rate
-        others = self.samples - clicks
+        positives = self.samples * self.positive_rate
+        others = self.samples - positives
         both_above, both_below = self.auc / (2 - self.auc), 2 * self.auc**2 / (1 + self.auc)
-        spread = (clicks - 1) * (both_above - self.auc**2) + (others - 1) * (both_below - self.auc**2)
-        variance = (self.auc * (1 - self.auc) + spread) / (clicks * others)
-        return math.sqrt(max(variance, 0.0))  # fewer than one click may be expected
+        spread = (positives - 1) * (both_above - self.auc**2) + (others - 1) * (both_below - self.auc**2)
+        variance = (self.auc * (1 - self.auc) + spread) / (positives * others)
+        return math.sqrt(max(variance, 0.0))  # fewer than one positive may be expected
 
     @property
     def scales(self) -> tuple[tuple[float, float], ...]:
@@ -141,6 +147,7 @@ class Metrics:
         nested = ("tasks", "ranking")
         if not isinstance(fields, dict) or not all(isinstance(fields.get(n, {}), dict) for n in nested):
             raise ValueError("expected an object of metrics")
+        fields = {_OLD_NAMES.get(name, name): value for name, value in fields.items()}
         tasks = {name: Metrics.from_json(task) for name, task in fields.get("tasks", {}).items()}
         decides, ranking = fields.get("decides", "auc"), _with_nan(fields.get("ranking", {}))
         known = _with_nan({n: v for n, v in fields.items() if n not in (*nested, "decides")})

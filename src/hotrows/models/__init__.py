@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from hotrows.models.fm import FM
     from hotrows.models.lr import LR
     from hotrows.models.mmoe import MMoE
-    from hotrows.models.model import Model, logits_and_loss
+    from hotrows.models.model import Model
+    from hotrows.models.model import logits_and_loss as logits_and_loss
     from hotrows.models.tbsm import TBSM
     from hotrows.models.wide_deep import WideDeep
 
@@ -51,8 +52,6 @@ __all__ = [
     "MMoE",
     "Model",
     "WideDeep",
-    "build",
-    "logits_and_loss",
 ]
 
 # The class in each module; the name of the module is that of the model.

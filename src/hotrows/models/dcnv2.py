@@ -24,11 +24,17 @@ from hotrows.schema import Schema
 
 
 class DCNv2(Model):
-    """num_crosses: layers of the cross network; rank: of their matrices, None for full ones.
+    """DCN V2 (Wang et al. 2021): a cross network and an MLP on the vectors.
+
+    num_crosses: layers of the cross network; rank: of their matrices, None for full ones.
 
     experts: how many low-rank experts each of these layers mixes; None: plain matrices.
     hidden: sizes of the deep network's layers; structure: `parallel` or `stacked`.
     linear: add a weight of each id and dense feature to the logit.
+
+    >>> model = DCNv2(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'user']
     """
 
     def __init__(

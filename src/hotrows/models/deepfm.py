@@ -20,7 +20,14 @@ from hotrows.schema import Schema
 
 
 class DeepFM(Model):
-    """hidden: sizes of the deep network's hidden layers."""
+    """DeepFM (Guo et al. 2017): a factorization machine and an MLP on the same vectors.
+
+    hidden: sizes of the deep network's hidden layers.
+
+    >>> model = DeepFM(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'item.linear', 'user', 'user.linear']
+    """
 
     def __init__(
         self,

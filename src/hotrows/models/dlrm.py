@@ -20,9 +20,15 @@ from hotrows.schema import Schema
 
 
 class DLRM(Model):
-    """bottom and top: sizes of the hidden layers; `dim` and 1 follow behind them.
+    """DLRM (Naumov et al. 2019): products of all pairs of vectors between two MLPs.
+
+    bottom and top: sizes of the hidden layers; `dim` and 1 follow behind them.
 
     dropout: of the top's hidden layers.
+
+    >>> model = DLRM(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'user']
     """
 
     def __init__(

@@ -20,7 +20,15 @@ from hotrows.schema import Schema
 
 
 class DNN(Model):
-    """hidden: sizes of the hidden layers. dims: dim of a vocabulary's vectors where it is not `dim`."""
+    """Deep network: an MLP on the vectors and dense features.
+
+    hidden: sizes of the hidden layers.
+    dims: dim of a vocabulary's vectors where it is not `dim`.
+
+    >>> model = DNN(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'user']
+    """
 
     first_layer_roles = (tables.VECTOR,)
 

@@ -18,7 +18,14 @@ from hotrows.schema import Schema
 
 
 class FM(Model):
-    """dim: of the vectors whose dot products weigh the pairs."""
+    """Factorization machine (Rendle 2010): weights of ids, and products of all pairs of vectors.
+
+    dim: of the vectors whose dot products weigh the pairs.
+
+    >>> model = FM(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'item.linear', 'user', 'user.linear']
+    """
 
     def __init__(self, schema: Schema, dim: int = 16) -> None:
         super().__init__()

@@ -17,7 +17,14 @@ from hotrows.schema import Schema
 
 
 class LR(Model):
-    """Has no options; says 0.5 of every sample before it is trained."""
+    """Logistic regression: a weight of each id and dense feature.
+
+    Has no options; says 0.5 of every sample before it is trained.
+
+    >>> model = LR(data.schema)
+    >>> sorted({table.name for table in model.tables})
+    ['item.linear', 'user.linear']
+    """
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()

@@ -28,6 +28,16 @@ class Model(nn.Module):
     and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
     [B, num_dense] float32, returns logits: [B] float32, or [B, T] where it has labels. In training
     it may return (logits, loss) instead: a scalar that is added to the loss of the labels.
+
+    >>> class Net(Model):
+    ...     def __init__(self, schema):
+    ...         super().__init__()
+    ...         self.tables = hotrows.models.tables.vector_tables(schema, 8)
+    ...         self.layer = torch.nn.LazyLinear(1)
+    ...     def forward(self, vectors, dense):
+    ...         return self.layer(vectors.joined(dense)).squeeze(1)
+    >>> len(Net(data.schema).tables)
+    2
     """
 
     tables: tuple[Table, ...] = ()

@@ -24,7 +24,11 @@ FIRST_VECTORS = Uniform(0.001)
 def vector_tables(
     schema: Schema, dim: int, optimizer: RowOptimizer | None = None, dims: Mapping[str, int] | None = None
 ) -> tuple[Table, ...]:
-    """One vector per feature, of `dim`, or of what `dims` says of its vocabulary; narrow ones first."""
+    """One vector per feature, of `dim`, or of what `dims` says of its vocabulary; narrow ones first.
+
+    >>> [(table.name, table.dim) for table in vector_tables(data.schema, 8)]
+    [('user', 8), ('item', 8)]
+    """
     tables = tables_of(schema, None, dim, VECTOR, FIRST_VECTORS, optimizer)
     unknown = sorted(set(dims or ()) - {table.name for table in tables})
     if unknown:
@@ -39,7 +43,11 @@ def width_of(tables: Sequence[Table]) -> int:
 
 
 def linear_tables(schema: Schema, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
-    """One weight per feature, 0 at first: the linear part of a model."""
+    """One weight per feature, 0 at first: the linear part of a model.
+
+    >>> {table.dim for table in linear_tables(data.schema)}
+    {1}
+    """
     return tables_of(schema, None, 1, LINEAR, Constant(0.0), optimizer)
 
 
@@ -52,7 +60,11 @@ def tables_of(
     optimizer: RowOptimizer | None = None,
 ) -> tuple[Table, ...]:
     """A table per vocabulary that the features read, None being all with ids: VOCABULARY.ROLE, and
-    for vectors VOCABULARY."""
+    for vectors VOCABULARY.
+
+    >>> [table.name for table in tables_of(data.schema, ["user"], 8, role="gate")]
+    ['user.gate']
+    """
     readers: dict[str, list[str]] = {}
     wanted = None if features is None else set(features)
     for feature in schema.id_features:
@@ -74,7 +86,11 @@ def tables_of(
 
 
 def cross_tables(crosses: Sequence[Cross], optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
-    """One weight per bucket of each cross, 0 at first."""
+    """One weight per bucket of each cross, 0 at first.
+
+    >>> [table.rows for table in cross_tables([Cross(("user", "item"), rows=1000)])]
+    [1000]
+    """
     return tuple(
         Table(f"{x.name}.linear", x.rows, 1, (x.name,), LINEAR, Constant(0.0), optimizer=optimizer)
         for x in crosses

@@ -22,12 +22,18 @@ from hotrows.schema import Schema
 
 
 class WideDeep(Model):
-    """hidden: sizes of the deep part's hidden layers.
+    """Wide & Deep (Cheng et al. 2016): weights of ids and crosses under FTRL, and an MLP on vectors.
+
+    hidden: sizes of the deep part's hidden layers.
 
     crosses: features whose combinations have weights of their own in the wide part, such as
         [["user", "item"]]; cross_rows: buckets that the combinations of each are hashed to.
     l1, l2, wide_lr: of the wide part's FTRL.
     dims: dim of a vocabulary's vectors where it is not `dim`.
+
+    >>> model = WideDeep(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'item.linear', 'user', 'user.linear']
     """
 
     first_layer_roles = (tables.VECTOR,)

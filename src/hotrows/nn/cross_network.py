@@ -7,9 +7,12 @@ from torch import Tensor, nn
 
 
 class CrossNetwork(nn.Module):
-    """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l for each layer: [B, K] -> [B, K].
+    """A cross network (DCN V2): x_{l+1} = x_0 * (W_l x_l + b_l) + x_l by layer: [B, K] -> [B, K].
 
     rank: None has full matrices W; a number makes each a product of [K, rank] and [rank, K].
+
+    >>> CrossNetwork(width=6, num_layers=2)(torch.zeros(4, 6)).shape
+    torch.Size([4, 6])
     """
 
     def __init__(self, width: int, num_layers: int = 3, rank: int | None = None) -> None:

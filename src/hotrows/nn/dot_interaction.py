@@ -9,13 +9,18 @@ from hotrows.ops.layers import interaction
 
 
 class DotInteraction(nn.Module):
-    """bottom [B, D] and vectors [B, F, D] -> [B, D + (F + 1) F / 2], of bottom's dtype.
+    """The products of all pairs of vectors.
+
+    bottom [B, D] and vectors [B, F, D] -> [B, D + (F + 1) F / 2], of bottom's dtype.
 
     The bottom vector, then the products of all pairs of the F + 1 vectors. Vectors may be float32
     where bottom is bfloat16, as under autocast: each gradient has the dtype of what it belongs to.
 
     On a GPU, 16-bit results have columns of zeros behind, for an `MLP` to read: whole rows of what
     tensor cores read at once.
+
+    >>> DotInteraction()(torch.zeros(4, 8), torch.zeros(4, 3, 8)).shape
+    torch.Size([4, 14])
     """
 
     def forward(self, bottom: Tensor, vectors: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from hotrows.nn.grouped_mlp import GroupedMLP
 
 
 class ExpertMixture(nn.Module):
-    """out[t] = sum over experts e of softmax(gate_t(x))[e] * expert_e(x): [B, K] -> [T, B, N].
+    """A mixture of experts with a gate for each task.
+
+    out[t] = sum over experts e of softmax(gate_t(x))[e] * expert_e(x): [B, K] -> [T, B, N].
 
     expert_hidden: sizes of every expert's layers, the last one being N; each ends in `activation`.
     gate_hidden: sizes of a gate's hidden layers. None of them, as in the paper, makes it one linear
@@ -19,6 +21,9 @@ class ExpertMixture(nn.Module):
     dropout: of hidden layers, of experts and gates.
 
     Gates have biases, which the paper's do not; they are 0 at first.
+
+    >>> ExpertMixture(width=6, num_tasks=2, expert_hidden=(8,))(torch.zeros(4, 6)).shape
+    torch.Size([2, 4, 8])
     """
 
     def __init__(

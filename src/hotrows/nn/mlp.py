@@ -46,7 +46,7 @@ def activation_layer(name: str, width: int) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """Linear layers of the given sizes: [B, sizes[0]] -> [B, sizes[-1]].
+    """A multilayer perceptron, linear layers of the given sizes: [B, sizes[0]] -> [B, sizes[-1]].
 
     activation: after every layer but the last; last_activation: after the last: "relu", "sigmoid",
     "tanh", "none", or, with parameters of their own for each layer, "prelu" and "dice".
@@ -55,6 +55,9 @@ class MLP(nn.Module):
 
     Where `use_linear_paths` has chosen paths, a layer and its ReLU are one function, and so are all
     layers together where nothing else is between them; else every part is PyTorch's own.
+
+    >>> MLP([6, 16, 1])(torch.zeros(4, 6)).shape
+    torch.Size([4, 1])
     """
 
     def __init__(

@@ -75,7 +75,9 @@ class _Cell(nn.Module):
 
 
 class GRU(_Cell):
-    """x [N, D] and offsets [B + 1] -> the states [N, H] at every position, from zeros (Cho et al. 2014).
+    """A GRU over lists of any length.
+
+    x [N, D] and offsets [B + 1] -> the states [N, H] at every position, from zeros (Cho et al. 2014).
 
     reset: whether the reset gate meets the state "after" its product with the candidate's weights,
     as in PyTorch and cuDNN, or "before" it, as in the first paper and TensorFlow's GRUCell.
@@ -85,6 +87,9 @@ class GRU(_Cell):
 
     Computes in the parameters' dtype, float32 as a rule, under autocast too. lengths: [B], how long each
     list is, in host memory where that is known there; without it a GPU is waited for.
+
+    >>> GRU(input_size=4, hidden_size=6)(torch.zeros(5, 4), torch.tensor([0, 2, 5])).shape
+    torch.Size([5, 6])
     """
 
     def forward(self, x: Tensor, offsets: Lists, lengths: Tensor | None = None) -> Tensor:

@@ -14,7 +14,9 @@ from hotrows.ops.layers.padded import PaddedLists
 
 
 class TargetAttention(nn.Module):
-    """queries [B, D], keys [N, D] and offsets [B + 1] -> [B, D]: a weighted sum of each sample's keys.
+    """Attention of a target over a list.
+
+    queries [B, D], keys [N, D] and offsets [B + 1] -> [B, D]: a weighted sum of each sample's keys.
 
     A key's score is an MLP of [q, k, q - k, q * k], its layers `hidden` and 1 wide. An empty list
     gives zeros.
@@ -29,6 +31,10 @@ class TargetAttention(nn.Module):
 
     The first layer never builds its input (`ops.attention.target_projection`); a batch holds [N, H]
     values, and nothing is padded.
+
+    >>> attention = TargetAttention(dim=8)
+    >>> attention(torch.zeros(2, 8), torch.zeros(5, 8), torch.tensor([0, 2, 5])).shape
+    torch.Size([2, 8])
     """
 
     def __init__(

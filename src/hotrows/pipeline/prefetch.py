@@ -28,6 +28,9 @@ def prefetch(items: Iterable[T], depth: int) -> Prefetched[T] | Generator[T]:
 
     depth 0 takes each item from the caller's thread when it is needed: equal results, serially.
     Leave the iterator early through `contextlib.closing`, so that the thread ends at once.
+
+    >>> list(prefetch(range(4), depth=2))
+    [0, 1, 2, 3]
     """
     if depth < 0:
         raise ValueError(f"depth must be 0 (no thread) or more, not {depth}")

@@ -47,6 +47,9 @@ class Lookahead(Policy):
     """Evicts by next use.
 
     window: batches to look ahead; None: all there are; "auto": as many as fit the cache (`Window`).
+
+    >>> hotrows.Caching(1 << 30, policy=Lookahead()).policy
+    Lookahead(window='auto')
     """
 
     window: int | str | None = "auto"
@@ -67,6 +70,9 @@ class Frequency(Policy):
 
     A row counts once a batch. Until then no row is protected, which is LRU. At most 4 rows per slot
     (1,024 at least) are counted: where there is no room, counts are halved and zeros forgotten.
+
+    >>> hotrows.Caching(1 << 30, policy=Frequency(warmup=200)).policy.warmup
+    200
     """
 
     warmup: int = 100
@@ -91,7 +97,11 @@ class Frequency(Policy):
 
 @dataclass(frozen=True, eq=False)
 class Hot(Policy):
-    """Protects a fixed set of rows, most preferred first. JSON holds the kind alone."""
+    """Protects a fixed set of rows, most preferred first. JSON holds the kind alone.
+
+    >>> hotrows.Caching(1 << 30, policy=Hot(torch.tensor([5, 2, 9]))).policy.rows
+    tensor([5, 2, 9])
+    """
 
     rows: Int64[Tensor, "_"]
     kind: ClassVar[str] = "hot"

@@ -39,10 +39,12 @@ def write_description(data: EncodedData, description: Description, out: Path) ->
 
 
 def _parts(description: Description) -> Html:
-    labels = list(dict.fromkeys(name for part in description.parts.values() for name in part.click_rates))
+    labels = list(
+        dict.fromkeys(name for part in description.parts.values() for name in part.positive_rates)
+    )
     rows = []
     for name, part in description.parts.items():
-        rates = [part.click_rates.get(label) for label in labels]
+        rates = [part.positive_rates.get(label) for label in labels]
         rows.append((name, f"{part.rows:,}", *("" if rate is None else f"{rate:.2%}" for rate in rates)))
     return table(("", "rows", *(f"positive rate of {label}" for label in labels)), rows)
 

@@ -108,8 +108,8 @@ def results(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
             values = [_plus_minus(q.estimate(name)) if name in q.names else "–" for q in qualities]
             last = _gains(assessments, label, name) if several else (_MEANINGS.get(name, ""),)
             rows.append((_word(name), *values, *last))
-        if not math.isnan(quality.metrics.log_loss) and 0 < quality.metrics.click_rate < 1:
-            bases = [f"{base_log_loss(q.metrics.click_rate):.4f}" for q in qualities]
+        if not math.isnan(quality.metrics.log_loss) and 0 < quality.metrics.positive_rate < 1:
+            bases = [f"{base_log_loss(q.metrics.positive_rate):.4f}" for q in qualities]
             rows.append(("log loss of the mean label", *bases, *[""] * len(others)))
         parts += [element("h3", label)] if len(first.quality) > 1 else []
         parts.append(table(("", *names, *others), rows))
@@ -269,7 +269,7 @@ def _slice_table(
     for (run, one), cell, of_runs in zip(firsts, cells, estimates, strict=True):
         mean, calibration = (
             "–" if one.quality is None else f"{one.quality.metrics.value(name):.3f}"
-            for name in ("click_rate", "calibration")
+            for name in ("positive_rate", "calibration")
         )
         share = f"{one.samples:,} ({one.samples / totals[run]:.0%})"
         rows.append(

@@ -56,20 +56,24 @@ def named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(path: Path, job: dict[str, Any] | None = None) -> Iterator[Path]:
+def new_folder(
+    path: Path, job: dict[str, Any] | None = None, replaces: str | None = None
+) -> Iterator[Path]:
     """Gives the folder PATH.part to write into, which becomes `path`; after an error it goes.
 
     job: what is made, and from what, as JSON. With it the folder stays when the process is killed or
-    interrupted, an equal job continues in it, and a lock keeps two processes apart.
+    interrupted, an equal job continues in it, and a lock keeps two processes apart. replaces: a folder
+    with this file in it is replaced, once the new one is complete.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    old = path.with_name(path.name + ".old") if replaces and (path / replaces).is_file() else None
+    if old is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists and is no empty folder; delete it, or choose another name")
     part = part_of(path)
     with _resumed(part, job) if job is not None else _begun(part):
         try:
             make_folder(part)
             yield part
-            publish(part, path)
+            publish(part, path, old)
             if job is not None:  # until here, as without them nobody could continue in the folder
                 for name in (_JOB, LOCK):
                     (path / name).unlink()
@@ -85,16 +89,24 @@ def new_folder(path: Path, job: dict[str, Any] | None = None) -> Iterator[Path]:
             ) from error
 
 
-def publish(part: Path, path: Path) -> None:
-    """Renames the complete file or folder `part` to `path`, durably: bytes first, then names."""
+def publish(part: Path, path: Path, old: Path | None = None) -> None:
+    """Renames the complete file or folder `part` to `path`, durably: bytes first, then names.
+
+    old: where a folder that is replaced is meanwhile, before it is deleted.
+    """
     for folder, _, names in os.walk(part):
         for name in names:
             sync(Path(folder, name))
         sync(Path(folder))
     if part.is_file():
         sync(part)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed here
+        os.replace(path, old)
     os.replace(part, path)
     sync(path.parent)
+    if old is not None:
+        shutil.rmtree(old)
 
 
 def sync(path: Path) -> None:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hotrows.serving.scorer import Request, Scorer
+    from hotrows.serving.scorer import Request as Request
+    from hotrows.serving.scorer import Scorer
     from hotrows.serving.server import Limits, application
 
-__all__ = ["Limits", "Request", "Scorer", "application"]
+__all__ = ["Limits", "Scorer", "application"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,

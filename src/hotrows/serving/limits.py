@@ -17,6 +17,9 @@ class Limits:
     connections: connections at once; fewer if the process may not open so many files.
     idle: seconds that a connection may be idle between two requests.
     drain: seconds between SIGTERM and the end, in which /healthz answers 503.
+
+    >>> Limits(rows=500, seconds=1.0).rows
+    500
     """
 
     body: int = 8 << 20

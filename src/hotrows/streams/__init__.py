@@ -21,24 +21,16 @@ from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hotrows.streams.alarms import Alarm
-    from hotrows.streams.dead_letters import DeadLetters
-    from hotrows.streams.event_stream import CutBatch, EventStream, StreamState
-    from hotrows.streams.events import RawEvents, table_events
+    from hotrows.streams.dead_letters import DeadLetters as DeadLetters
+    from hotrows.streams.event_stream import CutBatch as CutBatch
+    from hotrows.streams.event_stream import EventStream
+    from hotrows.streams.event_stream import StreamState as StreamState
+    from hotrows.streams.events import RawEvents as RawEvents
+    from hotrows.streams.events import table_events
     from hotrows.streams.settings import StreamConfig
     from hotrows.streams.source import EventSource, open_source
 
-__all__ = [
-    "Alarm",
-    "CutBatch",
-    "DeadLetters",
-    "EventSource",
-    "EventStream",
-    "RawEvents",
-    "StreamConfig",
-    "StreamState",
-    "open_source",
-    "table_events",
-]
+__all__ = ["Alarm", "EventSource", "EventStream", "StreamConfig", "open_source", "table_events"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,

@@ -13,10 +13,15 @@ _EXIT_CODES = {"calibration": 3, "idle": 4, "nan": 5}
 
 
 class Alarm(ValueError):
-    """A window whose calibration is out of bounds (`calibration`), no event for too long (`idle`), or
+    """An alarm of a stream.
+
+    A window whose calibration is out of bounds (`calibration`), no event for too long (`idle`), or
     predictions that are no finite numbers (`nan`).
 
     exit_code: of the command line.
+
+    >>> Alarm("idle", "no event came for 60 s").exit_code
+    4
     """
 
     def __init__(self, kind: str, message: str) -> None:

@@ -64,11 +64,18 @@ class CutBatch:
 
 
 class EventStream:
-    """Batches of at most `batch_size` events, in the order of the source.
+    """A stream of batches of at most `batch_size` events, in the order of the source.
 
     state: of an earlier process, to go on from. dead_letters: where malformed and late events go; None:
     they are counted alone. cuts: the positions of the reads that each batch is made of, as an earlier run
     has logged them: the same batches are made anew.
+
+    >>> from hotrows.streams import StreamConfig, open_source
+    >>> stop = StreamConfig(stop_when_idle=0.1)
+    >>> source = open_source(f"folder:{folder}", data.schema)
+    >>> with EventStream(source, hotrows.data.Encoder.open(data.path), 64, stop) as events:
+    ...     len(list(events))
+    0
     """
 
     def __init__(

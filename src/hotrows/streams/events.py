@@ -140,7 +140,11 @@ def blank_lines(text: bytes) -> int:
 
 
 def table_events(table: Any, name: str = "the stream") -> TableEvents:
-    """Events of what holds columns: an Arrow table, a frame, a dict of columns."""
+    """Events of what holds columns: an Arrow table, a frame, a dict of columns.
+
+    >>> len(table_events({"user": ["u1", "u2"], "click": [0, 1]}))
+    2
+    """
     return TableEvents(name, as_table(table))
 
 

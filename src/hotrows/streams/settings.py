@@ -21,7 +21,11 @@ ONE_RANK = "a stream is trained by one rank, on all cores of its machine: start 
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """How a run trains on a stream; all of it may change when the run is resumed."""
+    """How a run trains on a stream; all of it may change when the run is resumed.
+
+    >>> StreamConfig(max_wait=0.2, alarm_idle=600.0).max_wait
+    0.2
+    """
 
     max_wait: float = setting(
         1.0, "Seconds after its first event when a batch is trained, full or not", above=0, resumable=True

@@ -28,6 +28,10 @@ class EventSource(Protocol):
     """Events in one order, and the position between two of them.
 
     name: what messages and dead letters call it; a run is resumed on the source of that name.
+
+    >>> source = open_source(f"folder:{folder}", data.schema)
+    >>> isinstance(source.name, str)
+    True
     """
 
     name: str
@@ -66,7 +70,11 @@ class EventSource(Protocol):
 
 
 def open_source(text: str, schema: Schema) -> EventSource:
-    """Opens the source that a text names. schema: of the events; text files are read by it."""
+    """Opens the source that a text names. schema: of the events; text files are read by it.
+
+    >>> open_source(f"folder:{folder}", data.schema).name.startswith("folder:")
+    True
+    """
     scheme, _, rest_of_text = text.partition(":")
     if text == "-" or text == "-:replay":
         from hotrows.streams.standard_input import StandardInput

@@ -32,7 +32,7 @@ from hotrows.runtime.suggestions import one_line
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback, Training
 from hotrows.train.metrics_log import flat, numbers_of
-from hotrows.train.progress import Result
+from hotrows.train.result import Result
 from hotrows.version import VERSION
 
 log = logging.getLogger("hotrows")
@@ -71,7 +71,7 @@ class Tracker(Callback, ABC):
     def _end_run(self, is_done: bool) -> None:
         """Ends the run of the service, as finished or as failed."""
 
-    def begin(self, trainer: Training) -> None:
+    def on_begin(self, trainer: Training) -> None:
         if not trainer.is_first:
             return
         path = trainer.run / _IDS
@@ -93,32 +93,33 @@ class Tracker(Callback, ABC):
         self._is_done, self._sender = False, _Sender(self.name)
         write_json(path, {**known, self.name: opened})
 
-    def log_metrics(self, trainer: Training, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+    def on_log(self, trainer: Training, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         named = {f"{kind}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
         if self._sender is not None:
             self._sender.send(f"the metrics of step {step:,}", partial(self._send, named, step))
 
-    def after_fit(self, trainer: Training, result: Result) -> None:
+    def on_end(self, trainer: Training, result: Result | None, error: BaseException | None) -> None:
         if self._sender is None:
             return
+        if result is not None:
+            self._hand_over(self._sender, trainer.run, result)
+        sender, self._sender = self._sender, None
+        sender.end(lambda: self._end_run(self._is_done))
+
+    def _hand_over(self, sender: _Sender, run: Path, result: Result) -> None:
         metrics = {"validation": result.validation, "test": result.test}
         shown: dict[str, Any] = {
             part: value.to_json() for part, value in metrics.items() if value is not None
         }
         shown |= {"step": result.best_step, "samples_per_second": result.samples_per_second}
         numbers = {n: value for n, value in numbers_of({"best": shown}).items() if math.isfinite(value)}
-        files = [trainer.run / name for name in _FILES if (trainer.run / name).exists()]
+        files = [run / name for name in _FILES if (run / name).exists()]
 
         def send() -> None:
             self._send_result(numbers, result.steps, files)
             self._is_done = True
 
-        self._sender.send("the result", send)
-
-    def close(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.end(lambda: self._end_run(self._is_done))
+        sender.send("the result", send)
 
 
 class _Sender:
@@ -270,4 +271,4 @@ class WandB(Tracker):
 
 
 BY_NAME: Mapping[str, type[Tracker]] = {tracker.name: tracker for tracker in (MLflow, WandB)}
-__all__ = ["BY_NAME", "MLflow", "Tracker", "WandB"]
+__all__ = ["MLflow", "Tracker", "WandB"]

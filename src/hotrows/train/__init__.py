@@ -1,8 +1,11 @@
 """A training run: the trainer, its run folder, evaluation, and trained models read back."""
 
-from hotrows.train.callback import Callback
-from hotrows.train.predictor import Predictor, load_run
-from hotrows.train.progress import Progress, Result
-from hotrows.train.trainer import Interrupted, Trainer, train
+from hotrows.train.callback import Callback as Callback
+from hotrows.train.predictor import Predictor
+from hotrows.train.predictor import load_run as load_run
+from hotrows.train.progress import Progress
+from hotrows.train.result import Result
+from hotrows.train.trainer import Interrupted
+from hotrows.train.trainer import Trainer as Trainer
 
-__all__ = ["Callback", "Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run", "train"]
+__all__ = ["Interrupted", "Predictor", "Progress", "Result"]

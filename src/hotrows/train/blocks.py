@@ -119,12 +119,12 @@ class _SetRate(Callback):
     def __init__(self, batches: BlockBatches) -> None:
         self._batches = batches
 
-    def begin(self, trainer: Any) -> None:
+    def on_begin(self, trainer: Any) -> None:
         batches = self._batches
         batches.waits = bool(trainer.data.parts["validation"].rows)
         batches.arrived = batches.has_arrived if batches.waits else None
 
-    def after_step(self, trainer: Any, progress: Progress) -> None:
+    def on_step_end(self, trainer: Any, progress: Progress) -> None:
         """Evaluates where the step was a block's last one.
 
         Ctrl-C waits for it: the checkpoint would be one of a block's end with the rate of before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +14,9 @@ from hotrows.engine.embedding import Embedding
 from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.planning.routing import RankSignals
-from hotrows.train.progress import Progress, Result
-from hotrows.train.recommender import Recommender
+from hotrows.train.predictor import Predictor
+from hotrows.train.progress import Progress
+from hotrows.train.result import Result
 from hotrows.train.run_state import RunState
 
 
@@ -26,7 +27,7 @@ class Training(Protocol):
     data: EncodedData
     config: TrainConfig
     ranks: Ranks
-    recommender: Recommender
+    recommender: Predictor
     model: Model
     embedding: Embedding
     cached_tables: CachedTables
@@ -40,6 +41,8 @@ class Training(Protocol):
 
     def evaluate(self, part: str) -> Metrics: ...
 
+    def predict(self, data: Any) -> Any: ...
+
     def stop(self) -> None: ...
 
     def request_checkpoint(self) -> None: ...
@@ -51,42 +54,54 @@ class Callback:
     `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
     it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
     metrics; one of them may stop all, and none should raise an error alone.
+
+    >>> class Early(hotrows.Callback):
+    ...     def on_evaluation_end(self, trainer, metrics):
+    ...         if metrics.auc < 0.5:
+    ...             trainer.stop()
+    >>> trainer = hotrows.Trainer(data, hotrows.TrainConfig(steps=2), run=f"{folder}/run")
+    >>> trainer.fit(callbacks=[Early()]).steps
+    2
     """
 
-    def begin(self, trainer: Training) -> None:
+    def on_begin(self, trainer: Training) -> None:
         """Called before the first batch is planned; a resumed run is then at its checkpoint."""
 
-    def end(self, trainer: Training) -> None:
-        """Called once training is over, before it goes back to the best checkpoint; not where it is
-        interrupted."""
-
-    def after_fit(self, trainer: Training, result: Result) -> None:
-        """Called with the result that `fit` returns, once the folder of the run has it."""
-
-    def close(self) -> None:
-        """Called when `fit` ends, however it ends."""
-
-    def after_step(self, trainer: Training, progress: Progress) -> None:
+    def on_step_end(self, trainer: Training, progress: Progress) -> None:
         """Called after each step; the loss and speed in `progress` are those of the last interval.
 
         On a stream, `trainer.state.stream` says how many events were trained, and the newest event time.
         """
 
-    def after_evaluation(self, trainer: Training, metrics: Metrics) -> None:
+    def on_evaluation_end(self, trainer: Training, metrics: Metrics) -> None:
         """Called after each evaluation of the validation part, before its checkpoint is written; on a
         stream, of each window of events."""
 
-    def log_metrics(self, trainer: Training, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+    def on_end(self, trainer: Training, result: Result | None, error: BaseException | None) -> None:
+        """Called when `fit` ends: with the result that it returns, or with the error that it raises.
+
+        result: None after an error, or Ctrl-C. The folder of the run has the result by then.
+        """
+
+    def on_log(self, trainer: Training, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         """Called with the numbers of each line of metrics.jsonl, on the first rank alone.
 
         kind: `train`, `evaluation` or `window`; those of a label are named tasks/LABEL/...
         """
 
-    def before_checkpoint(self, trainer: Training) -> None:
+    def on_checkpoint(self, trainer: Training) -> None:
         """Called before a checkpoint is written."""
 
-    def while_idle(self, trainer: Training) -> None:
+    def on_training_end(self, trainer: Training) -> None:
+        """Called after the last step, before the best checkpoint is read back; not after an error."""
+
+    def on_idle(self, trainer: Training) -> None:
         """Called several times a second while a stream has no event to train on."""
+
+
+def listeners_of(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Selects those callbacks that are of the class `Callback`: others lack some of its methods."""
+    return [callback for callback in callbacks if isinstance(callback, Callback)]
 
 
 class RunControl:

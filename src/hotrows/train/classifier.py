@@ -34,7 +34,7 @@ from hotrows.schema import Schema
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
-from hotrows.train.progress import Result
+from hotrows.train.result import Result
 from hotrows.train.run_folder import read_files, write_files
 from hotrows.train.trainer import Trainer
 
@@ -56,6 +56,11 @@ class Classifier:
     After `fit`: classes_, both values of the labels; schema_; notes_, what a drafted schema is unsure of;
     run_, the folder; result_, a `Result`; predictor_, a `Predictor`. Copies and pickles of a fitted one
     hold its model, in a folder of their own.
+
+    >>> labels = frame["click"]
+    >>> features = {name: values for name, values in frame.items() if name != "click"}
+    >>> hotrows.Classifier("fm", epochs=1).fit(features, labels).predict_proba(features).shape
+    (100, 2)
     """
 
     _estimator_type = "classifier"

@@ -10,6 +10,7 @@ from hotrows import models, optim
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
 from hotrows.dynamic import any_dynamic
+from hotrows.models.model import Model
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
 _SHALLOW = ("lr", "fm")
@@ -187,3 +188,22 @@ def _absolute_model(model: str) -> str:
     """The model's file by an absolute path, so that the run can be read from any folder."""
     file, colon, kind = model.rpartition(":")
     return f"{Path(file).resolve()}:{kind}" if colon and file.endswith(".py") else model
+
+
+def opened(data: EncodedData | Path | str) -> EncodedData:
+    """The prepared data that a `Trainer` was given, or that of its folder."""
+    if isinstance(data, str | Path):
+        return EncodedData.open(data)
+    if not isinstance(data, EncodedData):
+        what = type(data).__name__
+        raise ValueError(f"expected prepared data, not {what}: hotrows.prepare(rows, schema, folder)")
+    return data
+
+
+def checked(config: TrainConfig | None, model: str | type[Model] | Model | None) -> TrainConfig:
+    """The config that a `Trainer` was given, with the name of its model."""
+    if config is not None and not isinstance(config, TrainConfig):
+        advice = "; the name of a model is model=" if isinstance(config, str) else ""
+        raise ValueError(f"config must be a TrainConfig, not {config!r:.60}{advice}")
+    config = config or TrainConfig()
+    return config if model is None else dataclasses.replace(config, model=models.name_of(model))

@@ -99,7 +99,7 @@ class HeldOut:
         trainer.steps.state = after_evaluation(trainer.state, metrics, trainer.config, epoch_steps)
         trainer.reports.write_evaluation(metrics)
         for callback in trainer.callbacks:
-            callback.after_evaluation(trainer, metrics)
+            callback.on_evaluation_end(trainer, metrics)
 
     def results(self, trainer: Any) -> dict[str, Metrics | None]:
         """The metrics of the best checkpoint, which memory holds, on the validation and the test part."""

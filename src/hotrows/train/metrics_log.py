@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from hotrows.runtime.atomic_files import write_text
 log = logging.getLogger("hotrows")
 
 METRICS = "metrics.jsonl"
+_OLD_RATE = re.compile(rb'"click_rate": (?=[-\dn])')  # of a run by an earlier commit; no label's name
 _KINDS = ("train", "evaluation", "window")
 Listener = Callable[[str, int, Mapping[str, float]], None]  # of kind, step and numbers of a line
 
@@ -24,7 +26,8 @@ Listener = Callable[[str, int, Mapping[str, float]], None]  # of kind, step and 
 def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
     """Reads the lines of metrics.jsonl; those that a crash cut off, or that are damaged, are left out."""
     path = run / file
-    records, lines = [], path.read_bytes().splitlines() if path.exists() else []
+    records, text = [], path.read_bytes() if path.exists() else b""
+    lines = _OLD_RATE.sub(b'"positive_rate": ', text).splitlines()
     for line in lines:
         try:
             record = parse(line)

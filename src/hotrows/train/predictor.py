@@ -34,7 +34,16 @@ from hotrows.train.vectors import vectors_of
 
 
 class Predictor(Recommender):
-    """A recommender that predicts and evaluates. run: the folder that it was read from."""
+    """A trained model that predicts and evaluates, as `load_run` reads it.
+
+    run: the folder that it was read from.
+
+    >>> predictor = load_run(run)
+    >>> predictor.evaluate(data.parts["test"]).samples
+    10
+    >>> predictor.vectors("item").column_names
+    ['id', 'value', 'vector']
+    """
 
     run: Path
 
@@ -153,6 +162,10 @@ def load_run(
     model: its class, its name as `file.py:Class`, or an object of it, whose parameters become those of
         the checkpoint; it takes the place of the one in the run's folder.
     trust: run the code that the folder names.
+
+    >>> one = {"user": ["u1"], "item": ["i2"], "history": ["i1|i3"], "price": [9.5]}
+    >>> load_run(run).predict(one).shape
+    (1,)
     """
     run = Path(run)
     config, data = run_folder.read_config(run), run_folder.read_data(run)

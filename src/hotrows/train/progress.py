@@ -1,11 +1,10 @@
-"""Progress and result of a run, and the sums over its steps that both are made of."""
+"""Progress of a run, and the sums over its steps that it is made of."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +13,9 @@ from torch import Tensor
 from hotrows.distributed.comm import Ranks
 from hotrows.distributed.process_group import Sent
 from hotrows.engine.caching import CacheTraffic
-from hotrows.json_file import build
 from hotrows.metrics import Metrics
-from hotrows.pages import notebook
 from hotrows.runtime.device import Device
 from hotrows.runtime.utilization import Utilization
-from hotrows.train import metrics_log
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,12 @@ class Progress:
         All of the last interval, None where every row is in memory.
     validation: metrics of the evaluation after this step; is_best: whether this
         checkpoint is the best so far, by the rule of the run; is_peak: whether its score is the highest.
+
+    >>> seen = []
+    >>> config = hotrows.TrainConfig(steps=2)
+    >>> result = hotrows.Trainer(data, config, f"{folder}/seen", progress=seen.append).fit()
+    >>> seen[0].stage, seen[0].done, seen[0].total
+    ('train', 1, 2)
     """
 
     stage: str
@@ -49,55 +51,6 @@ class Progress:
     validation: Metrics | None = None
     is_best: bool = False
     is_peak: bool = False
-
-
-@dataclass(frozen=True, repr=False)
-class Result:
-    """How a run ended.
-
-    validation, test: metrics of the best checkpoint; None where the part is empty.
-    stopped_early: by `stop_patience`, or by `Trainer.stop`.
-    samples_per_second: of training alone; evaluations and checkpoints are not counted.
-    """
-
-    run: Path
-    steps: int
-    best_step: int
-    stopped_early: bool
-    samples_per_second: float | None
-    validation: Metrics | None
-    test: Metrics | None
-
-    _repr_html_ = notebook.result
-
-    def __repr__(self) -> str:
-        early = ", stopped early" if self.stopped_early else ""
-        parts = [
-            f"; {part} " + ", ".join(f"{n} {v:.4f}" for n, v in list(metrics.shown().items())[:2])
-            for part, metrics in (("validation", self.validation), ("test", self.test))
-            if metrics
-        ]
-        return f"Result({self.run}, {self.steps:,} steps, best {self.best_step:,}{early}{''.join(parts)})"
-
-    @property
-    def history(self) -> Any:
-        """The intervals and evaluations of the run, a row each, as an Arrow table (`.to_pandas()`).
-
-        Its column `kind` is `train` or `evaluation`; what a row of one kind lacks is null. Read from the
-        run's metrics.jsonl.
-        """
-        return metrics_log.history(self.run)
-
-    def to_json(self) -> dict[str, Any]:
-        metrics = {"validation": self.validation, "test": self.test}
-        plain = {part: value.to_json() if value else None for part, value in metrics.items()}
-        return {**dataclasses.asdict(self), **plain, "run": self.run.name}
-
-    @staticmethod
-    def from_json(run: Path, fields: dict[str, Any]) -> Result:
-        """The result of `to_json`, of a run in the folder `run`."""
-        parts = {p: Metrics.from_json(fields[p]) if fields[p] else None for p in ("validation", "test")}
-        return build(Result, {**fields, **parts, "run": run})
 
 
 @dataclass(frozen=True)

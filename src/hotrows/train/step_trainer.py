@@ -38,7 +38,7 @@ from hotrows.streams import EventStream
 from hotrows.train.blocks import batches_of, popular_ids
 from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
-from hotrows.train.recommender import Recommender
+from hotrows.train.predictor import Predictor
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step, dense_optimizer
 
@@ -74,7 +74,7 @@ class StepTrainer:
         self.batches: RunBatches = batches
         self._popular = popular_ids(data, self.config)
         self._choose_sharding = place
-        self.recommender = Recommender(
+        self.recommender = Predictor(
             self.config,
             data.schema,
             popular=self._popular,

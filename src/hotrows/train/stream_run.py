@@ -96,7 +96,7 @@ class StreamRun(Callback):
     def __exit__(self, *error) -> None:
         self._opened.close()
 
-    def while_idle(self, trainer: Any) -> None:
+    def on_idle(self, trainer: Any) -> None:
         """Sounds the alarm of idleness, and requests the checkpoint that is due."""
         last, limit = self._batches.events.last_arrival, self._config.alarm_idle
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
@@ -105,7 +105,7 @@ class StreamRun(Callback):
         if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
             self._request_checkpoint(trainer)
 
-    def after_step(self, trainer: Any, progress: Any) -> None:
+    def on_step_end(self, trainer: Any, progress: Any) -> None:
         """Notes the batch, and closes the window where it is full."""
         cut, step = self._batches.trained, self._steps.state.step
         assert cut is not None
@@ -128,7 +128,7 @@ class StreamRun(Callback):
         if seconds is not None and time.monotonic() - self._saved_at > seconds:
             trainer.request_checkpoint()
 
-    def before_checkpoint(self, trainer: Any) -> None:
+    def on_checkpoint(self, trainer: Any) -> None:
         """Makes durable what was written about the events of the checkpoint."""
         self._check_finite()
         for file in self._files:
@@ -154,7 +154,7 @@ class StreamRun(Callback):
         counts = {name: getattr(state, name) for name in ("events", "malformed", "late", "event_time")}
         trainer.reports.write_window(metrics, counts)
         for callback in trainer.callbacks:
-            callback.after_evaluation(trainer, metrics)
+            callback.on_evaluation_end(trainer, metrics)
         bounds = self._config.calibration_bounds
         is_whole = metrics.samples >= self._config.window  # few say little, and without a click nothing
         if bounds and is_whole and not math.isnan(metrics.calibration):

@@ -1,8 +1,9 @@
 """Training: a run from prepared data to a trained model in a run folder.
 
     trainer = Trainer(data, TrainConfig(model="deepfm"), run="runs/a")
-    result = trainer.fit()                       # or train(data, config, run)
-    predictor = load_run("runs/a")               # later: the best checkpoint, ready to predict
+    result = trainer.fit()
+    trainer.predict(frame)                       # by the best checkpoint
+    predictor = load_run("runs/a")               # the same in another process
 
     StepTrainer    model, tables, optimizers, batches: one step after the other
     Trainer        evaluations, checkpoints, logs and the end of a run around them
@@ -14,16 +15,15 @@ stopped. The validation part alone decides (learning rate, early stop, best); th
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from hotrows import models
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.costs.placement import ShardingPlan
@@ -34,11 +34,12 @@ from hotrows.models.model import Model
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
 from hotrows.train import notes, pictures, run_folder
-from hotrows.train.callback import Callback, RunControl, StopRequested
-from hotrows.train.defaults import settle
+from hotrows.train.callback import Callback, RunControl, StopRequested, listeners_of
+from hotrows.train.defaults import checked, opened, settle
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
-from hotrows.train.progress import Progress, Result
+from hotrows.train.progress import Progress
 from hotrows.train.reports import Reports
+from hotrows.train.result import Result
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
@@ -50,20 +51,14 @@ _TICK = 0.1  # seconds between looks at the clock while no batch comes
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run has stopped on request and saved itself; resume it to go on."""
+    """A run has stopped on request and saved itself; resume it to go on.
 
-
-def train(
-    data: EncodedData,
-    config: TrainConfig,
-    run: Path | str,
-    *,
-    resume: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-    ranks: Ranks | None = None,
-) -> Result:
-    """Trains a model into the folder `run`: `Trainer(...).fit()`."""
-    return Trainer(data, config, run, resume=resume, progress=progress, ranks=ranks).fit()
+    >>> try:
+    ...     raise Interrupted("stopped after step 7 of 10")
+    ... except KeyboardInterrupt as stop:  # as Ctrl-C in a loop of your own
+    ...     print(stop)
+    stopped after step 7 of 10
+    """
 
 
 def _advice_on(name: str) -> str:
@@ -89,6 +84,11 @@ class Trainer:
         first one writes what is written, and every other a log of its own (`ranks/`).
 
     Makes malloc keep freed memory, for the whole process (`keep_freed_memory`).
+
+    >>> trainer = Trainer(data, TrainConfig(model="fm", steps=4), run=f"{folder}/run")
+    >>> result = trainer.fit()
+    >>> trainer.predict(frame).shape
+    (100,)
     """
 
     @refusing_unknown(_advice_on)
@@ -105,9 +105,9 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         # 1. The settings and the folder
-        self.data = _opened(data)
+        self.data = opened(data)
         self.ranks = ranks or OneRank()
-        config = _checked(config, model)
+        config = checked(config, model)
         if resume and run is not None:
             config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
@@ -121,6 +121,7 @@ class Trainer:
         self._trace = RunTrace(trace)
         self._validation: HeldOut | StreamRun = HeldOut()
         self._is_fitting, self._doing = False, "starting"
+        self._result: Result | None = None
         # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
@@ -148,6 +149,7 @@ class Trainer:
         # 2. Model and tables
         self.steps = StepTrainer(self.data, self.config, self.ranks, place, self._given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
+        self.recommender.run = self.run
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
         if self._trace.is_on:
             self.steps.note_times(self._trace.note)
@@ -206,6 +208,14 @@ class Trainer:
             notes.of_metrics(part, metrics)
         return metrics
 
+    def predict(self, data: Any) -> Any:
+        """Predicts, as `Predictor.predict` does, by the model as it is: after `fit` the best checkpoint.
+
+        Several ranks all call it, with equal data.
+        """
+        self._doing = "predicting"
+        return self.recommender.predict(data)
+
     def stop(self) -> None:
         """Ends the run after this step, as if it were the last: to be called by a callback.
 
@@ -249,13 +259,13 @@ class Trainer:
         self.evaluation = evaluate or self.evaluation
         self._lock.take()
         self.callbacks = (*callbacks, *self.steps.batches.callbacks)
-        self._is_fitting = True
+        self._is_fitting, self._result = True, None
         with ExitStack() as stack:
             stack.callback(setattr, self, "_is_fitting", False)
             stack.callback(self._lock.release)
             # 2. Signals, reports, random numbers
             self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
-            listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
+            listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
@@ -271,7 +281,8 @@ class Trainer:
             # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)
-                return self._finish()
+                self._result = _finish(self)
+                return self._result
             except StopRequested:
                 raise Interrupted(
                     f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
@@ -323,7 +334,7 @@ class Trainer:
             self._control.stop_if_interrupted()
             if not self.steps.batches.wait(_TICK):
                 for callback in self.callbacks:
-                    callback.while_idle(self)
+                    callback.on_idle(self)
             elif self.state.step < self.total_steps:  # else the stream has ended meanwhile
                 self._train_step(runner)
 
@@ -348,7 +359,7 @@ class Trainer:
             self._write_interval()
         progress = self.reports.show_step()
         for callback in self.callbacks:
-            callback.after_step(self, progress)
+            callback.on_step_end(self, progress)
 
     def _evaluation_is_due(self) -> bool:
         return evaluation_is_due(self.state, self.config, self.reports.epoch_steps, self._last_step)
@@ -356,30 +367,9 @@ class Trainer:
     def _save(self) -> None:
         self._doing = "writing a checkpoint"
         for callback in self.callbacks:
-            callback.before_checkpoint(self)
+            callback.on_checkpoint(self)
         if self.checkpoints.save():
             self._control.has_saved()
-
-    def _finish(self) -> Result:
-        self._lock.check()
-        self.checkpoints.load_best()
-        result = Result(
-            run=self.run,
-            steps=self.state.step,
-            best_step=self.state.best_step if self.state.best else self.state.step,
-            stopped_early=self.stopped_early,
-            samples_per_second=self.reports.samples_per_second(),
-            **self._validation.results(self),
-        )
-        if self.is_first:
-            notes.of_metrics(self._validation.name, result.validation)
-            notes.of_metrics("test", result.test)
-            notes.of_pins(self.cached_tables)
-            run_folder.write_json(self.run / "result.json", result.to_json())
-            pictures.draw_run(self.run)
-        for callback in _whole(self.callbacks):
-            callback.after_fit(self, result)
-        return result
 
     def _write_interval(self) -> None:
         self._lock.check()
@@ -391,12 +381,12 @@ class Trainer:
 
 
 def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -> None:
-    """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    """Trains to the end; callbacks are called at the begin, at the end, and as the stack ends."""
     stack.enter_context(trainer.recommender.device.ahead_of_lanes())
-    callbacks = _whole(trainer.callbacks)
+    callbacks = listeners_of(trainer.callbacks)
     for callback in callbacks:
-        stack.callback(callback.close)
-        callback.begin(trainer)
+        stack.push(partial(_end, trainer, callback))
+        callback.on_begin(trainer)
     with closing(trainer.steps.start(signals, trainer._trace.is_on)) as runner:
         try:
             trainer._train(runner)
@@ -411,7 +401,33 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
         finally:
             trainer._trace.events += runner.events
     for callback in callbacks:
-        callback.end(trainer)
+        callback.on_training_end(trainer)
+
+
+def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:
+    callback.on_end(trainer, None if error else trainer._result, error)
+
+
+def _finish(trainer: Trainer) -> Result:
+    """Reads the best checkpoint back, reports on it, and writes the result into the run's folder."""
+    trainer._lock.check()
+    trainer.checkpoints.load_best()
+    result = Result(
+        run=trainer.run,
+        steps=trainer.state.step,
+        best_step=trainer.state.best_step if trainer.state.best else trainer.state.step,
+        stopped_early=trainer.stopped_early,
+        model=trainer._given_model,
+        samples_per_second=trainer.reports.samples_per_second(),
+        **trainer._validation.results(trainer),
+    )
+    if trainer.is_first:
+        notes.of_metrics(trainer._validation.name, result.validation)
+        notes.of_metrics("test", result.test)
+        notes.of_pins(trainer.cached_tables)
+        run_folder.write_json(trainer.run / "result.json", result.to_json())
+        pictures.draw_run(trainer.run)
+    return result
 
 
 def _control_of(trainer: Trainer) -> RunControl:
@@ -425,25 +441,3 @@ def _described(trainer: Trainer) -> str:
         return where
     patience = f"{trainer.config.timeout:g} s"
     return f"{where} on {trainer.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
-
-
-def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Selects those callbacks that are of the class `Callback`: others lack some of its methods."""
-    return [callback for callback in callbacks if isinstance(callback, Callback)]
-
-
-def _opened(data: EncodedData | Path | str) -> EncodedData:
-    if isinstance(data, str | Path):
-        return EncodedData.open(data)
-    if not isinstance(data, EncodedData):
-        what = type(data).__name__
-        raise ValueError(f"expected prepared data, not {what}: hotrows.prepare(rows, schema, folder)")
-    return data
-
-
-def _checked(config: TrainConfig | None, model: str | type[Model] | Model | None) -> TrainConfig:
-    if config is not None and not isinstance(config, TrainConfig):
-        advice = "; the name of a model is model=" if isinstance(config, str) else ""
-        raise ValueError(f"config must be a TrainConfig, not {config!r:.60}{advice}")
-    config = config or TrainConfig()
-    return config if model is None else dataclasses.replace(config, model=models.name_of(model))

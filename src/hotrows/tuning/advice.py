@@ -91,6 +91,10 @@ def advise(
 
     samples_per_second: speed of training with all rows in memory; None: not known. slow: `SlowMemory`, or
     `FileSpeed` for a simulation with `in_file`.
+
+    >>> from hotrows.tuning.cache_simulation import simulate
+    >>> advise(simulate(data, model="fm", batch_size=16)).fast_memory > 0
+    True
     """
     # 1. By size: the share of rows that hit or, where it is known, of the speed in memory.
     results = simulation.results(policy)

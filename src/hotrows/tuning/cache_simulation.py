@@ -152,6 +152,9 @@ def simulate(
     batches: the number of batches, of as many epochs as they take (default: those of the first epoch).
     in_file: also count what a file store has to do, which takes seven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
+
+    >>> simulate(data, model="fm", batch_size=16).policies
+    ('lookahead', 'frequency', 'hot', 'two batches', 'lru', 'belady')
     """
     config = TrainConfig(
         model=model,

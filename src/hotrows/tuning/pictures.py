@@ -26,8 +26,13 @@ _STEP = {
 }
 
 
-def draw_curves(simulation: Simulation, to: Path, knee: int | None = None) -> Path | None:
-    """Draws what each policy misses over fast memory; a line stands at the knee."""
+def draw_curves(simulation: Simulation, to: Path | str, knee: int | None = None) -> Path | None:
+    """Draws what each policy misses over fast memory; a line stands at the knee.
+
+    >>> from hotrows.tuning.cache_simulation import simulate
+    >>> draw_curves(simulate(data, model="fm", batch_size=16), f"{folder}/misses.svg").name
+    'misses.svg'
+    """
     sizes = sorted({cache.fast_memory for cache in simulation.measured})
     lines, names = [], []
     for number, policy in enumerate(simulation.policies):
@@ -54,7 +59,7 @@ def draw_curves(simulation: Simulation, to: Path, knee: int | None = None) -> Pa
         f"{simulation.skipped:,} to {simulation.batches:,}"
     )
     title = "misses per batch (distinct rows)"
-    return write_picture(to, picture("Misses by fast memory", below, [(title, drawing, names)]))
+    return write_picture(Path(to), picture("Misses by fast memory", below, [(title, drawing, names)]))
 
 
 def draw_scaling(prediction: Prediction, to: Path) -> Path | None:

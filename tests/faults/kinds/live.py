@@ -121,8 +121,8 @@ class Noted(Contents):
         with open(self._path, "a") as file:
             file.write("\n")  # behind a line that a kill has cut
 
-    def after_step(self, trainer: Trainer, progress: Any) -> None:
-        super().after_step(trainer, progress)
+    def on_step_end(self, trainer: Trainer, progress: Any) -> None:
+        super().on_step_end(trainer, progress)
         with open(self._path, "a") as file:
             for step, contents in self.by_step.items():
                 file.write(json.dumps({"step": step, "contents": contents}) + "\n")

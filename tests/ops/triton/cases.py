@@ -2,7 +2,7 @@
 
 import torch
 
-from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
 from hotrows.record import RecordLayout, views
@@ -14,8 +14,8 @@ OPTIMIZERS = (
     SGD(weight_decay=0.1),
     Adagrad(initial_accumulator=0.1),
     RowWiseAdagrad(weight_decay=0.01),
-    Adam(lr=0.1),
-    Adam(per_row_step=True),
+    LazyAdam(lr=0.1),
+    LazyAdam(per_row_step=True),
     FTRL(l1=0.01, l2=0.1),
 )
 FIRST_ROWS = torch.tensor([0, 20, 60])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad
+from hotrows import SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
 from hotrows.record import MAX_KERNEL_DIM, RecordLayout, views
@@ -213,7 +213,7 @@ def test_numbers_of_any_size_are_rounded_as_the_reference_rounds(dtype, device):
 
 
 def test_the_steps_of_rows_count_alone(device):
-    optimizer = Adam(per_row_step=True)
+    optimizer = LazyAdam(per_row_step=True)
     layout = layout_of(optimizer, 4)
     records = new_records(layout, optimizer).to(device)
     for ids in ([3, 5, 5], [5], [-1, 5, 9]):

@@ -51,6 +51,11 @@ class Encoder:
     values: by vocabulary, in the order of `readers_of`; memory: bytes that may be used to look values
     up faster than in their files (default: 1 GiB); parts: of the prepared data, whose rates of unknown
     and missing values are usual (default: none is known).
+
+    >>> encoder = Encoder.open(data.path)
+    >>> (batch,) = encoder.encode(frame)
+    >>> batch.features
+    ('user', 'item', 'history')
     """
 
     def __init__(

@@ -42,7 +42,7 @@ from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.values import plain_time
-from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
+from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.runtime.atomic_files import link_or_copy, new_folder
 from hotrows.runtime.machine import num_threads, total_memory
@@ -65,14 +65,15 @@ def prepare(
     extend: Path | str | None = None,
     memory: int | None = None,
     threads: int | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> EncodedData:
-    """Encodes raw rows into the new folder `out`.
+    """Encodes raw rows into the folder `out`.
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
         a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
     validation: more rows, all of which validate. test: more rows, all of which test.
-    out: a new folder for the encoded data.
+    out: a folder for the encoded data, new or empty.
     split: how rows are split into training, validation and test: fraction:A,B,C at random,
         stratified:A,B,C with equal rates of each label, position:A,B,C in order, time:A,B,C by time,
         time:T,U by values of the time; position:A takes validation from the end of the first A
@@ -82,19 +83,33 @@ def prepare(
     extend: prepared data whose ids remain and whose vocabularies grow by new values.
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
     threads: threads on this machine, or tasks that run at once on a cluster (default: one per core).
+    overwrite: replace prepared data in `out`, once the new data is complete.
     progress: called with the stage ("lines", "times", "count", "merge" or "encode"), amount and total.
 
     With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and
     missing values are far from those of that data. Calling it again resumes an interrupted preparation.
+
+    >>> schema = Schema((hotrows.Sparse("user"), hotrows.Dense("price")), label="click")
+    >>> encoded = hotrows.prepare(frame, schema, f"{folder}/encoded", split="fraction:0.8,0.1,0.1")
+    >>> encoded.parts["train"].rows
+    74
     """
     job = _job(raw, schema, validation, test, split, seed, like, extend, memory, threads, progress)
+    is_drawn = split is None and set(job.declared_parts) == {None}
+    data = _prepared(job, _free(Path(out), overwrite), threads)
+    _warn(data, job, is_drawn)
+    return data
+
+
+def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
+    """Does the job, on this machine or on a cluster."""
     executor = Executor(job)
     if job.on_ray:
         from hotrows.data.encode.cluster.on_ray import OnRay
 
         executor = OnRay(job, threads)
         job = executor.job
-    with new_folder(Path(out), job.identity()) as folder:
+    with new_folder(out, job.identity(), MANIFEST) as folder:
         state = read_state(folder)
         sharing = _sharing(executor, state)
         if state.get("stage") != "encode":
@@ -105,13 +120,21 @@ def prepare(
         written, extremes = executor.encode(encoder, folder, state)
         if not written["train"].shards and job.stored is None:
             raise ValueError("the training part has no rows; give more rows, or a larger share")
-        extends = job.stored.lineage if job.stored and job.extends else ()
-        of_split = (job.split_text, job.seed)
-        write_manifest(folder, encoder.schema, written, state["encoders"], *of_split, extends, extremes)
+        lineage = job.stored.lineage if job.stored and job.extends else ()
+        origin = (job.split_text, job.seed, lineage, extremes)
+        write_manifest(folder, encoder.schema, written, state["encoders"], *origin)
         (folder / STATE_FILE).unlink()
-    data = EncodedData.open(out)
-    _warn(data, job, is_drawn=split is None and set(job.declared_parts) == {None})
-    return data
+    return EncodedData.open(out)
+
+
+def _free(out: Path, overwrite: bool) -> Path:
+    """The folder, if it is free for prepared data."""
+    if (out / MANIFEST).exists() and not overwrite:
+        raise ValueError(
+            f"{out} exists and is no empty folder: it has prepared data; replace it (--overwrite, "
+            f"overwrite=True), or choose another name"
+        )
+    return out
 
 
 def _job(

@@ -34,6 +34,12 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
     declares: labels (nan where one of several is missing), offsets where features are lists, sample
     weights, groups and times. Those without `requests` have all features in every sample, and shared ones
     are stored once where neighbours of a group agree. Such data has no encoder for raw rows.
+
+    >>> schema = Schema((hotrows.Sparse("user", rows=100),), label="click")
+    >>> ids, labels = torch.tensor([3, 4]), torch.tensor([1.0, 0.0])
+    >>> batch = hotrows.Batch(("user",), ids, torch.zeros(2, 0), labels)
+    >>> write_encoded(f"{folder}/written", schema, {"train": [batch]}).parts["train"].rows
+    2
     """
     if set(parts) - set(NAMES) or "train" not in parts:
         raise ValueError(f"parts must be 'train' and perhaps {NAMES[1:]}, not {sorted(parts)}")
@@ -60,6 +66,10 @@ def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
     """Writes prepared data of no rows into the new folder `out`, for a stream from its first event on.
 
     schema: all features with ids are dynamic, and no number is `standard`: others need rows to count.
+
+    >>> user = hotrows.Sparse("user", dynamic=hotrows.Dynamic(capacity=1000, evict="lru"))
+    >>> prepare_schema(Schema((user,), label="click"), f"{folder}/empty").parts["train"].rows
+    0
     """
     for feature in schema.id_features:
         if feature.dynamic is None:

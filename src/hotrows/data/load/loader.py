@@ -25,7 +25,7 @@ from hotrows.schema import Schema
 
 
 class Loader:
-    """Batches of `batch_size` samples; the last of an epoch may be smaller.
+    """Reads batches of `batch_size` samples; the last of an epoch may be smaller.
 
     shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
     keep_groups: whether rows of a group of the schema follow one another in a shuffled epoch, those of
@@ -34,6 +34,9 @@ class Loader:
         the other: of 262,144 samples a batch then mixes 1 / N, and caches fetch fewer rows; `reuse`: 8.
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
+
+    >>> [batch.size for batch in Loader(data.parts["train"], 32).batches(epoch=0)]
+    [32, 32, 16]
     """
 
     def __init__(

@@ -47,6 +47,13 @@ def open_parquet(
     of these. The features must declare their `rows`; their columns hold whole numbers below it, or
     lists of them; those of dynamic features any whole numbers, which are their keys. Features that
     need statistics or vocabularies require `prepare`.
+
+    >>> import pyarrow.parquet
+    >>> table = pyarrow.table({"user": [3, 4, 3], "click": [0, 1, 0]})
+    >>> pyarrow.parquet.write_table(table, f"{folder}/train.parquet")
+    >>> schema = Schema((hotrows.Sparse("user", rows=100),), label="click")
+    >>> open_parquet(schema, f"{folder}/train.parquet").parts["train"].rows
+    3
     """
     _check_schema(schema)
     paths = dict(zip(NAMES, map(_as_list, (train, validation, test)), strict=True))

@@ -57,6 +57,11 @@ class Draft:
     """A schema made from the first rows of data.
 
     notes: what is unsure and what was left out, a line each.
+
+    >>> rows = {"user": ["a", "b", "a"], "price": [1.5, 2.0, 3.5], "click": [0, 1, 0]}
+    >>> draft = draft_schema(rows, label="click")
+    >>> [feature.name for feature in draft.schema.features]
+    ['user', 'price']
     """
 
     schema: Schema
@@ -72,6 +77,10 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
 
     source: a path, glob, folder or URL, an Arrow table or a frame: what `prepare` reads; of several files
         the first is looked at. label: the column of the target (default: the likeliest).
+
+    >>> rows = {"user": ["a", "b", "a"], "click": [0, 1, 0]}
+    >>> draft_schema(rows, label="click").schema.labels[0].name
+    'click'
     """
     rows = first_rows_of(source)
     columns = [column_of_kind(column) for column in rows.columns]

@@ -394,7 +394,7 @@ def pyarrow() -> ModuleType:
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
-        raise ValueError(
+        raise ImportError(
             "Parquet, Arrow tables, data frames and zstd need pyarrow: pip install pyarrow"
         ) from None
     return pyarrow

@@ -21,7 +21,7 @@ from hotrows.pages import notebook
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 3
-_MANIFEST = "data.json"
+MANIFEST = "data.json"
 _FILE = JsonFile(
     "prepare the data again",
     "prepare the data again with this version",
@@ -99,6 +99,9 @@ class EncodedData:
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
+
+    >>> EncodedData.open(data.path).parts["test"].rows
+    10
     """
 
     path: Path
@@ -145,7 +148,7 @@ class EncodedData:
     @staticmethod
     def open(path: Path | str) -> EncodedData:
         manifest = read_manifest(Path(path))
-        with _FILE.naming(Path(path) / _MANIFEST):
+        with _FILE.naming(Path(path) / MANIFEST):
             data = _from_manifest(Path(path), build(_Manifest, manifest))
             if problem := _problem(data):
                 raise ValueError(problem)
@@ -173,12 +176,12 @@ class EncodedData:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Reads a folder's data.json."""
-    if not (path / _MANIFEST).is_file():
-        problem = f"holds no prepared data (no {_MANIFEST} in it)" if path.exists() else "does not exist"
+    if not (path / MANIFEST).is_file():
+        problem = f"holds no prepared data (no {MANIFEST} in it)" if path.exists() else "does not exist"
         raise ValueError(f"{path} {problem}; make it with `prepare`, or correct the path")
     if (path / "config.json").is_file():
         raise ValueError(f"{path} is a run; name the folder of prepared data that it was trained on")
-    return _FILE.read(path / _MANIFEST)
+    return _FILE.read(path / MANIFEST)
 
 
 def write_manifest(
@@ -215,7 +218,7 @@ def write_manifest(
 
 def write_signed(folder: Path, manifest: dict[str, Any]) -> None:
     """Writes data.json, with its checksum."""
-    (folder / _MANIFEST).write_text(json.dumps(_FILE.sign(manifest), indent=1) + "\n")
+    (folder / MANIFEST).write_text(json.dumps(_FILE.sign(manifest), indent=1) + "\n")
 
 
 @dataclass(frozen=True)
