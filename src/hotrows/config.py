@@ -42,9 +42,6 @@ CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cann
 class TrainConfig:
     """How a model is trained. `train.defaults.settle` fills in what is left open (None), from the data.
 
-    Results are never changed by settings with changes="no bit", and only in the rounding of sums by
-    those with changes="rounding".
-
     >>> TrainConfig(model="deepfm", epochs=2, model_options={"dim": 8}).epochs
     2
     """

@@ -96,21 +96,8 @@ def accelerate(
     torch.Size([2, 1])
     """
     # 1. Refuse what is no plain model with its optimizers.
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise ValueError(
-            f"accelerate takes the model before it is wrapped in {type(model).__name__}: "
-            f"accelerate(model, optimizer), then {type(model).__name__}(model)"
-        )
-    if _STATE in model.__dict__:
-        raise ValueError("this model is accelerated already; hotrows.restore(model) undoes it")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    for one in optimizers:
-        if not isinstance(one, Optimizer):
-            raise ValueError(
-                f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(one).__name__}"
-            )
+    _check(model, optimizers)
     # 2. Find the embeddings, and how the optimizers update each.
     embeddings = find_embeddings(model, optimizers)
     if embeddings and all(x.rule == _NOT_UPDATED for x in embeddings):
@@ -330,6 +317,24 @@ def _plain_gradients(tables: Sequence[RowTable]) -> list[Tensor | None]:
 
 
 # ---- the model
+
+
+def _check(model: Any, optimizers: Sequence[Any]) -> None:
+    """Refuses what is no plain model with optimizers of PyTorch."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ValueError(
+            f"accelerate takes the model before it is wrapped in {type(model).__name__}: "
+            f"accelerate(model, optimizer), then {type(model).__name__}(model)"
+        )
+    if _STATE in model.__dict__:
+        raise ValueError("this model is accelerated already; hotrows.restore(model) undoes it")
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise ValueError(
+                f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(one).__name__}"
+            )
 
 
 def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:

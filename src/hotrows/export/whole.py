@@ -88,22 +88,11 @@ def export(
     >>> (weights / "export.json").exists()
     True
     """
-    # 1. Check which arguments go together.
-    if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    if table_dtype is not None and (format == "safetensors" or table_dtype not in ROW_DTYPES):
-        raise ValueError(
-            f"table_dtype must be one of {', '.join(ROW_DTYPES)}, for format onnx or pt2, not "
-            f"{table_dtype!r} for {format}"
-        )
-    if state and format != "safetensors":
-        raise ValueError(f"state is written in format safetensors, not in {format}, which serves")
-    if shared and format == "safetensors":
-        raise ValueError("shared features are for a program: give format onnx or pt2, not safetensors")
+    _check(format, table_dtype, shared, state)
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
-            # 2. Without a program: the dense part, the tables, on request the optimizers' state and keys.
+            # 1. Without a program: the dense part, the tables, on request the optimizers' state and keys.
             if format == "safetensors":
                 fields = _description(predictor, which)
                 table_files = _write_tables(folder, predictor, state, progress)
@@ -116,12 +105,27 @@ def export(
                         table_files.sums[KEYS] = files.write_file(folder / KEYS, [tensors_to_bytes(keys)])
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
-                # 3. With a program: a bundle.
+                # 2. With a program: a bundle.
                 form = BundleForm(format, table_dtype or "float32", tuple(shared))
                 write_whole_bundle(folder, predictor, predictor.run, which, form, progress, compare=True)
         finally:
             predictor.embedding.close()
     return Path(out)
+
+
+def _check(format: str, table_dtype: str | None, shared: Sequence[str], state: bool) -> None:
+    """Refuses arguments of an export that do not go together."""
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    if table_dtype is not None and (format == "safetensors" or table_dtype not in ROW_DTYPES):
+        raise ValueError(
+            f"table_dtype must be one of {', '.join(ROW_DTYPES)}, for format onnx or pt2, not "
+            f"{table_dtype!r} for {format}"
+        )
+    if state and format != "safetensors":
+        raise ValueError(f"state is written in format safetensors, not in {format}, which serves")
+    if shared and format == "safetensors":
+        raise ValueError("shared features are for a program: give format onnx or pt2, not safetensors")
 
 
 def write_whole_bundle(

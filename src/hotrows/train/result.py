@@ -76,7 +76,7 @@ class Result:
         return {name: value for name, value in fields.items() if name != "model"}
 
     @staticmethod
-    def from_json(run: Path, fields: dict[str, Any]) -> Result:
+    def from_json(run: Path | str, fields: dict[str, Any]) -> Result:
         """The result of `to_json`, of a run in the folder `run`."""
         parts = {p: Metrics.from_json(fields[p]) if fields[p] else None for p in ("validation", "test")}
-        return Result(**{**fields, **parts, "run": run})
+        return Result(**{**fields, **parts, "run": Path(run)})
