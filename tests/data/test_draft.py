@@ -526,3 +526,21 @@ def test_a_column_that_gives_the_label_away_is_named_first_with_its_figure():
     assert not any("alone ranks" in note for note in notes[2:])
     words = frame.assign(click=np.where(click == 1, "yes", "no"))
     assert [n for n in draft_schema(words).notes if "'dwell' alone ranks" in n]
+
+
+@pytest.mark.parametrize(("name", "is_time"), [("code", False), ("date", True)])
+def test_digits_are_a_time_only_where_the_name_says_so(tmp_path, name, is_time):
+    day = datetime.date(2024, 1, 1)
+    lines = [f"{n % 2},{(day + datetime.timedelta(n // 4)):%Y%m%d},{n % 7}" for n in range(200)]
+    (tmp_path / "a.csv").write_text("\n".join([f"label,{name},x", *lines, ""]))
+    drafted = draft_schema(tmp_path / "a.csv").schema
+    assert (drafted.time == Time("date", "%Y%m%d")) == is_time
+    assert (Sparse("code") in drafted.features) != is_time
+
+
+def test_text_that_never_repeats_is_left_out_unless_its_name_is_that_of_ids_and_more_rows_come(tmp_path):
+    lines = [f"{n % 2},s{n:05},n{n * 31},{n % 7}" for n in range(40_000)]
+    for rows, kept in ((40_000, {"session_id", "x"}), (200, {"x"})):
+        (tmp_path / "a.csv").write_text("\n".join(["label,session_id,note,x", *lines[:rows], ""]))
+        drafted = draft_schema(tmp_path / "a.csv")
+        assert {feature.name for feature in drafted.schema.features} == kept, drafted.notes

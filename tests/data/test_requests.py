@@ -258,12 +258,14 @@ def test_blocks_of_an_epoch_cut_no_request():
     assert bounds_between(iter([starts, starts[:2], np.zeros(1, int)]), 8) == [0, 9, 21, 30, 33]
 
 
+@pytest.mark.parametrize("damaged", [0, 1, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_byte_that_is_damaged_in_a_shard_ends_an_epoch(tmp_path, shuffle):
+def test_a_byte_that_is_damaged_in_a_shard_ends_an_epoch(tmp_path, monkeypatch, shuffle, damaged):
     """A shuffled epoch checks a share of the shards before each of its pools."""
+    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (40,))  # rows of a shard
     columns = {"label": [0, 1] * 50, "user": list(range(100))}
-    data = prepare(columns, Schema((Sparse("user"),)), tmp_path / "enc", split="fraction:1,0,0")
-    (shard,) = (tmp_path / "enc").glob("train*.shard")
+    prepare(columns, Schema((Sparse("user"),)), tmp_path / "enc", split="fraction:1,0,0")
+    shard = sorted((tmp_path / "enc").glob("train*.shard"))[damaged]
     content = bytearray(shard.read_bytes())
     content[max(place for place, byte in enumerate(content) if byte)] ^= 1  # what follows is padding
     shard.write_bytes(content)
