@@ -223,7 +223,8 @@ class Schema:
     features: dense, sparse and sequence features, in the order of the batch.
     label: a column of 0 and 1, or a `Label`, or several of them: one per task.
     columns: the raw file's columns in order, if it has no header line; None: a header names them.
-    delimiter: character between the columns of a raw line.
+    delimiter: character between the columns of a raw line; where it does not cut a header that has the
+        columns between commas, tabs, semicolons or bars, that one counts.
     weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
     group: column by whose values AUC is grouped and samples are ranked, such as the user (default: the
         request, or not grouped).

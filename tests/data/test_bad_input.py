@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from hotrows.data import EncodedData, prepare
+from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.stored import sections
 from hotrows.schema import Schema, Sparse
 from tests.data.raw import SCHEMA, write
@@ -101,14 +101,22 @@ def test_a_header_without_a_column(tmp_path):
     assert "'label', 'price', 'item'" in message
 
 
-def test_a_delimiter_that_the_schema_does_not_say(tmp_path):
-    """Without a word it is a tab; of a file with commas the question alone was no help."""
-    write(tmp_path / "raw", [("label", "price", "user", "item"), GOOD], ",")
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
+def test_a_delimiter_that_the_schema_does_not_say_is_found_from_the_header(tmp_path, delimiter):
+    """Without a word it was a tab; a file with commas was refused."""
+    write(tmp_path / "raw", [("label", "price", "user", "item"), GOOD], delimiter)
     schema = dataclasses.replace(SCHEMA, columns=None)
-    said = r"Is the delimiter '\t'? Write delimiter=',' in the schema"
-    assert refused(tmp_path, schema).endswith(said)
-    data = prepare([tmp_path / "raw"], HEADED, tmp_path / "out", split="fraction:1,0,0")
+    data = prepare([tmp_path / "raw"], schema, tmp_path / "out", split="fraction:1,0,0")
     assert data.parts["train"].rows == 1
+    write(tmp_path / "new", [("item", "user", "price"), ("x", "a", "1")], delimiter)  # without a label
+    (batch,) = Encoder.open(tmp_path / "out").encode(tmp_path / "new")
+    assert batch.size == 1
+
+
+def test_a_delimiter_that_gives_other_columns_is_named(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "visitor", "item"), GOOD], ",")
+    said = r"Is the delimiter '\t'? Write delimiter=',' in the schema"
+    assert refused(tmp_path, dataclasses.replace(SCHEMA, columns=None)).endswith(said)
 
 
 def test_a_header_without_a_label(tmp_path):

@@ -61,6 +61,17 @@ def test_an_empty_batch_changes_nothing():
     assert all(torch.equal(a, s.records) for a, s in zip(before, engine.stores, strict=True))
 
 
+def test_what_was_not_looked_up_is_named():
+    engine = Embedding(mixed_tables(SGD()))
+    plan = engine.plan(single_batch(4))
+    vectors = engine.lookup(plan)
+    assert plan.step == 0
+    with pytest.raises(LookupError, match="no sequence feature 'user' was looked up"):
+        vectors.lengths("user")
+    with pytest.raises(LookupError, match="'nobody'"):
+        vectors["nobody"]
+
+
 def test_tables_of_equal_attributes_share_a_pack_and_a_leaf():
     engine = Embedding(mixed_tables(SGD()))
     assert [[t.name for t in pack.tables] for pack in engine.packs] == [

@@ -93,7 +93,9 @@ def layout_of(
             f"schema {schema.name!r}: the delimiter must be one character of one byte, "
             f"not {schema.delimiter!r}; convert the file first"
         )
-    fields, problem = cut_line(first_line.rstrip(b"\n"), schema.delimiter)
+    line = first_line.rstrip(b"\n")
+    delimiter = _delimiter_of(line, schema, for_training)
+    fields, problem = cut_line(line, delimiter)
     if schema.columns is not None:
         names = _declared(schema, len(fields))
     elif problem is None:
@@ -102,7 +104,19 @@ def layout_of(
         raise ValueError(f"{name} line 1: a quoted column name does not end; correct the header")
     present = check_present(schema, f"{name} line 1: the header", names, for_training, kept)
     places = {column: place for place, column in enumerate(present)}
-    return Layout(names, places, schema.delimiter, has_header=schema.columns is None)
+    return Layout(names, places, delimiter, has_header=schema.columns is None)
+
+
+def _delimiter_of(header: bytes, schema: Schema, for_training: bool) -> str:
+    """The schema's delimiter, or, where it does not cut a header, one that gives the schema's columns."""
+    if schema.columns is None and len(cut_line(header, schema.delimiter)[0]) == 1:
+        features = tuple(map(schema.column_of, schema.features))
+        needed = set(schema.raw_columns if for_training else features)
+        for delimiter in ",\t;|":
+            fields, problem = cut_line(header, delimiter)
+            if len(fields) > 1 and problem is None and needed <= set(_header(fields)):
+                return delimiter
+    return schema.delimiter
 
 
 def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
