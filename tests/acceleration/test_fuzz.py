@@ -11,6 +11,7 @@ FOUND = (
     600277,  # a table whose vectors have no gradient got one of zeros
     421434,  # dynamo's checkpoint runs lookups again that cut rows, or count them
     450065,  # a row that one number takes was a copy, not a view
+    511679,  # dynamo read the data of a table whose rows were behind
     7001,  # backward(inputs=) ran checkpointed parts again with tables as plain tensors
 )
 

@@ -265,6 +265,35 @@ def test_a_row_taken_by_one_number_is_a_view_that_changes_with_its_table():
     assert not rows[1][1][1].any()
 
 
+@pytest.mark.parametrize("fast_memory", [None, 2_000])
+def test_the_data_of_a_table_is_up_to_date_in_a_captured_forward(fast_memory):
+    """Dynamo reads `weight.data` by a function of its own: rows that were behind went into the result."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = torch.nn.Embedding(40, 4), torch.nn.Embedding(30, 4)
+
+        def forward(self, ids):
+            return (self.user(ids) * self.item(ids)).sum(1) + self.item.weight.data.mean()
+
+    seen = []
+    for accelerated in (False, True):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        if accelerated:
+            model, optimizer = hotrows.accelerate(model, optimizer, fast_memory=fast_memory)
+        outs = []
+        for step in range(5):
+            optimizer.zero_grad()
+            outs.append(model(torch.arange(step, step + 3)))
+            outs[-1].square().sum().backward()
+            optimizer.step()
+        seen.append(torch.stack(outs).detach())
+    torch.testing.assert_close(seen[1], seen[0])
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}, {}])
 def test_a_checkpoint_in_the_forward_runs_its_lookups_as_plain_pytorch_does(reentrant, options):

@@ -60,6 +60,9 @@ def rewrite(
             raise RuntimeError("torch.utils.checkpoint has lookups in it, which are not packed")
     lookups = list(find_lookups(graph_module.graph))
     packs = pack(graph_module.graph, lookups)
+    for part in graph_module.modules():
+        if isinstance(part, GraphModule):
+            _intercept_data(part)
     names = _names(graph_module.graph, example_inputs, report)
     report.add(_captured(graph_module, lookups, packs, names))
     if packs:
@@ -68,6 +71,21 @@ def rewrite(
     if any(getattr(type(value), "intercepts_in_graphs", False) for value in example_inputs):
         return _with_intercepts(forward)
     return forward
+
+
+def _intercept_data(graph_module: GraphModule) -> None:
+    """Lets `weight.data` be what it is outside of graphs, where a table brings its rows up to date first:
+    dynamo's own function for it asks no `__torch_function__`."""
+    reader = torch._C._autograd._get_data_attr
+    readers = [node for node in graph_module.graph.nodes if node.target is reader]
+    for node in readers:
+        node.target = _data_of
+    if readers:
+        graph_module.recompile()
+
+
+def _data_of(tensor: Any) -> Any:
+    return tensor.data
 
 
 def _with_intercepts(forward: Callable[..., Any]) -> Callable[..., Any]:
