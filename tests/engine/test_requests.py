@@ -253,7 +253,7 @@ def test_every_model_trains_as_on_the_twin(name, shape):
 
 def test_the_auxiliary_loss_counts_a_request_for_each_of_its_samples(monkeypatch):
     """Negatives are drawn at random, once for a request: in their place, the same for both."""
-    monkeypatch.setattr(interests._Shuffled, "apply", torch.zeros_like)
+    monkeypatch.setattr(interests._Shuffled, "apply", lambda elements, *_: torch.zeros_like(elements))
     declared, batch = schema(), request_batch([3, 1, 5, 2], seed=1, num_dense=1)
     torch.manual_seed(1)
     model = models.build("dien", declared, **SMALL["dien"]).train()

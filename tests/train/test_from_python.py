@@ -26,6 +26,7 @@ from hotrows.export.whole import export
 from hotrows.models import DeepFM, Model, tables
 from hotrows.train import metrics_log
 from hotrows.train.defaults import settle
+from hotrows.train.result import Result
 from tests.support import clicks
 from tests.support.runs import CONFIG, encode, same_bits
 
@@ -572,3 +573,9 @@ def test_public_objects_are_shown_in_a_line_or_two(trained, encoded):
         assert len(repr(public)) < 400
     wide = Schema(tuple(Sparse(f"C{i}") for i in range(5000)))
     assert repr(wide) == "Schema('custom', label label; 5,000 sparse: C0, C1, C2, C3, C4 and 4,995 more)"
+
+
+@pytest.mark.parametrize("fields", [{}, {"validation": None, "test": None, "stpes": 3}])
+def test_a_damaged_result_is_named(fields):
+    with pytest.raises(ValueError, match="the result of runs/a is damaged: .*; train again"):
+        Result.from_json("runs/a", fields)

@@ -192,14 +192,14 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     run = hotrows(*common, "--picture", tmp_path / "c.svg", "--samples-per-second", 10_000)
     assert run.code == 0, run.err
     lines = run.out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:13:2]] == list(SIMULATED)
-    assert "of in-memory speed; the knee is" in lines[-1]
+    assert [line.split("  ")[0] for line in lines[2:14:2]] == list(SIMULATED)
+    assert "of in-memory speed; the knee is" in lines[0]
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     figures = json.loads(hotrows(*common, "--json").out)
     assert figures["advice"]["speeds"] is None and len(figures["measured"]) == 12
     reuse = hotrows(*common, "--order", "reuse:4").out.splitlines()
-    assert "rows read, reuse:4, lookahead  shuffle, belady  times fewer" in reuse[15]
-    assert reuse[18].startswith("order reuse:4: a batch reads ")
+    assert "rows read, reuse:4, lookahead  shuffle, belady  times fewer" in reuse[16]
+    assert reuse[19].startswith("order reuse:4: a batch reads ")
     refused = hotrows(*common, "--fast-memory", "a lot")
     assert refused.code == 2 and "such as 64MiB" in refused.err
 

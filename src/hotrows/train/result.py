@@ -78,5 +78,8 @@ class Result:
     @staticmethod
     def from_json(run: Path | str, fields: dict[str, Any]) -> Result:
         """The result of `to_json`, of a run in the folder `run`."""
-        parts = {p: Metrics.from_json(fields[p]) if fields[p] else None for p in ("validation", "test")}
-        return Result(**{**fields, **parts, "run": Path(run)})
+        try:
+            parts = {p: Metrics.from_json(fields[p]) if fields[p] else None for p in ("validation", "test")}
+            return Result(**{**fields, **parts, "run": Path(run)})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the result of {run} is damaged: {error}; train again") from error
