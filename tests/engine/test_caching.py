@@ -6,6 +6,7 @@ random legal orders of stages; with evaluations in between; and wrong without ei
 
 import random
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
+from hotrows.engine.cached_tables import CachedGroup
 from hotrows.engine.stages import start
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.planning.slots import NativeSlotMap
@@ -176,3 +178,14 @@ def test_without_either_side_of_the_pin_training_is_wrong(side):
     cases = [(p, s) for p in (Newest(), Lookahead(2), Lookahead(0)) for s in (0.2, 0.3, 0.4, 0.6)]
     assert not any(is_wrong(*case) for case in cases)
     assert any(is_wrong(*case, **{side: 0}) for case in cases)
+
+
+def test_rows_that_bypass_the_cache_come_in_twice_and_go_out_once():
+    group = SimpleNamespace(group=SimpleNamespace(stride=10))
+    part = SimpleNamespace(slots=torch.tensor([-1, -1, 0, 1]), num_rows=4)
+    moves = SimpleNamespace(rows_in=torch.tensor([7]), rows_out=torch.tensor([3, 4]), bypasses_cache=True)
+    bypassed = CachedGroup.traffic(group, part, moves)
+    assert (bypassed.rows, bypassed.rows_in, bypassed.bytes_in, bypassed.bytes_out) == (4, 3, 50, 40)
+    moves.bypasses_cache = False
+    cached = CachedGroup.traffic(group, part, moves)
+    assert (cached.rows_in, cached.bytes_in, cached.bytes_out) == (1, 10, 20)

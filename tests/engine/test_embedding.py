@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Batch, Constant, Embedding, LazyAdam, Normal, Table
-from tests.support.embeddings import OPTIMIZERS, jagged_batch, mixed_tables, single_batch
+from tests.support.embeddings import FEATURES, OPTIMIZERS, jagged_batch, mixed_tables, single_batch
 from tests.support.reference_engine import ReferenceEngine
 
 
@@ -65,7 +65,7 @@ def test_what_was_not_looked_up_is_named():
     engine = Embedding(mixed_tables(SGD()))
     plan = engine.plan(single_batch(4))
     vectors = engine.lookup(plan)
-    assert plan.step == 0
+    assert plan.step == 0 and set(engine.features) == set(FEATURES)
     with pytest.raises(LookupError, match="no sequence feature 'user' was looked up"):
         vectors.lengths("user")
     with pytest.raises(LookupError, match="'nobody'"):
