@@ -76,7 +76,7 @@ def rewrite(
 def _intercept_data(graph_module: GraphModule) -> None:
     """Lets `weight.data` be what it is outside of graphs, where a table brings its rows up to date first:
     dynamo's own function for it asks no `__torch_function__`."""
-    reader = torch._C._autograd._get_data_attr
+    reader = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     readers = [node for node in graph_module.graph.nodes if node.target is reader]
     for node in readers:
         node.target = _data_of
