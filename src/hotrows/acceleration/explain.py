@@ -40,9 +40,7 @@ class Explanation:
         return "\n".join(_lines(self))
 
 
-def explain(
-    model: nn.Module, *example: Any, refused: Mapping[str, str] | None = None, **kwargs: Any
-) -> Explanation:
+def explain(model: nn.Module, *example: Any, **kwargs: Any) -> Explanation:
     """Runs `model(*example, **kwargs)` once, in its present mode, and reports how its lookups are made.
 
     Buffers, tables with `max_norm` and random states are restored; no gradient is computed.
@@ -62,14 +60,13 @@ def explain(
 
     if accelerated is not None:
         run = type(model)._hotrows_plain.forward.__get__(model)  # type: ignore[attr-defined]
-        refused = {**accelerated.refused, **(refused or {})}
     with _restoring_state(model), capturing():
         capture(run, report)(*_copied(example), **_copied(kwargs))
     read = {lookup.table for graph in report.graphs for lookup in _reads(graph)}
     tables = (name for name, table in model.named_modules() if _is_table(table))
     unread = tuple(name for name in map(_weight_of, tables) if name not in read | _tied(model, read))
-    in_memory = {} if accelerated is None else accelerated.in_memory
-    return Explanation(tuple(report.graphs), unread, dict(refused or {}), tuple(report.notes), in_memory)
+    refused, in_memory = ({}, {}) if accelerated is None else (accelerated.refused, accelerated.in_memory)
+    return Explanation(tuple(report.graphs), unread, dict(refused), tuple(report.notes), in_memory)
 
 
 def _is_table(module: nn.Module) -> bool:
