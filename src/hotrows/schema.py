@@ -83,8 +83,8 @@ class Sparse:
         them; with 0 such a value is an error.
     min_count: values seen less often in the training part count as unknown.
     pooling: `sum` or `mean` of a sample's vectors; of no id: zeros.
-    many: whether a cell holds a list; in text, values are between separators. max_length: number of
-        ids that are used of longer lists, the last ones.
+    many: whether a cell holds a list; in text, values are between separators.
+    max_length: number of ids that are used of longer lists, the last ones.
     transform: value to make an id of. `none`: the value itself. Of a number x: `log` is
         floor(log(x)^2) above 2, floor(x) else; `bucket` the number of `boundaries` that are at most
         x. `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are
@@ -131,8 +131,8 @@ class Sparse:
 class Sequence:
     """A column of lists of ids whose vectors are not pooled: `[N, D]` with offsets.
 
-    separator: character between the ids of a cell of text. max_length: number of ids that are used of
-    longer lists, the last ones. See `Sparse` for the other fields.
+    separator: character between the ids of a cell of text.
+    max_length: number of ids that are used of longer lists, the last ones. Other fields: see `Sparse`.
 
     >>> Sequence("history", vocabulary="item", max_length=50, separator="|").max_length
     50
@@ -157,8 +157,8 @@ class Sequence:
 class Label:
     """A column with the target.
 
-    positive: values that count as 1, all other values count as 0; at_least: least number that counts
-    as 1, smaller ones count as 0. With neither the column itself holds what the loss admits.
+    positive: values that count as 1, all other values count as 0.
+    at_least: least number that counts as 1. With neither the column itself holds what the loss admits.
     loss: how a model learns the label, such as squared or huber:2, see `hotrows.losses` (default:
         log_loss, of 0 and 1).
 
@@ -223,8 +223,7 @@ class Schema:
     features: dense, sparse and sequence features, in the order of the batch.
     label: a column of 0 and 1, or a `Label`, or several of them: one per task.
     columns: the raw file's columns in order, if it has no header line; None: a header names them.
-    delimiter: character between the columns of a raw line; where it does not cut a header that has the
-        columns between commas, tabs, semicolons or bars, that one counts.
+    delimiter: character between the columns of a line (default: a tab, or what the header shows).
     weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
     group: column by whose values AUC is grouped and samples are ranked, such as the user (default: the
         request, or not grouped).

@@ -56,7 +56,8 @@ class Table:
     """Rows of weights that a model reads by id.
 
     name: unique in the model; key of checkpoints and of the initial values of rows.
-    rows: number of ids; dim: weights per row.
+    rows: number of ids.
+    dim: weights per row.
     features: the features that read it, in the order of the model's vectors.
     role: the model's name for these vectors; a feature may read several tables of different roles.
     dtype: of the stored weights, one of `TABLE_DTYPES`; float16 in host memory runs on the plain

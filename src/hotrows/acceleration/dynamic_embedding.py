@@ -30,8 +30,10 @@ from hotrows.table import Initializer, Normal
 class DynamicEmbedding(nn.Embedding):
     """An embedding of keys, with a row for each live one.
 
-    dynamic: when keys get rows and lose them; with a capacity. num_unknown: rows that keys without one
-    read and train, by a hash. initializer: of rows, by (seed, key). options: of `nn.Embedding`.
+    dynamic: when keys get rows and lose them; with a capacity.
+    num_unknown: rows that keys without one read and train, by a hash.
+    initializer: of rows, by (seed, key).
+    options: of `nn.Embedding`.
 
     Rows that were read since the optimizer's last step are not evicted: where the capacity has no room
     for all keys of a step, a call raises ValueError.

@@ -50,7 +50,8 @@ def lookahead(
     """Iterates over a loader, while rows of the batches to come are moved into fast memory.
 
     model: accelerated with fast_memory, or a module that contains such a model; for any other model,
-    the result iterates over the loader alone. inputs: a function from a batch to the arguments of the
+    the result iterates over the loader alone.
+    inputs: a function from a batch to the arguments of the
     model: a tensor, a tuple, or a dictionary of arguments by name; None: learned from the first batch.
     in_flight: number of batches whose rows are in slots or move at once.
 

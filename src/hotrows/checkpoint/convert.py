@@ -36,8 +36,8 @@ def merge(
 ) -> Path:
     """Writes the checkpoint in `folder`, with its base checkpoints, as a full one of one rank.
 
-    out: a new folder, which `load` reads. progress: called with "merging", the number of rows written
-    and that of all rows.
+    out: a new folder, which `load` reads.
+    progress: called with "merging", the number of rows written and that of all rows.
 
     >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
     >>> model = torch.nn.Linear(8, 1)

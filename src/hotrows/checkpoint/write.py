@@ -49,7 +49,8 @@ from hotrows.runtime.file_sums import FileSum
 class State:
     """The state of a trainer without its model.
 
-    fields: plain JSON values; tensors: optimizer and random state by name.
+    fields: plain JSON values.
+    tensors: optimizer and random state by name.
 
     >>> State(step=3, fields={"epoch": 0}, tensors={}).step
     3

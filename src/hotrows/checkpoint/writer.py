@@ -57,10 +57,11 @@ class _Sizes:
 class Writer:
     """Writes the checkpoints of `run`; every call but `close` is collective between ranks.
 
-    fingerprint: of the data's schema and encoders. keep_last: number of latest checkpoints to keep,
-    in addition to the best one (default 1). full_every: write a full checkpoint every N saves,
-    increments between (default 1). background: copy the rows, and write them while training goes on,
-    where memory has room for the copy. Rows in file stores are made durable by the stores, at once.
+    fingerprint: of the data's schema and encoders.
+    keep_last: number of latest checkpoints to keep, in addition to the best one (default 1).
+    full_every: write a full checkpoint every N saves, increments between (default 1).
+    background: copy the rows, and write them while training goes on, where memory has room for the copy.
+    Rows in file stores are made durable by the stores, at once.
     lock: of the run, where the caller has taken it; None: taken here, until `close`.
 
     >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])

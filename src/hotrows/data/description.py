@@ -151,7 +151,8 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Computes sizes, positive rates, missing rates and skew of prepared data. dim: the dim of tables.
+    """Computes sizes, positive rates, missing rates and skew of prepared data.
+    dim: the dim of tables.
 
     >>> describe(data).parts["train"].positive_rates
     {'click': 0.5375}

@@ -42,7 +42,8 @@ def prepare(
         removed when `out` is complete or has failed; after an interruption the next call uses it).
     schema: replaces the data set's schema.
     split: the split of a data set without parts, as in `hotrows prepare`.
-    seed: the seed of the split and of the builder's draws. how: more arguments of `hotrows.data.prepare`.
+    seed: the seed of the split and of the builder's draws.
+    how: more arguments of `hotrows.data.prepare`.
 
     >>> adult = hotrows.datasets.BY_NAME["adult"]  # its raw files come with the package
     >>> hotrows.datasets.prepare(adult, None, f"{folder}/adult").parts["test"].rows

@@ -46,9 +46,11 @@ Build = Callable[[Path | None, Path, int, "Progress | None"], Samples]
 class DataSet:
     """A public data set.
 
-    rows: number of raw samples or events; size: of the raw files, unpacked.
+    rows: number of raw samples or events.
+    size: of the raw files, unpacked.
     home: page that describes the data and its terms.
-    sources: the raw files. sign_in: instructions for a download that needs an account, else empty.
+    sources: the raw files.
+    sign_in: instructions for a download that needs an account, else empty.
     split: split of `prepare`; None if the builder writes a file per part.
     bundled: whether the raw files come with this package.
 

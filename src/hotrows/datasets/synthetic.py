@@ -185,7 +185,8 @@ def synth_criteo(
 
     Equal arguments write equal bytes, and fewer rows the first of these.
 
-    rows: the number of rows. out: the folder for train.txt.
+    rows: the number of rows.
+    out: the folder for train.txt.
     seed: the seed of ids and tastes; another seed has other ones with equal statistics.
     cardinality_scale: of criteo: a factor for the number of values that each field can take, at most
         2^32, which is eight hex digits; how many of them occur depends on the number of rows too.

@@ -21,8 +21,8 @@ class Caching:
 
     fast_memory: bytes of the records in the cache's slots.
     store: where all rows are: `memory`, or `file:PATH`, a folder made when training begins.
-    policy: which rows stay in slots. in_flight: number of batches between their first move and their
-        write-back at most.
+    policy: which rows stay in slots.
+    in_flight: number of batches between their first move and their write-back at most.
     lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`, or of slot maps on
         a device; None: a quarter of `fast_memory`, 64 MiB at least.
     memory_split: how groups of packs share fast memory, see `planning.slot_budget.divide`.

@@ -122,13 +122,15 @@ class Execution:
 class Embedding:
     """The tables of a model, packed.
 
-    tables: what the model declares. optimizer: of the tables that name none (default: Adagrad).
+    tables: what the model declares.
+    optimizer: of the tables that name none (default: Adagrad).
     seed: of the initial values of rows and of stochastic rounding, keyed by table name and id.
-    sequences: features whose vectors are not pooled. pooling: `sum` or `mean` by feature.
+    sequences: features whose vectors are not pooled.
+    pooling: `sum` or `mean` by feature.
     crosses: features made of the ids of others, which tables read like any.
     dynamic: the key tables of dynamic features; None: all ids are ids.
-    caching: rows are behind a cache; None: every row is in memory. read_only: a file store is not
-        opened for training: `CachedTables.view` says what is read.
+    caching: rows are behind a cache; None: every row is in memory.
+    read_only: a file store is not opened for training: `CachedTables.view` says what is read.
     execution: the fields of `Execution`: ranks, sharding, micro_batches, device and more.
 
     >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
@@ -228,12 +230,13 @@ class Embedding:
         return tuple(dict.fromkeys(name for n in read for name in crossed.get(n, (n,))))
 
     def plan(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
-        """All that the batch's ids decide. step: how many updates will have been made before it.
+        """All that the batch's ids decide.
+        step: how many updates will have been made before it.
 
         Where features are dynamic, batches to train on are resolved first (`resolved`); any other is
         planned with the ids that its keys have as of the batches trained.
-        Between ranks: collective; each brings its own samples of the batch. signals: see
-        `planning.routing.RankSignals`.
+        Between ranks: collective; each brings its own samples of the batch.
+        signals: see `planning.routing.RankSignals`.
         """
         return self.planner.plan(self.dynamic.find(batch), step, signals)
 
@@ -262,8 +265,9 @@ class Embedding:
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
 
-        Ids stay in host memory. padded: with padding, so that the tensors of every full batch have equal
-        sizes, or one of a few where it has lists.
+        Ids stay in host memory.
+        padded: with padding, so that the tensors of every full batch have equal sizes, or one of a few
+        where it has lists.
         """
         if plan.on_device:
             assert self.device_planner is not None
@@ -340,9 +344,11 @@ class Embedding:
         """Sums the leaves' gradients per row and applies each pack's row optimizer, in place.
 
         A leaf without a gradient (the loss did not use it) leaves its pack as it was; between ranks it
-        counts as zeros. lr_scale: the factor of a schedule for every learning rate. hyperparameters:
-        those of the step with this scale, where they are known already. clip: the largest norm of the
-        gradients of rows and of the dense part together (`count_squares` comes before the first one).
+        counts as zeros.
+        lr_scale: the factor of a schedule for every learning rate.
+        hyperparameters: those of the step with this scale, where they are known already.
+        clip: the largest norm of the gradients of rows and of the dense part together (`count_squares`
+        comes before the first one).
 
         Returns what the gradients of rows were multiplied with, and those of the dense part are to be.
         """

@@ -93,11 +93,12 @@ class Publisher(Callback):
     """Publishes the model that a trainer trains.
 
     to: a folder, or a URL of a place (`serving.places`): the run's folder then has a copy.
-    every: the interval between versions: 30s, 0.5s or 500b (batches). format: onnx or pt2.
+    every: the interval between versions: 30s, 0.5s or 500b (batches).
+    format: onnx or pt2.
     table_dtype: number format of published rows: float32, float16, int8 or int4.
     shared: features that all rows of a request have in common, see `export`.
-    base_every: deltas between bases (default: until they are as large as a base). keep: how many of the
-    last bases stay, with the deltas after them.
+    base_every: deltas between bases (default: until they are as large as a base).
+    keep: how many of the last bases stay, with the deltas after them.
 
     >>> publisher = Publisher("versions", every="500b")  # trainer.fit(callbacks=[publisher])
     >>> print(publisher.every)

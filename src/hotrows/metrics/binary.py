@@ -20,7 +20,8 @@ def compute_metrics(
 ) -> Metrics:
     """Metrics of [M] logits against [M] labels of 0 and 1, or from 0 to 1.
 
-    weights: [M], above 0; groups: [M] integers, equal within a group.
+    weights: [M], above 0.
+    groups: [M] integers, equal within a group.
 
     >>> metrics = compute_metrics(torch.tensor([2.0, -1.0, 0.5]), torch.tensor([1, 0, 0]))
     >>> metrics.auc, round(metrics.positive_rate, 3)

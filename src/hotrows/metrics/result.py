@@ -35,7 +35,8 @@ class Metrics:
     has both labels, what is not of this kind of label, and all where no sample has a weight above 0.
     positive_rate: the mean label, of labels 0 and 1 the share of 1.
     ranking: further metrics within groups, such as ndcg@10.
-    decides: the metric that validation compares; error: its standard error.
+    decides: the metric that validation compares.
+    error: its standard error.
     scale, shift: these predictions are of logits times `scale` plus `shift`; nan: of logits.
     tasks: metrics by label, where there are several; all other fields are then means over them.
 

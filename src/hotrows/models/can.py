@@ -41,10 +41,12 @@ BASES: dict[str, Callable[[int], nn.Module]] = {
 class CAN(InterestModel):
     """Co-action network (Bian et al. 2022): weights from one feature's id for a small network on another.
 
-    sizes: of the small network; orders: how many powers of its input it reads.
+    sizes: of the small network.
+    orders: how many powers of its input it reads.
 
     pairs: (feature that gives the weights, feature or sequence that feeds them); None: the target and
-    each sequence of every history. base: `pooled` (the history's sum, as the authors), `din` or `dien`.
+    each sequence of every history.
+    base: `pooled` (the history's sum, as the authors), `din` or `dien`.
 
     >>> model = CAN(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})

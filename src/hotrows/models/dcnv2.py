@@ -26,10 +26,12 @@ from hotrows.schema import Schema
 class DCNv2(Model):
     """DCN V2 (Wang et al. 2021): a cross network and an MLP on the vectors.
 
-    num_crosses: layers of the cross network; rank: of their matrices, None for full ones.
+    num_crosses: layers of the cross network.
+    rank: of their matrices, None for full ones.
 
     experts: how many low-rank experts each of these layers mixes; None: plain matrices.
-    hidden: sizes of the deep network's layers; structure: `parallel` or `stacked`.
+    hidden: sizes of the deep network's layers.
+    structure: `parallel` or `stacked`.
     linear: add a weight of each id and dense feature to the logit.
 
     >>> model = DCNv2(data.schema, dim=8)

@@ -49,8 +49,9 @@ class DIEN(InterestModel):
 
     A GRU over each history, a second one led by attention, and an MLP on top.
 
-    evolution, attention, auxiliary: of `interests.EvolvingInterest`; hidden, activation: of the MLP. None
-    stands for the value of the form. histories: as in `DIN`.
+    evolution, attention, auxiliary: of `interests.EvolvingInterest`.
+    hidden, activation: of the MLP. None stands for the value of the form.
+    histories: as in `DIN`.
 
     >>> model = DIEN(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})

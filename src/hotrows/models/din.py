@@ -51,8 +51,8 @@ FORMS: dict[str, dict[str, Any]] = {
 class DIN(InterestModel):
     """DIN (Zhou et al. 2018): attention to the target over each history, and an MLP on top.
 
-    attention, attention_activation, normalize: of `nn.TargetAttention`; hidden, activation: of the MLP.
-    None stands for the value of the form.
+    attention, attention_activation, normalize: of `nn.TargetAttention`.
+    hidden, activation: of the MLP. None stands for the value of the form.
     histories: the sequences that are compared with the item at hand, several joined in a list of
         their own: [["items", "categories"]]. None: each that shares its vocabulary with a feature.
 

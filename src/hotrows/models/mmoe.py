@@ -26,9 +26,12 @@ class MMoE(Model):
 
     labels: names of the labels to learn, a logit each; None: all that the schema has.
 
-    num_experts: how many; expert_hidden: sizes of their layers, the last is their output.
-    gate_hidden: sizes of a gate's hidden layers, none by default; tower_hidden: of a tower's.
-    dropout: of all hidden layers. dims: dim of a vocabulary's vectors where it is not `dim`.
+    num_experts: how many.
+    expert_hidden: sizes of their layers, the last is their output.
+    gate_hidden: sizes of a gate's hidden layers, none by default.
+    tower_hidden: of a tower's.
+    dropout: of all hidden layers.
+    dims: dim of a vocabulary's vectors where it is not `dim`.
 
     >>> model = MMoE(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})

@@ -37,9 +37,10 @@ class TBSM(Model):
     bottom, top: of the DLRM at each step; `dim` follows behind bottom, top's last size is that of z.
 
     inner: the product of z and w: `semidefinite` (z A^T A w), `indefinite` (z A w) or `dot`.
-    length: places of the past, the latest elements of longer histories. attention: hidden layers of the
-        MLP over the places; empty: the scores themselves are the weights.
-    hidden: of the MLP on [context, w]. history: the sequences of the past, joined element by element;
+    length: places of the past, the latest elements of longer histories.
+    attention: hidden layers of the MLP over the places; empty: the scores themselves are the weights.
+    hidden: of the MLP on [context, w].
+    history: the sequences of the past, joined element by element;
         None: all that share their vocabulary with a feature.
 
     >>> model = TBSM(data.schema, dim=8)

@@ -27,7 +27,8 @@ class WideDeep(Model):
     hidden: sizes of the deep part's hidden layers.
 
     crosses: features whose combinations have weights of their own in the wide part, such as
-        [["user", "item"]]; cross_rows: buckets that the combinations of each are hashed to.
+        [["user", "item"]].
+        cross_rows: buckets that the combinations of each are hashed to.
     l1, l2, wide_lr: of the wide part's FTRL.
     dims: dim of a vocabulary's vectors where it is not `dim`.
 

@@ -48,10 +48,11 @@ def activation_layer(name: str, width: int) -> nn.Module:
 class MLP(nn.Module):
     """A multilayer perceptron, linear layers of the given sizes: [B, sizes[0]] -> [B, sizes[-1]].
 
-    activation: after every layer but the last; last_activation: after the last: "relu", "sigmoid",
-    "tanh", "none", or, with parameters of their own for each layer, "prelu" and "dice".
-    dropout: the share of hidden activations dropped in training; batch_norm: before activations.
-    Weights start at N(0, sqrt(2 / (in + out))) as in DLRM, biases at 0.
+    activation: after every layer but the last.
+    last_activation: after the last: "relu", "sigmoid", "tanh", "none", or, with parameters of their own
+    for each layer, "prelu" and "dice".
+    dropout: the share of hidden activations dropped in training.
+    batch_norm: before activations. Weights start at N(0, sqrt(2 / (in + out))) as in DLRM, biases at 0.
 
     Where `use_linear_paths` has chosen paths, a layer and its ReLU are one function, and so are all
     layers together where nothing else is between them; else every part is PyTorch's own.

@@ -66,9 +66,10 @@ class CutBatch:
 class EventStream:
     """A stream of batches of at most `batch_size` events, in the order of the source.
 
-    state: of an earlier process, to go on from. dead_letters: where malformed and late events go; None:
-    they are counted alone. cuts: the positions of the reads that each batch is made of, as an earlier run
-    has logged them: the same batches are made anew.
+    state: of an earlier process, to go on from.
+    dead_letters: where malformed and late events go; None: they are counted alone.
+    cuts: the positions of the reads that each batch is made of, as an earlier run has logged them: the
+    same batches are made anew.
 
     >>> from hotrows.streams import StreamConfig, open_source
     >>> stop = StreamConfig(stop_when_idle=0.1)

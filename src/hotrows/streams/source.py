@@ -70,7 +70,8 @@ class EventSource(Protocol):
 
 
 def open_source(text: str, schema: Schema) -> EventSource:
-    """Opens the source that a text names. schema: of the events; text files are read by it.
+    """Opens the source that a text names.
+    schema: of the events; text files are read by it.
 
     >>> open_source(f"folder:{folder}", data.schema).name.startswith("folder:")
     True

@@ -167,9 +167,10 @@ class _Sender:
 class MLflow(Tracker):
     """Logs to MLflow.
 
-    experiment: its name (default: MLFLOW_EXPERIMENT_NAME, else hotrows); uri: of the store, such as
-    sqlite:///mlflow.db (default: as MLflow has it). Within `mlflow.start_run()` it logs to that run, and
-    leaves it open. Characters that MLflow does not take in names become _: ndcg@10 is ndcg_10.
+    experiment: its name (default: MLFLOW_EXPERIMENT_NAME, else hotrows).
+    uri: of the store, such as sqlite:///mlflow.db (default: as MLflow has it). Within
+    `mlflow.start_run()` it logs to that run, and leaves it open. Characters that MLflow does not take in
+    names become _: ndcg@10 is ndcg_10.
     """
 
     name = "mlflow"

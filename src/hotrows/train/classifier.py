@@ -50,7 +50,8 @@ class Classifier:
         `hotrows.data.draft_schema`).
     run: a new folder for the run (default: a temporary one, deleted with this object).
     validation: the share of the rows that decides which checkpoint is the best.
-    verbose: as `Trainer.fit` takes it. random_state: the seed, by scikit-learn's name (default: `seed`).
+    verbose: as `Trainer.fit` takes it.
+    random_state: the seed, by scikit-learn's name (default: `seed`).
     settings: fields of `TrainConfig`, such as epochs=2.
 
     After `fit`: classes_, both values of the labels; schema_; notes_, what a drafted schema is unsure of;
@@ -93,10 +94,12 @@ class Classifier:
         """Trains on a frame: pandas, Polars, Arrow, or a dict of columns.
 
         y: a label for each row, of two values, the greater of which is predicted, or the name of its
-        column in X; a series names the label. callbacks: as `Trainer.fit` takes them.
+        column in X; a series names the label.
+        callbacks: as `Trainer.fit` takes them.
         sample_weight: how much each row counts in the loss and in metrics, numbers of at least 0
-        (default: 1, or the schema's weights). eval_set: (X, y) of other rows, which choose the best
-        checkpoint in place of a share `validation` of these; or a list of one such pair.
+        (default: 1, or the schema's weights).
+        eval_set: (X, y) of other rows, which choose the best checkpoint in place of a share `validation`
+        of these; or a list of one such pair.
         """
         table, labels = _rows_and_labels(X, y)
         num_rows = len(labels)

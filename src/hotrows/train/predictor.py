@@ -118,10 +118,10 @@ class Predictor(Recommender):
     ) -> Metrics:
         """Computes metrics over a `Part` of prepared data, or over raw rows, as `predict` takes them.
 
-        progress: called with samples done and in all, of a part. metrics: further ones within groups,
-        such as "ndcg@10,mrr" (default: those that the run was trained with). Warns of predictions that
-        are no better than one constant, and of values far from those trained on. ValueError where the
-        rows have no labels.
+        progress: called with samples done and in all, of a part.
+        metrics: further ones within groups, such as "ndcg@10,mrr" (default: those that the run was
+        trained with). Warns of predictions that are no better than one constant, and of values far from
+        those trained on. ValueError where the rows have no labels.
         """
         if metrics is not None:
             self.ranking = ranking_of(self.schema, metrics)

@@ -25,11 +25,13 @@ class Progress:
     stage: `train` or `evaluate`; done and total: steps, or samples when evaluating. The total of a stream
         is not known: 0.
     loss, samples_per_second: of the last interval of training.
-    hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
-        second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.
-        All of the last interval, None where every row is in memory.
-    validation: metrics of the evaluation after this step; is_best: whether this
-        checkpoint is the best so far, by the rule of the run; is_peak: whether its score is the highest.
+    hit_rate: the share of rows that were in fast memory already.
+    bytes_in, bytes_out: moved per second.
+        waited: the share of the interval spent waiting.
+        waited_for: mostly for this stage. All of the last interval, None where every row is in memory.
+    validation: metrics of the evaluation after this step.
+    is_best: whether this checkpoint is the best so far, by the rule of the run.
+        is_peak: whether its score is the highest.
 
     >>> seen = []
     >>> config = hotrows.TrainConfig(steps=2)

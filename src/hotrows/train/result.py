@@ -79,8 +79,8 @@ class Result:
     def from_json(run: Path | str, fields: dict[str, Any]) -> Result:
         """The result of `to_json`, of a run in the folder `run`."""
         try:
-            of_parts = {part: fields[part] for part in ("validation", "test")}
-            parts = {part: Metrics.from_json(of) if of else None for part, of in of_parts.items()}
+            stored = {part: fields[part] for part in ("validation", "test")}
+            parts = {part: Metrics.from_json(one) if one else None for part, one in stored.items()}
             return Result(**{**fields, **parts, "run": Path(run)})
         except (KeyError, TypeError) as error:
             raise ValueError(f"the result of {run} is damaged: {error}; train again") from error

@@ -72,7 +72,8 @@ def _advice_on(name: str) -> str:
 class Trainer:
     """One run: a model, its tables, its optimizers and its folder.
 
-    data: prepared data, or its folder; config: the settings (default: `TrainConfig()`).
+    data: prepared data, or its folder.
+    config: the settings (default: `TrainConfig()`).
     run: a new folder, or with `resume` one to go on with (default: runs/MODEL-NUMBER).
     model: in place of the config's: a name, a class made of `hotrows.models.Model`, or an object of one,
         which is trained as it is. `config.model_options` are the arguments of the class.

@@ -89,8 +89,8 @@ def advise(
 ) -> Advice:
     """Expects a speed of each size, and finds where more memory stops to pay.
 
-    samples_per_second: speed of training with all rows in memory; None: not known. slow: `SlowMemory`, or
-    `FileSpeed` for a simulation with `in_file`.
+    samples_per_second: speed of training with all rows in memory; None: not known.
+    slow: `SlowMemory`, or `FileSpeed` for a simulation with `in_file`.
 
     >>> from hotrows.tuning.cache_simulation import simulate
     >>> advise(simulate(data, model="fm", batch_size=16)).fast_memory > 0

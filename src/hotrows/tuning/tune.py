@@ -134,8 +134,9 @@ def tune(
     """The fastest configuration found in about `seconds`, from `config` as it stands.
 
     seconds: the time for all measurements, about.
-    may_change: settings that change results, and may: any of `MAY_CHANGE`. fixed: settings that stay
-    as they are. ranks: those that train together; all call this, and all get the same answer.
+    may_change: settings that change results, and may: any of `MAY_CHANGE`.
+    fixed: settings that stay as they are.
+    ranks: those that train together; all call this, and all get the same answer.
     progress: called with what is measured, its number, and how many there may be.
     """
     # 1. Settle what is left open, and list settings with their values.

@@ -48,9 +48,10 @@ _ZERO, _MINUS = ord("0"), ord("-")
 class Encoder:
     """Encodes raw rows by the vocabularies and statistics of a schema.
 
-    values: by vocabulary, in the order of `readers_of`; memory: bytes that may be used to look values
-    up faster than in their files (default: 1 GiB); parts: of the prepared data, whose rates of unknown
-    and missing values are usual (default: none is known).
+    values: by vocabulary, in the order of `readers_of`.
+    memory: bytes that may be used to look values up faster than in their files (default: 1 GiB).
+    parts: of the prepared data, whose rates of unknown and missing values are usual (default: none is
+    known).
 
     >>> encoder = Encoder.open(data.path)
     >>> (batch,) = encoder.encode(frame)

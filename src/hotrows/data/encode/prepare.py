@@ -72,7 +72,8 @@ def prepare(
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
         a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
-    validation: more rows, all of which validate. test: more rows, all of which test.
+    validation: more rows, all of which validate.
+    test: more rows, all of which test.
     out: a folder for the encoded data, new or empty.
     split: how rows are split into training, validation and test: fraction:A,B,C at random,
         stratified:A,B,C with equal rates of each label, position:A,B,C in order, time:A,B,C by time,

@@ -128,8 +128,9 @@ class Loader:
     ) -> Stream:
         """Returns the batches of one epoch after the other, loaded ahead.
 
-        epochs: stop before the epoch of this number (default: never). position: `state_dict()` of a
-        stream, to resume from. prefetch: number of batches to load ahead; 0: load without a thread.
+        epochs: stop before the epoch of this number (default: never).
+        position: `state_dict()` of a stream, to resume from.
+        prefetch: number of batches to load ahead; 0: load without a thread.
         """
         return Stream(self, self.identity, epochs, position, prefetch, pin_memory)
 

@@ -76,7 +76,8 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     """Drafts a schema from the first rows of raw data, at most 30,000.
 
     source: a path, glob, folder or URL, an Arrow table or a frame: what `prepare` reads; of several files
-        the first is looked at. label: the column of the target (default: the likeliest).
+        the first is looked at.
+        label: the column of the target (default: the likeliest).
 
     >>> rows = {"user": ["a", "b", "a"], "click": [0, 1, 0]}
     >>> draft_schema(rows, label="click").schema.labels[0].name

@@ -160,7 +160,8 @@ class EncodedData:
             raise ValueError(problem)
 
     def problems(self, sections: bool = True) -> Iterator[str]:
-        """Says of each damaged file what is wrong with it; sections: read them all, not headers alone."""
+        """Says of each damaged file what is wrong with it.
+        sections: read them all, not headers alone."""
         files: dict[str, int | None] = {}
         for part in self.parts.values():
             files |= {shard.file: shard.header for shard in part.shards}
