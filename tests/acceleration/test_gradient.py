@@ -251,6 +251,33 @@ def test_a_checkpoint_runs_again_with_the_ids_that_it_had(change, message):
         torch.testing.assert_close(gradient(accelerated=True), gradient(accelerated=False))
 
 
+def test_lookups_of_one_weight_have_a_sparse_gradient_only_if_all_of_them_ask_for_it():
+    """Adamax refused the gradient of a weight that a dense bag and a sparse one read."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user = torch.nn.EmbeddingBag(9, 4, mode="sum")
+            self.friend = torch.nn.EmbeddingBag(9, 4, mode="sum", sparse=True)
+            self.friend.weight = self.user.weight
+
+        def forward(self, ids):
+            return (self.user(ids) * self.friend(ids.flip(0))).sum()
+
+    weights = []
+    for accelerated in (False, True):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.Adamax(model.parameters())
+        if accelerated:
+            model, optimizer = hotrows.accelerate(model, optimizer)
+        model(torch.arange(6).view(3, 2)).backward()
+        assert not model.user.weight.grad.is_sparse
+        optimizer.step()
+        weights.append(model.user.weight.detach().clone())
+    torch.testing.assert_close(weights[1], weights[0])
+
+
 def test_a_row_taken_by_one_number_is_a_view_that_changes_with_its_table():
     """`weight[tensor(3)]` was a copy, which kept what the row was before max_norm cut it."""
     rows = []

@@ -97,7 +97,8 @@ def _lookup_pack(
     numbers = {id(weight): t for t, weight in enumerate(weights)}
     reads = [(numbers[id(call.weight)], call.ids.numel()) for call in calls]
     sizes, shapes = [call.num_bags for call in calls], [call.shape for call in calls]
-    pack = _PackLookup(plan, tables, reads, sizes, shapes, any(c.lookup.sparse for c in calls))
+    sparse = [all(c.lookup.sparse for c in calls if c.weight is weight) for weight in weights]
+    pack = _PackLookup(plan, tables, reads, sizes, shapes, sparse)
     if trains:
         return _LookupFunction.apply(pack, *weights)
     return pack.forward()
@@ -123,6 +124,7 @@ class _PackLookup:
 
     reads: of each call of the model, the number of its table and of its ids.
     sizes, shapes: of each call, its number of vectors and the shape of its result.
+    sparse: of each table, whether all its lookups ask for sparse gradients: else their sum is dense.
     """
 
     plan: TablePlan
@@ -130,7 +132,7 @@ class _PackLookup:
     reads: list[tuple[int, int]]
     sizes: list[int]
     shapes: list[tuple[int, ...]]
-    is_sparse: bool
+    sparse: list[bool]
 
     def forward(self) -> tuple[Tensor, ...]:
         plan, pack = self.plan, self.plan.pack
@@ -196,7 +198,7 @@ class _LookupFunction(torch.autograd.Function):
                 results.append(RowGradient(table, (part,)))
             else:
                 values = pack.plan.targets[t].weights
-                results.append(_plain_gradient(part, values, pack.is_sparse))
+                results.append(_plain_gradient(part, values, pack.sparse[t]))
         return tuple(results)
 
 
