@@ -375,7 +375,7 @@ def _plain(known: Setting, value: Any) -> Any:
 def advice_on(name: str) -> str:
     """Advice for a name that is not a setting, for messages."""
     if name in ("lr", "learning_rate", "embedding_lr"):
-        return "; of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"
+        return "; tables learn by row_optimizer=hotrows.Adagrad(lr=0.05), the dense part by dense_lr"
     elsewhere = (
         "; a model's own arguments are in model_options, and `hotrows train --help` has all settings"
     )

@@ -121,7 +121,14 @@ def test_a_delimiter_that_gives_other_columns_is_named(tmp_path):
 
 def test_a_header_without_a_label(tmp_path):
     write(tmp_path / "raw", [("price", "user", "item"), ("1", "a", "b")], ",")
-    assert "the header lacks the columns ['label']" in refused(tmp_path, HEADED)
+    message = refused(tmp_path, HEADED)
+    assert "the header lacks the columns ['label']" in message
+    assert message.endswith("; training needs the label, and `hotrows predict` does not")
+
+
+def test_a_header_that_has_some_columns_raises_no_doubt_about_the_delimiter(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "item"), ("0", "1", "x")], ",")
+    assert refused(tmp_path, HEADED).endswith("; correct the schema")
 
 
 def test_a_header_is_named_in_few_words_whatever_is_in_it(tmp_path):
@@ -130,7 +137,7 @@ def test_a_header_is_named_in_few_words_whatever_is_in_it(tmp_path):
     many = Schema(tuple(Sparse(f"feature_{i}") for i in range(400)), delimiter=",", name="many")
     message = refused(tmp_path, many)
     assert "lacks the columns ['feature_0', 'feature_1'," in message
-    assert "and 389 more] that schema 'many' asks for" in message
+    assert "and 389 more] that schema 'many' reads" in message
     assert len(message) < 1200
 
 

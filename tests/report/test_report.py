@@ -145,7 +145,7 @@ def test_reasons_of_a_sharding_are_folded(folder, tmp_path, monkeypatch):
 
 
 def test_what_no_report_can_be_made_of_is_refused_in_a_line(folder, tmp_path):
-    with pytest.raises(ValueError, match="is no run folder: it has no config.json"):
+    with pytest.raises(ValueError, match="is not a run folder: it has no config.json"):
         page_of(folder, "enc")
     with pytest.raises(ValueError, match="of 1 to 6 different runs, not of"):
         page_of(folder, "a", "a")

@@ -31,8 +31,8 @@ def test_train_has_an_option_for_each_setting_that_has_one():
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("lr", "of rows it is row_optimizer=hotrows.Adagrad(lr=0.05), of the dense part dense_lr"),
-        ("learning_rate", "of rows it is row_optimizer="),
+        ("lr", "tables learn by row_optimizer=hotrows.Adagrad(lr=0.05), the dense part by dense_lr"),
+        ("learning_rate", "tables learn by row_optimizer="),
         ("n_epochs", "did you mean 'epochs'?"),
         ("hidden", "a model's own arguments are in model_options"),
     ],

@@ -164,7 +164,7 @@ def test_what_is_no_config_and_no_model_is_refused(encoded, tmp_path, how, messa
     ("argument", "advice"),
     [
         ("epochs", "it is a setting: Trainer(data, TrainConfig(epochs=...))"),
-        ("lr", "of rows it is row_optimizer="),
+        ("lr", "tables learn by row_optimizer="),
         ("n_epochs", "did you mean 'epochs'?"),
     ],
 )

@@ -229,7 +229,7 @@ def test_a_store_of_a_run_that_has_begun_stays_even_without_a_checkpoint(encoded
     trainer.embedding.close()
     files = sorted(store.rglob("*"))
     with pytest.raises(
-        ValueError, match=f"store .* exists already: go on with its run, {run.resolve()} "
+        ValueError, match=f"store .* exists already: resume its run, {run.resolve()} "
     ):
         Trainer(encoded, config, tmp_path / "b")
     assert sorted(store.rglob("*")) == files

@@ -260,7 +260,7 @@ def test_a_test_part_without_clicks_has_no_auc_and_no_crash(tmp_path):
 
 
 def test_a_folder_in_use_is_not_begun_twice(encoded, whole, tmp_path):
-    with pytest.raises(ValueError, match=r"exists already: go on with it \(resume=True, --resume"):
+    with pytest.raises(ValueError, match=r"exists already: resume it \(resume=True, --resume"):
         Trainer(encoded, CONFIG, whole[0].run)
     with pytest.raises(ValueError, match="there is no run to resume in"):
         Trainer(encoded, CONFIG, tmp_path / "none", resume=True)
@@ -304,7 +304,7 @@ def test_a_part_that_is_not_there_is_named(encoded, whole):
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is no run folder: it has no config.json"):
+    with pytest.raises(ValueError, match="is not a run folder: it has no config.json"):
         load_run(tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
 def test_a_store_belongs_to_one_run(encoded, tmp_path):
     config = in_file(tmp_path / "store")
     Trainer(encoded, config, tmp_path / "a").fit()
-    with pytest.raises(ValueError, match="exists already: go on with its run"):
+    with pytest.raises(ValueError, match="exists already: resume its run"):
         Trainer(encoded, config, tmp_path / "b")
 
 

@@ -98,8 +98,8 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     """Draft a schema from a file.
 
     Reads the first rows of what `hotrows prepare` reads, and writes a schema that it takes as it is:
-    delimiter, header, types, times, lists and label. What was unsure or left out is said on standard
-    error; correct the file where it is wrong.
+    delimiter, header, types, times, lists and label. Prints to standard error what was unsure
+    or left out; correct the file if it is wrong.
     """
     if out is not None and out.exists():
         raise click.UsageError(f"{out} exists; give another name, or remove it")
@@ -113,7 +113,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
         click.echo(draft.to_json(), nl=False)
         return
     write_text(out, draft.to_json())
-    split = " --split time:0.8" if draft.schema.time else ""
+    split = " --split time:0.8,0.1,0.1" if draft.schema.time else ""
     click.echo(
         f"{out}: next, hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True
     )

@@ -115,7 +115,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "--run-dir",
     "run",
     type=FOLDER,
-    help="Folder of the run; under torchrun say --run-dir.  [default: runs/MODEL-NUMBER]",
+    help="Folder of the run; under torchrun use --run-dir.  [default: runs/MODEL-NUMBER]",
 )
 @click.option(
     "--config",
@@ -158,7 +158,7 @@ def train_command(
     """Train a model on prepared data.
 
     DATA is a folder that `hotrows prepare` wrote or, with --schema, Parquet files of numbered ids. The
-    run keeps its best and its last checkpoint. Ctrl-C saves, and --resume continues to the same bits.
+    run keeps its best and its last checkpoint. Ctrl-C saves, and --resume continues.
     torchrun starts several ranks, which share tables and batches.
     """
     # 1. Go on with a run, where asked or where the job was started again.

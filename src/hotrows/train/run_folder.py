@@ -79,7 +79,7 @@ def check(run: Path, resume: bool) -> bool:
         raise ValueError(f"there is no run to resume in {run}; begin it without resume")
     if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
         raise ValueError(
-            f"{run} exists already: go on with it (resume=True, --resume), or name a new folder"
+            f"{run} exists already: resume it (resume=True, --resume), or name a new folder"
         )
     return begun
 
@@ -279,7 +279,7 @@ def no_run(path: Path) -> ValueError:
     """The error of a file that a run folder has, and that is not there."""
     run = path.parent
     return ValueError(
-        f"{run} is no run folder: it has no {path.name}" if run.exists() else f"{run} does not exist"
+        f"{run} is not a run folder: it has no {path.name}" if run.exists() else f"{run} does not exist"
     )
 
 
@@ -365,6 +365,6 @@ def _make_way(path: Path | None) -> None:
         return
     run = f", {(path / _RUN_OF_STORE).read_text().strip()}" if (path / _RUN_OF_STORE).is_file() else ""
     raise ValueError(
-        f"store {path} exists already: go on with its run{run} (resume=True, --resume), or name a new "
+        f"store {path} exists already: resume its run{run} (resume=True, --resume), or name a new "
         f"folder; delete it if no run needs it"
     )

@@ -149,7 +149,7 @@ def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
     absent = [c for c in _columns_read(schema) if c not in types and c not in file.partitions]
     if absent:
         raise ValueError(
-            f"{file.name} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
+            f"{file.name} lacks the columns {absent} that schema {schema.name!r} reads; it has "
             f"{', '.join(map(repr, [*types, *file.partitions]))}"
             f"{did_you_mean(absent[0], [*types, *file.partitions])}"
         )

@@ -353,9 +353,13 @@ def check_present(
         others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
         write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
         hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
-        advice = did_you_mean(absent[0], names) or (hint if "header" in where else "; correct the schema")
+        is_unread = "header" in where and not set(columns) & set(names)
+        hint = hint if is_unread else "; correct the schema"
+        if set(absent) <= {column_of(label) for label in schema.labels}:
+            hint = "; training needs the label, and `hotrows predict` does not"
+        advice = did_you_mean(absent[0], names) or hint
         raise ValueError(
-            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} asks for; "
+            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} reads; "
             f"it has {_shortened(list(names))}{advice}"
         )
     # 3. A feature that is absent is missing in every row.
