@@ -228,8 +228,6 @@ def test_a_store_of_a_run_that_has_begun_stays_even_without_a_checkpoint(encoded
     trainer = Trainer(encoded, config, run)
     trainer.embedding.close()
     files = sorted(store.rglob("*"))
-    with pytest.raises(
-        ValueError, match=f"store .* exists already: resume its run, {run.resolve()} "
-    ):
+    with pytest.raises(ValueError, match=f"store .* exists already: resume its run, {run.resolve()} "):
         Trainer(encoded, config, tmp_path / "b")
     assert sorted(store.rglob("*")) == files

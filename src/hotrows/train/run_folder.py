@@ -78,9 +78,7 @@ def check(run: Path, resume: bool) -> bool:
     if resume and not (run / "config.json").exists():
         raise ValueError(f"there is no run to resume in {run}; begin it without resume")
     if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
-        raise ValueError(
-            f"{run} exists already: resume it (resume=True, --resume), or name a new folder"
-        )
+        raise ValueError(f"{run} exists already: resume it (resume=True, --resume), or name a new folder")
     return begun
 
 
