@@ -85,10 +85,10 @@ def predict_command(
     Prints one probability a line (of a label that is a number, the number) for each row of RAW, in order;
     of a model with several labels one for each, with tabs between.
 
-    RAW is text or Parquet with the columns that the data was prepared from, in any order if they
-    have names; others are ignored. A feature's column that is missing counts as missing values, and values
-    that training has not seen as unknown. Standard error gets their rates, a warning if these are far from
-    the training data's, and metrics if RAW has labels.
+    RAW is text or Parquet with the columns that the data was prepared from, in any order if they have
+    names; others are ignored. A feature's column that is missing counts as missing values, and values
+    that training has not seen as unknown. Standard error gets their rates, a warning if these are far
+    from the training data's, and metrics if RAW has labels.
     """
     if columns and out is not None and out.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--columns needs --out FILE with {', '.join(FORMATS)}, not {out.name}")

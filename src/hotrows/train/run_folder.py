@@ -78,9 +78,7 @@ def check(run: Path, resume: bool) -> bool:
     if resume and not (run / "config.json").exists():
         raise ValueError(f"there is no run to resume in {run}; begin it without resume")
     if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
-        raise ValueError(
-            f"{run} exists already: resume it (resume=True, --resume), or name a new folder"
-        )
+        raise ValueError(f"{run} exists already: resume it (resume=True, --resume), or name a new folder")
     return begun
 
 
@@ -278,9 +276,8 @@ def _existing(path: Path) -> Path:
 def no_run(path: Path) -> ValueError:
     """The error of a file that a run folder has, and that is not there."""
     run = path.parent
-    return ValueError(
-        f"{run} is not a run folder: it has no {path.name}" if run.exists() else f"{run} does not exist"
-    )
+    problem = f"is not a run folder: it has no {path.name}" if run.exists() else "does not exist"
+    return ValueError(f"{run} {problem}; correct the path")
 
 
 def read_json(path: Path) -> dict[str, Any]:
