@@ -487,6 +487,7 @@ def test_the_command_writes_a_schema_and_what_it_is_unsure_of(tmp_path, capsys):
     assert Schema.load(tmp_path / "clicks.json") == draft_schema(path).schema
     written = capsys.readouterr()
     assert written.out == "" and f"--schema {out} --split time:0.8,0.1,0.1 --out enc" in written.err
+    assert f"{out}: Schema('custom', label click; " in written.err
     with pytest.raises(SystemExit) as error:
         cli.main(["schema", path, "--out", out])
     assert error.value.code == 2 and "exists; give another name" in capsys.readouterr().err

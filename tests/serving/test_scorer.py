@@ -214,7 +214,7 @@ def test_damaged_foreign_and_partial_bundles_are_refused_in_a_line(din_bundle, d
         edited: "export.json is damaged: its checksum is wrong",
         gone: "data.json is damaged: the file is missing; export again",
         weights: "is an export of weights alone (--format safetensors), and has no program to serve",
-        tmp_path: "is no export: it has no export.json",
+        tmp_path: "is not an export: it has no export.json",
     }.items():
         with pytest.raises(ValueError, match=re.escape(why)):
             Scorer(folder)

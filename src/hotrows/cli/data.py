@@ -114,9 +114,8 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
         return
     write_text(out, draft.to_json())
     split = " --split time:0.8,0.1,0.1" if draft.schema.time else ""
-    click.echo(
-        f"{out}: next, hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True
-    )
+    click.echo(f"{out}: {draft.schema}", err=True)
+    click.echo(f"next: hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True)
 
 
 @command(

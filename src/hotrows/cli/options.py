@@ -48,8 +48,8 @@ class Run(Place):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         run = super().convert(value, param, ctx)
         if not (run / "config.json").exists():
-            missing = "is not a run folder: it has no config.json" if run.exists() else "does not exist"
-            raise ValueError(f"{run} {missing}")
+            problem = "is not a run folder: it has no config.json" if run.exists() else "does not exist"
+            raise ValueError(f"{run} {problem}; correct the path")
         return run
 
 

@@ -147,7 +147,9 @@ def open_bundle(path: Path | str) -> Bundle:
     does not fit."""
     path = Path(path)
     if not (path / MANIFEST).exists():
-        raise ValueError(f"{path} is no export: it has no {MANIFEST}; name a folder of `hotrows export`")
+        raise ValueError(
+            f"{path} is not an export: it has no {MANIFEST}; name a folder of `hotrows export`"
+        )
     fields = EXPORT_FILE.read(path / MANIFEST)
     if "program" not in fields:
         raise ValueError(

@@ -279,7 +279,7 @@ def _is_arrow(headers: Any) -> bool:
         raise Refused(415, f"{line}, found {encoding[:60]!r}")
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind not in ("application/json", ARROW):
-        raise Refused(415, f"expected a body of application/json or {ARROW}, found {kind[:60]!r}")
+        raise Refused(415, f"expected Content-Type: application/json or {ARROW}, found {kind[:60]!r}")
     return kind == ARROW
 
 

@@ -276,9 +276,8 @@ def _existing(path: Path) -> Path:
 def no_run(path: Path) -> ValueError:
     """The error of a file that a run folder has, and that is not there."""
     run = path.parent
-    return ValueError(
-        f"{run} is not a run folder: it has no {path.name}" if run.exists() else f"{run} does not exist"
-    )
+    problem = f"is not a run folder: it has no {path.name}" if run.exists() else "does not exist"
+    return ValueError(f"{run} {problem}; correct the path")
 
 
 def read_json(path: Path) -> dict[str, Any]:
