@@ -9,6 +9,7 @@ import pytest
 
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.stored import sections
+from hotrows.runtime.atomic_files import publish
 from hotrows.schema import Schema, Sparse
 from tests.data.raw import SCHEMA, write
 from tests.reference.rows_of_data import use_plain_python
@@ -217,11 +218,23 @@ def test_prepared_data_is_replaced_only_where_that_is_said(tmp_path):
     assert EncodedData.open(out).parts["train"].rows == 9
     assert prepare([tmp_path / "raw"], SCHEMA, out, overwrite=True, **every).parts["train"].rows == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "out", "raw"]
+    (tmp_path / "out.old").mkdir()  # somebody's own, which an overwrite deleted
+    prepare([tmp_path / "raw"], SCHEMA, out, overwrite=True, **every)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "out", "out.old", "raw"]
     shutil.rmtree(out)
     out.mkdir()
     (out / "precious").write_text("")
     with pytest.raises(ValueError, match="out exists and is no empty folder; delete it"):
         prepare([tmp_path / "raw"], SCHEMA, out, overwrite=True, **every)
+
+
+def test_what_is_replaced_comes_back_where_the_new_folder_cannot_be_renamed(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "data.json").write_text("old")
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "absent", tmp_path / "out", replaces=True)
+    assert (tmp_path / "out" / "data.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("delimiter", ["::", "", "\n", '"', "ä"])

@@ -65,15 +65,15 @@ def new_folder(
     interrupted, an equal job continues in it, and a lock keeps two processes apart. replaces: a folder
     with this file in it is replaced, once the new one is complete.
     """
-    old = path.with_name(path.name + ".old") if replaces and (path / replaces).is_file() else None
-    if old is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+    is_replaced = replaces is not None and (path / replaces).is_file()
+    if not is_replaced and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists and is no empty folder; delete it, or choose another name")
     part = part_of(path)
     with _resumed(part, job) if job is not None else _begun(part):
         try:
             make_folder(part)
             yield part
-            publish(part, path, old)
+            publish(part, path, is_replaced)
             if job is not None:  # until here, as without them nobody could continue in the folder
                 for name in (_JOB, LOCK):
                     (path / name).unlink()
@@ -89,10 +89,11 @@ def new_folder(
             ) from error
 
 
-def publish(part: Path, path: Path, old: Path | None = None) -> None:
+def publish(part: Path, path: Path, replaces: bool = False) -> None:
     """Renames the complete file or folder `part` to `path`, durably: bytes first, then names.
 
-    old: where a folder that is replaced is meanwhile, before it is deleted.
+    replaces: `path` is a folder, which is deleted once the new one has its name; until then it is in a
+    new folder beside it, and comes back where the new one cannot be renamed.
     """
     for folder, _, names in os.walk(part):
         for name in names:
@@ -100,13 +101,20 @@ def publish(part: Path, path: Path, old: Path | None = None) -> None:
         sync(Path(folder))
     if part.is_file():
         sync(part)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed here
-        os.replace(path, old)
-    os.replace(part, path)
+    if not replaces:
+        os.replace(part, path)
+        sync(path.parent)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f"{path.name}.old-", dir=path.parent))
+    os.replace(path, aside / path.name)
+    try:
+        os.replace(part, path)
+    except OSError:
+        os.replace(aside / path.name, path)
+        aside.rmdir()
+        raise
     sync(path.parent)
-    if old is not None:
-        shutil.rmtree(old)
+    shutil.rmtree(aside)
 
 
 def sync(path: Path) -> None:
