@@ -230,7 +230,7 @@ TABLES = [
         "calibration",
         "data | model | settings | test AUC | log loss as trained | factor | with it",
         calibration,
-        (Origin("calibration", "benchmarks.calibration"),),
+        (Origin("calibration", "benchmarks.calibration", earlier="dffa3b8c"),),
     ),
     Table(
         "peers",
