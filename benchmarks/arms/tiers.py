@@ -128,7 +128,7 @@ def _mapped(tables, optimizer, setting: dict) -> Embedding:
     size = table_bytes(setting)
     new = not path.exists() or path.stat().st_size != size
 
-    def mapped(num_rows: int, width: int) -> torch.Tensor:
+    def mapped(num_rows: int, width: int, _device=None) -> torch.Tensor:
         path.touch()
         flat = torch.from_file(str(path), shared=True, size=num_rows * width, dtype=torch.uint8)
         return flat.view(num_rows, width)
