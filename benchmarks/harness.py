@@ -30,6 +30,7 @@ OURS = "ours"  # the environment that runs this script
 TIMEOUT = 1200  # seconds for one arm in one round
 QUIET = 0.12  # cores that other programs may take in a round that counts
 PACKAGES = ("hotrows", "torch", "numpy", "pyarrow")
+UNCOUNTED = (":!benchmarks/results", ":!docs/pictures")  # what benchmarks write
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def conditions(threads: int) -> dict:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", ":!benchmarks/results")),
+        "uncommitted_changes": bool(git("status", "--porcelain", *UNCOUNTED)),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
