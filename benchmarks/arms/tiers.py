@@ -201,7 +201,7 @@ def _timed(runner, embedding, step, setting: dict) -> dict:
             step(embedding, work)
             cached_tables = embedding.cached_tables
             rows_in += cached_tables.traffic(work.item.plan).rows_in if cached_tables else 0
-            if cached_tables and cached_tables.wants_checkpoint:
+            if cached_tables and cached_tables.requests_checkpoint():
                 with runner.paused():
                     cached_tables.retain([cached_tables.checkpoint()])
                 num_checkpoints += 1
