@@ -39,11 +39,14 @@ MODELS = {  # what each adds, what it needs, how many labels it learns
     "deepfm": ("FM and an MLP on the same vectors", "", "one"),
     "dlrm": ("dot products, with the dense features as one vector", "ids, dense features", "one"),
     "dcnv2": ("crosses of bounded degree: full, low rank, mixture of experts", "", "one"),
+    "final": ("products of halves of each layer, two streams that teach each other", "", "one"),
     "din": ("attention over the history, with the candidate item as the query", "a history", "one"),
     "dien": ("GRUs over the history, the second led by attention", "a history", "one"),
     "can": ("the item's row is a small network that reads the history", "a history", "one"),
     "tbsm": ("a DLRM at each step of the history, attention to these steps", "a history", "one"),
     "mmoe": ("experts shared by tasks, a gate and a tower for each", "", "several"),
+    "ple": ("experts of single tasks beside shared ones, in levels", "", "several"),
+    "esmm": ("conversions of all impressions, as clicks times conversions of clicks", "", "two"),
 }
 
 

@@ -230,7 +230,7 @@ ON_THE_TWIN += [
 def test_every_model_trains_as_on_the_twin(name, shape):
     """Of what is looked up the logits; and one step of rows, up to the order of sums."""
     options = {"auxiliary": 0.0} if name == "dien" else {}
-    declared = schema(("click", "buy") if name == "mmoe" else "click")
+    declared = schema(("click", "buy") if name in ("mmoe", "ple", "esmm") else "click")
     torch.manual_seed(1)
     model = models.build(name, declared, **{**SMALL[name], **options}).train()
     batch = request_batch(CANDIDATES[shape], num_dense=1)

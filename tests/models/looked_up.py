@@ -23,11 +23,14 @@ SMALL = {
     "deepfm": {"dim": 8, "hidden": (16, 16)},
     "dlrm": {"dim": 8, "bottom": (16,), "top": (16,)},
     "dcnv2": {"dim": 8, "hidden": (16, 16)},
+    "final": {"dim": 8, "hidden": (16, 16), "gating": True},
     "din": {"dim": 8, "attention": (8, 4), "hidden": (16, 16)},
     "dien": {"dim": 8, "hidden": (16, 16)},
     "can": {"dim": 8, "sizes": (4, 3, 2), "orders": 2, "hidden": (16, 16)},
     "tbsm": {"dim": 8, "top": (16, 8), "length": 3, "attention": (6,), "hidden": (16,)},
     "mmoe": {"dim": 8, "num_experts": 3, "expert_hidden": (16, 8), "tower_hidden": (8,)},
+    "ple": {"dim": 8, "expert_hidden": (16, 8), "tower_hidden": (8,)},
+    "esmm": {"dim": 8, "hidden": (16, 8)},
 }
 WITH_HISTORY = ("din", "dien", "can", "tbsm")
 

@@ -115,6 +115,88 @@ def test_mmoe_is_its_formula(gate_hidden):
     torch.testing.assert_close(model(vectors, dense), torch.stack(logits, 1))
 
 
+def test_ple_is_its_formula():
+    """Equations 4 to 7 of the paper: gates choose among a task's own experts and the shared ones; the
+    shared gate of a level below the last chooses among all."""
+    model, dense = build("ple", task_experts=2, shared_experts=3), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+    first, last = model.levels
+
+    def outputs(level, inputs):
+        experts = alone(level.experts, "relu", "relu")
+        return [expert(inputs[min(n // 2, 2)]) for n, expert in enumerate(experts)]
+
+    def mixed(gate, x, experts):
+        return (gate(x).softmax(1)[:, :, None] * torch.stack(experts, 1)).sum(1)
+
+    below = outputs(first, [x, x, x])
+    gates = list(alone(first.gates, "relu", "none"))
+    inputs = [mixed(gates[t], x, below[2 * t : 2 * t + 2] + below[4:]) for t in range(2)]
+    inputs.append(mixed(first.shared_gate, x, below))
+    above = outputs(last, inputs)
+    gates = list(alone(last.gates, "relu", "none"))
+    towers = list(alone(model.towers, "relu", "none"))
+    logits = [
+        towers[t](mixed(gates[t], inputs[t], above[2 * t : 2 * t + 2] + above[4:])).squeeze(1)
+        for t in range(2)
+    ]
+    assert last.shared_gate is None
+    torch.testing.assert_close(model(vectors, dense), torch.stack(logits, 1))
+
+
+def test_esmm_is_its_formula():
+    model, dense = build("esmm"), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+    click, after = (tower(x).squeeze(1).sigmoid() for tower in alone(model.towers, "relu", "none"))
+    expected = torch.stack([click, click * after], 1)
+    torch.testing.assert_close(model(vectors, dense).sigmoid(), expected)
+
+
+def test_esmm_begins_at_the_rates_of_both_labels():
+    model = build("esmm")
+    rates = torch.tensor([0.2, 0.01])
+    model.begin_at(rates.logit())
+    for parameter in (*model.towers.first.parameters(), *model.towers.weights):
+        torch.nn.init.zeros_(parameter)
+    predicted = model(lookup(model, 5), torch.rand(5, 3)).sigmoid()
+    torch.testing.assert_close(predicted, rates.expand(5, 2))
+    with pytest.raises(ValueError, match="needs two labels, of clicks and of conversions, not buy: name"):
+        build("esmm", labels=["buy"])
+
+
+@pytest.mark.parametrize("gating", [False, True])
+def test_final_is_its_formula(gating):
+    """As its authors' code: halves of a layer's outputs, the second times the first beside the first;
+    normalisation; the mean of two streams, each of which learns what both predict."""
+    model, dense = build("final", gating=gating), torch.rand(5, 3)
+    randomize(model)
+    vectors = lookup(model, 5)
+    stacked = vectors.stack()
+    x = torch.cat([stacked.flatten(1), dense], dim=1)
+    gated = x
+    if gating:
+        gates = torch.einsum("gf,bfd->bgd", model.gate.weight, stacked) + model.gate.bias[:, None]
+        gated = torch.cat([x, (gates * stacked).flatten(1)], 1)
+    logits = []
+    for stream, last, read in zip(model.streams, model.last, (gated, x), strict=True):
+        h = read
+        for layer, norm in zip(stream.layers, stream.norms, strict=True):
+            half, factor = layer.layers[0](h).chunk(2, 1)
+            h = torch.cat([half, half * factor], 1)
+            h = torch.nn.functional.batch_norm(h, None, None, norm.weight, norm.bias, training=True)
+        logits.append(last.layers[0](h).squeeze(1))
+    both = (logits[0] + logits[1]) / 2
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits
+    expected = sum(entropy(one, both.detach().sigmoid()) for one in logits)
+    found, loss = model(vectors, dense)
+    torch.testing.assert_close(found, both)
+    torch.testing.assert_close(loss, expected)
+    model.eval()
+    assert model(vectors, dense).shape == (5,)
+
+
 def test_mmoe_learns_the_labels_that_it_is_told():
     assert build("mmoe").labels == ("click", "buy")
     model = build("mmoe", labels=["buy"])

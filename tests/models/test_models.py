@@ -19,7 +19,7 @@ from tests.models.looked_up import (
     schema_of,
 )
 
-SHAPE = {"mmoe": (2,)}  # of a sample's logits
+SHAPE = {"mmoe": (2,), "ple": (2,), "esmm": (2,)}  # of a sample's logits
 POOLING = [name for name in models.BY_NAME if name not in WITH_HISTORY]
 every_model = pytest.mark.parametrize("name", models.BY_NAME)
 both_precisions = pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
@@ -103,7 +103,7 @@ def test_a_sequence_is_a_feature_among_others(name):
     model = build(name, Schema(features=DENSE + features, label=LABELS))
     assert {table.features for table in model.tables} == {("item", "history")}
     assert not model.sequences
-    assert model(lookup(model, 5), torch.randn(5, 3)).shape == (5, *SHAPE.get(name, ()))
+    assert logits_of(model, lookup(model, 5), torch.randn(5, 3)).shape == (5, *SHAPE.get(name, ()))
 
 
 @every_model
@@ -143,7 +143,9 @@ def test_features_of_one_vocabulary_read_one_table():
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="can, tbsm, mmoe, or your own as file.py:Class, not 'dlmr'"):
+    with pytest.raises(
+        ValueError, match="can, tbsm, mmoe, ple, esmm, or your own as file.py:Class, not 'dlmr'"
+    ):
         models.build("dlmr", SCHEMA)
 
 

@@ -24,6 +24,7 @@ SMALL = {
     "can": {"dim": 4, "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
     "tbsm": {"dim": 4, "top": [8, 4], "length": 4, "attention": [4], "hidden": [8]},
     "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
+    "ple": {"dim": 4, "num_levels": 2, "expert_hidden": [8], "tower_hidden": [8]},
 }
 
 

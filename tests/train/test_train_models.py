@@ -29,9 +29,10 @@ SMALL = {
     "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
     "can": {"dim": 4, "base": "dien", "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
     "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
+    "ple": {"dim": 4, "num_levels": 2, "expert_hidden": [8], "tower_hidden": [8]},
 }
 ROWS = table(400)
-LONG = ("dien", "can", "mmoe")  # to train on a pretended device
+LONG = ("dien", "can", "mmoe", "ple")  # to train on a pretended device
 
 
 def config_of(model, **options):

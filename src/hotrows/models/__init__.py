@@ -63,11 +63,14 @@ _CLASSES = {
     "deepfm": "DeepFM",
     "dlrm": "DLRM",
     "dcnv2": "DCNv2",
+    "final": "FINAL",
     "din": "DIN",
     "dien": "DIEN",
     "can": "CAN",
     "tbsm": "TBSM",
     "mmoe": "MMoE",
+    "ple": "PLE",
+    "esmm": "ESMM",
 }
 
 

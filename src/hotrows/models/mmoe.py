@@ -59,13 +59,7 @@ class MMoE(Model):
                 f"MMoE needs at least one expert with at least one layer, "
                 f"not num_experts={num_experts}, expert_hidden={tuple(expert_hidden)}"
             )
-        names = [label.name for label in schema.labels]
-        self.labels = tuple(names if labels is None else labels)
-        is_unique = len(set(self.labels)) == len(self.labels)
-        if not self.labels or not is_unique or not set(self.labels) <= set(names):
-            raise ValueError(
-                f"MMoE needs labels of the schema, each once: some of {', '.join(names)}, not {labels!r}"
-            )
+        self.labels = tables.labels_of(schema, labels, "MMoE")
         self.tables = tables.vector_tables(schema, dim, dims=dims)
         width = tables.width_of(self.tables) + len(schema.dense)
         self.mixture = ExpertMixture(

@@ -114,6 +114,21 @@ def crosses_of(schema: Schema, crosses: Sequence[Sequence[str]], rows: int) -> t
     return tuple(Cross(tuple(names), rows) for names in crosses)
 
 
+def labels_of(schema: Schema, labels: Sequence[str] | None, model: str) -> tuple[str, ...]:
+    """The labels that a model of several learns: those named, which the schema must have, or all.
+
+    >>> labels_of(data.schema, None, "MMoE")
+    ('label',)
+    """
+    names = [label.name for label in schema.labels]
+    chosen = tuple(names if labels is None else labels)
+    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(names):
+        raise ValueError(
+            f"{model} needs labels of the schema, each once: some of {', '.join(names)}, not {labels!r}"
+        )
+    return chosen
+
+
 def check(schema: Schema, model: str, ids: bool = False) -> None:
     """Refuses schemas that such a model cannot train on; ids: dense features alone are not enough."""
     if not (schema.id_features if ids else schema.features):
