@@ -223,7 +223,7 @@ def _measure(arm: Arm, setting: str, threads: int) -> dict:
     if not Path(python).exists():
         return {"error": f"run `python -m benchmarks.peers {arm.environment}` first"}
     command = f"-m benchmarks.arms.{arm.module} {arm.arguments} {setting}".split()
-    environment = _environment(threads)
+    environment = environment_of(threads)
     try:
         done = subprocess.run(
             [python, "-W", "ignore", *command],
@@ -242,7 +242,7 @@ def _measure(arm: Arm, setting: str, threads: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _environment(threads: int) -> dict[str, str]:
+def environment_of(threads: int) -> dict[str, str]:
     """The environment of every arm: hotrows' own choice of how long threads spin is all others', too."""
     spins = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "3000"}
     return spins | os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -28,14 +28,25 @@ FOLDER = "FOLDER"  # in a command: a temporary folder
 STEP = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow"
 
 
+STEPS = ("engine", "models", "nn", "ops", "pipeline", "planning")
+ACCELERATED = ("acceleration", "engine", "ops", "planning")
+
+
 @dataclass(frozen=True)
 class Part:
     """A figure. source: the record of a results file (see `Origin`) that the last command writes;
-    minutes: that it takes on two cores."""
+    minutes: that it takes on two cores; packages: of src/hotrows, whose speed it says."""
 
     source: str
     minutes: float
     commands: tuple[str, ...]
+    packages: tuple[str, ...] = STEPS
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What a figure of another commit may differ by: the library, the harness, its own benchmark."""
+        own = {f"benchmarks/{command.split()[0]}.py" for command in self.commands}
+        return ("src", "csrc", "benchmarks/harness.py", "benchmarks/arms", *sorted(own))
 
 
 PARTS = {
@@ -48,19 +59,41 @@ PARTS = {
     "embedding": Part("embedding-adagrad", 5, ("embedding adagrad --rounds 3",)),
     "din": Part("sequence_step-din-dim16", 6, ("sequence_step din-dim16 --rounds 2",)),
     "dien": Part("sequence_step-dien-dim16", 8, ("sequence_step dien-dim16 --rounds 2",)),
-    "accelerate-deepctr": Part("accelerate-criteo-deepctr", 7, ("accelerate criteo-deepctr --rounds 1",)),
-    "accelerate-fuxictr": Part("accelerate-criteo-fuxictr", 7, ("accelerate criteo-fuxictr --rounds 1",)),
-    "accelerate-rechub": Part("accelerate-criteo-rechub", 7, ("accelerate criteo-rechub --rounds 1",)),
-    "tenth-in-memory": Part("tiers-dim16", 8, ("tiers dim16 --arms memory file file-mapped",)),
-    "serving": Part("serving", 4, (f"serving make {FOLDER} deepfm", f"serving measure {FOLDER} deepfm")),
-    "event-to-score": Part("freshness/figures/5000", 2, ("freshness --rates 5000",)),
-    "prepare": Part("prepare", 5, ("prepare --rows 1000000 --rounds 3",)),
-    "defaults": Part(
-        "defaults/sets/adult/deepfm/0", 6, ("defaults --sets adult --models deepfm --seeds 0 --again",)
+    "accelerate-deepctr": Part(
+        "accelerate-criteo-deepctr", 7, ("accelerate criteo-deepctr --rounds 1",), ACCELERATED
     ),
-    "billion": Part("tiers-billion-criteo", 60, ("tiers billion --streams criteo --seconds 3400",)),
+    "accelerate-fuxictr": Part(
+        "accelerate-criteo-fuxictr", 7, ("accelerate criteo-fuxictr --rounds 1",), ACCELERATED
+    ),
+    "accelerate-rechub": Part(
+        "accelerate-criteo-rechub", 7, ("accelerate criteo-rechub --rounds 1",), ACCELERATED
+    ),
+    "tenth-in-memory": Part(
+        "tiers-dim16", 8, ("tiers dim16 --arms memory file file-mapped",), (*STEPS, "storage")
+    ),
+    "serving": Part(
+        "serving",
+        4,
+        (f"serving make {FOLDER} deepfm", f"serving measure {FOLDER} deepfm"),
+        ("serving", "export", "nn"),
+    ),
+    "event-to-score": Part(
+        "freshness/figures/5000", 2, ("freshness --rates 5000",), ("serving", "streams", "train")
+    ),
+    "prepare": Part("prepare", 5, ("prepare --rows 1000000 --rounds 3",), ("data",)),
+    "defaults": Part(
+        "defaults/sets/adult/deepfm/0",
+        6,
+        ("defaults --sets adult --models deepfm --seeds 0 --again",),
+        ("train", "models"),
+    ),
+    "billion": Part(
+        "tiers-billion-criteo",
+        60,
+        ("tiers billion --streams criteo --seconds 3400",),
+        (*STEPS, "storage"),
+    ),
 }
-CODE = ("src", "csrc", "benchmarks/*.py")
 LONG = ("billion",)  # only when named
 
 
@@ -81,9 +114,24 @@ def is_present(part: Part) -> bool:
     result.cache_clear()
     try:
         is_clean = origin.known("uncommitted_changes") is False
-        return is_clean and git("diff", "--quiet", origin.known("commit"), "--", *CODE) is not None
+        return is_clean and git("diff", "--quiet", origin.known("commit"), "--", *part.code) is not None
     except (OSError, KeyError):  # never measured
         return False
+
+
+def age(part: Part) -> tuple[int, float] | None:
+    """Commits since a part was measured that changed its packages, and the share of their lines that
+    are new since; None where git does not know the part's commit."""
+    commit = Origin(part.source, "").known("commit")
+    paths = [f"src/hotrows/{package}" for package in part.packages]
+    count = git("rev-list", "--count", f"{commit}..HEAD", "--", *paths)
+    changes = git("diff", "--numstat", commit, "--", *paths)
+    if count is None or changes is None:
+        return None
+    added = sum(int(line.split()[0]) for line in changes.splitlines() if line[0].isdigit())
+    files = [file for path in paths for file in (ROOT / path).rglob("*.py")]
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    return int(count), added / lines
 
 
 def ended(program: list[str], seconds: float) -> int | None:

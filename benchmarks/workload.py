@@ -26,6 +26,7 @@ LEARNING_RATE = 0.01
 DLRM_BOTTOM = (512, 256, 64, DIM)
 DLRM_TOP = (512, 256, 1)
 DEEPFM_DEEP = (400, 400, 400, 1)
+CROSSES = 3  # layers of DCNv2's cross network, beside the deep part of DeepFM
 MLP = (64, 1)
 
 # fmt: off

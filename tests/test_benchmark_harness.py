@@ -79,7 +79,7 @@ def test_all_arms_have_the_same_settings_of_threads(monkeypatch, policy, spins):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if policy:
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    environment = harness._environment(2)
+    environment = harness.environment_of(2)
     assert (environment.get("GOMP_SPINCOUNT"), environment["OMP_NUM_THREADS"]) == (spins, "2")
 
 
@@ -96,9 +96,8 @@ def test_headlines_are_chosen_by_name_by_time_and_by_what_is_there():
 def test_a_headline_is_measured_again_where_code_has_changed(monkeypatch):
     part = headlines.PARTS["dlrm"]
     monkeypatch.setattr(headlines.Origin, "known", {"commit": "HEAD", "uncommitted_changes": False}.get)
-    assert headlines.is_present(part) == (
-        harness.git("diff", "--quiet", "HEAD", "--", *headlines.CODE) == ""
-    )
+    assert headlines.is_present(part) == (harness.git("diff", "--quiet", "HEAD", "--", *part.code) == "")
+    assert "benchmarks/end_to_end.py" in part.code and "benchmarks/prepare.py" not in part.code
     monkeypatch.setattr(headlines, "git", lambda *_: None)
     assert not headlines.is_present(part)
     monkeypatch.setattr(headlines.Origin, "known", {"commit": "HEAD", "uncommitted_changes": True}.get)

@@ -4,11 +4,14 @@ import ast
 import importlib.util
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
+from benchmarks import headlines
 from benchmarks.evidence import records
 from benchmarks.evidence.__main__ import PAGES
+from benchmarks.harness import git
 from benchmarks.markdown import BEGIN, END
 
 from hotrows import Dense, Schema, Sequence, Sparse, models
@@ -17,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = ("deepctr", "rechub", "fuxictr")
 FAE_BASES = ("all rows in slow memory", "static cache")
+MOST_COMMITS, MOST_CHANGED = 200, 0.2  # since a headline was measured, without a warning
 NAMES = {"TensorFlow": "tensorflow", "TorchRec": "torchrec", "FBGEMM": "fbgemm", "PyTorch": "plain-torch"}
 
 
@@ -81,6 +85,34 @@ def test_the_first_page_has_the_figures_of_tables_in_a_file():
     assert (tiers["date"][:10], billion["date"][:10]) == ("2026-11-21", "2026-11-27")
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", headlines.PARTS)
+def test_a_headline_of_old_code_is_warned_of(name):
+    """A warning alone: figures are measured on purpose, on a quiet machine, before a release."""
+    age = headlines.age(headlines.PARTS[name])
+    if age is not None and (age[0] > MOST_COMMITS or age[1] > MOST_CHANGED):
+        warnings.warn(
+            f"{name} was measured {age[0]} commits ago; {age[1]:.0%} of the lines it measures are new: "
+            f"python -m benchmarks.headlines {name}",
+            stacklevel=1,
+        )
+
+
+def test_the_age_of_a_headline_counts_commits_and_new_lines(monkeypatch):
+    part = headlines.Part("stall", 1, ("stall",), ("data",))
+    head, first = git("rev-parse", "HEAD"), git("rev-list", "--max-parents=0", "HEAD")
+    if first is None or head is None:
+        pytest.skip("not a clone of the repository")
+    ages = []
+    for commit in (head, first.split()[-1]):
+        monkeypatch.setattr(headlines.Origin, "known", lambda self, key, commit=commit: commit)
+        ages.append(headlines.age(part))
+    assert ages[0][0] == 0 and ages[0][1] < 0.2
+    assert ages[1][0] >= 1 or first == head
+    monkeypatch.setattr(headlines.Origin, "known", lambda self, key: "0" * 40)
+    assert headlines.age(part) is None
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_figures_are_those_of_the_results(page):
     """`python -m benchmarks.evidence` writes them."""
@@ -125,7 +157,7 @@ def test_models_need_what_the_page_says():
         for kind, given in features.items():
             enough = not needs.strip() or needs.strip() == kind
             try:
-                model(Schema(given, label="click"))
+                model(Schema(given, label=("click", "buy") if name == "esmm" else "click"))
             except ValueError as error:
                 assert not enough and ("needs" in str(error) or "compares" in str(error)), (
                     name,

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.workload import WORKLOADS, Timing, measure
 
-MODELS = ("dlrm", "deepfm", "mlp")
+MODELS = ("dlrm", "deepfm", "dcnv2", "lr", "mlp")
 OPTIMIZERS = ("adagrad", "rowwise", "sgd", "adam")
 
 
@@ -30,6 +30,7 @@ def parser(models: tuple[str, ...] = MODELS, **options: tuple[str, ...]) -> argp
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--windows", type=int, default=5, help="windows of time that are measured")
     parser.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
+    parser.add_argument("--warmup", type=float, default=5.0, help="seconds before the first window")
     for name, choices in options.items():
         parser.add_argument(f"--{name}", choices=choices, default=choices[0])
     return parser
@@ -45,7 +46,12 @@ def finish(args: argparse.Namespace) -> argparse.Namespace:
 def report(args: argparse.Namespace, step: Callable[[int], float | None], *packages: str) -> None:
     """Times `step(k)`, which trains on one batch and returns its loss or None; prints figures."""
     losses = []
-    timing = measure(lambda k: losses.append(step(k)), windows=args.windows, max_seconds=args.max_seconds)
+    timing = measure(
+        lambda k: losses.append(step(k)),
+        windows=args.windows,
+        max_seconds=args.max_seconds,
+        warmup_seconds=args.warmup,
+    )
     print_figures(args, timing, losses, packages, peak_rss_mb=peak_rss_mb())
 
 

@@ -12,7 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 
 from benchmarks.arms import arm
-from benchmarks.arms.torch_step import Lookup, make_step
+from benchmarks.arms.torch_step import WITH_FIRST, Lookup, make_step
 from benchmarks.workload import DIM, LEARNING_RATE, Batch, batches
 
 OPTIMIZERS = {
@@ -36,12 +36,12 @@ def tbe_lookup(args: Namespace, data: list[Batch]) -> Lookup:
     num_fields = len(args.workload.num_rows)
     ids = [torch.from_numpy(batch.ids).reshape(-1) for batch in data]
     offsets = torch.arange(num_fields * args.batch_size + 1)
-    tables = _tables(args, DIM)
-    first = _tables(args, FIRST_DIM) if args.model == "deepfm" else None
+    tables = _tables(args, DIM) if args.model != "lr" else None
+    first = _tables(args, FIRST_DIM) if args.model in WITH_FIRST else None
 
-    def lookup(k: int) -> tuple[Tensor, Tensor | None]:
+    def lookup(k: int) -> tuple[Tensor | None, Tensor | None]:
         k %= len(ids)
-        vectors = tables(ids[k], offsets).view(-1, num_fields, DIM)
+        vectors = None if tables is None else tables(ids[k], offsets).view(-1, num_fields, DIM)
         if first is None:
             return vectors, None
         return vectors, first(ids[k], offsets).view(-1, num_fields, FIRST_DIM)[:, :, 0].sum(1)
@@ -54,8 +54,8 @@ def torchrec_lookup(args: Namespace, data: list[Batch]) -> Lookup:
     from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-    if args.model == "deepfm":
-        raise ValueError("the torchrec arm has no first-order weights; use --api tbe for deepfm")
+    if args.model in WITH_FIRST:
+        raise ValueError("the torchrec arm has no first-order weights; use --api tbe")
     num_fields = len(args.workload.num_rows)
     names = [f"field{field}" for field in range(num_fields)]
     optimizers = {"adagrad": torch.optim.Adagrad, "rowwise": RowWiseAdagrad, "sgd": torch.optim.SGD}

@@ -10,7 +10,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks.arms import arm
+from benchmarks.arms.hotrows_models import own_no_optimizers
 from benchmarks.workload import (
+    CROSSES,
     DEEPFM_DEEP,
     DIM,
     DLRM_BOTTOM,
@@ -68,6 +70,7 @@ def make_step(args: Namespace) -> Callable[[int], float | None]:
         core.hotrows_keep_freed_memory()
     data = batches_of(args)
     model = model_of(args, schema_of(args.workload))
+    own_no_optimizers(model)
     optimizer = ROW_OPTIMIZERS[args.optimizer](lr=LEARNING_RATE)
     roles = getattr(model, "first_layer_roles", ()) if args.precision == "float32" else ()
     roles = () if args.embedding_only or args.first_layer == "vectors" else roles
@@ -108,6 +111,10 @@ def model_of(args: Namespace, schema: hotrows.Schema) -> nn.Module:
         return models.build("dlrm", schema, dim=DIM, bottom=DLRM_BOTTOM[:-1], top=DLRM_TOP[:-1])
     if args.model == "deepfm":
         return models.build("deepfm", schema, dim=DIM, hidden=DEEPFM_DEEP[:-1])
+    if args.model == "dcnv2":
+        return models.build("dcnv2", schema, dim=DIM, hidden=DEEPFM_DEEP[:-1], num_crosses=CROSSES)
+    if args.model == "lr":
+        return models.build("lr", schema)
     return SmallMLP(schema)
 
 

@@ -65,7 +65,11 @@ def own_no_optimizers(model: models.Model) -> None:
 
 
 def training_step(
-    model: models.Model, embedding: hotrows.Embedding, data: list[hotrows.Batch], lr: float = 1e-3
+    model: models.Model,
+    embedding: hotrows.Embedding,
+    data: list[hotrows.Batch],
+    lr: float = 1e-3,
+    precision: torch.dtype = torch.float32,
 ) -> Callable[[int], float]:
     """The step of `hotrows.train.trainer`, with Adam for the dense part; batches are planned ahead."""
     optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
@@ -75,12 +79,14 @@ def training_step(
         return batch, embedding.plan(batch, k)
 
     planned = prefetch(map(plan, count()), depth=2)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16)
 
     def step(k: int) -> float:
         batch, plan = next(planned)
         vectors = embedding.lookup(plan)
-        logits, model_loss = models.logits_and_loss(model(vectors, batch.dense))
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        with autocast:
+            logits, model_loss = models.logits_and_loss(model(vectors, batch.dense))
+        loss = binary_cross_entropy_with_logits(logits.float(), batch.labels)
         (loss if model_loss is None else loss + model_loss).backward()
         embedding.update(plan, vectors)
         optimizer.step()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.arms import arm
-from benchmarks.arms.torch_step import Step, make_step
+from benchmarks.arms.torch_step import WITH_FIRST, Step, make_step
 from benchmarks.workload import DIM, LEARNING_RATE, batches
 
 OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD, "adam": torch.optim.SparseAdam}
@@ -23,7 +23,9 @@ class Bags(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [F, B] -> vectors [B, F, D]."""
-        pooled = [bag(column, self.offsets) for bag, column in zip(self.bags, ids, strict=True)]
+        pooled = [
+            bag(column, self.offsets[: len(column)]) for bag, column in zip(self.bags, ids, strict=True)
+        ]
         return torch.stack(pooled, 1)
 
 
@@ -36,17 +38,19 @@ def step_of(args: Namespace) -> Step:
     torch.set_num_threads(args.threads)
     data = batches(args.workload, args.batch_size)
     ids = [torch.from_numpy(batch.ids) for batch in data]
-    tables = Bags(args.workload.num_rows, DIM, args.batch_size)
-    parameters = list(tables.parameters())
-    first = None
-    if args.model == "deepfm" and not args.embedding_only:
+    tables = first = None
+    parameters: list[Tensor] = []
+    if args.model != "lr":
+        tables = Bags(args.workload.num_rows, DIM, args.batch_size)
+        parameters += tables.parameters()
+    if args.model in WITH_FIRST and not args.embedding_only:
         first = Bags(args.workload.num_rows, 1, args.batch_size)
         parameters += first.parameters()
     optimizer = OPTIMIZERS[args.optimizer](parameters, LEARNING_RATE)
 
-    def lookup(k: int) -> tuple[Tensor, Tensor | None]:
+    def lookup(k: int) -> tuple[Tensor | None, Tensor | None]:
         columns = ids[k % len(ids)]
-        return tables(columns), first and first(columns).sum((1, 2))
+        return tables and tables(columns), first and first(columns).sum((1, 2))
 
     return make_step(args, data, lookup, optimizer)
 

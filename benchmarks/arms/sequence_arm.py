@@ -22,6 +22,10 @@ def parser(**options: tuple[str, ...]) -> argparse.ArgumentParser:
         "--windows", type=int, default=5, help="windows of time that are measured"
     )
     options_parser.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
+    options_parser.add_argument(
+        "--warmup", type=float, default=5.0, help="seconds before the first window"
+    )
+    options_parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     for name, choices in options.items():
         options_parser.add_argument(f"--{name}", choices=choices, default=choices[0])
     return options_parser

@@ -47,8 +47,9 @@ def _step(args: Namespace) -> Callable[[int], float]:
     data = [batch_of(FEATURES, samples) for samples in batches_of(batch_size=args.batch_size)]
     model = build(args.model, FEATURES, args.dim, **options(args))
     embedding = embedding_of(model, FEATURES, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
-    use_linear_paths(model, choose_linear_paths(model, args.batch_size))
-    return training_step(model, embedding, data, DENSE_LEARNING_RATE)
+    precision = getattr(torch, args.precision)
+    use_linear_paths(model, choose_linear_paths(model, args.batch_size, precision))
+    return training_step(model, embedding, data, DENSE_LEARNING_RATE, precision)
 
 
 if __name__ == "__main__":

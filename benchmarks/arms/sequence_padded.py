@@ -46,9 +46,13 @@ def _step(args: Namespace) -> Callable[[int], float]:
     rows = torch.optim.Adagrad(padded_models.tables(model).values(), ROW_LEARNING_RATE)
     dense = torch.optim.Adam(model.model.parameters(), DENSE_LEARNING_RATE, fused=True)
 
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bfloat16")
+
     def step(k: int) -> float:
         batch = data[k % len(data)]
-        loss = binary_cross_entropy_with_logits(model(batch), batch.labels)
+        with autocast:
+            logits = model(batch)
+        loss = binary_cross_entropy_with_logits(logits.float(), batch.labels)
         loss.backward()
         for optimizer in (rows, dense):
             optimizer.step()

@@ -1,7 +1,7 @@
 """The dense part of each model for the arms built on PyTorch: from looked-up vectors to logits.
 
-All call it as `model(dense, vectors, first)`: `vectors` [B, F, D] are the fields' rows, `first` [B]
-is the sum of the first-order weights, which only DeepFM has.
+All call it as `model(dense, vectors, first)`: `vectors` [B, F, D] are the fields' rows, which LR has
+not; `first` [B] is the sum of the first-order weights, which only DeepFM and LR have.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, MLP, Workload
+from benchmarks.workload import CROSSES, DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, MLP, Workload
 
 Layer = Callable[[int, int, bool], nn.Module]  # (inputs, outputs, whether a ReLU follows)
 
@@ -21,7 +21,7 @@ def linear(inputs: int, outputs: int, relu: bool) -> nn.Module:
 
 
 def dense_model(name: str, workload: Workload, layer: Layer = linear) -> nn.Module:
-    model = {"dlrm": Dlrm, "deepfm": DeepFm, "mlp": Mlp}[name]
+    model = {"dlrm": Dlrm, "deepfm": DeepFm, "dcnv2": DcnV2, "lr": Lr, "mlp": Mlp}[name]
     return model(workload.num_dense, len(workload.num_rows), layer)
 
 
@@ -53,6 +53,33 @@ class DeepFm(nn.Module):
         pairs = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
         deep = self.deep(torch.cat([vectors.flatten(1), dense], 1))
         return (deep + self.first(dense)).squeeze(1) + pairs + first
+
+
+class DcnV2(nn.Module):
+    """Full crosses beside a deep part; one linear layer reads both."""
+
+    def __init__(self, num_dense: int, num_fields: int, layer: Layer) -> None:
+        super().__init__()
+        width = num_fields * DIM + num_dense
+        self.crosses = nn.ModuleList(layer(width, width, False) for _ in range(CROSSES))
+        self.deep = _layers((width, *DEEPFM_DEEP[:-1]), layer, last_relu=True)
+        self.last = layer(width + DEEPFM_DEEP[-2], 1, False)
+
+    def forward(self, dense: Tensor, vectors: Tensor, first: None = None) -> Tensor:
+        inputs = crossed = torch.cat([vectors.flatten(1), dense], 1)
+        for layer in self.crosses:
+            crossed = torch.addcmul(crossed, inputs, layer(crossed).to(inputs.dtype))
+        deep = self.deep(inputs)
+        return self.last(torch.cat([crossed.to(deep.dtype), deep], 1)).squeeze(1)
+
+
+class Lr(nn.Module):
+    def __init__(self, num_dense: int, num_fields: int, layer: Layer) -> None:
+        super().__init__()
+        self.first = nn.Linear(num_dense, 1)
+
+    def forward(self, dense: Tensor, vectors: None, first: Tensor) -> Tensor:
+        return self.first(dense).squeeze(1) + first
 
 
 class Mlp(nn.Module):

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from benchmarks.arms.torch_models import Layer, dense_model, linear
 from benchmarks.workload import DIM, LEARNING_RATE, Batch
 
-Lookup = Callable[[int], tuple[Tensor, Tensor | None]]  # k -> vectors [B, F, D], first [B]
+Lookup = Callable[[int], tuple[Tensor | None, Tensor | None]]  # k -> vectors [B, F, D], first [B]
+WITH_FIRST = ("deepfm", "lr")  # models that have first-order weights
 Step = Callable[[int], float | None]
 
 # Of the dense layers. What is row-wise for tables is element-wise for them.

@@ -17,7 +17,7 @@ CORES = {  # how processors end in records, and what they are
     "family 25 model 17": "Zen 4",
     "family 26 model 2": "Zen 5",
     "family 6 model 106": "Ice Lake",
-    "family 6 model 167": "Rocket Lake",
+    "family 6 model 167": "Xeon with AMX",
 }
 LINK = "../../benchmarks/results"
 
