@@ -197,6 +197,36 @@ def test_missing_labels_count_for_nothing_and_weights_of_labels_scale(encoded, t
         plain.loss(logits[:, 0], batch)
 
 
+class Whole(Shared):
+    """Its loss is a function: written out, that of the labels."""
+
+    def forward(self, vectors, dense):
+        logits = super().forward(vectors, dense)
+        if not self.training:
+            return logits
+        return logits[0], lambda *of: 2 * F.binary_cross_entropy_with_logits(*of)
+
+
+def test_a_function_that_a_model_returns_is_the_whole_loss(encoded, tmp_path):
+    runs = {}
+    for kind in (Shared, Whole):
+        config = dataclasses.replace(CONFIG, model=f"{__name__}:{kind.__name__}", model_options={})
+        runs[kind] = Trainer(encoded, config, tmp_path / kind.__name__).fit()
+    assert runs[Whole].test == runs[Shared].test
+    batch = next(data.Loader(encoded.parts["train"], 64, shuffle=False).batches(0))
+    logits, seen = torch.randn(64, 2), []
+
+    def loss(*of):
+        seen.extend(of)
+        return of[0].sum()
+
+    weights = (~batch.labels.isnan()) * batch.sample_weights[:, None] * torch.tensor([1.0, 3.0])
+    config = dataclasses.replace(config, label_weights={"buy": 3.0})
+    assert Recommender(config, encoded.schema).loss((logits, loss), batch) == logits.sum()
+    for found, expected in zip(seen, (logits, batch.labels.nan_to_num(), weights), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_wrong_labels_of_a_model_of_several_are_refused(encoded):
     config = dataclasses.replace(CONFIG, model=OWN, model_options={})
     with pytest.raises(ValueError, match="learns click, buy together, so label='buy'"):

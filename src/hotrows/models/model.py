@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from hotrows.models.histories import History
 from hotrows.table import Cross, Table
+
+LossFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Model(nn.Module):
@@ -27,7 +32,9 @@ class Model(nn.Module):
 
     and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
     [B, num_dense] float32, returns logits: [B] float32, or [B, T] where it has labels. In training
-    it may return (logits, loss) instead: a scalar that is added to the loss of the labels.
+    it may return (logits, loss) instead: a scalar that is added to the loss of the labels, or a function
+    of (logits, labels, weights) that returns the whole loss in its place: all of one shape, weights 0
+    where a label is missing, or None where all are 1.
 
     >>> class Net(Model):
     ...     def __init__(self, schema):
@@ -66,8 +73,8 @@ class Model(nn.Module):
             fitting[-1].copy_(logits.view_as(fitting[-1]))
 
 
-def logits_and_loss(output: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The logits and, where the model returned one, the loss of its own."""
+def logits_and_loss(output: Tensor | tuple[Tensor, Tensor | LossFunction]) -> tuple[Tensor, Any]:
+    """The logits and, where the model returned one, the loss of its own: a scalar or a function."""
     logits, loss = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
     if not isinstance(logits, Tensor):
         raise ValueError(f"a model must return logits, or (logits, loss), not {type(logits).__name__}")

@@ -199,7 +199,8 @@ class Recommender:
         """The loss that training minimizes: those of the labels, and what the model itself may add.
 
         Of each label the sum of weight times loss over the samples that have it, divided by the
-        batch's number of samples; then the sum over labels, each times its weight.
+        batch's number of samples; then the sum over labels, each times its weight. A function that the
+        model returns takes the place of both.
         """
         logits, model_loss = models.logits_and_loss(output)
         targets, num_tasks = self.targets(batch), len(task_numbers(self.tasks))
@@ -212,6 +213,8 @@ class Recommender:
                 f"{', '.join(self.labels)}, not {list(logits.shape)}"
             )
         outputs, labels = logits.float(), targets.labels
+        if callable(model_loss):
+            return model_loss(outputs, labels, None if weights is None else weights.expand_as(labels))
         if all(loss == Loss() for loss in self.losses):  # of all labels at once
             loss = log_loss(outputs, labels, weights)
             loss = loss * num_tasks if num_tasks > 1 else loss
