@@ -142,3 +142,31 @@ def test_groups_without_a_label_above_0_decide_nothing(tmp_path, caplog):
     result = Trainer(data, config, tmp_path / "run").fit()
     assert result.best_step == result.steps == 60
     assert "validation: no group has a label above 0, so there is no NDCG@10" in warnings_of(caplog)
+
+
+@pytest.mark.parametrize(
+    "clicks, said",
+    [
+        (lambda i: i % 4 == 0, None),
+        (lambda i: i % (20 if i >= 800 else 2) == 0, "high"),
+        (lambda i: i % (2 if i >= 800 else 20) == 0, "low"),
+        (lambda i: i % (10 if i >= 800 else 9) == 0, None),
+    ],
+    ids=["alike", "rarer", "more frequent", "nearly alike"],
+)
+def test_a_label_that_is_far_more_frequent_in_another_part_is_warned_of(tmp_path, caplog, clicks, said):
+    """Negatives left out of the training rows alone made every prediction too high, without a word."""
+    data = prepared(tmp_path, {"click": [int(clicks(i)) for i in range(ROWS)]})
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        trainer = Trainer(data, TrainConfig(model="lr", steps=2, **SHORT), tmp_path / "run")
+    lines = [line for line in warnings_of(caplog) if line.startswith("label 'click' is 1 in ")]
+    assert len(lines) == (said is not None)
+    if said is not None:
+        rates = ["50.00%", "5.00%"] if said == "high" else ["5.00%", "50.00%"]
+        assert f"{rates[0]} of the training rows and in {rates[1]} of the test rows" in lines[0]
+        assert f"too {said} there" in lines[0]
+    trainer.fit(verbose=False)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        Trainer(data, trainer.config, tmp_path / "run", resume=True)
+    assert not [line for line in warnings_of(caplog) if line.startswith("label ")]

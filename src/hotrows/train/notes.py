@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hotrows.config import TrainConfig
@@ -13,6 +14,9 @@ from hotrows.metrics import Metrics, shortcomings
 from hotrows.schema import Schema
 
 _SHOWN_REASONS = 8
+# Labels of two parts differ where the logarithm of their odds does by so much, and by so many of its
+# standard errors.
+_APART, _ERRORS = math.log(1.5), 6.0
 log = logging.getLogger("hotrows")
 
 
@@ -23,6 +27,26 @@ def of_model(config: TrainConfig, schema: Schema) -> None:
         f"model: {config.model} ({labels}sequences {len(schema.sequences) or 'none'}, "
         f"{len(schema.sparse)} id features, {len(schema.dense)} dense); choose with --model, or model="
     )
+
+
+def of_labels(parts: Mapping[str, Part]) -> None:
+    """Warns of labels that are far more, or less, frequent in another part than in the training part."""
+    train = parts["train"]
+    for name, part in parts.items():
+        counts = zip(train.clicks, train.labelled, part.clicks, part.labelled, strict=False)
+        for label, (ones, rows, others, other_rows) in zip(part.schema.labels, counts, strict=False):
+            if not label.values.binary or not rows or not other_rows:
+                continue
+            odds = [(n + 0.5) / (of - n + 0.5) for n, of in ((ones, rows), (others, other_rows))]
+            error = math.sqrt(sum(1 / (n + 0.5) for n in (ones, rows - ones, others, other_rows - others)))
+            apart = math.log(odds[1] / odds[0])
+            if abs(apart) > max(_APART, _ERRORS * error):
+                log.warning(
+                    f"label {label.name!r} is 1 in {ones / rows:.2%} of the training rows and in "
+                    f"{others / other_rows:.2%} of the {name} rows: predictions will be too "
+                    f"{'low' if apart > 0 else 'high'} there; were rows of one of them left out, or did "
+                    f"the rate change with time?"
+                )
 
 
 def of_tables(reasons: Sequence[str], coverage: Iterable[object], run: Path) -> None:

@@ -168,6 +168,8 @@ class Trainer:
             run_folder.keep_config(self.run, self.config)
             run_folder.claim_store(self.config, self.run)
             notes.of_tables(self.steps.placing.reasons, self.checkpoints.coverage, self.run)
+        if self.is_first and not begun:
+            notes.of_labels(self.data.parts)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
 
