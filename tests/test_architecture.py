@@ -24,7 +24,7 @@ BUDGET = {
     "checkpoint": 2_350,
     "cli": 3_450,
     "costs": 2_350,
-    "data": 10_650,
+    "data": 10_700,
     "datasets": 3_050,
     "distributed": 1_150,
     "engine": 3_750,
@@ -44,7 +44,7 @@ BUDGET = {
     "storage": 2_450,
     "streams": 1_900,
     "trackers": 300,
-    "train": 5_700,
+    "train": 5_750,
     "tuning": 2_050,
 }
 

@@ -545,3 +545,32 @@ def test_text_that_never_repeats_is_left_out_unless_its_name_is_that_of_ids_and_
         (tmp_path / "a.csv").write_text("\n".join(["label,session_id,note,x", *lines[:rows], ""]))
         drafted = draft_schema(tmp_path / "a.csv")
         assert {feature.name for feature in drafted.schema.features} == kept, drafted.notes
+
+
+def test_columns_with_types_in_their_names_are_read_by_these(tmp_path):
+    """RecBole's files: `rating:float` was no label, and ids from 0 on were amounts."""
+    draw = random.Random(2)
+    head = (
+        "user_id:token\titem:token\trating:float\ttimestamp:float\ttags:token_seq\tage:float\tv:float_seq"
+    )
+    rows = []
+    for n in range(ROWS):
+        words = " ".join(draw.choice(["old", "sad", "war"]) for _ in range(n % 3 + 1))
+        ids = draw.randrange(400), draw.randrange(90_000), draw.randrange(1, 6)
+        rows.append((*ids, 978_300_000 + 977 * n, words, n % 9, "0.5 0.25"))
+    path = tmp_path / "a.inter"
+    path.write_text("\n".join([head, *("\t".join(map(str, row)) for row in rows), ""]))
+    draft = draft_schema(path)
+    schema = draft.schema
+    assert schema.labels[0] == Label("rating", "rating:float", loss="squared")
+    assert schema.time == Time("timestamp:float", "unix") and schema.group == "user_id:token"
+    assert Sparse("item", column="item:token") in schema.features
+    assert Dense("age", column="age:float", transform="standard") in schema.features
+    tags = Sparse("tags", column="tags:token_seq", many=True, pooling="mean", separator=" ")
+    assert tags in schema.features and "'v' is left out: values of its type are not read" in draft.notes
+    assert draft_schema(path, label="rating:float").schema == draft_schema(path, label="rating").schema
+    encoded = prepare(path, schema, tmp_path / "enc", split="time:0.8,0.1,0.1")
+    assert encoded.parts["train"].rows == 320
+    assert encoded.vocabularies["tags"].num_distinct == 3
+    mixed = pd.DataFrame({"user:token": [1, 2, 3], "click": [0, 1, 0]})
+    assert [f.name for f in draft_schema(mixed).schema.features] == ["user:token"]

@@ -37,9 +37,9 @@ def of_labels(parts: Mapping[str, Part]) -> None:
         for label, (ones, rows, others, other_rows) in zip(part.schema.labels, counts, strict=False):
             if not label.values.binary or not rows or not other_rows:
                 continue
-            odds = [(n + 0.5) / (of - n + 0.5) for n, of in ((ones, rows), (others, other_rows))]
-            error = math.sqrt(sum(1 / (n + 0.5) for n in (ones, rows - ones, others, other_rows - others)))
-            apart = math.log(odds[1] / odds[0])
+            table = [n + 0.5 for n in (ones, rows - ones, others, other_rows - others)]
+            error = math.sqrt(sum(1 / n for n in table))
+            apart = math.log(table[2] / table[3]) - math.log(table[0] / table[1])
             if abs(apart) > max(_APART, _ERRORS * error):
                 log.warning(
                     f"label {label.name!r} is 1 in {ones / rows:.2%} of the training rows and in "

@@ -19,21 +19,14 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hotrows.data.raw.first_rows import first_rows_of
-from hotrows.data.raw.kinds import (
-    FEW,
-    ID_NAME,
-    TIME_NAME,
-    Column,
-    almost_numbers,
-    column_of_kind,
-    quantiles,
-)
+from hotrows.data.raw.kinds import FEW, ID_NAME, TIME_NAME, Column, almost_numbers, quantiles
 from hotrows.data.raw.suspects import giveaways, neighbours_unlike
+from hotrows.data.raw.typed_names import columns_of_types
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
@@ -84,9 +77,10 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     'click'
     """
     rows = first_rows_of(source)
-    columns = [column_of_kind(column) for column in rows.columns]
+    columns, in_file = columns_of_types(rows.columns)
     notes = [*rows.notes]
-    target = _label(columns, label, rows.name, notes)
+    short = {full: name for name, full in in_file.items()}
+    target = _label(columns, short.get(label, label) if label else None, rows.name, notes)
     where = "every row" if rows.is_all else f"each of the first {rows.num_rows:,} rows"
     drafting = _Drafting(notes, columns, where, rows.is_all, label is None)
     features = [
@@ -112,17 +106,26 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         raise ValueError(f"{rows.name} names the columns {twice} twice; rename one")
     read = [column for column in columns if column.name in used]
     groups = [f.name for f in features if isinstance(f, Sparse) and _GROUP_NAME.fullmatch(f.name)]
+    features = [_named(feature, in_file) for feature in _sharing(features, columns)]
+    target = _named(target, in_file)
     schema = Schema(
-        features=tuple(_sharing(features, columns)),
+        features=tuple(features),
         label=target if target != Label(target.name) else target.name,
         columns=None if rows.has_header else tuple(column.name for column in columns),
         delimiter=rows.delimiter or ",",  # of what others write of typed columns as text
-        group=groups[0] if groups else None,
-        time=drafting.time,
+        group=in_file.get(groups[0], groups[0]) if groups else None,
+        time=drafting.time and _named(drafting.time, in_file),
         missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
         strip=any(column.is_padded for column in read),
     )
     return Draft(schema, tuple(notes))
+
+
+def _named(declared: Any, in_file: Mapping[str, str]) -> Any:
+    """A feature, a label or a time with the name that its column has in the file."""
+    is_time = isinstance(declared, Time)
+    column = in_file.get(declared.column if is_time else column_of(declared))
+    return declared if column is None else dataclasses.replace(declared, column=column)
 
 
 def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: list[str]) -> Label:
@@ -316,7 +319,7 @@ class _Drafting:
 
     def _is_id(self, column: Column) -> bool:
         """True if numbers are ids: whole, and named so, few, or far from 0 and repeated."""
-        if not column.is_whole:
+        if not column.is_whole or column.is_typed:
             return False
         if ID_NAME.search(column.name) or len(column.counts) <= FEW:
             return True
