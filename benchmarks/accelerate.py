@@ -23,9 +23,6 @@ def _arms() -> dict[str, Arm]:
     for library, arguments in SETTINGS.items():
         arms[library] = Arm("ctr", CTR, arguments)
         arms[f"{library}+hotrows"] = Arm("ctr", CTR, f"{arguments} --accelerate")
-    sparse = "--library torch-rechub --sparse"
-    arms["rechub-sparse"] = Arm("ctr", CTR, sparse, "sparse gradients and SparseAdam")
-    arms["rechub-sparse+hotrows"] = Arm("ctr", CTR, f"{sparse} --accelerate")
     for library in ("deepctr-torch", "fuxictr"):
         arguments = f"--library {library}"
         arms[f"{library}-din"] = Arm("ctr", SEQUENCES, arguments)
@@ -46,7 +43,6 @@ def _comparisons() -> dict[str, Comparison]:
         compare(f"tenth-{short}", f"{deepfm} criteo-tenth --epoch-steps 200", library)
         compare(f"cut-{short}", f"{deepfm} criteo-cut --epoch-steps 100", library)
         compare(f"461-{short}", f"{deepfm} B461 --epoch-steps 100", library)
-    compare("criteo-sparse", f"{deepfm} criteo", "rechub-sparse")
     compare("din-deepctr", "--model din --dim 16 --epoch-steps 100", "deepctr-torch-din")
     compare("din-fuxictr", "--model din --dim 16 --epoch-steps 100", "fuxictr-din")
     return comparisons

@@ -1,18 +1,10 @@
-"""Fewer fetches than Bélády's optimum of a random order: what do clusters save, and what do they cost?
+"""Clusters of samples that read equal rows need fewer fetches: is the model as good?
 
-    python -m benchmarks.order fetches [SET ...]       rows fetched, distinct rows, time
-    python -m benchmarks.order loading [SET ...]       nanoseconds of a lookup, orders in turn
-    python -m benchmarks.order accuracy [MODEL ...]    twenty seeds: is the model as good?
+    python -m benchmarks.order [MODEL ...]    # twenty seeds
 
-Pieces that are in the result file already are not measured again; --again measures them anew.
-
-fetches: the loader's batches of two epochs through planning alone; the second counts, in which no row is
-new. `optimum` is Bélády's of each order, which knows the whole future, without pins; `fetched` is what
-training fetches: a window ahead, four batches in flight. `least` is what any order within the pools of
-262,144 samples has to fetch: each row of a pool once, but for those that the cache kept.
-loading: the thread's own time of an epoch, the median of rounds in which orders take turns.
-accuracy: one epoch, every row in memory: only the order of samples differs. A seed sets first values
-and order; a difference is that of two runs of one seed.
+Runs that are in the result file already are not made again; --again makes them anew. One epoch, every row
+in memory: only the order of samples differs. A seed sets first values and order; a difference is that of
+two runs of one seed.
 """
 
 import argparse
@@ -21,47 +13,29 @@ import gzip
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
-import numpy as np
 import torch
 
 from benchmarks.harness import RESULTS, conditions, write
 from hotrows import datasets
-from hotrows.batch import Batch
 from hotrows.config import TrainConfig
-from hotrows.data import EncodedData, HotColdLoader, Loader, prepare, profile, regroup, write_encoded
-from hotrows.data.hot_cold import hot_and_cold, row_bytes
-from hotrows.data.stored.order import POOL_ROWS
+from hotrows.data import EncodedData, prepare, profile, regroup
+from hotrows.data.hot_cold import row_bytes
 from hotrows.datasets import schemas
 from hotrows.datasets.synthetic import synth_criteo
 from hotrows.optim import Adagrad
-from hotrows.planning.policy import Lookahead
-from hotrows.planning.slots import NativeSlotMap
-from hotrows.schema import Schema, Sparse, vocabulary_of
 from hotrows.train import Trainer
 from hotrows.train.recommender import Recommender
 
 QUESTION = __doc__.split("\n")[0]
 FOLDER = Path(__file__).parent / ".data" / "order"
 RAW = Path(__file__).parents[2] / "shared" / "data"
-SHARES = (0.02, 0.05, 0.10)
-ORDERS = ("shuffle", "reuse:8", "reuse:16", "reuse:32")
 HOT_COLD = "hot-cold"  # FAE's layout: all cold batches, then all hot ones
 HOT_SHARE = 0.2  # of the tables is hot in FAE's layout, by bytes
-
-
-@dataclass(frozen=True)
-class Set:
-    """Data, and samples of a batch: a cache of a twentieth of the rows holds the rows of two at least."""
-
-    make: Callable[[Path], EncodedData]
-    batch_size: int
 
 
 def criteo(rows: int) -> Callable[[Path], EncodedData]:
@@ -98,24 +72,6 @@ def movielens(users: int) -> Callable[[Path], EncodedData]:
     return make
 
 
-def zipf(out: Path) -> EncodedData:
-    """Two pools of samples that read a row each of 26 tables, by Zipf's law, independently."""
-    tables, rows, samples = 26, 100_000, 2 * POOL_ROWS
-    random, chance = np.random.default_rng(0), np.cumsum(np.arange(1.0, rows + 1) ** -1.05)
-    ids = np.searchsorted(chance, random.random((tables, samples)) * chance[-1])
-    names = tuple(f"f{table}" for table in range(tables))
-    schema = Schema(tuple(Sparse(name, rows=rows) for name in names))
-    batch = Batch(names, torch.from_numpy(ids.reshape(-1)), torch.zeros(samples, 0), torch.zeros(samples))
-    return write_encoded(out, schema, {"train": [batch]})
-
-
-SETS = {
-    "criteo": Set(criteo(1_310_720), 2048),
-    "zipf": Set(zipf, 2048),
-    "movielens": Set(movielens(3_000), 128),
-    "avazu": Set(real("avazu_14k.csv", "avazu"), 32),
-    "criteo-real": Set(real("criteo_kaggle_10k.tsv", "criteo"), 32),
-}
 ACCURACY_SETS = {"criteo-60k": criteo(60_000)} | {f"movielens-{n}": movielens(n) for n in (200, 1000)}
 CONFIG = TrainConfig(row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1)
 SMALL = {"dim": 8, "hidden": [64, 64]}
@@ -131,8 +87,7 @@ ARMS = ("shuffle", "reuse:8", "reuse:32")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument("what", choices=("fetches", "loading", "accuracy"))
-    parser.add_argument("names", nargs="*", metavar="NAME", help="sets, or models")
+    parser.add_argument("names", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--arms", nargs="+", choices=(*ARMS, HOT_COLD), default=ARMS)
     parser.add_argument("--threads", type=int, default=1)
@@ -140,16 +95,6 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    if args.what == "fetches":
-        found = _Found("order-fetches", args)
-        for name in args.names or SETS:
-            fetches(name, found)
-        return
-    if args.what == "loading":
-        found = _Found("order-loading", args)
-        for name in args.names or ["criteo"]:
-            loading(name, found)
-        return
     found = _Found("order-accuracy", args)
     for seed in range(args.seeds):
         for name in args.names or MODELS:
@@ -178,64 +123,6 @@ def encoded(name: str, make: Callable[[Path], EncodedData]) -> EncodedData:
     return EncodedData.open(FOLDER / name) if (FOLDER / name).exists() else make(FOLDER / name)
 
 
-def fetches(name: str, found: _Found) -> None:
-    """Counts what each order of a set fetches, and adds it."""
-    data, size = encoded(name, SETS[name].make), SETS[name].batch_size
-    names = {vocabulary_of(feature): feature.name for feature in data.schema.id_features}
-    sizes = [data.schema.rows_of(feature) for feature in names.values()]
-    firsts = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))
-    for order in (*ORDERS, HOT_COLD):
-        if f"{name} {order}" in found.figures:
-            continue
-        batches, lookups, seconds = _rows_of_batches(data, size, order, firsts)
-        distinct = mean(map(len, batches))
-        figures: dict = {"rows": sum(sizes), "batch_size": size, "distinct_rows": distinct}
-        figures |= {"lookups": lookups / len(batches), "loading_ns": seconds / lookups * 1e9}
-        for share in SHARES:
-            slots, half = int(share * sum(sizes)), len(batches) // 2
-            samples = data.parts["train"].rows
-            for kind, window, in_flight in (("optimum", None, 1), ("fetched", "auto", 4)):
-                number = _misses(batches, slots, Lookahead(window), in_flight)
-                figures[f"{kind} {share:.0%}"] = number / samples
-            if order == "shuffle":
-                pools = _pools(batches[:half], size) + _pools(batches[half:], size)
-                figures[f"least {share:.0%}"] = _least(pools, slots) / samples
-        found.add(f"{name} {order}", figures)
-
-
-def _rows_of_batches(
-    data: EncodedData, size: int, order: str, firsts: dict[str, int]
-) -> tuple[list[torch.Tensor], int, float]:
-    """The distinct rows of each batch of two epochs, the number of lookups, and the loader's seconds."""
-    first = np.array([firsts[vocabulary_of(feature)] for feature in data.schema.id_features])
-    rows, lookups, seconds = [], 0, 0.0
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-        loader = _loader(data, size, order, Path(folder))
-        for epoch in (0, 1):
-            batches = loader.batches(epoch)
-            while True:
-                begin = time.thread_time()
-                batch = next(batches, None)
-                seconds += time.thread_time() - begin
-                if batch is None:
-                    break
-                ends = np.arange(len(first) + 1) * batch.size
-                if batch.offsets is not None:
-                    ends = batch.offsets.numpy()[ends]
-                ids = batch.ids.numpy() + np.repeat(first, np.diff(ends))
-                lookups += len(ids)
-                rows.append(torch.from_numpy(np.unique(ids)))
-    return rows, lookups, seconds
-
-
-def _loader(data: EncodedData, size: int, order: str, folder: Path) -> Loader | HotColdLoader:
-    if order != HOT_COLD:
-        return Loader(data.parts["train"], size, shuffle=True, order=order)
-    config = replace(CONFIG, model="dnn", model_options=SMALL)
-    hot, cold = hot_and_cold(regrouped(data, config, folder / "hot"))
-    return HotColdLoader(hot, cold, size, shuffle=True)
-
-
 def regrouped(data: EncodedData, config: TrainConfig, out: Path) -> EncodedData:
     """FAE's layout of the data."""
     embedding = Recommender(config, data.schema).embedding
@@ -243,63 +130,6 @@ def regrouped(data: EncodedData, config: TrainConfig, out: Path) -> EncodedData:
     memory = int(HOT_SHARE * embedding.num_bytes)
     found = profile(data, bytes_per_row=bytes_per_row, fast_memory=memory, sample=0.5)
     return regroup(data, found, out, force=True)
-
-
-def _misses(batches: list[torch.Tensor], num_slots: int, policy: Lookahead, in_flight: int) -> int:
-    """Rows that the second half of the batches fetches."""
-    slots, fed, misses = NativeSlotMap(num_slots, policy, in_flight), 0, 0
-    for j, rows in enumerate(batches):
-        while slots.wants():
-            if fed == len(batches):
-                slots.end()
-            else:
-                slots.feed(batches[fed])
-                fed += 1
-        if j == len(batches) // 2:
-            misses = slots.misses
-        slots.allocate(rows)
-    return slots.misses - misses
-
-
-def _pools(batches: list[torch.Tensor], size: int) -> list[np.ndarray]:
-    """The distinct rows of each pool of an epoch."""
-    per_pool = max(POOL_ROWS // size, 1)
-    starts = range(0, len(batches), per_pool)
-    return [np.unique(torch.cat(batches[start : start + per_pool]).numpy()) for start in starts]
-
-
-def _least(pools: list[np.ndarray], num_slots: int) -> int:
-    """Rows that any order within the pools of the second epoch fetches at least: each row of a pool once,
-    unless it was kept from the last one that read it; of too many, those read soonest are kept."""
-    never = len(pools)
-    last = np.full(max(int(rows.max()) for rows in pools) + 1, never)
-    next_use = []
-    for p, rows in reversed(list(enumerate(pools))):
-        next_use.append(last[rows])
-        last[rows] = p
-    kept, kept_until, fetched = np.empty(0, np.int64), np.empty(0, np.int64), 0
-    for p, (rows, until) in enumerate(zip(pools, reversed(next_use), strict=True)):
-        fetched += int((~np.isin(rows, kept)).sum()) if p >= len(pools) // 2 else 0
-        others = ~np.isin(kept, rows)
-        kept, kept_until = np.append(kept[others], rows), np.append(kept_until[others], until)
-        soonest = np.argsort(kept_until, kind="stable")[:num_slots]
-        kept, kept_until = kept[soonest], kept_until[soonest]
-    return fetched
-
-
-def loading(name: str, found: _Found, rounds: int = 5) -> None:
-    """Measures what each order of a set takes to load, and adds it."""
-    data, size = encoded(name, SETS[name].make), SETS[name].batch_size
-    times: dict[str, list[float]] = {order: [] for order in ORDERS}
-    for number, order in product(range(rounds), ORDERS):
-        loader, lookups = _loader(data, size, order, FOLDER), 0
-        begin = time.thread_time()
-        for batch in loader.batches(number):
-            lookups += len(batch.ids)
-        times[order].append((time.thread_time() - begin) / lookups * 1e9)
-    for order, of_order in times.items():
-        more = median(mine - plain for mine, plain in zip(of_order, times["shuffle"], strict=True))
-        found.add(f"{name} {order}", {"ns_a_lookup": median(of_order), "more_than_shuffle": more})
 
 
 def accuracy(which: str, arm: str, seed: int, found: _Found) -> None:

@@ -2,7 +2,6 @@
 
     python -m benchmarks.ranks                          # every comparison
     python -m benchmarks.ranks dlrm din --quick
-    python -m benchmarks.ranks ablation-461-tables
 
 Every arm has the same cores (`--threads`, shared by its ranks), the same global batch, the same samples
 in memory. samples/s counts the global batch, MB the processes of an arm together. What goes over the
@@ -24,16 +23,6 @@ TensorFlow has one worker and one parameter server, which take turns on the same
 
 from benchmarks.harness import OURS, Arm, Comparison, main
 
-# The engine decides on what is not said here; the ablation says everything.
-ALL_ON = {"pack": "all", "micro-batches": "2", "splits": "2", "hot-rows": str(16 << 20)}
-
-
-def _without(note: str, **changes: str) -> Arm:
-    flags = ALL_ON | {name.replace("_", "-"): value for name, value in changes.items()}
-    said = " ".join(f"--{name} {value}" for name, value in flags.items())
-    return Arm(OURS, "hotrows_ranks", said, note)
-
-
 ARMS = {
     "hotrows-ranks": Arm(OURS, "hotrows_ranks", "--ranks 2"),
     "hotrows": Arm(OURS, "hotrows_arm", note="one rank"),
@@ -51,17 +40,12 @@ ARMS = {
     "tensorflow-ps-packed": Arm(
         "tensorflow", "tensorflow_servers", "--histories packed", "histories without padding"
     ),
-    "all-on": _without(""),
-    "without-packing": _without("a pack per table", pack="none"),
-    "without-interleaving": _without("one micro-batch, one split", micro_batches="1", splits="1"),
-    "without-caching": _without("no row on both ranks", hot_rows="0"),
 }
 FIELDS = ("hotrows-ranks", "hotrows")
 HISTORIES = ("hotrows-ranks", "hotrows-histories")
 TORCHREC = ("torchrec-ranks", "torchrec-ranks-pipeline")
 PADDED = ("plain-ranks-histories", "plain-ranks-decomposed")
 TENSORFLOW = ("tensorflow-ps", "tensorflow-ps-packed")
-ABLATION = ("all-on", "without-packing", "without-interleaving", "without-caching")
 
 DLRM = "--workload A --model dlrm --batch-size 8192 --optimizer"
 DEEPFM = "--workload A --model deepfm --batch-size 8192 --optimizer"
@@ -82,17 +66,12 @@ COMPARISONS = {
     "din-model-parallel": Comparison(
         "--model din --dim 16 --batch-size 8192", PADDED, "hotrows-ranks", ("hotrows-ranks",)
     ),
-    "dien-model-parallel": Comparison(
-        "--model dien --dim 16 --batch-size 8192", PADDED, "hotrows-ranks", ("hotrows-ranks",)
-    ),
     "461-tables": Comparison(
         f"{TABLES} B461L", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
     ),
     "461-tables-small-batch": Comparison(
         f"{TABLES} B461", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
     ),
-    "ablation-26-tables": Comparison(f"{DLRM} adagrad", (), "all-on", ABLATION),
-    "ablation-461-tables": Comparison(f"{TABLES} B461L", (), "all-on", ABLATION),
 }
 
 if __name__ == "__main__":

@@ -40,7 +40,6 @@ SCHEMA = hotrows.Schema(
     + tuple(hotrows.Sparse(f"C{f}", rows=rows) for f, rows in enumerate(CRITEO_KAGGLE)),
     name="criteo-shaped",
 )
-PUBLISHED = ("", "-two-batch", "-frequency", "-hot", "-lru", "-uncached")
 TIERS = ("memory", "arena", "file", "file-lru-serial", "file-mapped")
 SLOW = ("file-mapped", "file-uncached", "link-uncached")  # seconds a step: fewer of them
 COMPARISONS = {
@@ -48,17 +47,6 @@ COMPARISONS = {
     "dim64": {"dim": 64, "optimizer": "rowwise", "arms": TIERS},
     # With --steps 100: long enough for the log to be merged. No limit: a merge needs more memory.
     "sustained": {"dim": 16, "optimizer": "adagrad", "limited": False, "arms": ("memory", "file")},
-    "published-file": {
-        "dim": 16,
-        "optimizer": "adagrad",
-        "arms": ("memory", *(f"file{policy}" for policy in PUBLISHED)),
-    },
-    "published-link": {
-        "dim": 16,
-        "optimizer": "adagrad",
-        "gigabytes_per_s": 0.25,
-        "arms": ("memory", *(f"link{policy}" for policy in PUBLISHED)),
-    },
 }
 
 

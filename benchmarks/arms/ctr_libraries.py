@@ -26,7 +26,6 @@ def main() -> None:
     parser = arm.parser(library=("deepctr-torch", "fuxictr", "torch-rechub"))
     accelerated.add_arguments(parser)
     parser.add_argument("--regularizer", type=float, default=0.0, help="of FuxiCTR's embeddings")
-    parser.add_argument("--sparse", action="store_true", help="sparse gradients, for torch-rechub")
     args = arm.finish(parser.parse_args())
     if (args.model, args.optimizer) != ("deepfm", "adam"):
         raise ValueError("the CTR libraries are measured with --model deepfm --optimizer adam only")
@@ -122,14 +121,6 @@ def rechub(args: Namespace, data: list[Batch]) -> Trained:
     mlp = {"dims": list(HIDDEN), "dropout": 0, "activation": "relu"}
     model = DeepFM(deep_features=deep, fm_features=fields, mlp_params=mlp)
     optimizers = [torch.optim.Adam(model.parameters(), 1e-3)]
-    if args.sparse:
-        tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-        for module in tables:
-            module.sparse = True
-        rows = [module.weight for module in tables]
-        read = {id(weight) for weight in rows}
-        dense = [parameter for parameter in model.parameters() if id(parameter) not in read]
-        optimizers = [torch.optim.Adam(dense, 1e-3), torch.optim.SparseAdam(rows, 1e-3)]
     inputs = [_columns(args, batch) for batch in data]
     labels = [torch.from_numpy(batch.labels) for batch in data]
 

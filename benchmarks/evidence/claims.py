@@ -257,7 +257,7 @@ CACHED = (
         "planning of the look-ahead policy",
         lambda: f"{number(at('planning/ns_per_lookup/lookahead/all'), 0)} ns a lookup",
         "on a thread of its own",
-        Origin("planning", "benchmarks.planning policies"),
+        Origin("planning", "benchmarks.planning"),
     ),
 )
 RANKED = (

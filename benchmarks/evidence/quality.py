@@ -260,7 +260,7 @@ TABLES = [
         "order",
         "model, data | `reuse:8`, test AUC less that of a shuffle | `reuse:32`",
         order,
-        (Origin("order-accuracy", "benchmarks.order accuracy"),),
+        (Origin("order-accuracy", "benchmarks.order"),),
     ),
     Table(
         "fae",
