@@ -117,3 +117,30 @@ def test_merge_by_the_command(tmp_path, hotrows):
     (tmp_path / "tables").mkdir()
     code, _, error = hotrows("checkpoint", "inspect", "tables")
     assert (code, "is no checkpoint: it has no manifest.json" in error) == (1, True)
+
+
+def test_dims_that_a_table_uses_are_those_of_its_singular_values(tmp_path, hotrows):
+    written(tmp_path / "run", Adagrad())
+    folder = checkpoint.folder_of(tmp_path / "run", "last")
+    embedding = Embedding(mixed_tables(Adagrad()), seed=9)
+    checkpoint.load(checkpoint.merge(folder, tmp_path / "out"), embedding, nn.Linear(3, 2), "f")
+    used = checkpoint.dims_used(folder)
+    for table in embedding.tables:
+        values = torch.linalg.svdvals(embedding.weights(table.name).double())
+        assert used[table.name] == pytest.approx(float(values.sum() / values[0]), rel=1e-6)
+        assert 1 <= used[table.name] <= table.dim
+    code, out, _ = hotrows("tables", "run", "--checkpoint", "last", "--dims", "--json")
+    assert code == 0
+    for table in json.loads(out)["tables"]:
+        assert table["dims_used"] == pytest.approx(used[table["name"]], abs=0.006)
+    code, out, _ = hotrows("tables", "run", "--checkpoint", "last", "--dims")
+    assert (code, "dims used" in out) == (0, True)
+    assert "dims used" not in hotrows("tables", "run", "--checkpoint", "last")[1]
+
+
+def test_a_table_of_zeros_uses_no_dims(tmp_path):
+    tables = [table for table in mixed_tables(SGD()) if table.name == "item"]
+    embedding = Embedding(tables)
+    embedding.stores[0].records.zero_()
+    checkpoint.save(tmp_path, embedding, nn.Linear(3, 2), State(0, {}, {}))
+    assert checkpoint.dims_used(tmp_path / "checkpoints" / "step-0") == {"item": 0.0}

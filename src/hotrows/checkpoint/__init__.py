@@ -21,6 +21,7 @@ checkpoint. Records are identified by table and id, so a table may have more row
 than when it was saved; the new ones keep their initial values.
 """
 
+from hotrows.checkpoint.convert import dims_used as dims_used
 from hotrows.checkpoint.convert import merge
 from hotrows.checkpoint.manifest import Manifest as Manifest
 from hotrows.checkpoint.manifest import chain as chain

@@ -1,6 +1,5 @@
-"""Conversion of a checkpoint into a full one of one rank.
-
-Verifies every file first, and copies the tables a chunk of rows at a time.
+"""All rows of a checkpoint, a chunk at a time, once every file is verified: as a full one of one rank, or
+to see how many of their dims tables use.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.torch import save as tensors_to_bytes
 
 from hotrows.checkpoint import files, key_state
@@ -27,6 +27,7 @@ from hotrows.checkpoint.manifest import (
 from hotrows.checkpoint.reshard import ColumnSlice
 from hotrows.checkpoint.sources import SavedRecords, chunks_of, fill, in_files
 from hotrows.checkpoint.table_files import Progress
+from hotrows.record import views
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
 
@@ -73,6 +74,24 @@ def merge(
         full = replace(manifest, pieces=tuple(pieces), files=sums, num_ranks=1, placements=None)
         (part / NAME).write_text(to_json(replace(full, base=None, base_crc32=None)))
     return out
+
+
+def dims_used(folder: Path | str) -> dict[str, float]:
+    """How many of its dims each table uses, from 1 to all: the sum of its singular values over the largest.
+
+    That is the information abundance of Guo et al. 2024 (On the embedding collapse when scaling up
+    recommendation models). 0: all weights are.
+    """
+    checkpoints = _opened(Path(folder))
+    tables, used = in_files(checkpoints), {}
+    for table in checkpoints[-1][1].tables:
+        gram = torch.zeros(table.layout.dim, table.layout.dim, dtype=torch.float64)
+        for records in _records(tables[table.name], table):
+            weights = views(torch.from_numpy(records), table.layout.as_ints()).weights.double()
+            gram += weights.t() @ weights
+        values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+        used[table.name] = float(values.sum() / values[-1]) if values[-1] > 0 else 0.0
+    return used
 
 
 def _dense(checkpoints: Chain) -> Iterator[tuple[str, bytes]]:

@@ -97,22 +97,29 @@ def merge_command(place: Path, out: Path, which: str, number: int | None, trust:
     click.echo(f"{out}: {_size(out)}")
 
 
-@command("tables", "hotrows tables runs/a", "hotrows tables runs/a --picture keys.svg")
+@command("tables", "hotrows tables runs/a --dims", "hotrows tables runs/a --picture keys.svg")
 @click.argument("place", metavar="RUN", type=FOLDER)
 @_WHICH
+@click.option("--dims", is_flag=True, help="Say how many of its dims each table uses; reads all rows.")
 @click.option("--picture", type=PICTURE, help="Draw births and deaths of keys over steps into this SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def tables_command(place: Path, which: str, picture: Path | None, as_json: bool) -> None:
+def tables_command(place: Path, which: str, dims: bool, picture: Path | None, as_json: bool) -> None:
     """Show the tables of a run, and its keys.
 
     Of each table its rows and bytes; of dynamic features the keys that have a row, how many got and lost
     one so far, how many found no room or wait to be admitted, the share of rows used so far that has a
     key, the size of all that is known of keys, and their age: the batches since they were last read.
+
+    Dims that a table uses: the sum of its singular values over the largest. Where that is far below its
+    dim, a smaller dim may do as well.
     """
     from hotrows import checkpoint
 
     folder = _folder(place, which)
     tables, keys = checkpoint.summary(folder)["tables"], checkpoint.key_tables(folder)
+    if dims:
+        used = checkpoint.dims_used(folder)
+        tables = [{**table, "dims_used": round(used[table["name"]], 2)} for table in tables]
     drawn = None
     if picture is not None:
         from hotrows.train import pictures
@@ -169,7 +176,8 @@ def _lines(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _tables(tables: list[dict[str, Any]]) -> Table:
-    columns = ("table", "rows", "dim", "dtype", "optimizer", "rows here", "pieces", "size")
+    columns = ["table", "rows", "dim", "dtype", "optimizer", "rows here", "pieces", "size"]
+    columns += ["dims used"] if "dims_used" in tables[0] else []
     shown = new_table(*columns, left=("table", "dtype", "optimizer"))
     for table in tables:
         shown.add_row(
@@ -181,6 +189,7 @@ def _tables(tables: list[dict[str, Any]]) -> Table:
             f"{table['rows_here']:,}",
             f"{table['pieces']:,}",
             format_bytes(table["bytes"]),
+            *([f"{table['dims_used']:.1f}"] if "dims_used" in table else []),
         )
     return shown
 
