@@ -67,6 +67,54 @@ def floors() -> list[list[str]]:
     ]
 
 
+def losses() -> list[list[str]]:
+    found = at("losses/cells")
+    rows = []
+    for model in at("losses/models"):
+        for size in ("256", "1,024", "8,192"):
+            cells = [
+                found.get(f"{model}, {size}, {precision}, {threads}", {})
+                for precision in ("float32", "bfloat16")
+                for threads in (1, 2)
+            ]
+            rows.append([model, size, *(_beside(cell) for cell in cells)])
+    return rows
+
+
+def _beside(cell: dict) -> str:
+    """Times as fast as the best peer, and its name; in bold where that is faster."""
+    if not cell.get("ratio"):
+        return ""
+    ratio = f"{cell['ratio']:.2f}x"
+    name = {"padded-torch": "padded PyTorch", **NAMES}[cell["best_peer"]]
+    return f"**{ratio}** {name}" if cell["ratio"] < 1 else f"{ratio} {name}"
+
+
+def user_path() -> list[list[str]]:
+    names = {
+        "hotrows-deepfm": "**`hotrows train`**, DeepFM",
+        "step-deepfm": "its loader and step alone",
+        "plain-deepfm": "a loop in plain PyTorch, DeepFM",
+        "deepctr": "DeepCTR-Torch's `fit`, DeepFM",
+        "fuxictr": "FuxiCTR's `fit`, DeepFM",
+        "hotrows-deepfm-16384": "`hotrows train`, DeepFM, batches of 16,384",
+        "hotrows-lr": "**`hotrows train`**, LR",
+        "step-lr": "its loader and step alone",
+        "plain-lr": "a loop in plain PyTorch, LR",
+    }
+    rows = []
+    for arm, name in names.items():
+        f = at(f"user_path/arms/{arm}")
+        parts = ("seconds", "start_seconds", "training_seconds", "evaluation_seconds", "end_seconds")
+        seconds = [f"{f[part]:.1f}" for part in parts]
+        if arm.startswith("step"):
+            seconds = [""] * len(parts)
+        whole = "" if arm.startswith("step") else thousands(f["samples_per_s"])
+        auc = f"{f['auc']:.4f}" if f.get("auc") else ""
+        rows.append([name, *seconds, whole, thousands(f["training_samples_per_s"]), auc])
+    return rows
+
+
 def bars() -> list[list[str]]:
     rows = []
     for name, label in (("deepfm", "DeepFM"), ("widedeep", "Wide & Deep"), ("dlrm", "DLRM")):
@@ -436,6 +484,18 @@ TABLES = [
         of("benchmarks.floors", "floors"),
     ),
     Table(
+        "losses",
+        "model | batch | float32, 1 thread | 2 threads | bfloat16, 1 thread | 2 threads",
+        losses,
+        of("benchmarks.losses", "losses"),
+    ),
+    Table(
+        "user-path",
+        "four million rows | seconds | start | training | evaluations | end | samples/s | training | AUC",
+        user_path,
+        of("benchmarks.user_path", "user_path"),
+    ),
+    Table(
         "bars",
         "thousand samples/s | log of BARS, V100 | FuxiCTR | FuxiCTR under `accelerate` | hotrows",
         bars,
@@ -491,7 +551,7 @@ TABLES = [
         policies,
         (
             *of("benchmarks.misses", "misses-zipf", "misses-criteo", "misses-drift"),
-            *of("benchmarks.planning policies", "planning"),
+            *of("benchmarks.planning", "planning"),
         ),
     ),
     Table(

@@ -77,7 +77,7 @@ def merge(
 
 
 def dims_used(folder: Path | str) -> dict[str, float]:
-    """How many of its dims each table uses, from 1 to all: the sum of its singular values over the largest.
+    """How many of its dims each table uses, from 1 to all: its singular values' sum over the largest.
 
     That is the information abundance of Guo et al. 2024 (On the embedding collapse when scaling up
     recommendation models). 0: all weights are.
