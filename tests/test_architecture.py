@@ -22,7 +22,7 @@ KERNELS = PACKAGE / "ops" / "triton"
 BUDGET = {
     "acceleration": 5_900,
     "checkpoint": 2_350,
-    "cli": 3_450,
+    "cli": 3_500,
     "costs": 2_350,
     "data": 10_700,
     "datasets": 3_050,
@@ -38,7 +38,7 @@ BUDGET = {
     "pages": 600,
     "pipeline": 600,
     "planning": 2_750,
-    "report": 1_900,
+    "report": 1_950,
     "runtime": 1_900,
     "serving": 3_850,
     "storage": 2_450,

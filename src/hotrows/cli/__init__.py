@@ -180,7 +180,7 @@ _COMMANDS = {
     ),
     "Training": (
         *(training.train_command, tuning.tune_command, runs.eval_command),
-        *(runs.predict_command, report.report_command),
+        *(runs.predict_command, report.report_command, report.contributions_command),
     ),
     "Memory and ranks": (
         *(caching.simulate_command, scaling.plan_command),

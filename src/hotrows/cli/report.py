@@ -1,4 +1,4 @@
-"""The command report: runs as one page of HTML."""
+"""Commands that look into runs: report, one page of HTML, and contributions, a single row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FILE, RUN, bar, of_function
+from hotrows.cli.options import FILE, FOLDER, RUN, bar, new_table, of_function, print_table, run_options
 
 
 @command(
@@ -58,3 +58,58 @@ def report_command(
         scope = Scope(part, rows, slices, seed, how)
         write_report(runs, out, scope, folder=folder, every=every if follow else None, progress=progress)
     click.echo(out)
+
+
+@command("contributions", "hotrows contributions runs/a new.csv --row 3")
+@run_options
+@of_function("train.predictor:load_run", "device")
+@click.argument("raw", nargs=-1, required=True)
+@click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="Its number in RAW.")
+@click.option(
+    "--others",
+    type=click.IntRange(1, 100_000),
+    default=500,
+    show_default=True,
+    help="Rows of the validation part that it is compared with.",
+)
+@click.option("--data", "folder", type=FOLDER, help="The data of the run, if it has moved.")
+def contributions_command(
+    run: Path, raw: tuple[str, ...], row: int, others: int, folder: Path | None, **how: Any
+) -> None:
+    """Show what each feature adds to the prediction of a row.
+
+    Of each feature: how much lower the logit (of a label that is a number, the number) is on average
+    where the feature has the values of other rows. That is exact for lr, whose features add up; of other
+    models the last line has what features say together.
+    """
+    with bar():
+        from hotrows.report.contributions import contributions
+        from hotrows.report.row_sample import rows_of, sample_of
+        from hotrows.train import load_run, run_folder
+
+        # 1. The row, and those that it is compared with
+        predictor = load_run(run, **how)
+        data = run_folder.open_data(run, folder)
+        part = data.parts["validation"] if data.parts["validation"].rows else data.parts["train"]
+        batches, first = predictor.encoder.encode(raw, columns=None), 0
+        for batch in batches:
+            kept = batches.kept.popleft()
+            if row <= first + batch.size:
+                break
+            first += batch.size
+        else:
+            raise ValueError(f"--row {row:,}: {', '.join(raw)} has {first:,} rows")
+        names = [feature.name for feature in data.schema.id_features]
+        rows = rows_of([batch.expanded(names)], names, batch.size)
+        # 2. What its values add
+        found = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
+    values = {name: kept.column(name)[row - first - 1].as_py() for name in kept.column_names}
+    columns = {feature.name: data.schema.column_of(feature) for feature in data.schema.features}
+    shown = new_table("feature", "value", *(f"adds to {label}" for label in found.row), left=("value",))
+    for features, adds in found.adds.items():
+        value = ", ".join(str(values.get(columns[name], "absent")) for name in features)
+        shown.add_row(" + ".join(features), value[:40], *(f"{add:+.4f}" for add in adds.values()))
+    shown.add_row("together", "", *(f"{add:+.4f}" for add in found.left_over.values()))
+    for label, logit in found.row.items():
+        click.echo(f"{label}: output {logit:+.4f}; the mean of other rows is {found.usual[label]:+.4f}")
+    print_table(shown)

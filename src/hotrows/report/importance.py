@@ -36,7 +36,7 @@ class Importance:
 
 def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple[list[Importance], int]:
     """Returns the features, the most important one first, and the number of rows that were permuted."""
-    together, dense = list(_permuted_together(sample)), predictor.schema.dense
+    together, dense = list(permuted_together(sample)), predictor.schema.dense
     num_rows = _PREDICTIONS // max(1, len(together) + len(dense))
     sample = sample.first(min(max(num_rows, _LEAST_ROWS), _MOST_ROWS))
     order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))
@@ -61,7 +61,7 @@ def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple
     return features, len(sample)
 
 
-def _permuted_together(sample: RowSample) -> Iterator[tuple[str, ...]]:
+def permuted_together(sample: RowSample) -> Iterator[tuple[str, ...]]:
     """Yields the names of features with ids, lists of equal lengths together."""
     groups: list[list[str]] = []
     for name, (_, lengths) in sample.ids.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,15 @@ class RowSample:
         """Gives each row the values of another row, in the order [N], of the features of these names."""
         ids = {name: _taken(one, order) if name in names else one for name, one in self.ids.items()}
         return dataclasses.replace(self, ids=ids)
+
+    def taken(self, order: Tensor) -> RowSample:
+        """The rows of these numbers [N], in this order."""
+        ids = {name: _taken(one, order) for name, one in self.ids.items()}
+        tensors: dict[str, Any] = {
+            name: None if of is None else of[order]
+            for name, of in ((name, getattr(self.rows, name)) for name in _OF_ROWS)
+        }
+        return RowSample(ids, dataclasses.replace(self.rows, **tensors), self.total)
 
     def permuted_number(self, number: int, order: Tensor) -> RowSample:
         """Gives each row the value of another row, in the order [N], of a dense feature by its number."""
@@ -118,6 +127,11 @@ def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
         count += batch.size
         if count >= num_rows:
             break
+    return rows_of(pieces, names, part.rows).first(num_rows)
+
+
+def rows_of(pieces: Sequence[Batch], names: Sequence[str], total: int) -> RowSample:
+    """The rows of batches, expanded, by the names of features with ids."""
     by_batch = [by_feature(vars(batch)) for batch in pieces]
     ids = {
         name: (torch.cat([b[name][0] for b in by_batch]), torch.cat([b[name][1] for b in by_batch]))
@@ -128,7 +142,7 @@ def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
         for name in _OF_ROWS
     }
     rows = Batch(features=(), ids=torch.zeros(0, dtype=torch.int64), **tensors)
-    return RowSample(ids, rows, part.rows).first(num_rows)
+    return RowSample(ids, rows, total)
 
 
 def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
@@ -169,9 +183,9 @@ def _cut(rows: Batch, first: int, end: int) -> Batch:
 
 
 def _taken(ids: Ids, order: Tensor) -> Ids:
-    """The ids of each row in the order [N]."""
+    """The ids of the rows of these numbers [N], in this order."""
     of_all, lengths = ids
     starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
     ends = lengths.cumsum(0)
-    places = torch.arange(len(of_all)) + (starts - ends + lengths).repeat_interleave(lengths)
+    places = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
     return of_all[places], lengths

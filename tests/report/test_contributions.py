@@ -1,0 +1,93 @@
+"""What the values of a row add to its prediction, against frames in which they are replaced by hand."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hotrows import TrainConfig, Trainer, prepare
+from hotrows.report.contributions import contributions
+from hotrows.report.row_sample import rows_of
+from hotrows.train import load_run
+from tests.support.clicks import SCHEMA, table
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:values differ from those"),
+]
+ROWS, OTHERS = table(400).slice(0, 30), table(400).slice(100, 60)
+MODELS = {
+    "lr": {},
+    "din": {"dim": 4, "attention": [8], "hidden": [8]},
+    "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [4]},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contributions")
+    data = prepare(table(400), SCHEMA, folder / "enc")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        for model, options in MODELS.items():
+            config = TrainConfig(
+                model, options, steps=8, batch_size=32, dense_lr=0.05, linear_paths="plain"
+            )
+            Trainer(data, config, folder / model).fit(verbose=False)
+    return folder
+
+
+def sample(predictor, rows):
+    names = [feature.name for feature in predictor.schema.id_features]
+    return rows_of([batch.expanded(names) for batch in predictor.encoder.encode(rows)], names, len(rows))
+
+
+def outputs(predictor, rows):
+    """The mean output of rows by label, as predictions are made of it."""
+    logits = torch.cat([of for _, of in predictor.logits(predictor.encoder.encode(rows))])
+    means = logits.view(len(rows), -1).double().mean(0).tolist()
+    pairs = zip(predictor.labels, predictor.losses, means, strict=True)
+    return {label: loss.scale * mean + loss.shift for label, loss, mean in pairs}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_feature_adds_what_is_lost_where_it_has_the_values_of_other_rows(runs, model):
+    predictor = load_run(runs / model)
+    found = contributions(predictor, sample(predictor, ROWS), 7, sample(predictor, OTHERS))
+    row = ROWS.take(pa.array([7] * len(OTHERS)))
+    assert found.row == pytest.approx(outputs(predictor, row), abs=1e-5)
+    assert found.usual == pytest.approx(outputs(predictor, OTHERS), abs=1e-5)
+    named = [name for names in found.adds for name in names]
+    assert sorted(named) == sorted(feature.name for feature in predictor.schema.features)
+    for names, adds in found.adds.items():
+        replaced = row
+        for name in names:
+            column = predictor.schema.column_of(next(f for f in SCHEMA.features if f.name == name))
+            place = replaced.column_names.index(column)
+            replaced = replaced.set_column(place, column, OTHERS.column(column))
+        without = outputs(predictor, replaced)
+        expected = {label: found.row[label] - without[label] for label in without}
+        assert adds == pytest.approx(expected, abs=1e-5), names
+    sizes = [max(map(abs, adds.values())) for adds in found.adds.values()]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1e-3
+
+
+def test_weights_of_single_features_leave_nothing_over(runs):
+    predictor = load_run(runs / "lr")
+    for number in range(0, 30, 5):
+        found = contributions(predictor, sample(predictor, ROWS), number, sample(predictor, OTHERS))
+        assert found.left_over == pytest.approx(dict.fromkeys(found.row, 0.0), abs=1e-4)
+
+
+def test_the_command_names_values_and_refuses_rows_that_are_not_there(runs, hotrows, monkeypatch):
+    monkeypatch.chdir(runs)
+    pq.write_table(ROWS, "rows.parquet")
+    told = hotrows("contributions", "mmoe", "rows.parquet", "--row", "8", "--others", "20")
+    assert told.code == 0, told.err
+    lines = told.out.splitlines()
+    assert lines[0].startswith("click: output ") and lines[1].startswith("buy: output ")
+    assert "adds to click" in lines[2] and lines[-1].split()[0] == "together"
+    user = next(line.split() for line in lines if line.split()[0] == "user")
+    assert user[1] == str(ROWS["user"][7].as_py())
+    told = hotrows("contributions", "mmoe", "rows.parquet", "--row", "31")
+    assert told.code == 1 and "--row 31: rows.parquet has 30 rows" in told.err
