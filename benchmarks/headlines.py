@@ -25,9 +25,10 @@ from benchmarks.harness import ROOT, conditions, git
 from benchmarks.workload import DATA
 
 FOLDER = "FOLDER"  # in a command: a temporary folder
-STEP = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow"
+STEP = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow glued"
 
 
+TABLES = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow"
 STEPS = ("engine", "models", "nn", "ops", "pipeline", "planning")
 ACCELERATED = ("acceleration", "engine", "ops", "planning")
 
@@ -55,7 +56,10 @@ PARTS = {
         "end_to_end-dlrm-adagrad-bfloat16", 7, (f"end_to_end dlrm-adagrad-bfloat16 {STEP} torchrec",)
     ),
     "deepfm": Part("end_to_end-deepfm-adagrad", 6, (f"end_to_end deepfm-adagrad {STEP}",)),
-    "461-fields": Part("end_to_end-461-tables-adagrad", 5, (f"end_to_end 461-tables-adagrad {STEP}",)),
+    "461-fields": Part("end_to_end-461-tables-adagrad", 5, (f"end_to_end 461-tables-adagrad {TABLES}",)),
+    "1000-fields": Part(
+        "end_to_end-many-tables-adagrad", 5, (f"end_to_end many-tables-adagrad {TABLES}",)
+    ),
     "embedding": Part("embedding-adagrad", 5, ("embedding adagrad --rounds 3",)),
     "din": Part("sequence_step-din-dim16", 6, ("sequence_step din-dim16 --rounds 2",)),
     "dien": Part("sequence_step-dien-dim16", 8, ("sequence_step dien-dim16 --rounds 2",)),
