@@ -89,6 +89,7 @@ def test_what_was_chosen_is_noted_at_the_start(diverged, tmp_path, caplog):
         Trainer(data, cached, tmp_path / "run").fit()
     text = caplog.text
     assert "model: deepfm (sequences none, 1 id features, 1 dense); choose with --model" in text
+    assert "few rows, and no column of more than 60 values: gradient boosting" in text
     assert "batches in flight pinned at most" in text
     caplog.clear()
     with caplog.at_level(logging.INFO, "hotrows"):
@@ -170,3 +171,16 @@ def test_a_label_that_is_far_more_frequent_in_another_part_is_warned_of(tmp_path
     with caplog.at_level(logging.WARNING, "hotrows"):
         Trainer(data, trainer.config, tmp_path / "run", resume=True)
     assert not [line for line in warnings_of(caplog) if line.startswith("label ")]
+
+
+@pytest.mark.parametrize("values, said", [(500, True), (1_001, False)])
+def test_boosting_is_named_where_no_column_has_many_values(tmp_path, caplog, values, said):
+    data = prepare(
+        {"click": [i % 3 % 2 for i in range(2_000)], "user": [f"u{i % values}" for i in range(2_000)]},
+        Schema((Sparse("user"),), label="click"),
+        tmp_path / "enc",
+        split="position:0.8,0.1,0.1",
+    )
+    with caplog.at_level(logging.INFO, "hotrows"):
+        Trainer(data, TrainConfig(steps=1, **SHORT), tmp_path / "run")
+    assert ("gradient boosting" in caplog.text) == said

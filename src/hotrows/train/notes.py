@@ -8,25 +8,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hotrows.config import TrainConfig
-from hotrows.data import Part, ValueRates
+from hotrows.data import EncodedData, Part, ValueRates
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.metrics import Metrics, shortcomings
-from hotrows.schema import Schema
 
 _SHOWN_REASONS = 8
+_SMALL, _FEW_VALUES = 200_000, 1_000  # rows, and distinct values of a column
 # Labels of two parts differ where the logarithm of their odds does by so much, and by so many of its
 # standard errors.
 _APART, _ERRORS = math.log(1.5), 6.0
 log = logging.getLogger("hotrows")
 
 
-def of_model(config: TrainConfig, schema: Schema) -> None:
-    """Names the model that was chosen, and what it was chosen by."""
+def of_model(config: TrainConfig, data: EncodedData) -> None:
+    """Names the model that was chosen, and what it was chosen by; another kind where data are for it."""
+    schema = data.schema
     labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
     log.info(
         f"model: {config.model} ({labels}sequences {len(schema.sequences) or 'none'}, "
         f"{len(schema.sparse)} id features, {len(schema.dense)} dense); choose with --model, or model="
     )
+    most = max((stored.num_distinct for stored in data.vocabularies.values()), default=0)
+    if data.parts["train"].rows <= _SMALL and most <= _FEW_VALUES and not schema.sequences:
+        log.info(
+            f"few rows, and no column of more than {most:,} values: gradient boosting (LightGBM, "
+            f"CatBoost) is often as good on such data, or better"
+        )
 
 
 def of_labels(parts: Mapping[str, Part]) -> None:

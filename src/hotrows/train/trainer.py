@@ -128,7 +128,7 @@ class Trainer:
             on_error.callback(self._lock.release)
             self._open(resume)
             if self.is_first and config.model is None:
-                notes.of_model(self.config, self.data.schema)
+                notes.of_model(self.config, self.data)
             self.reports = Reports(self.steps, progress)
             on_error.pop_all()
 
