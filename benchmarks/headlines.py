@@ -72,17 +72,15 @@ PARTS = {
     "accelerate-rechub": Part(
         "accelerate-criteo-rechub", 7, ("accelerate criteo-rechub --rounds 1",), ACCELERATED
     ),
-    "tenth-in-memory": Part(
-        "tiers-dim16", 8, ("tiers dim16 --arms memory file file-mapped",), (*STEPS, "storage")
-    ),
+    "tenth-in-memory": Part("tiers-dim16", 8, ("tiers dim16",), (*STEPS, "storage")),
     "serving": Part(
-        "serving",
-        4,
-        (f"serving make {FOLDER} deepfm", f"serving measure {FOLDER} deepfm"),
-        ("serving", "export", "nn"),
+        "serving", 4, (f"serving make {FOLDER}", f"serving measure {FOLDER}"), ("serving", "export", "nn")
     ),
     "event-to-score": Part(
-        "freshness/figures/5000", 2, ("freshness --rates 5000",), ("serving", "streams", "train")
+        "freshness/figures/5000",
+        2,
+        ("freshness --rates 1000,5000,10000,20000",),
+        ("serving", "streams", "train"),
     ),
     "prepare": Part("prepare", 5, ("prepare --rows 1000000 --rounds 3",), ("data",)),
     "defaults": Part(

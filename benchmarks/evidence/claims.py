@@ -335,7 +335,7 @@ SERVED = (
         "one request of 500 candidates, DeepFM, one core",
         lambda: latency("serving/figures/deepfm/float32"),
         "nothing else ran",
-        Origin("serving", "benchmarks.serving", earlier="8cd29c7"),
+        Origin("serving", "benchmarks.serving"),
     ),
     Claim(
         "one request of 500 candidates, DeepFM, tables ten times the memory",

@@ -233,7 +233,7 @@ TABLES = [
         "calibration",
         "data | model | settings | test AUC | log loss as trained | factor | with it",
         calibration,
-        (Origin("calibration", "benchmarks.calibration", earlier="dffa3b8c"),),
+        (Origin("calibration", "benchmarks.calibration"),),
     ),
     Table(
         "peers",

@@ -42,12 +42,10 @@ class Origin:
 
     source: a record of a file, `FILE` or `FILE/KEY/..`; of machine, date and commit the innermost counts
         that a record on the way has. command: the module that measures, with its arguments.
-    earlier: the commit of figures that a file's note says are of another one.
     """
 
     source: str
     command: str
-    earlier: str = ""
 
     def known(self, key: str) -> Any:
         name, *keys = self.source.split("/")
@@ -76,8 +74,8 @@ class Origin:
         record = at(self.source)
         arms = record.get("arms", {}) if isinstance(record, dict) else {}
         mixed = any("source" in arm or "commit" in arm for arm in arms.values() if isinstance(arm, dict))
-        marks = (" †" if self.known("uncommitted_changes") and not self.earlier else "") + " ‡" * mixed
-        return f"`{(self.earlier or self.known('commit') or 'not recorded')[:8]}`{marks}"
+        marks = (" †" if self.known("uncommitted_changes") else "") + " ‡" * mixed
+        return f"`{(self.known('commit') or 'not recorded')[:8]}`{marks}"
 
     @property
     def file(self) -> str:
