@@ -87,10 +87,11 @@ def beside_peers() -> dict[str, float]:
     """Thousand samples/s of a step of DLRM, by library."""
     names = {"hotrows": "hotrows", "tensorflow": "TensorFlow", "torchrec": "TorchRec", "fbgemm": "FBGEMM"}
     step = arms("end_to_end-dlrm-adagrad")
-    return {
+    speeds = {
         name: step[arm]["samples_per_s"] / 1000
         for arm, name in {**names, "plain-torch": "PyTorch"}.items()
     }
+    return dict(sorted(speeds.items(), key=lambda pair: -pair[1]))
 
 
 def arms(result: str) -> dict[str, dict]:

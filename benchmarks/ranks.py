@@ -66,6 +66,9 @@ COMPARISONS = {
     "din-model-parallel": Comparison(
         "--model din --dim 16 --batch-size 8192", PADDED, "hotrows-ranks", ("hotrows-ranks",)
     ),
+    "dien-model-parallel": Comparison(
+        "--model dien --dim 16 --batch-size 8192", PADDED, "hotrows-ranks", ("hotrows-ranks",)
+    ),
     "461-tables": Comparison(
         f"{TABLES} B461L", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
     ),

@@ -131,7 +131,7 @@ def measured(name: str, folder: Path, threads: int) -> dict:
         "start_seconds": turns["first_step"] - begin,
         "training_seconds": training,
         "training_samples_per_s": turns["samples"] / training,
-        "evaluation_seconds": sum(within) + sum(behind),
+        "evaluation_seconds": sum(within, 0.0) + sum(behind),
         "end_seconds": begin + seconds - turns["last_step"] - sum(behind),
         "auc": turns.get("auc"),
         "batch_size": turns.get("batch_size"),

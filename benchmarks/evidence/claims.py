@@ -132,7 +132,7 @@ IN_MEMORY = (
     *ratios("""
 end_to_end-dlrm-adagrad: end_to_end dlrm-adagrad
     DLRM on Criteo's tables, training step | hotrows | plain-torch | plain PyTorch
-    DLRM on Criteo's tables, training step | hotrows | tensorflow | TensorFlow, the fastest library
+    DLRM on Criteo's tables, training step | hotrows | torchrec | TorchRec, the fastest library
 end_to_end-dlrm-adagrad-bfloat16: end_to_end dlrm-adagrad-bfloat16
     DLRM on Criteo's tables, bfloat16 | hotrows | glued | FBGEMM, oneDNN, malloc settings, by hand
 end_to_end-deepfm-adagrad: end_to_end deepfm-adagrad
@@ -151,6 +151,21 @@ sequence_step-dien-dim16: sequence_step
 sequence_step-can-dim16: sequence_step
     CAN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
 """),
+    *(
+        faster(
+            "`hotrows train`, four million rows, DeepFM, from start to end",
+            "user_path",
+            "hotrows-deepfm",
+            arm,
+            against,
+            "benchmarks.user_path",
+        )
+        for arm, against in (
+            ("plain-deepfm", "a loop in plain PyTorch"),
+            ("deepctr", "DeepCTR-Torch's `fit`"),
+            ("fuxictr", "FuxiCTR's `fit`"),
+        )
+    ),
     Claim(
         "DeepFM by the recipe of BARS",
         lambda: over(

@@ -106,7 +106,7 @@ def user_path() -> list[list[str]]:
     for arm, name in names.items():
         f = at(f"user_path/arms/{arm}")
         parts = ("seconds", "start_seconds", "training_seconds", "evaluation_seconds", "end_seconds")
-        seconds = [f"{f[part]:.1f}" for part in parts]
+        seconds = [f"{f[part]:.1f}" if f.get(part) else "within" for part in parts]
         if arm.startswith("step"):
             seconds = [""] * len(parts)
         whole = "" if arm.startswith("step") else thousands(f["samples_per_s"])
