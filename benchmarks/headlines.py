@@ -51,41 +51,41 @@ class Part:
 
 
 PARTS = {
-    "dlrm": Part("end_to_end-dlrm-adagrad", 7, (f"end_to_end dlrm-adagrad {STEP} torchrec",)),
+    "dlrm": Part("end_to_end-dlrm-adagrad", 5, (f"end_to_end dlrm-adagrad {STEP} torchrec",)),
     "dlrm-bfloat16": Part(
-        "end_to_end-dlrm-adagrad-bfloat16", 7, (f"end_to_end dlrm-adagrad-bfloat16 {STEP} torchrec",)
+        "end_to_end-dlrm-adagrad-bfloat16", 5, (f"end_to_end dlrm-adagrad-bfloat16 {STEP} torchrec",)
     ),
-    "deepfm": Part("end_to_end-deepfm-adagrad", 6, (f"end_to_end deepfm-adagrad {STEP}",)),
-    "461-fields": Part("end_to_end-461-tables-adagrad", 5, (f"end_to_end 461-tables-adagrad {TABLES}",)),
+    "deepfm": Part("end_to_end-deepfm-adagrad", 5, (f"end_to_end deepfm-adagrad {STEP}",)),
+    "461-fields": Part("end_to_end-461-tables-adagrad", 4, (f"end_to_end 461-tables-adagrad {TABLES}",)),
     "1000-fields": Part(
-        "end_to_end-many-tables-adagrad", 5, (f"end_to_end many-tables-adagrad {TABLES}",)
+        "end_to_end-many-tables-adagrad", 4, (f"end_to_end many-tables-adagrad {TABLES}",)
     ),
-    "embedding": Part("embedding-adagrad", 5, ("embedding adagrad --rounds 3",)),
-    "din": Part("sequence_step-din-dim16", 6, ("sequence_step din-dim16 --rounds 2",)),
-    "dien": Part("sequence_step-dien-dim16", 8, ("sequence_step dien-dim16 --rounds 2",)),
+    "embedding": Part("embedding-adagrad", 6, ("embedding adagrad --rounds 3",)),
+    "din": Part("sequence_step-din-dim16", 4, ("sequence_step din-dim16 --rounds 2",)),
+    "dien": Part("sequence_step-dien-dim16", 7, ("sequence_step dien-dim16 --rounds 2",)),
     "accelerate-deepctr": Part(
-        "accelerate-criteo-deepctr", 7, ("accelerate criteo-deepctr --rounds 1",), ACCELERATED
+        "accelerate-criteo-deepctr", 5, ("accelerate criteo-deepctr --rounds 1",), ACCELERATED
     ),
     "accelerate-fuxictr": Part(
-        "accelerate-criteo-fuxictr", 7, ("accelerate criteo-fuxictr --rounds 1",), ACCELERATED
+        "accelerate-criteo-fuxictr", 5, ("accelerate criteo-fuxictr --rounds 1",), ACCELERATED
     ),
     "accelerate-rechub": Part(
-        "accelerate-criteo-rechub", 7, ("accelerate criteo-rechub --rounds 1",), ACCELERATED
+        "accelerate-criteo-rechub", 4, ("accelerate criteo-rechub --rounds 1",), ACCELERATED
     ),
-    "tenth-in-memory": Part("tiers-dim16", 8, ("tiers dim16",), (*STEPS, "storage")),
+    "tenth-in-memory": Part("tiers-dim16", 9, ("tiers dim16",), (*STEPS, "storage")),
     "serving": Part(
-        "serving", 4, (f"serving make {FOLDER}", f"serving measure {FOLDER}"), ("serving", "export", "nn")
+        "serving", 3, (f"serving make {FOLDER}", f"serving measure {FOLDER}"), ("serving", "export", "nn")
     ),
     "event-to-score": Part(
         "freshness/figures/5000",
-        2,
+        5,
         ("freshness --rates 1000,5000,10000,20000",),
         ("serving", "streams", "train"),
     ),
-    "prepare": Part("prepare", 5, ("prepare --rows 1000000 --rounds 3",), ("data",)),
+    "prepare": Part("prepare", 3, ("prepare --rows 1000000 --rounds 3",), ("data",)),
     "defaults": Part(
         "defaults/sets/adult/deepfm/0",
-        6,
+        2,
         ("defaults --sets adult --models deepfm --seeds 0 --again",),
         ("train", "models"),
     ),
