@@ -1,6 +1,6 @@
 """Measures again what README.md and the first page of evidence quote, on the present commit.
 
-    python -m benchmarks.headlines               # what this commit has not measured; 90 minutes in all
+    python -m benchmarks.headlines               # what this commit has not measured; 80 minutes in all
     python -m benchmarks.headlines --minutes 20  # parts that fit into so long; call it again for others
     python -m benchmarks.headlines dlrm prepare --again
     python -m benchmarks.evidence                # then: the tables of docs/evidence
