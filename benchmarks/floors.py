@@ -174,7 +174,7 @@ def _counter(count_of: Callable, work: Work) -> Callable:
     return lambda module, inputs, output: count_of(work, module, *inputs)
 
 
-def _mlp(work: Work, mlp, x) -> None:
+def _mlp(work: Work, mlp, x, *_) -> None:
     for layer in mlp.layers:
         work.product(len(x), layer.in_features, layer.out_features)
 
