@@ -118,7 +118,7 @@ def labels_of(schema: Schema, labels: Sequence[str] | None, model: str) -> tuple
     """The labels that a model of several learns: those named, which the schema must have, or all.
 
     >>> labels_of(data.schema, None, "MMoE")
-    ('label',)
+    ('click',)
     """
     names = [label.name for label in schema.labels]
     chosen = tuple(names if labels is None else labels)
