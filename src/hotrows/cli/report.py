@@ -102,14 +102,18 @@ def contributions_command(
         names = [feature.name for feature in data.schema.id_features]
         rows = rows_of([batch.expanded(names)], names, batch.size)
         # 2. What its values add
-        found = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
+        explained = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
     values = {name: kept.column(name)[row - first - 1].as_py() for name in kept.column_names}
     columns = {feature.name: data.schema.column_of(feature) for feature in data.schema.features}
-    shown = new_table("feature", "value", *(f"adds to {label}" for label in found.row), left=("value",))
-    for features, adds in found.adds.items():
+    shown = new_table(
+        "feature", "value", *(f"adds to {label}" for label in explained.row), left=("value",)
+    )
+    for features, adds in explained.adds.items():
         value = ", ".join(str(values.get(columns[name], "absent")) for name in features)
         shown.add_row(" + ".join(features), value[:40], *(f"{add:+.4f}" for add in adds.values()))
-    shown.add_row("together", "", *(f"{add:+.4f}" for add in found.left_over.values()))
-    for label, logit in found.row.items():
-        click.echo(f"{label}: output {logit:+.4f}; the mean of other rows is {found.usual[label]:+.4f}")
+    shown.add_row("together", "", *(f"{add:+.4f}" for add in explained.left_over.values()))
+    for label, logit in explained.row.items():
+        click.echo(
+            f"{label}: output {logit:+.4f}; the mean of other rows is {explained.usual[label]:+.4f}"
+        )
     print_table(shown)

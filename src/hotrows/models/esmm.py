@@ -71,5 +71,5 @@ class ESMM(Model):
     def begin_at(self, logits: Tensor) -> None:
         """See `Model`; the second tower begins at the share of clicks that convert."""
         click, both = logits.double().sigmoid()
-        after = (both / click).clamp(1e-6, 1 - 1e-6).logit().to(logits.dtype)
+        after = (both / click).clamp(1e-6, 0.99).logit().to(logits.dtype)
         super().begin_at(torch.stack([logits[0], after]))

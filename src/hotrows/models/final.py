@@ -80,6 +80,12 @@ class FINAL(Model):
         both = logits.detach().sigmoid()
         return logits, log_loss(first, both) + log_loss(second, both)
 
+    @torch.no_grad()
+    def begin_at(self, logits: Tensor) -> None:
+        """See `Model`; both streams begin there."""
+        for bias in (p for p in self.last.parameters() if p.dim() == 1):
+            bias.copy_(logits)
+
 
 class FactorizedInteractions(nn.Module):
     """Layers whose outputs are [a, a * b] of the halves a, b of a linear layer's: [B, K] -> [B, N].

@@ -65,16 +65,9 @@ class PLE(Model):
         self.tables = tables.vector_tables(schema, dim, dims=dims)
         width = tables.width_of(self.tables) + len(schema.dense)
         num_tasks, output = len(self.labels), expert_hidden[-1]
+        counts = num_tasks, task_experts, shared_experts
         self.levels = nn.ModuleList(
-            Level(
-                width if n == 0 else output,
-                num_tasks,
-                task_experts,
-                shared_experts,
-                expert_hidden,
-                dropout,
-                is_last=n == num_levels - 1,
-            )
+            Level(output if n else width, counts, expert_hidden, dropout, n == num_levels - 1)
             for n in range(num_levels)
         )
         self.towers = GroupedMLP(num_tasks, (output, *tower_hidden, 1), dropout=dropout)
@@ -93,15 +86,14 @@ class Level(nn.Module):
     def __init__(
         self,
         width: int,
-        num_tasks: int,
-        task_experts: int,
-        shared_experts: int,
+        counts: tuple[int, int, int],
         hidden: Sequence[int],
         dropout: float,
         is_last: bool,
     ) -> None:
         super().__init__()
-        self.num_tasks, self.task_experts, self.shared_experts = num_tasks, task_experts, shared_experts
+        num_tasks, task_experts, shared_experts = counts
+        self.num_tasks, self.task_experts, self.shared_experts = counts
         num_experts = num_tasks * task_experts + shared_experts
         self.experts = GroupedMLP(num_experts, (width, *hidden), dropout=dropout, last_activation="relu")
         self.gates = GroupedMLP(num_tasks, (width, task_experts + shared_experts))

@@ -50,16 +50,16 @@ def contributions(predictor: Predictor, rows: RowSample, number: int, others: Ro
         return {label: loss.scale * mean + loss.shift for label, loss, mean in pairs}
 
     def added(sample: RowSample) -> dict[str, float]:
-        return {label: found[label] - without for label, without in mean(sample).items()}
+        return {label: outputs[label] - without for label, without in mean(sample).items()}
 
-    found = mean(row)
+    outputs = mean(row)
     adds = {names: added(_with_ids(row, names, others)) for names in permuted_together(others)}
     for place, feature in enumerate(predictor.schema.dense):
         dense = row.rows.dense.clone()
         dense[:, place] = others.rows.dense[:, place]
         adds[feature.name,] = added(_with_dense(row, dense))
     order = sorted(adds, key=lambda names: -max(map(abs, adds[names].values())))
-    return Contributions(found, mean(others), {names: adds[names] for names in order})
+    return Contributions(outputs, mean(others), {names: adds[names] for names in order})
 
 
 def _with_ids(row: RowSample, names: tuple[str, ...], others: RowSample) -> RowSample:

@@ -51,9 +51,9 @@ class RowSample:
     def taken(self, order: Tensor) -> RowSample:
         """The rows of these numbers [N], in this order."""
         ids = {name: _taken(one, order) for name, one in self.ids.items()}
+        columns = {name: getattr(self.rows, name) for name in _OF_ROWS}
         tensors: dict[str, Any] = {
-            name: None if of is None else of[order]
-            for name, of in ((name, getattr(self.rows, name)) for name in _OF_ROWS)
+            name: None if column is None else column[order] for name, column in columns.items()
         }
         return RowSample(ids, dataclasses.replace(self.rows, **tensors), self.total)
 
