@@ -201,7 +201,9 @@ def draw(found: dict[str, dict]) -> None:
         axes.margins(0.1, 0.16)
         axes.set_xticks(rates, [f"{rate:,}" for rate in rates])
         axes.set_ylabel("seconds until a score has learnt an event")
-        axes.legend()
+        for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis_formatter("{x:g}")
+        axes.legend(loc="lower right")
         figures.set_title(figure, "From append to served score", "two cores for all; dotted: the aims")
         figures.save(figure, ROOT / "docs" / "pictures" / "freshness.png")
 

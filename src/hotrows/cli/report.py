@@ -110,10 +110,14 @@ def contributions_command(
     )
     for features, adds in explained.adds.items():
         value = ", ".join(str(values.get(columns[name], "absent")) for name in features)
-        shown.add_row(" + ".join(features), value[:40], *(f"{add:+.4f}" for add in adds.values()))
-    shown.add_row("together", "", *(f"{add:+.4f}" for add in explained.left_over.values()))
+        shown.add_row(" + ".join(features), value[:40], *map(_signed, adds.values()))
+    shown.add_row("together", "", *map(_signed, explained.left_over.values()))
     for label, logit in explained.row.items():
         click.echo(
             f"{label}: output {logit:+.4f}; the mean of other rows is {explained.usual[label]:+.4f}"
         )
     print_table(shown)
+
+
+def _signed(number: float) -> str:
+    return f"{round(number, 4) + 0.0:+.4f}"  # 0 has no minus

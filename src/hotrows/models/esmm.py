@@ -53,7 +53,7 @@ class ESMM(Model):
         if len(self.labels) != 2:
             raise ValueError(
                 f"ESMM needs two labels, of clicks and of conversions, not {', '.join(self.labels)}: "
-                f"name them as labels=CLICK,CONVERSION"
+                f'name them, such as labels=["click", "buy"]'
             )
         self.tables = tables.vector_tables(schema, dim, dims=dims)
         width = tables.width_of(self.tables) + len(schema.dense)
