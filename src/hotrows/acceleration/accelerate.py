@@ -342,6 +342,7 @@ def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
 
     @torch.compiler.disable(reason=_NOT_COMPILED)
     @functools.wraps(plain.forward)
+    # 1. The methods that differ from the plain model.
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_STATE].forward(self, args, kwargs)
 
@@ -364,6 +365,7 @@ def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
         """Refuses `torch.jit.script`, which would read the source of our `forward`."""
         raise RuntimeError(f"torch.jit.script cannot read it: {_NOT_COMPILED}")
 
+    # 2. A class of them, which looks like the plain one.
     members = {
         "forward": forward,
         "__deepcopy__": deep_copy,

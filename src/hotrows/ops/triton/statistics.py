@@ -149,9 +149,11 @@ def _moments(
     num_tiles, unbiased, momentum, eps, H: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Mean and summed squares of the differences from it, of a chunk; the last one: of all rows."""
+    # 1. How many rows count.
     if p_real is not None:
         num = tl.load(p_real).to(tl.int32)
         unbiased = tl.div_rn(num.to(tl.float32), tl.maximum(num - 1, 1).to(tl.float32))
+    # 2. Mean and squares of this chunk, one tile after the other.
     i_chunk = tl.program_id(0).to(tl.int64)
     b_mean, b_squares = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     seen = 0.0
@@ -166,6 +168,7 @@ def _moments(
         b_mean += b_difference * share
         b_squares += tl.sum(b_apart * b_apart, axis=0) + b_difference * b_difference * (seen * share)
         seen += count
+    # 3. Store them; the last program joins those of all chunks.
     o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     p_part = p_parts + i_chunk * (2 * H) + o_h
     tl.store(p_part, b_mean, mask=o_h < H)
