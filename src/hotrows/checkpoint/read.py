@@ -145,7 +145,7 @@ def check_tables(
 ) -> None:
     """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows.
 
-    converts: weights may be of another dtype.
+    converts: weights in files of the checkpoint may be of another dtype.
     """
     tables = {table.name: table for table in embedding.tables}
     saved = {table.name: table for table in manifest.tables}
@@ -158,14 +158,15 @@ def check_tables(
         )
     for name, table in saved.items():
         layout = layout_of(tables[name])
-        if table.layout != replace(layout, dtype=table.layout.dtype if converts else layout.dtype):
+        converted = replace(table.layout, dtype=layout.dtype)
+        if layout not in (table.layout, converted if converts and not manifest.stores else None):
             raise ValueError(
                 f"checkpoint {folder}: records of table {name!r} are {table.layout.to_json()}, the "
                 f"model's are {layout.to_json()}; use the dim, dtype and row optimizer of the run, or "
                 f"begin a new run with --init-from, which converts weights to its --row-bits"
             )
-        whole = all(p.columns == (0, layout.dim) for p in manifest.pieces if p.table == name)
-        if layout.has_scale and not whole:
+        placement = (manifest.placements or {}).get(name, {})
+        if layout.has_scale and placement.get("columns"):
             raise ValueError(
                 f"checkpoint {folder}: ranks hold columns of table {name!r}, and rows of {layout.dtype} have "
                 f"one scale for all; bring them together with `hotrows checkpoint merge`"
@@ -216,14 +217,10 @@ def _is_as_written(checkpoints: Chain, embedding: Embedding) -> bool:
     as_files = all(store.device.on_host and store.block is None for store in embedding.stores)
     if len(checkpoints) > 1 or manifest.num_ranks != num_ranks or not as_files:
         return False
-    if not _has_layouts_of(manifest, embedding):
+    if any(manifest.layouts[table.name] != layout_of(table) for table in embedding.tables):
         return False
     held = [_held(embedding, rank) for rank in range(num_ranks)]
     return all(held[piece.rank or 0].get(_key(piece), -1) >= piece.num_ids for piece in manifest.pieces)
-
-
-def _has_layouts_of(manifest: Manifest, embedding: Embedding) -> bool:
-    return all(manifest.layouts[table.name] == layout_of(table) for table in embedding.tables)
 
 
 def _held(embedding: Embedding, rank: int) -> dict[tuple, int]:
@@ -284,8 +281,7 @@ def _open_stores(checkpoints: Chain, embedding: Embedding, read_only: bool) -> N
     """Restores the file stores to the checkpoint, or reads them as they were then."""
     (_, manifest), cached_tables, ranks = checkpoints[-1], embedding.cached_tables, embedding.ranks
     sharding = ranks.num_ranks, placements_of(embedding)
-    is_as_written = (manifest.num_ranks, manifest.placements) == sharding
-    if manifest.stores and is_as_written and _has_layouts_of(manifest, embedding):
+    if manifest.stores and (manifest.num_ranks, manifest.placements) == sharding:
         (cached_tables.view if read_only else cached_tables.restore)(manifest.stores[ranks.rank])
         return
     source = FileStores(manifest, embedding) if manifest.stores else None

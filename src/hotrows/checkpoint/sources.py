@@ -6,7 +6,6 @@ of a table have of some ids. Files are memory-mapped: only what is needed is rea
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -160,7 +159,7 @@ def _as_then(manifest: Manifest, embedding: Embedding, rank: int) -> Embedding:
     sequences = {feature for pack in embedding.packs for feature, _ in pack.sequences}
     placements = manifest.placements or {}
     return Embedding(
-        [dataclasses.replace(t, dtype=manifest.layouts[t.name].dtype) for t in embedding.tables],
+        embedding.tables,
         seed=embedding.seed,
         sequences=sorted(sequences),
         caching=embedding.cached_tables.caching,
