@@ -4,131 +4,18 @@
 // distinct rows, so every sum is made by one thread in the order of the batch: results do not depend
 // on the number of threads. Rows are far apart in memory; each loop asks for the one it needs a few
 // turns later.
-#include "codes.h"
+#include "record.h"
 #include "runs.h"
 
 namespace {
 
 using namespace hotrows;
 
-struct Layout {
-  HOTROWS_RECORD_LAYOUT(HOTROWS_FIELD)
-
-  // Its parts follow one another, aligned, and end within a record.
-  void check_all() const {
-    CHECK(dim > 0 && (itemsize == 1 || itemsize == 2 || itemsize == 4), dim, itemsize);
-    CHECK(state_offset >= dim * itemsize + 4 * (itemsize == 1), state_offset, dim, itemsize);
-    CHECK(state_offset % 4 == 0, state_offset);
-    CHECK(state_width >= 0 && state_offset + 4 * state_width <= stride, state_offset, state_width, stride);
-    CHECK(step_offset < 0 || (step_offset >= state_offset + 4 * state_width && step_offset + 4 <= stride), step_offset);
-    CHECK(stride % 4 == 0, stride);
-  }
-};
-
-inline float from_bfloat16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-inline uint16_t round_to_nearest(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7F800000) == 0x7F800000) return static_cast<uint16_t>(bits >> 16 | (bits & 0xFFFF ? 1 : 0));
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-// Rounds up with the probability of the part cut off, so that the mean is x.
-inline uint16_t round_stochastically(float x, uint64_t random) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7F800000) != 0x7F800000) bits += static_cast<uint32_t>(random >> 48);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-// ---- weights of one record --------------------------------------------------------------------------
-
-constexpr float kMost = 127;  // the largest integer of 8 bits
-
-inline float float_of(uint32_t bits) {
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-inline float* scale_of(uint8_t* record, const Layout& layout) {
-  return reinterpret_cast<float*>(record + layout.state_offset) - 1;
-}
-
-// The weights of a record in float32.
-template <int kDim>
-inline void read_weights(const uint8_t* record, const Layout& layout, float* __restrict w) {
-  const int64_t width = kDim ? kDim : layout.dim;
-  if (layout.itemsize == 4) {
-    std::memcpy(w, record, static_cast<size_t>(width) * 4);
-  } else if (layout.itemsize == 2) {
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
-    for (int64_t d = 0; d < width; ++d) w[d] = from_bfloat16(half[d]);
-  } else {
-    const int8_t* integers = reinterpret_cast<const int8_t*>(record);
-    const float scale = *scale_of(const_cast<uint8_t*>(record), layout);
-    for (int64_t d = 0; d < width; ++d) w[d] = scale * static_cast<float>(integers[d]);
-  }
-}
-
-// The scale of a row, see `record.scale_of`; `before` is NaN where it has none.
-template <int kDim>
-inline float scale_for(const float* w, int64_t dim, float before) {
-  const int64_t width = kDim ? kDim : dim;
-  uint32_t most = 0;
-  for (int64_t d = 0; d < width; ++d) {
-    uint32_t bits;
-    std::memcpy(&bits, &w[d], 4);
-    most = std::max(most, bits & 0x7FFFFFFF);
-  }
-  if (most >= 0x7F800000) return float_of(0x7FC00000);
-  const float largest = float_of(most);
-  if (largest <= kMost * before && 4 * largest >= kMost * before) return before;
-  return float_of(static_cast<uint32_t>(std::max<int32_t>((most + 0x1FFFF) >> 23, 27 + 6) - 6) << 23);
-}
-
-// Writes weights as integers in units of a scale. Random bits, by element, round them stochastically: away
-// from 0 with the probability of the part cut off; without, they become the nearest.
-template <int kDim, class Random>
-inline void write_integers(uint8_t* record, const Layout& layout, const float* __restrict w, float before,
-                           Random random) {
-  const int64_t width = kDim ? kDim : layout.dim;
-  int8_t* __restrict integers = reinterpret_cast<int8_t*>(record);
-  const float scale = *scale_of(record, layout) = scale_for<kDim>(w, width, before);
-  if (scale != scale) return std::fill(integers, integers + width, int8_t{0});
-  const float inverse = 1 / scale;
-  for (int64_t d = 0; d < width; ++d) {
-    const float x = w[d] * inverse;
-    if constexpr (std::is_same_v<Random, std::nullptr_t>) {
-      integers[d] = static_cast<int8_t>(std::nearbyint(x));
-    } else {
-      const float magnitude = std::fabs(x);
-      const int32_t whole = static_cast<int32_t>(magnitude);
-      const float unit = static_cast<float>(static_cast<int32_t>(random(d) >> 40)) * 0x1p-24f;
-      const int32_t rounded = whole + (unit < magnitude - static_cast<float>(whole) ? 1 : 0);
-      integers[d] = static_cast<int8_t>(x < 0 ? -rounded : rounded);
-    }
-  }
-}
-
-// The weights of a new record, rounded to the nearest.
-inline void write_nearest(uint8_t* record, const Layout& layout, const float* w) {
-  if (layout.itemsize == 1) return write_integers<0>(record, layout, w, float_of(0x7FC00000), nullptr);
-  if (layout.itemsize == 4) return void(std::memcpy(record, w, static_cast<size_t>(layout.dim) * 4));
-  for (int64_t d = 0; d < layout.dim; ++d) reinterpret_cast<uint16_t*>(record)[d] = round_to_nearest(w[d]);
-}
-
 // ---- pool ---------------------------------------------------------------------------------------
 
 // Distinct rows, in ascending order, to a dense [U, D] block that the caches hold.
 template <int kDim>
-void collect(const uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
+void collect(uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
              float* __restrict out) {
   const int64_t width = kDim ? kDim : layout.dim;
   CHECK(width == layout.dim && are_within(slots, num_rows, 0, INT64_MAX / layout.stride), width, layout.dim, num_rows);
@@ -411,7 +298,7 @@ double unit(uint64_t bits) { return static_cast<double>(bits >> 40) * 0x1p-24; }
 }  // namespace
 
 // scratch: [U, D].
-HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
+HOTROWS_API void hotrows_pool(uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
                               int64_t num_rows, const int32_t* inverse, int64_t num_ids,
                               const int32_t* bag_starts, const float* weights, int64_t num_bags,
                               float* scratch, float* out) {

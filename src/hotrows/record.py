@@ -107,11 +107,11 @@ MOST = 127
 
 
 def scale_of(weights: Tensor, before: Tensor | None = None) -> Tensor:
-    """The scales [n] of rows [n, D] in float32: powers of two, each the least with |weight| <= 127 * scale.
+    """The scales [n] of rows [n, D] in float32: powers of two, the least with |weight| <= 127 * scale.
 
-    A row keeps its scale `before`, [n], while its largest weight is from a quarter of 127 to 127 of it. So
-    few updates round weights that they do not move. A scale is at least 2^-100; it is NaN, and the row
-    with it, where a weight is not finite.
+    A row keeps its scale `before`, [n], while its largest weight is from a quarter of 127 to 127 of it:
+    so few updates round weights that they do not move. Scales are from 2^-100 to 2^121; NaN, and the row
+    with it, where a weight is no number or beyond.
     """
     largest = weights.abs().amax(1)  # 127 is 1.984375 * 2^6; exponents of float32 begin at bit 23
     exponent = (((largest.view(torch.int32) + 0x1FFFF) >> 23) - 6).clamp(min=27)
@@ -119,7 +119,7 @@ def scale_of(weights: Tensor, before: Tensor | None = None) -> Tensor:
     if before is not None:
         keeps = (largest <= MOST * before) & (4 * largest >= MOST * before)
         scale = torch.where(keeps, before, scale)
-    return torch.where(largest.isfinite(), scale, torch.nan)
+    return torch.where(largest <= MOST * 2.0**121, scale, torch.nan)
 
 
 def integers(weights: Tensor, scale: Tensor) -> Tensor:

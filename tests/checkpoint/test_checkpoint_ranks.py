@@ -140,7 +140,9 @@ def test_weights_of_other_bits_are_refused_where_nothing_asks_for_them(tmp_path)
     embedding = Embedding(with_dtype(tables, "int8"))
     with pytest.raises(ValueError, match="begin a new run with --init-from, which converts weights"):
         checkpoint.load(folder, embedding, dense(), "f")
-    with pytest.raises(ValueError, match="ranks hold columns of table 'user'.* `hotrows checkpoint merge`"):
+    with pytest.raises(
+        ValueError, match="ranks hold columns of table 'user'.* `hotrows checkpoint merge`"
+    ):
         checkpoint.load(folder, embedding, dense(), "f", converts=True)
 
 

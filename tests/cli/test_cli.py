@@ -271,7 +271,10 @@ def test_a_run_of_8_bits_begins_with_the_rows_of_one_of_32(hotrows, no_pictures)
     told = hotrows("train", "enc", *arguments)
     assert told.code == 0, told.err
     tables = json.loads(hotrows("checkpoint", "inspect", "runs/bits", "--json").out)["tables"]
-    assert {(table["dim"] > 2, table["dtype"]) for table in tables} == {(True, "int8"), (False, "float32")}
+    assert {(table["dim"] > 2, table["dtype"]) for table in tables} == {
+        (True, "int8"),
+        (False, "float32"),
+    }
     assert hotrows("predict", "runs/bits", "raw/train.txt").code == 0
     assert hotrows("train", "enc", "--run", "runs/bits", "--resume", "--steps", 8).code == 0
 

@@ -323,25 +323,50 @@ def test_stochastic_rounding_keeps_the_mean():
 
 
 @pytest.mark.parametrize("update", [torch.ops.hotrows.update, reference.update])
-def test_the_mean_of_updates_of_integers_over_seeds_is_that_of_float32(update):
-    """Steps far below a scale, in rows whose scale stays, grows and shrinks: none of them vanishes."""
-    num_seeds, grad = 4000, torch.tensor([[1.0, -1.0, 0.3, 0.0, 2.0, -40.0]])
-    runs = torch.arange(1).int(), torch.arange(2).int(), None, None
-    means, ends = {}, {"stays": 1e-4, "grows": 0.05, "shrinks": -0.02}
-    weights = torch.tensor([[0.5, -0.25, 0.1, 0.0, -0.7, 0.99]])
-    for name, lr in ends.items():
-        plain = (weights - lr * grad)[0]
-        layout = RecordLayout(6, "int8").as_ints()
-        records = torch.zeros(num_seeds, RecordLayout(6, "int8").stride, dtype=torch.uint8)
-        views(records, layout).write(weights.expand(num_seeds, -1))
-        before = views(records, layout).read()[0]
-        for seed in range(num_seeds):
-            keys = torch.tensor([[seed * 7919, 0, 1, 0, 6]])
-            one, rows = records[seed : seed + 1], torch.zeros(1, dtype=torch.int64)
-            numbers = torch.tensor([3.0, lr, 0.0], dtype=torch.float64)
-            update(one, layout, rows, rows, *runs, grad, "sgd", numbers, torch.tensor([0, 1]), keys)
-        stored = views(records, layout)
-        means[name] = stored.read().mean(0) - (before + plain - weights[0])
-        slack = 4 * float(stored.scale[0]) / 2 / num_seeds**0.5
-        assert float(means[name].abs().max()) < slack, name
-    assert len(means) == 3
+@pytest.mark.parametrize(
+    ("lr", "scale"),
+    [(1e-4, 2.0**-6), (0.05, 2.0**-5), (-0.02, 2.0**-9)],
+    ids=["stays", "grows", "shrinks"],
+)
+def test_the_mean_of_updates_of_integers_over_seeds_is_that_of_float32(update, lr, scale):
+    """No step vanishes, far below the scale as it may be, while the scale stays, grows or shrinks."""
+    num_seeds, layout = 20_000, RecordLayout(6, "int8")
+    records = torch.zeros(num_seeds, layout.stride, dtype=torch.uint8)
+    stored = views(records, layout.as_ints())
+    stored.write(torch.tensor([0.2, -0.1, 0.1, 0.0, -0.14, 1.0]).expand(num_seeds, -1))
+    before, grad = stored.read()[0], torch.tensor([1.0, -1.0, 0.3, 0.01, 2.0, -40.0])
+    rows, runs = torch.arange(num_seeds), torch.arange(num_seeds + 1).int()
+    keys = torch.tensor([[7919 * seed, 0, 1, 0, 6] for seed in range(num_seeds)])  # a table for each seed
+    update(
+        records, layout.as_ints(), rows, rows, runs[:-1], runs, None, None, grad.expand(num_seeds, -1),
+        "sgd", torch.tensor([3.0, lr, 0.0], dtype=torch.float64), runs.long(), keys,
+    )  # fmt: skip
+    assert torch.equal(stored.scale, torch.full((num_seeds,), scale))
+    error = stored.read().double().mean(0) - (before - lr * grad)
+    assert float(error.abs().max()) < 4 * scale / 2 / num_seeds**0.5
+
+
+def test_integers_of_any_size_equal_the_reference():
+    """The largest, smallest and no number at all, alone in a row and beside others."""
+    layout = RecordLayout(17, "int8")
+    sizes = torch.tensor(
+        [3.37e38, 2.0**100, 127.0, 127.0001, 0.0, 2.0**-100, 1e-30, 1e-42, 3.4e38, torch.inf]
+    )
+    grad = torch.randn(10, 17).clamp(-1, 1) * sizes[:, None]
+    grad[:, 3] = -sizes
+    rows, runs = torch.arange(10), torch.arange(11).int()
+    results = []
+    for update in (torch.ops.hotrows.update, reference.update):
+        records = torch.zeros(10, layout.stride, dtype=torch.uint8)
+        update(
+            records, layout.as_ints(), rows, rows, runs[:-1], runs, None, None, grad, "sgd",
+            torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64), FIRST_ROWS, pieces(17),
+        )  # fmt: skip
+        results.append(records)
+    assert torch.equal(*results)
+    stored = views(records, layout.as_ints())
+    assert stored.read()[8:].isnan().all()
+    error = (stored.read()[:8] + grad[:8]).abs().amax(1)
+    assert (error <= stored.scale[:8]).all() and (
+        stored.scale[:7] <= (sizes[:7] / 63).clamp(min=2.0**-100)
+    ).all()

@@ -137,11 +137,7 @@ def _checked(
 
 
 def check_tables(
-    folder: Path,
-    manifest: Manifest,
-    embedding: Embedding,
-    same_ids: bool = True,
-    converts: bool = False,
+    folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True, converts: bool = False
 ) -> None:
     """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows.
 
@@ -168,8 +164,8 @@ def check_tables(
         placement = (manifest.placements or {}).get(name, {})
         if layout.has_scale and placement.get("columns"):
             raise ValueError(
-                f"checkpoint {folder}: ranks hold columns of table {name!r}, and rows of {layout.dtype} have "
-                f"one scale for all; bring them together with `hotrows checkpoint merge`"
+                f"checkpoint {folder}: ranks hold columns of table {name!r}, and rows of {layout.dtype} "
+                f"have one scale for all; bring them together with `hotrows checkpoint merge`"
             )
         optimizer = tables[name].optimizer
         kind = "" if optimizer is None else optimizer.kind

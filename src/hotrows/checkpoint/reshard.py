@@ -98,8 +98,8 @@ def copy_records(
 ) -> None:
     """target[target_rows] = source, in the columns that both have; other bytes stay.
 
-    source: [m, stride] uint8 of source_columns; target: [n, stride] uint8 of target_columns, whose weights
-    may be of another dtype.
+    source: [m, stride] uint8 of source_columns; target: [n, stride] uint8 of target_columns, whose
+    weights may be of another dtype.
     """
     if source_columns.full != target_columns.full:
         wanted = ColumnSlice(target_columns.full, source_columns.columns)

@@ -243,9 +243,9 @@ def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
 
 def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     changes = {name: value for name, value in options.items() if value is not None}
-    if (bits := changes.pop("row_bits", None)) is not None:
-        if changes.setdefault("table_dtype", _ROW_BITS[bits]) != _ROW_BITS[bits]:
-            raise ValueError("--row-bits and --table-dtype name different formats; give one of the two")
+    dtype = _ROW_BITS.get(changes.pop("row_bits", ""))
+    if dtype is not None and changes.setdefault("table_dtype", dtype) != dtype:
+        raise ValueError("--row-bits and --table-dtype name different formats; give one of the two")
     kind, lr = changes.pop("row_optimizer", None), changes.pop("lr", None)
     row_lr = changes.pop("embedding_lr", lr)
     row_changes = _pairs(changes.pop("row_options"), "--row-option", "weight_decay=1e-6")

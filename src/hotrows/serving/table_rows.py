@@ -6,8 +6,8 @@
     int4      [R, 8 + ceil(D / 2)] uint8   the same; then four bits a weight, the first in the low ones
 
 A weight is least + step * code, step = (greatest - least) / levels: within half a step of the trained
-one, and equal to one that was trained in no more bits. The files are NumPy's own (.npy). A table that fewer bits would not make smaller stays float32, such
-as the one weight a row of a linear part.
+one, and equal to one that was trained in no more bits. The files are NumPy's own (.npy). A table that
+fewer bits would not make smaller stays float32, such as the one weight a row of a linear part.
 """
 
 from __future__ import annotations

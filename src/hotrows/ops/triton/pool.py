@@ -75,7 +75,17 @@ def _pool(
         for j in tl.static_range(UNROLL):
             o_id, m_id = b_begin + i + j, i + j < b_length
             b_sum += _weighted(
-                p_stored, p_scale, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STRIDE, SCALE_STRIDE
+                p_stored,
+                p_scale,
+                p_slots,
+                p_inverse,
+                p_weights,
+                o_id,
+                m_id,
+                o_d,
+                m_d,
+                STRIDE,
+                SCALE_STRIDE,
             )
     p_row = p_out + o_bag[:, None] * D + o_d[None, :]
     b_sum = b_sum.to(p_out.dtype.element_ty)

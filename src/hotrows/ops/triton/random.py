@@ -77,7 +77,7 @@ def scale_of(b_w, b_before):
     b_scale = (b_exponent << 23).to(tl.float32, bitcast=True)
     m_keeps = (b_largest <= _MOST * b_before) & (4 * b_largest >= _MOST * b_before)
     b_scale = tl.where(m_keeps, b_before, b_scale)
-    return tl.where(b_most >= 0x7F800000, float("nan"), b_scale)
+    return tl.where(b_most > 0x7F7E0000, float("nan"), b_scale)
 
 
 @triton.jit
