@@ -54,8 +54,8 @@ def round_by_bits(x: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
     that the mean is x. A finite number never becomes a float16 infinity; infinities and NaN stay. Of int8
     x is from -127 to 127."""
     if dtype == torch.int8:
-        whole = x.abs().floor()
-        return (whole + (unit(bits).float() < x.abs() - whole)).copysign(x).to(dtype)
+        floor = x.abs().floor()
+        return (floor + (unit(bits).float() < x.abs() - floor)).copysign(x).to(dtype)
     return _to_bfloat16(x, bits) if dtype == torch.bfloat16 else _to_float16(x, bits)
 
 
