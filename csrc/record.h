@@ -58,14 +58,14 @@ inline uint32_t bits_of(float x) {
   return bits;
 }
 
-// Of integers: the float32 before the state.
+// The scale of integers: the float32 before the state.
 inline float* scale_of(uint8_t* record, const Layout& layout) {
   return reinterpret_cast<float*>(record + layout.state_offset) - 1;
 }
 
 // The weights of a record in float32.
 template <int kDim>
-inline void read_weights(uint8_t* record, const Layout& layout, float* __restrict w) {
+inline void read_weights(const uint8_t* record, const Layout& layout, float* __restrict w) {
   const int64_t width = kDim ? kDim : layout.dim;
   if (layout.itemsize == 4) {
     std::memcpy(w, record, static_cast<size_t>(width) * 4);
@@ -74,7 +74,7 @@ inline void read_weights(uint8_t* record, const Layout& layout, float* __restric
     for (int64_t d = 0; d < width; ++d) w[d] = from_bfloat16(half[d]);
   } else {
     const int8_t* integers = reinterpret_cast<const int8_t*>(record);
-    const float scale = *scale_of(record, layout);
+    const float scale = reinterpret_cast<const float*>(record + layout.state_offset)[-1];
 #pragma GCC unroll 1  // else it becomes one conversion after the other
     for (int64_t d = 0; d < width; ++d) w[d] = scale * static_cast<float>(integers[d]);
   }

@@ -15,7 +15,7 @@ using namespace hotrows;
 
 // Distinct rows, in ascending order, to a dense [U, D] block that the caches hold.
 template <int kDim>
-void collect(uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
+void collect(const uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
              float* __restrict out) {
   const int64_t width = kDim ? kDim : layout.dim;
   CHECK(width == layout.dim && are_within(slots, num_rows, 0, INT64_MAX / layout.stride), width, layout.dim, num_rows);
@@ -298,7 +298,7 @@ double unit(uint64_t bits) { return static_cast<double>(bits >> 40) * 0x1p-24; }
 }  // namespace
 
 // scratch: [U, D].
-HOTROWS_API void hotrows_pool(uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
+HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
                               int64_t num_rows, const int32_t* inverse, int64_t num_ids,
                               const int32_t* bag_starts, const float* weights, int64_t num_bags,
                               float* scratch, float* out) {

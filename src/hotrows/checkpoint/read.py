@@ -159,7 +159,7 @@ def check_tables(
             raise ValueError(
                 f"checkpoint {folder}: records of table {name!r} are {table.layout.to_json()}, the "
                 f"model's are {layout.to_json()}; use the dim, dtype and row optimizer of the run, or "
-                f"begin a new run with --init-from, which converts weights to its --row-bits"
+                f"begin a new run with --init-from, which converts weights of a run without a file store"
             )
         placement = (manifest.placements or {}).get(name, {})
         if layout.has_scale and placement.get("columns"):
