@@ -4,47 +4,12 @@
 // distinct rows, so every sum is made by one thread in the order of the batch: results do not depend
 // on the number of threads. Rows are far apart in memory; each loop asks for the one it needs a few
 // turns later.
-#include "codes.h"
+#include "record.h"
 #include "runs.h"
 
 namespace {
 
 using namespace hotrows;
-
-struct Layout {
-  HOTROWS_RECORD_LAYOUT(HOTROWS_FIELD)
-
-  // Its parts follow one another, aligned, and end within a record.
-  void check_all() const {
-    CHECK(dim > 0 && (itemsize == 2 || itemsize == 4), dim, itemsize);
-    CHECK(state_offset >= dim * itemsize && state_offset % 4 == 0, state_offset, dim, itemsize);
-    CHECK(state_width >= 0 && state_offset + 4 * state_width <= stride, state_offset, state_width, stride);
-    CHECK(step_offset < 0 || (step_offset >= state_offset + 4 * state_width && step_offset + 4 <= stride), step_offset);
-    CHECK(stride % 4 == 0, stride);
-  }
-};
-
-inline float from_bfloat16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-inline uint16_t round_to_nearest(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7F800000) == 0x7F800000) return static_cast<uint16_t>(bits >> 16 | (bits & 0xFFFF ? 1 : 0));
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-// Rounds up with the probability of the part cut off, so that the mean is x.
-inline uint16_t round_stochastically(float x, uint64_t random) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7F800000) != 0x7F800000) bits += static_cast<uint32_t>(random >> 48);
-  return static_cast<uint16_t>(bits >> 16);
-}
 
 // ---- pool ---------------------------------------------------------------------------------------
 
@@ -52,18 +17,13 @@ inline uint16_t round_stochastically(float x, uint64_t random) {
 template <int kDim>
 void collect(const uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
              float* __restrict out) {
-  const int64_t width = kDim ? kDim : layout.dim, size = width * layout.itemsize;
+  const int64_t width = kDim ? kDim : layout.dim;
   CHECK(width == layout.dim && are_within(slots, num_rows, 0, INT64_MAX / layout.stride), width, layout.dim, num_rows);
 #pragma omp parallel for schedule(static)
   for (int64_t u = 0; u < num_rows; ++u) {
-    if (u + kAhead < num_rows) prefetch_bytes<false>(records + slots[u + kAhead] * layout.stride, size);
-    const uint8_t* record = records + slots[u] * layout.stride;
-    if (layout.itemsize == 2) {
-      const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
-      for (int64_t d = 0; d < width; ++d) out[u * width + d] = from_bfloat16(half[d]);
-    } else {
-      std::memcpy(out + u * width, record, static_cast<size_t>(size));
-    }
+    if (u + kAhead < num_rows)
+      prefetch_bytes<false>(records + slots[u + kAhead] * layout.stride, layout.state_offset);
+    read_weights<kDim>(records + slots[u] * layout.stride, layout, out + u * width);
   }
 }
 
@@ -278,11 +238,9 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
   uint8_t* record = target.record(u);
   float* state = reinterpret_cast<float*>(record + layout.state_offset);
   int32_t* step = layout.step_offset >= 0 ? reinterpret_cast<int32_t*>(record + layout.step_offset) : nullptr;
-  const bool half = layout.itemsize == 2;
-  uint16_t* narrow = reinterpret_cast<uint16_t*>(record);
-  float* w = half ? scratch : reinterpret_cast<float*>(record);
-  if (half)
-    for (int64_t d = 0; d < width; ++d) w[d] = from_bfloat16(narrow[d]);
+  const bool is_narrow = layout.itemsize != 4;
+  float* w = is_narrow ? scratch : reinterpret_cast<float*>(record);
+  if (is_narrow) read_weights<kDim>(record, layout, w);
   if (optimizer.weight_decay != 0) {
     const float weight_decay = target.decay ? optimizer.weight_decay * target.decay[u] : optimizer.weight_decay;
     for (int64_t d = 0; d < width; ++d) g[d] = g[d] + weight_decay * w[d];
@@ -295,9 +253,14 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
   } else {
     optimizer.template apply<kDim>(w, state, step, g, width);
   }
-  if (half) {
+  if (is_narrow) {
     const uint64_t key = rounding.key(target.rows[u]), first = rounding.first(target.rows[u]);
-    for (int64_t d = 0; d < width; ++d) narrow[d] = round_stochastically(w[d], random_bits(key, first + d));
+    const auto random = [=](int64_t d) { return random_bits(key, first + d); };
+    uint16_t* half = reinterpret_cast<uint16_t*>(record);
+    if (layout.itemsize == 1)
+      write_integers<kDim>(record, layout, w, *scale_of(record, layout), random);
+    else
+      for (int64_t d = 0; d < width; ++d) half[d] = round_stochastically(w[d], random(d));
   }
 }
 
@@ -394,27 +357,28 @@ HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints
   constexpr double kTwoPi = 6.283185307179586;
   const Pieces tables{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces};
   // Few rows are made beside training, on a thread of their own: a second team would be in its way.
-#pragma omp parallel for schedule(static) if (num_records > 1 << 16)
-  for (int64_t k = 0; k < num_records; ++k) {
-    uint8_t* record = records + k * layout.stride;
-    const uint64_t row = tables.row_key(rows[k]);
-    const int64_t first_column = tables.of(rows[k]).first_column;
-    for (int64_t d = 0; d < layout.dim; ++d) {
-      const int64_t c = first_column + d;
-      double w = scale;
-      if (initializer == Initializer::uniform) w = 2 * scale * unit(random_bits(row, c)) - scale;
-      if (initializer == Initializer::normal)
-        w = scale * std::sqrt(-2 * std::log(1 - unit(random_bits(row, 2 * c)))) *
-            std::cos(kTwoPi * unit(random_bits(row, 2 * c + 1)));
-      const float weight = static_cast<float>(w);
-      if (layout.itemsize == 2)
-        reinterpret_cast<uint16_t*>(record)[d] = round_to_nearest(weight);
-      else
-        reinterpret_cast<float*>(record)[d] = weight;
+#pragma omp parallel if (num_records > 1 << 16)
+  {
+    std::vector<float> weights(layout.dim);
+#pragma omp for schedule(static)
+    for (int64_t k = 0; k < num_records; ++k) {
+      uint8_t* record = records + k * layout.stride;
+      const uint64_t row = tables.row_key(rows[k]);
+      const int64_t first_column = tables.of(rows[k]).first_column;
+      for (int64_t d = 0; d < layout.dim; ++d) {
+        const int64_t c = first_column + d;
+        double w = scale;
+        if (initializer == Initializer::uniform) w = 2 * scale * unit(random_bits(row, c)) - scale;
+        if (initializer == Initializer::normal)
+          w = scale * std::sqrt(-2 * std::log(1 - unit(random_bits(row, 2 * c)))) *
+              std::cos(kTwoPi * unit(random_bits(row, 2 * c + 1)));
+        weights[d] = static_cast<float>(w);
+      }
+      std::memset(record + layout.dim * layout.itemsize, 0, layout.state_offset - layout.dim * layout.itemsize);
+      write_nearest(record, layout, weights.data());
+      std::memcpy(record + layout.state_offset, state, layout.state_width * 4);
+      if (layout.step_offset >= 0) std::memset(record + layout.step_offset, 0, 4);
     }
-    std::memset(record + layout.dim * layout.itemsize, 0, layout.state_offset - layout.dim * layout.itemsize);
-    std::memcpy(record + layout.state_offset, state, layout.state_width * 4);
-    if (layout.step_offset >= 0) std::memset(record + layout.step_offset, 0, 4);
   }
 }
 

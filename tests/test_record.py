@@ -25,6 +25,17 @@ def test_views_write_the_record():
     assert not records[0].any() and not records[2:].any()
 
 
+def test_integers_are_followed_by_their_scale():
+    layout = RecordLayout(dim=16, dtype="int8", state_width=1)
+    assert (layout.state_offset, layout.stride) == (20, 24)
+    assert RecordLayout(dim=16, state_width=1).stride == 68
+    records = torch.zeros(2, layout.stride, dtype=torch.uint8)
+    views(records, layout.as_ints()).write(torch.linspace(-1, 1, 16)[None], slice(1, 2))
+    assert records[1, 16:20].view(torch.float32).tolist() == [2**-6]
+    assert records[1, [0, 15]].view(torch.int8).tolist() == [-64, 64]
+    assert not records[0].any() and not records[1, 20:].any()
+
+
 def test_a_layout_describes_itself():
     assert RecordLayout(dim=16, state_width=16).to_json() == {
         "dim": 16, "dtype": "float32", "state_width": 16, "has_step": False, "stride": 128,

@@ -94,6 +94,18 @@ def bfloat16() -> list[list[str]]:
     return rows
 
 
+def row_bits() -> list[list[str]]:
+    rows = []
+    for data, by_optimizer in at("row_bits/auc").items():
+        for optimizer, by_dtype in by_optimizer.items():
+            wide, narrow = by_dtype["float32"], by_dtype["int8"]
+            gains = [auc - wide[seed] for seed, auc in narrow.items()]
+            error, spread = stdev(gains) / len(gains) ** 0.5, stdev(wide.values())
+            found = f"{signed(mean(gains))} ± {error:.4f}", f"{mean(gains) / spread:+.2f}"
+            rows.append([data, optimizer, str(len(gains)), f"{mean(wide.values()):.4f}", *found])
+    return rows
+
+
 def calibration() -> list[list[str]]:
     rows = []
     for run in at("calibration/runs"):
@@ -228,6 +240,12 @@ TABLES = [
         "data | DeepFM, test AUC | bfloat16",
         bfloat16,
         (Origin("defaults", "benchmarks.defaults"),),
+    ),
+    Table(
+        "row_bits",
+        "data | row optimizer | seeds | DeepFM, test AUC | 8 bits ± standard error | in deviations of a seed",
+        row_bits,
+        (Origin("row_bits", "benchmarks.row_bits"),),
     ),
     Table(
         "calibration",

@@ -3,8 +3,9 @@
     byte 0         state_offset          step_offset     stride
     | D weights    | S float32 of state  | int32 step    |
 
-Weights may be bfloat16 or float16; state is always float32 and starts at a multiple of four bytes.
-Rows are fetched, cached, evicted and saved together with their state.
+Weights may be bfloat16 or float16, or integers of 8 bits: the float32 before the state is then the scale
+of the row, and a weight is scale * integer. State is always float32 and starts at a multiple of four
+bytes. Rows are fetched, cached, evicted and saved together with their state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from hotrows.table import Table
 MAX_KERNEL_DIM = 1024
 """The widest row that the GPU's `update` holds whole: the mean over a row needs all of it. Wider ones are
 summed by a kernel and updated by the reference, which reads numbers on the host."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,13 @@ class RecordLayout:
     has_step: bool = False
 
     @property
+    def has_scale(self) -> bool:
+        """True if weights are integers."""
+        return not _DTYPES[self.dtype].is_floating_point
+
+    @property
     def state_offset(self) -> int:
-        return -(-self.dim * _DTYPES[self.dtype].itemsize // 4) * 4
+        return -(-self.dim * _DTYPES[self.dtype].itemsize // 4) * 4 + 4 * self.has_scale
 
     @property
     def step_offset(self) -> int:
@@ -56,7 +67,7 @@ class RecordLayout:
 
     def as_ints(self) -> list[int]:
         """The numbers of `FIELDS`, step_offset -1 where there is no step, and the dtype: 0 float32,
-        1 bfloat16, 2 float16."""
+        1 bfloat16, 2 float16, 3 int8."""
         step_offset = self.step_offset if self.has_step else -1
         itemsize = _DTYPES[self.dtype].itemsize
         sizes = [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]
@@ -73,9 +84,47 @@ def layout_of(table: Table) -> RecordLayout:
 class RecordViews(NamedTuple):
     """The parts of [R, stride] bytes of records, as views: writing to them writes the records."""
 
-    weights: Tensor  # [R, D] float32, bfloat16 or float16
+    weights: Tensor  # [R, D] float32, bfloat16, float16, or int8 of these scales
     state: Tensor  # [R, S] float32
     step: Tensor | None  # [R] int32
+    scale: Tensor | None  # [R] float32
+
+    def read(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """The weights of rows, [n, D]: as they are stored, or those that integers stand for."""
+        weights = self.weights[rows]
+        return weights if self.scale is None else weights * self.scale[rows, None]
+
+    def write(self, weights: Tensor, rows: Tensor | slice = slice(None)) -> None:
+        """Stores [n, D] weights, rounded to the nearest."""
+        if self.scale is not None:
+            scale = scale_of(weights.float())
+            weights, self.scale[rows] = integers(weights.float(), scale).round(), scale
+        self.weights[rows] = weights.to(self.weights.dtype)
+
+
+MOST = 127
+"""The largest integer that a weight of 8 bits is."""
+
+
+def scale_of(weights: Tensor, before: Tensor | None = None) -> Tensor:
+    """The scales [n] of rows [n, D] in float32: powers of two, the least with |weight| <= 127 * scale.
+
+    A row keeps its scale `before`, [n], while its largest weight is from a quarter of 127 to 127 of it:
+    so few updates round weights that they do not move. Scales are from 2^-100 to 2^121; NaN, and the row
+    with it, where a weight is no number or beyond.
+    """
+    largest = weights.abs().amax(1)  # 127 is 1.984375 * 2^6; exponents of float32 begin at bit 23
+    exponent = (((largest.view(torch.int32) + 0x1FFFF) >> 23) - 6).clamp(min=27)
+    scale = (exponent << 23).view(torch.float32)
+    if before is not None:
+        keeps = (largest <= MOST * before) & (4 * largest >= MOST * before)
+        scale = torch.where(keeps, before, scale)
+    return torch.where(largest <= MOST * 2.0**121, scale, torch.nan)
+
+
+def integers(weights: Tensor, scale: Tensor) -> Tensor:
+    """[n, D]: the weights of rows in units of their scale, to be rounded; 0 where a scale is NaN."""
+    return torch.where(scale.isfinite()[:, None], weights / scale[:, None], 0)
 
 
 def dtype_of(layout: list[int]) -> torch.dtype:
@@ -86,11 +135,12 @@ def dtype_of(layout: list[int]) -> torch.dtype:
 def views(records: Tensor, layout: list[int]) -> RecordViews:
     """Splits [R, stride] uint8 records into their parts, without a copy."""
     dim, _, state_offset, state_width, step_offset, *_ = layout
-    weights = records.view(dtype_of(layout))[:, :dim]
+    dtype, numbers = dtype_of(layout), records.view(torch.float32)
     first = state_offset // 4
-    state = records.view(torch.float32)[:, first : first + state_width]
+    state = numbers[:, first : first + state_width]
     step = records.view(torch.int32)[:, step_offset // 4] if step_offset >= 0 else None
-    return RecordViews(weights, state, step)
+    scale = None if dtype.is_floating_point else numbers[:, first - 1]
+    return RecordViews(records.view(dtype)[:, :dim], state, step, scale)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hotrows.optim import RowOptimizer
 
 
-TABLE_DTYPES = ("float32", "bfloat16", "float16")
+TABLE_DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Table:
     features: the features that read it, in the order of the model's vectors.
     role: the model's name for these vectors; a feature may read several tables of different roles.
     dtype: of the stored weights, one of `TABLE_DTYPES`; float16 in host memory runs on the plain
-        PyTorch ops.
+        PyTorch ops; int8 has a scale for each row.
     optimizer: the row optimizer (default: the one passed to `Embedding`).
     reserved: of a table of dynamic ids, how many ids stand for no key; the rows of the others take memory
         once they get one. None: all rows are made at first.
@@ -84,6 +84,15 @@ class Table:
     def grows(self) -> bool:
         """True if the table has room for so many keys that only those that come take any."""
         return self.reserved is not None and self.rows > GROWING
+
+    def stored_as(self, dtype: str) -> Table:
+        """The table with weights of this dtype; float32 in place of integers that would take no less, as
+        the scale of a row is four bytes.
+
+        >>> Table("bias", rows=100, dim=1, features=("user",)).stored_as("int8").dtype
+        'float32'
+        """
+        return replace(self, dtype="float32" if dtype == "int8" and self.dim < 3 else dtype)
 
     def __post_init__(self) -> None:
         sizes = (self.rows, self.dim)

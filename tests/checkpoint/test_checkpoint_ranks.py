@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -84,13 +85,65 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, num_writers, 
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_records_of_any_optimizer_are_cut_anew(tmp_path, optimizer, dtype):
     tables = [dataclasses.replace(table, dtype=dtype) for table in mixed_tables(optimizer)]
     rows = random_whole(tables)
     folder = saved_by(tmp_path, 3, "columns", tables, rows)
     for num_readers, name in ((2, "columns"), (1, "rows"), (4, "mixed columns"), (2, "mixed")):
-        assert_same_rows(whole_rows(loaded_by(folder, num_readers, name, tables)), rows)
+        if (name, dtype) != ("mixed columns", "int8"):
+            assert_same_rows(whole_rows(loaded_by(folder, num_readers, name, tables)), rows)
+
+
+def with_dtype(tables, dtype):
+    return [table.stored_as(dtype) for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "sharding"),
+    [("float32", "int8", "mixed"), ("int8", "float32", "mixed columns"), ("bfloat16", "int8", "rows")],
+)
+@pytest.mark.parametrize("in_files", [False, True])
+def test_weights_of_other_bits_are_converted_where_that_is_wanted(
+    tmp_path, saved, wanted, sharding, in_files
+):
+    tables = mixed_tables(LazyAdam(per_row_step=True))
+    rows = random_whole(with_dtype(tables, saved if saved == "int8" else "bfloat16"))
+    folder = saved_by(tmp_path, 3, "mixed", with_dtype(tables, saved), rows)
+    caching = {"caching": in_file(tmp_path / "store")} if in_files else {}
+
+    def work(ranks):
+        place = placements(sharding, 2)
+        embedding = Embedding(with_dtype(tables, wanted), ranks=ranks, sharding=place, **caching)
+        checkpoint.load(folder, embedding, dense(), "f", converts=True)
+        plain = in_memory(embedding) if in_files else embedding
+        embedding.close()
+        return plain
+
+    expected = {name: (by_column.clone(), by_row) for name, (by_column, by_row) in rows.items()}
+    for table in with_dtype(tables, wanted):
+        if table.dtype == "int8":
+            weights = expected[table.name][0][:, 0]
+            weights[:] = torch.from_numpy(nearest(weights.float().numpy()))
+    assert_same_rows(whole_rows(run(work, 2)), expected)
+
+
+def nearest(weights):
+    """[n, D] rounded to whole multiples of the least power of two that 127 of reach a row's largest."""
+    scale = np.exp2(np.ceil(np.log2(np.abs(weights).max(1, keepdims=True) / 127)))
+    return np.rint(weights / scale) * scale
+
+
+def test_weights_of_other_bits_are_refused_where_nothing_asks_for_them(tmp_path):
+    tables = mixed_tables(Adagrad())
+    folder = saved_by(tmp_path, 2, "columns", tables, random_whole(tables))
+    embedding = Embedding(with_dtype(tables, "int8"))
+    with pytest.raises(ValueError, match="begin a new run with --init-from, which converts weights of a run"):
+        checkpoint.load(folder, embedding, dense(), "f")
+    with pytest.raises(
+        ValueError, match="ranks hold columns of table 'user'.* `hotrows checkpoint merge`"
+    ):
+        checkpoint.load(folder, embedding, dense(), "f", converts=True)
 
 
 def test_ranks_that_hold_what_they_wrote_read_their_own_files_in_place(tmp_path, monkeypatch):

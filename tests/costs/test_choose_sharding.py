@@ -81,11 +81,17 @@ def test_columns_only_where_each_rank_keeps_a_cache_line():
 
 
 @pytest.mark.parametrize(
-    ("kind", "placement"),
-    [("rows", Placement(num_ranks=4)), ("columns", BY_COLUMNS), ("replicated", Placement(hot=1000))],
+    ("kind", "weight_bytes", "placement"),
+    [
+        ("rows", 4, Placement(num_ranks=4)),
+        ("columns", 4, BY_COLUMNS),
+        ("columns", 1, Placement(num_ranks=4)),  # a row of integers has one scale
+        ("replicated", 4, Placement(hot=1000)),
+    ],
 )
-def test_one_way_for_all(kind, placement):
-    assert choose_sharding([load(1000)], CPU, 4, STEP, kind=kind).placements == (placement,)
+def test_one_way_for_all(kind, weight_bytes, placement):
+    loads = [load(1000, weight_bytes=weight_bytes)]
+    assert choose_sharding(loads, CPU, 4, STEP, kind=kind).placements == (placement,)
 
 
 def test_whole_tables_go_to_the_rank_with_the_least_work_largest_first():

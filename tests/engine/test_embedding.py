@@ -151,7 +151,7 @@ def test_sequences_stay_apart_and_share_their_items_table():
         assert_close(engine.weights("item")[row], before[row] - times)
 
 
-@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16", "int8"])
 def test_narrow_weights_train_close_to_float32(narrow):
     runs = []
     for dtype in ("float32", narrow):
@@ -163,7 +163,8 @@ def test_narrow_weights_train_close_to_float32(narrow):
             (vectors["f"] - 0.7).square().mean().backward()
             engine.update(plan, vectors)
         runs.append(engine.weights("t").float())
-    assert_close(runs[0], runs[1], atol=0.02, rtol=0.02)
+    # The weights of a row of integers have one step, here of 2^-7.
+    assert_close(runs[0], runs[1], atol=0.06 if narrow == "int8" else 0.02, rtol=0.02)
 
 
 def test_tables_begin_the_same_however_they_are_packed():

@@ -708,6 +708,16 @@ def test_what_could_not_be_written_comes_with_the_next_delta(
         assert served.tobytes() == weights.astype(served.dtype).tobytes()
 
 
+def test_versions_of_a_run_of_8_bits_have_its_very_rows(clicks_encoded, tmp_path):
+    publisher, states = Publisher(tmp_path / "to", "2b", table_dtype="int8"), States()
+    callbacks = [states, publisher, Paced(publisher)]
+    Trainer(clicks_encoded, config(table_dtype="int8"), tmp_path / "run").fit(callbacks=callbacks)
+    version = version_at(tmp_path / "to")
+    assert version.head.step == STEPS and "int8" in {table.dtype for table in version.tables.values()}
+    for name, weights in states.tables[STEPS].items():
+        np.testing.assert_array_equal(version.tables[name][np.arange(len(weights))], weights)
+
+
 def test_what_no_delta_can_say_is_refused(clicks_encoded, tmp_path):
     dense = config(row_optimizer=DenseAdam())
     with pytest.raises(ValueError, match="changes all rows in every step"):

@@ -31,12 +31,12 @@ def whole_weights(embeddings):
 def present_weights(embedding, p):
     """[rows, d] float32: the weights of all rows that a rank has of a pack."""
     if not embedding.cached_tables:
-        return embedding.stores[p].views.weights.float().cpu()
+        return embedding.stores[p].views.read().float().cpu()
     cached = next(cached for cached in embedding.cached_tables.groups if p in cached.group.packs)
     place = cached.group.packs.index(p)
     records = cached.cache.read(torch.arange(cached.group.rows))
     records = cached.cache.of_packs(records)[place].contiguous()
-    return views(records, layout_in(embedding.shards[p]).as_ints()).weights.float()
+    return views(records, layout_in(embedding.shards[p]).as_ints()).read().float()
 
 
 def whole_rows(embeddings):
@@ -76,7 +76,7 @@ def split_rows(embedding, p, piece):
     per_column = embedding.packs[p].tables[0].optimizer.state_width(1000) // 1000
     state = stored.state[rows].double()
     of_columns = state[:, : per_column * dim].reshape(piece.num_rows, per_column, dim)
-    by_column = torch.cat([stored.weights[rows].double()[:, None], of_columns], 1)
+    by_column = torch.cat([stored.read(rows).double()[:, None], of_columns], 1)
     by_row = [state[:, per_column * dim :]]
     if stored.step is not None:
         by_row.append(stored.step[rows].double()[:, None])
@@ -93,7 +93,7 @@ def scatter(by_table, embedding):
             ids = torch.tensor(piece.ids, dtype=torch.int64)
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
             columns = by_column[ids][:, :, slice(*shard.columns)]
-            stored.weights[rows] = columns[:, 0].to(stored.weights.dtype)
+            stored.write(columns[:, 0].float(), rows)
             num_flat = (columns.shape[1] - 1) * dim
             stored.state[rows, :num_flat] = columns[:, 1:].flatten(1).float()
             num_state = layout.state_width - num_flat
@@ -112,6 +112,8 @@ def random_whole(tables):
         by_column = torch.randint(-999, 999, (table.rows, 1 + per_column, table.dim)).double() / 8
         if table.dtype == "bfloat16":
             by_column[:, 0] = by_column[:, 0].bfloat16().double()
+        if table.dtype == "int8":
+            by_column[:, 0] = torch.randint(-127, 128, (table.rows, table.dim)).double() / 8
         by_table[table.name] = by_column, torch.randint(0, 999, (table.rows, num_row)).double()
     return by_table
 

@@ -67,6 +67,8 @@ def test_sequences_and_other_widths_and_types(tmp_path):
     enc = data.prepare([path], schema, tmp_path / "enc", split="position:1.0")
     job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype="bfloat16")
     assert [load.weight_bytes for load in job.loads] == [2, 2]
+    job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype="int8")
+    assert [load.weight_bytes for load in job.loads] == [1, 1]
     history = next(load for load in job.loads if "history" in load.name)
     assert history.lookups == pytest.approx(2, rel=0.01) and history.pooled
 

@@ -87,7 +87,7 @@ def dims_used(folder: Path | str) -> dict[str, float]:
     for table in checkpoints[-1][1].tables:
         gram = torch.zeros(table.layout.dim, table.layout.dim, dtype=torch.float64)
         for records in _records(tables[table.name], table):
-            weights = views(torch.from_numpy(records), table.layout.as_ints()).weights.double()
+            weights = views(torch.from_numpy(records), table.layout.as_ints()).read().double()
             gram += weights.t() @ weights
         values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
         used[table.name] = float(values.sum() / values[-1]) if values[-1] > 0 else 0.0

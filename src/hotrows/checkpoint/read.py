@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,14 @@ def load(
     model: nn.Module,
     fingerprints: str | Sequence[str] | None = None,
     read_only: bool = False,
+    converts: bool = False,
 ) -> State:
     """Reads the checkpoint in `folder` into `embedding` and `model`.
 
     Collective between the embedding's ranks, of which there may be more or fewer than wrote it.
     fingerprints: of the data in use, or several legal ones, where tables have grown; None: any.
     read_only: read a file store as it was at the checkpoint, and leave later generations in it.
+    converts: weights may be of another dtype, to which they are rounded; else that is an error.
     After an error the rows and parameters are in no usable state.
 
     >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
@@ -62,7 +65,7 @@ def load(
     # 1. Check the chain on all ranks, before anything is changed.
     folder = Path(folder)
     ranks = embedding.ranks.channel("checkpoint")
-    checkpoints = together(ranks, lambda: _checked(folder, embedding, fingerprints))
+    checkpoints = together(ranks, lambda: _checked(folder, embedding, fingerprints, converts))
     manifest = checkpoints[-1][1]
     # 2. Read rows: in place where layout and ranks are the same, else through a copy.
     if embedding.cached_tables.is_in_files:
@@ -110,7 +113,9 @@ def fill_tables(embedding: Embedding, tables: Tables) -> None:
 # ---- checks
 
 
-def _checked(folder: Path, embedding: Embedding, fingerprints: str | Sequence[str] | None) -> Chain:
+def _checked(
+    folder: Path, embedding: Embedding, fingerprints: str | Sequence[str] | None, converts: bool
+) -> Chain:
     """The checkpoint and its bases, once it is known that the embedding can read them."""
     checkpoints = chain(folder)
     manifest = checkpoints[-1][1]
@@ -127,12 +132,17 @@ def _checked(folder: Path, embedding: Embedding, fingerprints: str | Sequence[st
             f"checkpoint {folder} has its rows in a file store; load it with the store that the run "
             f"was begun with"
         )
-    check_tables(folder, manifest, embedding)
+    check_tables(folder, manifest, embedding, converts=converts)
     return checkpoints
 
 
-def check_tables(folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True) -> None:
-    """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows."""
+def check_tables(
+    folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True, converts: bool = False
+) -> None:
+    """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows.
+
+    converts: weights in files of the checkpoint may be of another dtype.
+    """
     tables = {table.name: table for table in embedding.tables}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
@@ -143,11 +153,19 @@ def check_tables(folder: Path, manifest: Manifest, embedding: Embedding, same_id
             f"{', '.join(unknown) or 'none'}; build the model that the run was trained with"
         )
     for name, table in saved.items():
-        if table.layout != layout_of(tables[name]):
+        layout = layout_of(tables[name])
+        converted = replace(table.layout, dtype=layout.dtype)
+        if layout not in (table.layout, converted if converts and not manifest.stores else None):
             raise ValueError(
                 f"checkpoint {folder}: records of table {name!r} are {table.layout.to_json()}, the "
-                f"model's are {layout_of(tables[name]).to_json()}; use the dim, dtype and row optimizer "
-                f"of the run"
+                f"model's are {layout.to_json()}; use the dim, dtype and row optimizer of the run, or "
+                f"begin a new run with --init-from, which converts weights of a run without a file store"
+            )
+        placement = (manifest.placements or {}).get(name, {})
+        if layout.has_scale and placement.get("columns"):
+            raise ValueError(
+                f"checkpoint {folder}: ranks hold columns of table {name!r}, and rows of {layout.dtype} "
+                f"have one scale for all; bring them together with `hotrows checkpoint merge`"
             )
         optimizer = tables[name].optimizer
         kind = "" if optimizer is None else optimizer.kind
@@ -194,6 +212,8 @@ def _is_as_written(checkpoints: Chain, embedding: Embedding) -> bool:
     # Files can be read into memory without gaps.
     as_files = all(store.device.on_host and store.block is None for store in embedding.stores)
     if len(checkpoints) > 1 or manifest.num_ranks != num_ranks or not as_files:
+        return False
+    if any(manifest.layouts[table.name] != layout_of(table) for table in embedding.tables):
         return False
     held = [_held(embedding, rank) for rank in range(num_ranks)]
     return all(held[piece.rank or 0].get(_key(piece), -1) >= piece.num_ids for piece in manifest.pieces)

@@ -45,7 +45,7 @@ def load_renumbered(
         checkpoints = chain(folder)
         manifest = checkpoints[-1][1]
         check_files(checkpoints)
-        check_tables(folder, manifest, embedding, same_ids=False)
+        check_tables(folder, manifest, embedding, same_ids=False, converts=True)
         if manifest.stores:
             raise ValueError(
                 f"checkpoint {folder} has its rows in a file store, from which they do not get other "

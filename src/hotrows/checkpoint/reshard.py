@@ -16,8 +16,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from hotrows.record import RecordLayout
+from hotrows.record import RecordLayout, views
 
 Ids = range | np.ndarray  # ascending; an array is int64
 Places = slice | np.ndarray
@@ -97,15 +98,31 @@ def copy_records(
 ) -> None:
     """target[target_rows] = source, in the columns that both have; other bytes stay.
 
-    source: [m, stride] uint8 of source_columns; target: [n, stride] uint8 of target_columns.
+    source: [m, stride] uint8 of source_columns; target: [n, stride] uint8 of target_columns, whose
+    weights may be of another dtype.
     """
+    if source_columns.full != target_columns.full:
+        wanted = ColumnSlice(target_columns.full, source_columns.columns)
+        source, source_columns = _converted(source, source_columns.layout, wanted.layout), wanted
     for begin, target_begin, size in _spans(source_columns, target_columns):
         target[target_rows, target_begin : target_begin + size] = source[:, begin : begin + size]
 
 
+def _converted(records: np.ndarray, layout: RecordLayout, wanted: RecordLayout) -> np.ndarray:
+    """Records with weights of another dtype, rounded to the nearest."""
+    before = views(torch.from_numpy(np.array(records)), layout.as_ints())
+    converted = torch.zeros(len(records), wanted.stride, dtype=torch.uint8)
+    after = views(converted, wanted.as_ints())
+    after.write(before.read().float())
+    after.state.copy_(before.state)
+    if before.step is not None and after.step is not None:
+        after.step.copy_(before.step)
+    return converted.numpy()
+
+
 def _spans(source: ColumnSlice, target: ColumnSlice) -> list[tuple[int, int, int]]:
     """(first byte in a source record, first byte in a target record, size) of all that both have."""
-    assert source.full == target.full, "records of one table"
+    assert source.full == target.full, "records of one layout"
     layout, target_layout = source.layout, target.layout
     if source.columns == target.columns:
         return [(0, 0, layout.stride)]

@@ -35,6 +35,7 @@ data_options = with_options(
     click.option("--validation", multiple=True, metavar="PARQUET", help="Samples that validate."),
     click.option("--test", multiple=True, metavar="PARQUET", help="Samples that test."),
 )
+_ROW_BITS = {"8": "int8", "16": "bfloat16", "32": "float32"}  # by the table_dtype that they mean
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
     declare(
@@ -52,12 +53,17 @@ _row_options = with_options(
         metavar="NAME=VALUE",
         help="Argument of the row optimizer, such as weight_decay=1e-6; may be repeated.",
     ),
+    click.option(
+        "--row-bits",
+        type=click.Choice(list(_ROW_BITS)),
+        help="Bits of a stored weight: 8, with a scale for each row, 16 (bfloat16) or 32.",
+    ),
 )
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
 _FURTHER_OPTIONS = {
     "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace", "trackers"),
     "Publishing": ("publish", "publish_every", "publish_table_dtype"),
-    "Optimisation": ("lr", "embedding_lr", "row_options"),
+    "Optimisation": ("lr", "embedding_lr", "row_options", "row_bits"),
 }
 SECTIONS = {
     title: (*GROUPS.get(title, ()), *_FURTHER_OPTIONS.get(title, ()))
@@ -237,6 +243,9 @@ def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
 
 def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     changes = {name: value for name, value in options.items() if value is not None}
+    dtype = _ROW_BITS.get(changes.pop("row_bits", ""))
+    if dtype is not None and changes.setdefault("table_dtype", dtype) != dtype:
+        raise ValueError("--row-bits and --table-dtype name different formats; give one of the two")
     kind, lr = changes.pop("row_optimizer", None), changes.pop("lr", None)
     row_lr = changes.pop("embedding_lr", lr)
     row_changes = _pairs(changes.pop("row_options"), "--row-option", "weight_decay=1e-6")

@@ -205,10 +205,10 @@ def _placements(
     """
     if hot == load.rows:
         return [Placement(hot=hot)]
-    if kind == "columns":
+    if kind == "columns" and load.weight_bytes > 1:
         return [BY_COLUMNS]
     most = max(1, min(num_ranks, load.rows - hot))  # or as many as it has rows
-    if kind in ("rows", "hot or rows"):
+    if kind in ("rows", "hot or rows", "columns"):  # integers have one scale a row
         nums = [most]
     elif kind == "tables":
         nums = [min(shares, most)]

@@ -112,7 +112,7 @@ def of_data(
 def stored_tables(model: models.Model, dtype: str, default: RowOptimizer | None) -> list[Table]:
     """The tables of a model as they are stored: of this dtype, each with its optimizer or the default."""
     tables = model.tables
-    return [dataclasses.replace(t, dtype=dtype, optimizer=t.optimizer or default) for t in tables]
+    return [dataclasses.replace(t.stored_as(dtype), optimizer=t.optimizer or default) for t in tables]
 
 
 def named(name: str) -> Workload:
@@ -139,7 +139,7 @@ def _load(
         record_bytes=layout_of(table).stride,
         lookups=sum(lookups.get(name, 1.0) for name in table.features),
         ids=_frequencies(table, schema, counts),
-        weight_bytes=4 if table.dtype == "float32" else 2,
+        weight_bytes={"float32": 4, "int8": 1}.get(table.dtype, 2),
         pooled=not any(name in sequences for name in table.features),
     )
 

@@ -212,7 +212,7 @@ class Embedding:
         """
         tables = model.tables
         if table_dtype is not None:
-            tables = tuple(dataclasses.replace(table, dtype=table_dtype) for table in tables)
+            tables = tuple(table.stored_as(table_dtype) for table in tables)
         dynamic = DynamicIds.of_schema(schema, tables)
         return cls(
             tables,
@@ -397,8 +397,8 @@ class Embedding:
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a
-        copy there; under a dense optimizer an up-to-date copy. Of one rank; with several, see `shards`
-        and `stores`."""
+        copy there, as of integers, which become float32; under a dense optimizer an up-to-date copy. Of
+        one rank; with several, see `shards` and `stores`."""
         return self.packed.weights(table)
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:

@@ -291,11 +291,11 @@ class PackedTables:
         p, first, end = self._rows_of(table)
         if self.cached or not self._device.on_host or p in self.dense_rows:
             return torch.cat(list(self.weight_chunks(table)))
-        return self.stores[p].views.weights[first:end]
+        return self.stores[p].views.read(slice(first, end))
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
         """The weights of a table, [m, dim] as stored, some rows at a time; see `Embedding`."""
-        return (records.weights for records in self.record_chunks(table, num_rows))
+        return (records.read() for records in self.record_chunks(table, num_rows))
 
     def record_chunks(self, table: str, num_rows: int | None = None) -> Iterator[RecordViews]:
         """The records of a table, or of its first `num_rows` ids, up to date, some rows at a time."""

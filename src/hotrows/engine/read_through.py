@@ -81,7 +81,7 @@ class AllInMemory:
     def weights_of(self, p: int, rows: Int64[Tensor, "m"]) -> Tensor:
         """The present weights of `rows`, as stored, in host memory."""
         stored = self._stores[p]
-        return stored.views.weights[rows.to(stored.records.device)].cpu()
+        return stored.views.read(rows.to(stored.records.device)).cpu()
 
     def span(self, p: int, first: int, end: int) -> UInt8[Tensor, "m _"]:
         """The present records of adjacent rows in host memory: copies, or views of what is there."""
@@ -167,7 +167,7 @@ class BehindCache(AllInMemory):
         return plan.host.packs[p].rows
 
     def weights_of(self, p: int, rows: Int64[Tensor, "m"]) -> Tensor:
-        return views(self.records(p, rows), self._layouts[p].as_ints()).weights
+        return views(self.records(p, rows), self._layouts[p].as_ints()).read()
 
     def span(self, p: int, first: int, end: int) -> UInt8[Tensor, "m _"]:
         return self.records(p, torch.arange(first, end))

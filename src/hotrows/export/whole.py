@@ -164,7 +164,7 @@ def _write_tables(
     written = TableFiles(folder, sum(num_rows.values()), progress)
     for table in embedding.tables:
         rows = num_rows[table.name]
-        tensors = {"weight": Stored(DTYPES[table.dtype], (rows, table.dim))}
+        tensors = {"weight": Stored(DTYPES[_written_dtype(table)], (rows, table.dim))}
         contents: list[Iterable[np.ndarray]] = [map(_bytes_of, embedding.weight_chunks(table.name, rows))]
         for name, stored, column in _columns_of_state(table, rows) if state else ():
             chunks = embedding.packed.record_chunks(table.name, rows)
@@ -175,6 +175,11 @@ def _write_tables(
             contents.append([_bytes_of(numbers[:, None])])
         written.write(table_file(table.name, num_rows), tensors, contents)
     return written
+
+
+def _written_dtype(table: Table) -> str:
+    """The dtype of exported weights: as stored, and float32 in place of integers."""
+    return table.dtype if table.dtype in DTYPES else "float32"
 
 
 def _columns_of_state(table: Table, rows: int) -> Iterator[tuple[str, Stored, slice | None]]:
@@ -226,5 +231,6 @@ def _description(recommender: Recommender, which: str) -> dict[str, Any]:
 
 def _tables(tables: tuple[Table, ...], num_rows: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     for table in tables:
-        fields = {name: getattr(table, name) for name in _FIELDS} | {"rows": num_rows[table.name]}
+        fields = {name: getattr(table, name) for name in _FIELDS}
+        fields |= {"rows": num_rows[table.name], "dtype": _written_dtype(table)}
         yield {**fields, "file": table_file(table.name, num_rows)}

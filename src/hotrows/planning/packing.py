@@ -78,6 +78,11 @@ def pack_tables(
     groups: dict[tuple, list[Table]] = {}
     for table in tables:
         columns = placements is not None and placements[table.name].columns
+        if columns and table.dtype == "int8":
+            raise ValueError(
+                f"table {table.name!r}: rows of int8 have one scale for all columns, so that no rank can "
+                f"hold some of them; place it by rows"
+            )
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
     # 2. Each such group is dealt over its packs.

@@ -94,13 +94,14 @@ def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Pla
 
     rows: ids dealt over all ranks; tables: whole, the largest first, each to the rank with least yet,
     but for giant ones, whose rows are dealt over as many ranks as they are shares (`num_shares`);
-    columns: where a table has as many columns as there are ranks, else by rows; replicated.
+    columns: where a table has as many columns as there are ranks, and none of int8, whose rows have one
+    scale; else by rows; replicated.
     """
     if kind == "tables":
         return _whole_tables(tables, num_ranks)
     placements = {}
     for t, table in enumerate(tables):
-        narrow = kind == "columns" and table.dim < num_ranks
+        narrow = kind == "columns" and (table.dim < num_ranks or table.dtype == "int8")
         if kind == "rows" or narrow:
             # The most frequent ids of tables meet on one rank unless each begins with another.
             placements[table.name] = by_rows(num_ranks, t % num_ranks)

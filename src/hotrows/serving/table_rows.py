@@ -6,8 +6,8 @@
     int4      [R, 8 + ceil(D / 2)] uint8   the same; then four bits a weight, the first in the low ones
 
 A weight is least + step * code, step = (greatest - least) / levels: within half a step of the trained
-one. The files are NumPy's own (.npy). A table that fewer bits would not make smaller stays float32, such
-as the one weight a row of a linear part.
+one, and equal to one that was trained in no more bits. The files are NumPy's own (.npy). A table that
+fewer bits would not make smaller stays float32, such as the one weight a row of a linear part.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def encode(weights: np.ndarray, dtype: str) -> np.ndarray:
         return weights.astype(dtype)
     levels = _LEVELS[dtype]
     least = weights.min(1, keepdims=True, initial=np.inf)
-    step = (weights.max(1, keepdims=True, initial=-np.inf) - least) / np.float32(levels)
+    step = _steps(weights, weights.max(1, keepdims=True, initial=-np.inf) - least, levels)
     codes = np.rint((weights - least) / np.where(step > 0, step, 1)).clip(0, levels).astype(np.uint8)
     scale = np.concatenate([step, least], 1).astype("<f4").view(np.uint8)  # [n, 8]
     return np.concatenate([scale, _packed(codes) if dtype == "int4" else codes], 1)
@@ -168,6 +168,16 @@ class TableRows:
         table = copy.copy(self)
         table._stored, table.path, table._overlay, table._number = stored, path, overlay, number
         return table
+
+
+def _steps(weights: np.ndarray, span: np.ndarray, levels: int) -> np.ndarray:
+    """[n, 1]: the step of each row, its span over the levels; the next power of two where the row is then
+    exact, as rows are that were trained as integers."""
+    step = span / np.float32(levels)
+    fraction, exponent = np.frexp(step)
+    power = np.ldexp(np.float32(1), exponent - (fraction == 0.5))
+    is_exact = (np.rint(weights / power) * power == weights).all(1, keepdims=True)
+    return np.where(is_exact & (step > 0), power, step)
 
 
 def _packed(codes: np.ndarray) -> np.ndarray:

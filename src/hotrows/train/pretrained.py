@@ -131,7 +131,7 @@ class _Vectors:
         vectors = torch.from_numpy(np.ascontiguousarray(self._vectors[places], np.float32))
         store = MemoryStore.empty(self.columns.layout, len(vectors))
         store.records.zero_()
-        store.views.weights.copy_(vectors)
+        store.views.write(vectors)
         store.views.state.copy_(self._state.expand_as(store.views.state))
         if store.views.step is not None:
             store.views.step.fill_(self._step)

@@ -117,7 +117,8 @@ class RunCheckpoints:
             stored = _load_by_keys(other, steps.embedding, steps.model, steps.data)
         else:
             folder = checkpoint.folder_of(other, "best")
-            stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.lineage)
+            lineage = steps.data.lineage
+            stored = checkpoint.load(folder, steps.embedding, steps.model, lineage, converts=True)
             saved = checkpoint.read_manifest(folder).tables
             steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
         for name in list(stored.tensors):

@@ -22,7 +22,7 @@ from hotrows.ops.rows.reference_random import (
     unit,
 )
 from hotrows.ops.rows.reference_slots import feed_rows, rank_slots, take_slots, touch_slots
-from hotrows.record import views
+from hotrows.record import integers, scale_of, views
 from hotrows.shapes import Float, Float32, Int32, Int64, UInt8
 
 __all__ = ["feed_rows", "rank_slots", "take_slots", "touch_slots"]  # beside what is defined here
@@ -154,7 +154,7 @@ def pool(
     """
     if narrow:
         return pool(records, layout, slots, inverse, bag_starts, weights).bfloat16()
-    rows = views(records, layout).weights[slots[inverse.long().clamp(min=0)]].float()  # [N, D]
+    rows = views(records, layout).read(slots[inverse.long().clamp(min=0)]).float()  # [N, D]
     rows = torch.where(inverse[:, None] >= 0, rows, 0)
     if weights is not None:
         rows = rows * weights[:, None]
@@ -168,7 +168,7 @@ def collect(
     records: UInt8[Tensor, "C _"], layout: list[int], slots: Int64[Tensor, "U"]
 ) -> Float32[Tensor, "U D"]:
     """The rows at these slots, in float32."""
-    return views(records, layout).weights[slots].float()
+    return views(records, layout).read(slots).float()
 
 
 def bags_of(bag_starts: Int32[Tensor, "_"]) -> Int64[Tensor, "N"]:
@@ -231,7 +231,7 @@ def update(
     g = sum_gradients(grad, order, starts, bags, weights)  # [U, D]
     g, rows, slots, decay, mean_squares = _without_padding(g, rows, slots, decay, mean_squares)
     # 2. Add the weight decay.
-    w = stored.weights[slots].float()  # [U, D]
+    w = stored.read(slots).float()  # [U, D]
     state = stored.state[slots]  # [U, S]
     weight_decay = _float32(numbers[1])
     if weight_decay != 0:
@@ -248,6 +248,9 @@ def update(
         row_pieces = pieces[piece_of(rows, first_rows)]  # [U, 5]
         index = (int(step) * row_pieces[:, 4] + row_pieces[:, 3])[:, None]
         index = index + _arange(layout[0], rows)  # [U, D]
+        if stored.scale is not None:
+            scale = stored.scale[slots] = scale_of(w, stored.scale[slots])
+            w = integers(w, scale)
         w = round_by_bits(w, random_bits(keys[:, None], index), stored.weights.dtype)
     stored.weights[slots] = w
     stored.state[slots] = state
@@ -277,17 +280,17 @@ def initialize(
     keys = row_keys(rows, first_rows, pieces)[:, None]  # [R, 1]
     column = pieces[piece_of(rows, first_rows), 3][:, None] + _arange(dim, rows)  # [R, D]
     if kind == "constant":
-        stored.weights[:] = scale
+        weights = torch.full(column.shape, scale, device=rows.device)
     elif kind == "uniform":
-        drawn = unit(random_bits(keys, column))
-        stored.weights[:] = (2 * scale * drawn - scale).to(stored.weights.dtype)
+        weights = 2 * scale * unit(random_bits(keys, column)) - scale
     elif kind == "normal":
         # Box and Muller 1958: one normal number from two even ones.
         radius = (-2 * (1 - unit(random_bits(keys, 2 * column))).log()).sqrt()
         angle = 2 * math.pi * unit(random_bits(keys, 2 * column + 1))
-        stored.weights[:] = (scale * radius * angle.cos()).to(stored.weights.dtype)
+        weights = scale * radius * angle.cos()
     else:
         raise ValueError(f"unknown initializer {kind!r}")
+    stored.write(weights)
     stored.state[:] = torch.tensor(state, dtype=torch.float32, device=records.device)
 
 

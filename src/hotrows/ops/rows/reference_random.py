@@ -50,8 +50,12 @@ def piece_of(rows: Tensor, first_rows: Tensor) -> Tensor:
 
 
 def round_by_bits(x: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """x float32 as bfloat16 or float16: up with the probability of the part cut off, so that the
-    mean is x. A finite number never becomes a float16 infinity; infinities and NaN stay."""
+    """x float32 as bfloat16, float16 or int8: away from 0 with the probability of the part cut off, so
+    that the mean is x. A finite number never becomes a float16 infinity; infinities and NaN stay. Of int8
+    x is from -127 to 127."""
+    if dtype == torch.int8:
+        floor = x.abs().floor()
+        return (floor + (unit(bits).float() < x.abs() - floor)).copysign(x).to(dtype)
     return _to_bfloat16(x, bits) if dtype == torch.bfloat16 else _to_float16(x, bits)
 
 

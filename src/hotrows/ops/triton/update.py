@@ -10,7 +10,7 @@ from torch import Tensor
 from hotrows.ops.rows import reference
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
-from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
+from hotrows.ops.triton.random import rounding_bits, scale_of, to_bfloat16, to_float16, to_int8
 from hotrows.ops.triton.runs import sum_runs, sum_windows
 from hotrows.ops.triton.sum_gradients import sum_gradients
 from hotrows.record import MAX_KERNEL_DIM, views
@@ -42,7 +42,7 @@ def update(
         return
     stored, grad = views(records, layout), grad.contiguous()
     heads, tails = sum_windows(grad, order, starts, bags, weights)
-    places = stored.weights, stored.state, stored.step, slots, rows
+    places = stored.weights, stored.scale, stored.state, stored.step, slots, rows
     gradients = grad, order, starts, bags, weights, heads, tails
     options = hyper, first_rows, pieces, decay, mean_squares
     sizes = num_rows, num_pieces, (num_pieces + 1).bit_length()
@@ -56,8 +56,8 @@ def update(
 
 @triton.jit(do_not_specialize=["num_rows", "num_pieces", "num_steps"])
 def _update(
-    p_stored, p_state, p_step, p_slots, p_rows, p_grad, p_order, p_starts, p_bags, p_weights, p_heads,
-    p_tails, p_hyper, p_first_rows, p_pieces, p_decay, p_mean_squares, num_rows, num_pieces,
+    p_stored, p_scale, p_state, p_step, p_slots, p_rows, p_grad, p_order, p_starts, p_bags, p_weights,
+    p_heads, p_tails, p_hyper, p_first_rows, p_pieces, p_decay, p_mean_squares, num_rows, num_pieces,
     num_steps, KIND: tl.constexpr, D: tl.constexpr, WEIGHTS_STRIDE: tl.constexpr,
     STATE_STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -72,6 +72,10 @@ def _update(
     b_slot = tl.load(p_slots + o_row, mask=m_row, other=0)
     p_weight = p_stored + b_slot[:, None] * WEIGHTS_STRIDE + o_d[None, :]
     b_w = tl.load(p_weight, mask=m, other=0.0).to(tl.float32)  # [ROWS, COLUMNS]
+    if p_scale is not None:
+        p_row_scale = p_scale + b_slot * STATE_STRIDE
+        b_before = tl.load(p_row_scale, mask=m_row, other=1.0)
+        b_w = b_w * b_before[:, None]
     b_g = sum_runs(
         p_grad, p_order, p_starts, p_bags, p_weights, p_heads, p_tails, o_row, m_row, o_d, m_d,
         D, WINDOW, UNROLL,
@@ -113,7 +117,12 @@ def _update(
     # 4. Round where weights are narrower, and store.
     if p_stored.dtype.element_ty != tl.float32:
         b_bits = rounding_bits(p_first_rows, p_pieces, num_pieces, num_steps, b_row, m_row, o_d, step)
-        if p_stored.dtype.element_ty == tl.bfloat16:
+        if p_scale is not None:
+            b_scale = scale_of(tl.where(m, b_w, 0.0), b_before)
+            tl.debug_barrier()  # each row's scale is read by many threads and written by one
+            tl.store(p_row_scale, b_scale, mask=m_row)
+            b_w = to_int8(b_w, b_scale, b_bits)
+        elif p_stored.dtype.element_ty == tl.bfloat16:
             b_w = to_bfloat16(b_w, b_bits)
         else:
             b_w = to_float16(b_w, b_bits)

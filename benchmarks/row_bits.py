@@ -1,0 +1,150 @@
+"""What do rows of 8 bits cost: in test AUC against rows of float32, and in the time of a step in memory?
+
+    python -m benchmarks.row_bits --raw FOLDER_OF_RAW_FILES        # AUC, by data, optimizer and seed
+    python -m benchmarks.row_bits --steps                          # seconds of steps
+
+DeepFM with every other setting left open, on one thread. A step is timed in seconds of its processor,
+both ways in turn, on tables far larger than caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import hotrows
+from benchmarks import defaults_data
+from benchmarks.harness import RESULTS, conditions, write
+from hotrows import models
+from hotrows.config import TrainConfig
+from hotrows.record import layout_of
+from hotrows.train import Trainer
+
+NAME, QUESTION = "row_bits", __doc__.splitlines()[0]
+DTYPES = ("float32", "int8")
+OPTIMIZERS = {"adagrad": hotrows.Adagrad(), "rowwise_adagrad": hotrows.RowWiseAdagrad()}
+FIELDS, ROWS, BATCH, ROUNDS, STEPS = 26, 100_000, 2048, 15, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("--sets", nargs="+", default=["criteo", "avazu", "movielens"])
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--raw", type=Path, default=defaults_data.RAW, help="folder of raw files")
+    parser.add_argument("--steps", action="store_true", help="time steps in place of AUC")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.steps:
+        for optimizer in args.optimizers:
+            _store("steps", [optimizer], _seconds(optimizer))
+        return
+    for name in args.sets:
+        for optimizer in args.optimizers:
+            for seed in range(args.seeds):
+                for dtype in DTYPES:
+                    auc = _auc(name, optimizer, dtype, seed, args.raw)
+                    _store("auc", [name, optimizer, dtype, str(seed)], auc)
+    print(*summary(json.loads((RESULTS / f"{NAME}.json").read_text())["auc"]), sep="\n")
+
+
+def _auc(name: str, optimizer: str, dtype: str, seed: int, raw: Path) -> float:
+    """AUC of the test part."""
+    rows = None if optimizer == "adagrad" else OPTIMIZERS[optimizer]  # the default, where it is that
+    data = defaults_data.load(name, seed, raw)
+    config = TrainConfig(model="deepfm", table_dtype=dtype, row_optimizer=rows, seed=seed, plan_depth=0)
+    with tempfile.TemporaryDirectory() as folder:
+        result = Trainer(data, config, Path(folder) / "run").fit()
+    assert result.test is not None
+    return result.test.auc
+
+
+def summary(auc: dict[str, Any]) -> list[str]:
+    """A line for each data set and optimizer: means, and differences by seed in standard deviations."""
+    lines = []
+    for name, by_optimizer in auc.items():
+        for optimizer, by_dtype in by_optimizer.items():
+            wide, narrow = by_dtype["float32"], by_dtype["int8"]
+            gains = [narrow[seed] - wide[seed] for seed in narrow]
+            spread, error = stdev(wide.values()), stdev(gains) / math.sqrt(len(gains))
+            lines.append(
+                f"{name} {optimizer}: {mean(wide.values()):.4f}, int8 {mean(narrow.values()):.4f}, "
+                f"{mean(gains):+.4f} +- {error:.4f} ({mean(gains) / spread:+.2f} of {spread:.4f})"
+            )
+    return lines
+
+
+def _seconds(optimizer: str) -> dict[str, Any]:
+    """Milliseconds of a step and bytes of a row, by dtype, and the median ratio of a round."""
+    torch.manual_seed(0)
+    fields = tuple(hotrows.Sparse(f"C{n}", rows=ROWS) for n in range(FIELDS))
+    schema = hotrows.Schema((*(hotrows.Dense(f"I{n}") for n in range(13)), *fields), label="click")
+    names = tuple(field.name for field in fields)
+    batches = [
+        hotrows.Batch(
+            names,
+            (torch.rand(FIELDS * BATCH).pow(3) * ROWS).long(),  # some ids are frequent
+            torch.rand(BATCH, 13),
+            torch.randint(0, 2, (BATCH,)).float(),
+        )
+        for _ in range(8)
+    ]
+    arms = {dtype: _Arm(schema, dtype, optimizer) for dtype in DTYPES}
+    seconds: dict[str, list[float]] = {dtype: [] for dtype in DTYPES}
+    for k in range(ROUNDS + 1):
+        for dtype, arm in arms.items():
+            begin = time.process_time()
+            for step in range(STEPS * k, STEPS * (k + 1)):
+                arm.step(batches[step % len(batches)], step)
+            seconds[dtype].append((time.process_time() - begin) / STEPS)
+    ratios = [b / a for a, b in list(zip(*seconds.values(), strict=True))[1:]]
+    return {
+        "ms": {dtype: round(1e3 * median(times[1:]), 2) for dtype, times in seconds.items()},
+        "ratio": round(median(ratios), 3),
+        "record_bytes": {dtype: arm.record_bytes for dtype, arm in arms.items()},
+    }
+
+
+class _Arm:
+    """DeepFM with rows of a dtype, in memory."""
+
+    def __init__(self, schema: hotrows.Schema, dtype: str, optimizer: str) -> None:
+        self._model = models.build("deepfm", schema)
+        self._embedding = hotrows.Embedding.for_model(
+            self._model, schema, table_dtype=dtype, optimizer=OPTIMIZERS[optimizer]
+        )
+        self._dense = torch.optim.Adam(self._model.parameters(), fused=True)
+        self.record_bytes = max(layout_of(table).stride for table in self._embedding.tables)
+
+    def step(self, batch: hotrows.Batch, step: int) -> None:
+        plan = self._embedding.plan(batch, step)
+        vectors = self._embedding.lookup(plan)
+        logits = self._model(vectors, batch.dense)
+        binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        self._embedding.update(plan, vectors)
+        self._dense.step()
+        self._dense.zero_grad()
+
+
+def _store(kind: str, keys: list[str], value: Any) -> None:
+    path = RESULTS / f"{NAME}.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    place = result.setdefault(kind, {})
+    for key in keys[:-1]:
+        place = place.setdefault(key, {})
+    place[keys[-1]] = value
+    write(NAME, {**conditions(1), **{k: result[k] for k in ("auc", "steps") if k in result}})
+    print(*keys, value, flush=True)
+
+
+if __name__ == "__main__":
+    main()
