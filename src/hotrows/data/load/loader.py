@@ -21,7 +21,6 @@ from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
 from hotrows.data.stored.rows import Room, Rows, empty_rows
 from hotrows.pipeline.prefetch import Prefetched, prefetch
-from hotrows.schema import Schema
 
 
 class Loader:
@@ -30,6 +29,7 @@ class Loader:
     shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
     keep_groups: whether rows of a group of the schema follow one another in a shuffled epoch, those of
         a pool at a time (default: no).
+    last: number of events of histories that are used, the last ones (default: as the schema says).
     order: `shuffle`, or `reuse:N` to shuffle within N clusters of samples that read equal rows, one after
         the other: of 262,144 samples a batch then mixes 1 / N, and caches fetch fewer rows; `reuse`: 8.
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
@@ -50,6 +50,7 @@ class Loader:
         num_ranks: int = 1,
         keep_groups: bool = False,
         order: str = "shuffle",
+        last: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -57,7 +58,7 @@ class Loader:
             raise ValueError(
                 f"rank must be from 0 to num_ranks - 1, not {rank} with num_ranks={num_ranks}"
             )
-        self.part = part
+        self.part = part if last is None else part.cut(last)
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
@@ -114,7 +115,7 @@ class Loader:
         left = None
         for number in range(first_batch, len(self)):
             first, end = share.of_batch(number)
-            batch = _BatchBuilder(self.part.schema, end - first, first)
+            batch = _BatchBuilder(self.part, end - first, first)
             while batch.room:
                 left = batch.take(left or next(pieces))
             yield batch.finished()
@@ -141,8 +142,8 @@ class _BatchBuilder:
     Rows are copied before more are requested: the next pool reuses the memory of this one.
     """
 
-    def __init__(self, schema: Schema, size: int, first_sample: int) -> None:
-        self._schema, self._first_sample = schema, first_sample
+    def __init__(self, part: Part, size: int, first_sample: int) -> None:
+        self._part, self._first_sample = part, first_sample
         self.room = size
         self._pieces: list[Rows | RequestRows] = []
 
@@ -155,10 +156,12 @@ class _BatchBuilder:
         return left if len(left) else None
 
     def finished(self) -> Batch:
-        rows = self._rows()
+        rows, histories = self._rows(), self._part.histories
         if isinstance(rows, RequestRows):
+            rows = rows if histories is None else histories.parts_of(rows)
             return _batch_of_requests(rows, self._first_sample)
-        return batch_of(rows, self._schema.id_features, self._first_sample)
+        rows = rows if histories is None else histories.rows_of(rows)
+        return batch_of(rows, self._part.schema.id_features, self._first_sample)
 
     def _rows(self) -> Rows | RequestRows:
         if len(self._pieces) == 1:
@@ -166,8 +169,9 @@ class _BatchBuilder:
         if self._pieces:
             order = np.arange(sum(map(len, self._pieces)))
             return gathered_pieces(self._pieces, order, (Room(), Room()))
-        empty = empty_rows(self._schema, 0)
-        return empty if self._schema.request is None else packed(empty, self._schema)
+        schema = self._part.stored_schema
+        empty = empty_rows(schema, 0)
+        return empty if schema.request is None else packed(empty, schema)
 
 
 def _batch_of_requests(rows: RequestRows, first_sample: int) -> Batch:
