@@ -11,7 +11,9 @@ COLUMNS = {"history": "item", "kinds": "kind"}
 
 def schema(by_reference=True, lengths=LENGTHS, **fields):
     sequences = (
-        Sequence("history", COLUMNS["history"] if by_reference else None, "item", max_length=lengths["history"]),
+        Sequence(
+            "history", COLUMNS["history"] if by_reference else None, "item", max_length=lengths["history"]
+        ),
         Sequence("kinds", COLUMNS["kinds"] if by_reference else None, max_length=lengths["kinds"]),
     )
     events = {"user": "user", "histories": ("history", "kinds")} if by_reference else {}

@@ -185,6 +185,8 @@ class Part(Written):
         """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
         rows = self.stored(index)
         check_once(self.folder / self.shards[index].file)
+        if self.events is not None:
+            check_once(self.folder / self.events.file)
         return rows
 
     def _starts(self) -> list[int]:
