@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import Dynamic, Schema, Sequence, Sparse, Time
+from hotrows import Dynamic, Schema, Sequence, Sparse, Time, Trainer
 from hotrows.data import (
     EncodedData,
     Encoder,
@@ -29,6 +29,7 @@ from hotrows.data.stored import part as parts
 from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
+from hotrows.train import run_folder
 from tests.support.bundles import trained
 from tests.support.histories import copied, events_and_samples, schema
 
@@ -111,12 +112,25 @@ def test_samples_of_a_request_at_several_times_share_no_history(tmp_path):
 
 def test_the_last_events_are_cut_at_load(tmp_path):
     ours, theirs = both(tmp_path, *events_and_samples(3))
-    loaded = Loader(ours.parts["train"], 50, last=2).batches(0)
+    loaded = Loader(ours.cut(2).parts["train"], 50).batches(0)
     for batch, expected in zip(loaded, Loader(theirs.parts["train"], 50).batches(0), strict=True):
         lists = np.split(expected.ids.numpy(), expected.offsets.numpy()[1:-1])
         assert batch.ids.tolist() == [id for one in lists for id in one[-2:]]
     with pytest.raises(ValueError, match="expected histories in schema 'custom'"):
-        Loader(theirs.parts["train"], 50, last=2)
+        theirs.cut(2)
+
+
+def test_a_run_keeps_the_number_of_last_events(tmp_path):
+    """Its later evaluation, its resume and the encoder of its rows all cut as the training did."""
+    events, samples = events_and_samples(3)
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    run = trained(data.cut(2), tmp_path / "run", "din")
+    assert {f.max_length for f in run_folder.open_data(run).parts["test"].schema.sequences} == {2}
+    rows = copied(events, samples)[:9]
+    batch = next(run_folder.open_encoder(run).encode(rows))
+    assert int(batch.offsets.diff()[18:].max()) == 2
+    with pytest.raises(ValueError, match="max_length of feature 'history' was 2, is 5"):
+        Trainer(data, run_folder.read_config(run), run, resume=True)
 
 
 events_of_few = st.lists(

@@ -29,7 +29,6 @@ class Loader:
     shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
     keep_groups: whether rows of a group of the schema follow one another in a shuffled epoch, those of
         a pool at a time (default: no).
-    last: number of events of histories that are used, the last ones (default: as the schema says).
     order: `shuffle`, or `reuse:N` to shuffle within N clusters of samples that read equal rows, one after
         the other: of 262,144 samples a batch then mixes 1 / N, and caches fetch fewer rows; `reuse`: 8.
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
@@ -50,7 +49,6 @@ class Loader:
         num_ranks: int = 1,
         keep_groups: bool = False,
         order: str = "shuffle",
-        last: int | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -58,7 +56,7 @@ class Loader:
             raise ValueError(
                 f"rank must be from 0 to num_ranks - 1, not {rank} with num_ranks={num_ranks}"
             )
-        self.part = part if last is None else part.cut(last)
+        self.part = part
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed

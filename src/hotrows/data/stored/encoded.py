@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import numpy as np
 
 from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
+from hotrows.data.stored.histories import cut_histories
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shards import Shard, Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
+from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 3
@@ -132,6 +134,17 @@ class EncodedData:
         tables have grown."""
         return (self.fingerprint, *self.extends)
 
+    def cut(self, last: int) -> EncodedData:
+        """The data with at most the last so many events in each history: nothing is prepared again."""
+        return self.read_by(cut_histories(self.schema, last))
+
+    def read_by(self, schema: Schema) -> EncodedData:
+        """The data read by a schema that differs in how many events histories have, if at all."""
+        if schema == self.schema:
+            return self
+        parts = {name: replace(part, schema=schema) for name, part in self.parts.items()}
+        return replace(self, schema=schema, parts=parts)
+
     def label_means(self) -> tuple[float | None, ...]:
         """The mean of each label over the training part, of the samples that have it, each times its
         weight; None: none has it, or all weigh 0."""
@@ -220,6 +233,15 @@ def write_manifest(
         **({} if events is None else {"events": asdict(events)}),
     }
     write_signed(folder, manifest)
+
+
+def copy_manifest(data: EncodedData, folder: Path) -> None:
+    """Writes data.json of the data into a folder, linked unless the histories are cut."""
+    manifest, schema = read_manifest(data.path), json.loads(data.schema.to_json())
+    if manifest["schema"] == schema:
+        link_or_copy(data.path / MANIFEST, folder / MANIFEST)
+    else:
+        write_signed(folder, {**manifest, "schema": schema})
 
 
 def write_signed(folder: Path, manifest: dict[str, Any]) -> None:

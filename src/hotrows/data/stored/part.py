@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.stored.histories import Histories, cut_histories, stored_schema
+from hotrows.data.stored.histories import Histories, stored_schema
 from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, order_of, pools, pools_of
 from hotrows.data.stored.request_rows import RequestRows, bounds_between, gathered_pieces
 from hotrows.data.stored.rows import Room, Rows, gathered, means_of_labels
@@ -92,10 +92,6 @@ class Part(Written):
         if (histories := self.histories) is not None:
             return histories.rows_of(rows)
         return rows.expanded() if isinstance(rows, RequestRows) else rows
-
-    def cut(self, last: int) -> Part:
-        """The part with at most the last so many events in each history."""
-        return replace(self, schema=cut_histories(self.schema, last))
 
     def check_start(self) -> None:
         """Opens the first shard and checks the sizes of all, to notice a damaged file before a run and
