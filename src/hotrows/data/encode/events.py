@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from hotrows.data.stored.histories import (
     BEGIN,
     END,
     EVENTS_FILE,
-    Histories,
+    StoredHistories,
     last_begins,
     stored_schema,
     with_features,
@@ -122,10 +122,13 @@ class EventIndex:
         return rows
 
     def _sort(self) -> None:
-        first, create = 0, partial(open, mode="wb")
-        users, starts, times = (self._folder / name for name in ("users", "starts", "times"))
-        with create(users) as users, create(starts) as starts, create(times) as times:
-            for path in sorted(self._folder.glob("range-*")):
+        first, folder = 0, self._folder
+        with (
+            open(folder / "users", "wb") as users,
+            open(folder / "starts", "wb") as starts,
+            open(folder / "times", "wb") as times,
+        ):
+            for path in sorted(folder.glob("range-*")):
                 events = np.fromfile(path, _EVENT)
                 path.unlink()
                 events = events[np.lexsort((events["time"], events["user"]))]
@@ -192,8 +195,9 @@ class EventIndex:
                 name = f"references-{len(self._references)}"
                 self._references[longest] = self._mapped(name, np.int64, self.rows + 1)
             changes = self._references[longest]
-            np.add.at(changes, last_begins(begins, ends, longest), 1)
-            np.add.at(changes, ends, -1)
+            for bounds, change in ((last_begins(begins, ends, longest), 1), (ends, -1)):
+                distinct, num = np.unique(bounds, return_counts=True)
+                changes[distinct] += change * num
 
     def count(self, counts: Counts, progress: Progress | None = None) -> None:
         """Counts the values of events, each as often as histories have it."""
@@ -218,7 +222,7 @@ class EventIndex:
         places = {BEGIN: (begins, None), END: (ends, None)}
         return with_features(rows, encoder.schema.id_features, stored.id_features, places)
 
-    def write(self, encoder: Encoder, folder: Path, progress: Progress | None = None) -> Histories:
+    def write(self, encoder: Encoder, folder: Path, progress: Progress | None = None) -> StoredHistories:
         """Writes the ids of the events, unless that was done before an interruption."""
         path, features = folder / EVENTS_FILE, encoder.schema.id_features
         if not path.exists():
@@ -236,7 +240,7 @@ class EventIndex:
             with replaced(path) as part:
                 arrays = {f"ids/{name}": ids for name, ids in into.items()}
                 write_sections(part, {"kind": "events", "rows": self.rows}, arrays)
-        return Histories.open(path, encoder.schema, self.rows)
+        return StoredHistories.open(path, encoder.schema, self.rows)
 
     def remove(self) -> None:
         """Removes the temporary files."""

@@ -28,7 +28,7 @@ from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.inputs import Input, InputPosition, stream
 from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
-from hotrows.data.stored.histories import Histories, stored_schema
+from hotrows.data.stored.histories import StoredHistories, stored_schema
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter, Written
@@ -314,7 +314,7 @@ def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> d
 
 
 def _writers(
-    schema: Schema, folder: Path, state: Mapping[str, Any], histories: Histories | None
+    schema: Schema, folder: Path, state: Mapping[str, Any], histories: StoredHistories | None
 ) -> tuple[list[ShardWriter], _StreamState]:
     """Returns the writers of the parts and the state to start from, new or saved."""
     encoding = state.get("encoding")

@@ -77,13 +77,13 @@ def with_features(
 ) -> Rows:
     """Rows of the features `wanted`, out of those of `features` and more ones by name."""
     columns = zip(rows.ids, rows.offsets, strict=True)
-    by_name = {f.name: column for f, column in zip(features, columns, strict=True)} | more
+    by_name = {**{f.name: column for f, column in zip(features, columns, strict=True)}, **more}
     ids, offsets = zip(*(by_name[f.name] for f in wanted), strict=True) if wanted else ((), ())
     return dataclasses.replace(rows, ids=tuple(ids), offsets=tuple(offsets))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Histories:
+class StoredHistories:
     """The events of all users. schema: of the data; columns: the ids of the events, by history."""
 
     schema: Schema
@@ -91,7 +91,7 @@ class Histories:
     rows: int
 
     @staticmethod
-    def open(path: Path, schema: Schema, rows: int, header_crc32: int | None = None) -> Histories:
+    def open(path: Path, schema: Schema, rows: int, header_crc32: int | None = None) -> StoredHistories:
         """Maps the file; an error if it is not as data.json has it."""
         sections = open_sections(path, header_crc32)
         columns = {name: sections[f"ids/{name}"] for name in schema.histories}
@@ -101,7 +101,7 @@ class Histories:
                 f"{path}: sections do not have the {rows:,} ids of each history that data.json says; "
                 f"prepare the data again"
             )
-        return Histories(schema, columns, rows)
+        return StoredHistories(schema, columns, rows)
 
     @property
     def stored_schema(self) -> Schema:

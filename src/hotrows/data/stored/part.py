@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.stored.histories import Histories, stored_schema
+from hotrows.data.stored.histories import StoredHistories, stored_schema
 from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, order_of, pools, pools_of
 from hotrows.data.stored.request_rows import RequestRows, bounds_between, gathered_pieces
 from hotrows.data.stored.rows import Room, Rows, gathered, means_of_labels
@@ -80,7 +80,7 @@ class Part(Written):
         return stored_schema(self.schema, self.events.rows if self.events else 0)
 
     @property
-    def histories(self) -> Histories | None:
+    def histories(self) -> StoredHistories | None:
         """Maps the events of histories; None if the schema has none."""
         if self.events is None:
             return None
@@ -215,8 +215,8 @@ def _opened(
 @lru_cache(maxsize=64)
 def _opened_events(
     path: Path, version: tuple[int, int, int], schema: Schema, rows: int, header_crc32: int | None
-) -> Histories:
-    return Histories.open(path, schema, rows, header_crc32)
+) -> StoredHistories:
+    return StoredHistories.open(path, schema, rows, header_crc32)
 
 
 def _version(path: Path) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.cells import missing_labels
-from hotrows.data.stored.histories import Histories
+from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
 from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
@@ -218,7 +218,7 @@ class ShardWriter:
         rows: int = ROWS_PER_SHARD,
         *,
         number: int = 0,
-        histories: Histories | None = None,
+        histories: StoredHistories | None = None,
     ) -> None:
         self._folder = folder
         self._number = number
@@ -239,7 +239,7 @@ class ShardWriter:
         schema: Schema,
         state: dict[str, Any],
         already: int = 0,
-        histories: Histories | None = None,
+        histories: StoredHistories | None = None,
     ) -> ShardWriter:
         """Returns a writer that continues behind the shards of `state`.
 
