@@ -349,6 +349,27 @@ def requested() -> list[list[str]]:
     ]
 
 
+def by_reference() -> list[list[str]]:
+    def loaded(order: str) -> str:
+        speeds = at(f"histories/loader_samples_per_s_of_a_core/{order}")
+        return " and ".join(f"{speeds[arm] / 1e6:.1f}" for arm in ("once", "copied"))
+
+    sizes = [
+        [f"shards, {case}: times smaller", f"{size['times_smaller']:.1f}"]
+        for case, size in at("histories/shards").items()
+    ]
+    made = at("histories/preparation")
+    return [
+        *sizes,
+        *(
+            [f"loader {order}: million samples/s a core, and of copied lists", loaded(order)]
+            for order in ("in order", "shuffled")
+        ),
+        ["preparation: thousand events/s", f"{made['events_per_s'] / 1e3:.0f}"],
+        ["preparation: peak memory, MiB", f"{made['peak_bytes'] / 2**20:.0f}"],
+    ]
+
+
 def served() -> list[list[str]]:
     rows = []
     for model in ("deepfm", "dlrm", "din"):
@@ -605,6 +626,9 @@ TABLES = [
         "candidates | shards smaller | DIN | DIEN",
         requested,
         of("benchmarks.requests", "requests"),
+    ),
+    Table(
+        "histories", "histories by reference | figure", histories, of("benchmarks.histories", "histories")
     ),
     Table(
         "serving",
