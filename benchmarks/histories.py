@@ -32,12 +32,12 @@ EVENTS, ITEMS, BATCH_SIZE = 10_000_000, 200_000, 4096
 WINDOWS = 5
 START = 1_700_000_000  # of the times
 PREPARED = """
-import json, resource, sys, time
+import json, re, sys, time
 from benchmarks.histories import schema
 from hotrows import prepare
 folder, begin = sys.argv[1], time.perf_counter()
 prepare(f"{folder}/samples.parquet", schema(100), f"{folder}/enc", events=f"{folder}/events.parquet")
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
 print(json.dumps({"seconds": time.perf_counter() - begin, "peak_bytes": peak}))
 """
 

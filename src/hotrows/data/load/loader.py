@@ -110,10 +110,10 @@ class Loader:
             pieces = self.part.shuffled(share, first_place, shuffle, epoch)
         else:
             pieces = self.part.in_order(share, first_place)
-        left = None
+        left, room = None, Room()
         for number in range(first_batch, len(self)):
             first, end = share.of_batch(number)
-            batch = _BatchBuilder(self.part, end - first, first)
+            batch = _BatchBuilder(self.part, end - first, first, room)
             while batch.room:
                 left = batch.take(left or next(pieces))
             yield batch.finished()
@@ -140,8 +140,8 @@ class _BatchBuilder:
     Rows are copied before more are requested: the next pool reuses the memory of this one.
     """
 
-    def __init__(self, part: Part, size: int, first_sample: int) -> None:
-        self._part, self._first_sample = part, first_sample
+    def __init__(self, part: Part, size: int, first_sample: int, room: Room) -> None:
+        self._part, self._first_sample, self._lists = part, first_sample, room
         self.room = size
         self._pieces: list[Rows | RequestRows] = []
 
@@ -156,9 +156,9 @@ class _BatchBuilder:
     def finished(self) -> Batch:
         rows, histories = self._rows(), self._part.histories
         if isinstance(rows, RequestRows):
-            rows = rows if histories is None else histories.parts_of(rows)
+            rows = rows if histories is None else histories.parts_of(rows, self._lists)
             return _batch_of_requests(rows, self._first_sample)
-        rows = rows if histories is None else histories.rows_of(rows)
+        rows = rows if histories is None else histories.rows_of(rows, self._lists)
         return batch_of(rows, self._part.schema.id_features, self._first_sample)
 
     def _rows(self) -> Rows | RequestRows:

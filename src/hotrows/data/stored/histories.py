@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.stored.request_rows import RequestRows, id_features
-from hotrows.data.stored.rows import Rows, ends_of, id_type, measured, take_lists
+from hotrows.data.stored.rows import Room, Rows, ends_of, id_type, measured, take_lists
 from hotrows.data.stored.sections import open_sections
 from hotrows.schema import IdFeature, Schema, Sparse
 from hotrows.schema import Sequence as SequenceFeature
@@ -107,34 +107,39 @@ class StoredHistories:
     def stored_schema(self) -> Schema:
         return stored_schema(self.schema, self.rows)
 
-    def rows_of(self, stored: Rows | RequestRows) -> Rows:
-        """Copies rows, each with all of its features."""
+    def rows_of(self, stored: Rows | RequestRows, room: Room | None = None) -> Rows:
+        """Copies rows, each with all of its features. room: for the lists (default: new)."""
         rows = stored.expanded() if isinstance(stored, RequestRows) else stored
-        return self._with_lists(rows, self.stored_schema.id_features, self.schema.id_features)
+        features = self.stored_schema.id_features
+        return self._with_lists(rows, features, self.schema.id_features, room or Room())
 
-    def parts_of(self, stored: RequestRows) -> RequestRows:
+    def parts_of(self, stored: RequestRows, room: Room) -> RequestRows:
         """Rows of requests with the lists of whichever has the histories, the rows or the requests."""
+        schemas = (self.stored_schema, self.schema)
         samples, shared = (
-            self._with_lists(rows, id_features(self.stored_schema, once), id_features(self.schema, once))
+            self._with_lists(rows, *(id_features(schema, once) for schema in schemas), room)
             for rows, once in ((stored.samples, False), (stored.shared, True))
         )
         return RequestRows(self.schema, samples, shared, stored.starts)
 
-    def _with_lists(self, rows: Rows, features: Sequence[IdFeature], wanted: Sequence[IdFeature]) -> Rows:
+    def _with_lists(
+        self, rows: Rows, features: Sequence[IdFeature], wanted: Sequence[IdFeature], room: Room
+    ) -> Rows:
         by_name = {f.name: ids for f, ids in zip(features, rows.ids, strict=True)}
         if BEGIN not in by_name:
             return rows
         begins, ends = by_name[BEGIN].astype(np.int64), by_name[END].astype(np.int64)
-        lists = {f.name: self._lists(f, begins, ends) for f in wanted if f.name in self.columns}
+        lists = {f.name: self._lists(f, begins, ends, room) for f in wanted if f.name in self.columns}
         return with_features(rows, features, wanted, lists)
 
-    def _lists(self, feature: IdFeature, begins: np.ndarray, ends: np.ndarray) -> Column:
+    def _lists(self, feature: IdFeature, begins: np.ndarray, ends: np.ndarray, room: Room) -> Column:
         """The ids of events begin .. end - 1 of each row, at most the last `max_length`, end to end."""
         ids = self.columns[feature.name]
         bounds = np.stack([last_begins(begins, ends, feature.max_length), ends], 1).reshape(-1)
         order = np.arange(0, len(bounds), 2)
         offsets = ends_of(measured(bounds, len(ids), order))
-        return take_lists(ids, bounds, order, offsets, np.empty(int(offsets[-1]), ids.dtype)), offsets
+        into = room.array(feature.name, (int(offsets[-1]),), ids.dtype)
+        return take_lists(ids, bounds, order, offsets, into), offsets
 
 
 def last_begins(begins: np.ndarray, ends: np.ndarray, max_length: int | None) -> np.ndarray:
