@@ -314,7 +314,7 @@ class Schema:
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, each once: of features, labels, weight, group, time, request."""
-        others = (self.weight, self.group, self.time and self.time.column, self.request)
+        others = (self.weight, self.group, self.time and self.time.column, self.request, self.user)
         columns = [self.column_of(feature) for feature in self.features]
         columns += [column_of(label) for label in self.labels]
         return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))

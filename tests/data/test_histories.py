@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -25,10 +26,12 @@ from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.events import EventIndex
 from hotrows.data.hot_cold.profile import profile
 from hotrows.data.hot_cold.regroup import regroup
+from hotrows.data.raw.cells import Reading
 from hotrows.data.stored import part as parts
 from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
+from hotrows.streams import table_events
 from hotrows.train import run_folder
 from tests.support.bundles import trained
 from tests.support.histories import copied, events_and_samples, schema
@@ -104,7 +107,7 @@ def test_samples_of_a_request_at_several_times_share_no_history(tmp_path):
     events, samples = events_and_samples(2)
     samples = samples.assign(request=samples["user"]).sort_values("request")
     with pytest.raises(
-        ValueError, match="'histories/.*': expected the value of the row before, of the same"
+        ValueError, match="'histories': expected the value of the row before, of the same"
     ):
         fields = {"request": "request", "shared": ("history", "kinds")}
         prepare(samples, schema(**fields), tmp_path / "enc", events=events)
@@ -313,6 +316,11 @@ def test_data_without_its_events_is_refused(tmp_path):
     (data.path / "events.shard").rename(tmp_path / "aside")
     with pytest.raises(ValueError, match="events.shard is missing; prepare the data again"):
         Loader(EncodedData.open(data.path).parts["train"], 8)
+    others = events.assign(item=events["item"] + 1)
+    other = prepare(samples, schema(), tmp_path / "other", events=others)
+    shutil.copy(other.path / "events.shard", data.path / "events.shard")
+    with pytest.raises(ValueError, match="events.shard is not the file that was written there"):
+        Loader(EncodedData.open(data.path).parts["train"], 8)
     (tmp_path / "aside").rename(data.path / "events.shard")
     content = bytearray((data.path / "events.shard").read_bytes())
     content[-70] ^= 1
@@ -345,6 +353,8 @@ def test_rows_to_predict_have_histories_as_lists(tmp_path):
         ValueError, match=r"lacks the columns \['kinds'\]: rows to predict have a history as"
     ):
         list(Encoder.open(ours.path).encode(rows.drop(columns="kinds")))
+    with pytest.raises(ValueError, match="the stream lacks the columns"):
+        table_events({"user": [1], "item": [2], "at": [3]}).columns(Reading(schema(), 1))
     runs = [trained(data, tmp_path / f"run-{data.path.name}", "din") for data in (ours, theirs)]
     scorers = [
         Scorer(export(run, tmp_path / f"bundle-{run.name}", format="onnx"), trust=True) for run in runs

@@ -13,6 +13,7 @@ and removed in the end. A time counts to the second. Events of one time keep the
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -201,6 +202,7 @@ class EventIndex:
 
     def count(self, counts: Counts, progress: Progress | None = None) -> None:
         """Counts the values of events, each as often as histories have it."""
+        self.check_users()
         for changes in self._references.values():
             np.cumsum(changes, out=changes)
         for columns in self._chunks(progress):
@@ -265,8 +267,11 @@ class EventIndex:
 
     def _mapped(self, name: str, dtype: Any, size: int | None = None) -> np.ndarray:
         """A new file of zeros, mapped. size: number of values (default: of events)."""
-        shape = (self.rows if size is None else size,)
-        return np.memmap(self._folder / name, dtype, "w+", shape=shape).view(np.ndarray)
+        path, shape = self._folder / name, (self.rows if size is None else size,)
+        with open(path, "wb") as file:  # a full disk is an error here, and a signal where it is mapped
+            if hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(file.fileno(), 0, shape[0] * np.dtype(dtype).itemsize)
+        return np.memmap(path, dtype, "r+", shape=shape).view(np.ndarray)
 
 
 def _with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Columns:

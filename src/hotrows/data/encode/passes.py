@@ -226,7 +226,7 @@ class Executor:
         )
         saved = time.monotonic()
         for position, columns in stream(job.inputs, job.reading, job.progress_of("count"), start):
-            if time.monotonic() - saved > SAVE_SECONDS and self.events is None:
+            if time.monotonic() - saved > SAVE_SECONDS and self.events is None:  # else begins again
                 write_state(folder, _count_state(totals, position, counts, sharing))
                 saved = time.monotonic()
             parts = job.parts(position, columns, sharing)

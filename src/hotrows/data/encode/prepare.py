@@ -92,7 +92,8 @@ def prepare(
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
     threads: threads on this machine, or tasks that run at once on a cluster (default: one per core).
     overwrite: replace prepared data in `out`, once the new data is complete.
-    progress: called with the stage ("lines", "times", "count", "merge" or "encode"), amount and total.
+    progress: called with the stage ("events", "lines", "times", "count", "merge" or "encode"), amount
+        and total.
 
     With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and
     missing values are far from those of that data. Calling it again resumes an interrupted preparation.

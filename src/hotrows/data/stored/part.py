@@ -77,7 +77,7 @@ class Part(Written):
     @property
     def stored_schema(self) -> Schema:
         """The schema of the rows in shards."""
-        return stored_schema(self.schema, self.events.rows if self.events else 0)
+        return self.schema if self.events is None else stored_schema(self.schema, self.events.rows)
 
     @property
     def histories(self) -> StoredHistories | None:
@@ -97,8 +97,7 @@ class Part(Written):
         """Opens the first shard and checks the sizes of all, to notice a damaged file before a run and
         draw no order of missing rows."""
         if self.shards:
-            self.stored(0)
-            self.histories  # noqa: B018 - opens the file
+            self.expanded(self.stored(0)[:0])
         for shard in self.shards:
             path = self.folder / shard.file
             if path.exists() and path.stat().st_size < shard.rows:  # a row takes a byte at least
