@@ -50,21 +50,8 @@ class _EventSchema(Schema):
 
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:
-        assert self.time is not None
-        return tuple(dict.fromkeys([*map(column_of, self.features), self.time.column]))
-
-    @staticmethod
-    def of_histories(schema: Schema) -> _EventSchema:
-        values = (Sparse(f.name, column_of(f)) for f in schema.sequences if f.name in schema.histories)
-        return _EventSchema(
-            features=(Sparse(END, schema.user), *values),
-            label="\0",
-            delimiter=schema.delimiter,
-            name=schema.name,
-            time=schema.time,
-            missing=schema.missing,
-            strip=schema.strip,
-        )
+        columns = [*map(column_of, self.features), *([self.time.column] if self.time else [])]
+        return tuple(dict.fromkeys(columns))
 
 
 class EventIndex:
@@ -83,7 +70,12 @@ class EventIndex:
     ) -> None:
         self.schema = schema
         self._inputs, self._folder = inputs, folder
-        self._how = Reading(_EventSchema.of_histories(schema), threads)
+        histories = [f for f in schema.sequences if f.name in schema.histories]
+        self._longest = {f.name: f.max_length for f in histories}
+        how = {name: getattr(schema, name) for name in ("name", "delimiter", "missing", "strip")}
+        of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
+        values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
+        self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
         self._users_known, self._first_users = False, ["", ""]
         shutil.rmtree(folder, ignore_errors=True)  # left by an interruption
         folder.mkdir()
@@ -94,13 +86,11 @@ class EventIndex:
             np.memmap(folder / name, dtype, "r").view(np.ndarray)
             for name, dtype in (("users", np.uint64), ("starts", np.int64), ("times", np.int64))
         )
-        histories = [f for f in schema.sequences if f.name in schema.histories]
-        self._longest = {f.name: f.max_length for f in histories}
         self._references: dict[int | None, np.ndarray] = {}
 
     def _deal(self, progress: Progress | None) -> int:
         rows = 0
-        for columns in self._chunks(progress):
+        for columns in self._chunks(self._users_read, progress):
             raw, times = columns.ids[0], columns.times
             assert times is not None
             for absent, what in ((raw.lengths == 0, "user"), (times == MISSING_TIME, "time")):
@@ -205,7 +195,7 @@ class EventIndex:
         self.check_users()
         for changes in self._references.values():
             np.cumsum(changes, out=changes)
-        for columns in self._chunks(progress):
+        for columns in self._chunks(self._values_read, progress):
             places = self._places_of(columns)
             for longest, times in self._references.items():
                 names = [name for name, length in self._longest.items() if length == longest]
@@ -233,7 +223,7 @@ class EventIndex:
                 for number, f in enumerate(features)
                 if f.name in self._longest
             }
-            for columns in self._chunks(progress):
+            for columns in self._chunks(self._values_read, progress):
                 places = self._places_of(columns)
                 encoded = encoder.encode_ids(self._values(columns, tuple(into)))
                 for feature, ids in zip(features, encoded, strict=True):
@@ -253,8 +243,8 @@ class EventIndex:
         """The features of samples as they are read."""
         return [feature.name for feature in stored_schema(self.schema).id_features]
 
-    def _chunks(self, progress: Progress | None) -> Iterator[Columns]:
-        return (columns for _, columns in stream(self._inputs, self._how, progress))
+    def _chunks(self, how: Reading, progress: Progress | None) -> Iterator[Columns]:
+        return (columns for _, columns in stream(self._inputs, how, progress))
 
     def _places_of(self, columns: Columns) -> np.ndarray:
         first = columns.first_row
@@ -262,7 +252,7 @@ class EventIndex:
 
     def _values(self, events: Columns, names: Sequence[str]) -> Columns:
         """Events as the schema has its rows, with one value in each history."""
-        features = zip(self._how.schema.id_features, events.ids, strict=True)
+        features = zip(self._values_read.schema.id_features, events.ids, strict=True)
         return _with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
 
     def _mapped(self, name: str, dtype: Any, size: int | None = None) -> np.ndarray:

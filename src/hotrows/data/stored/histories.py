@@ -115,9 +115,10 @@ class StoredHistories:
 
     def parts_of(self, stored: RequestRows, room: Room) -> RequestRows:
         """Rows of requests with the lists of whichever has the histories, the rows or the requests."""
-        schemas = (self.stored_schema, self.schema)
         samples, shared = (
-            self._with_lists(rows, *(id_features(schema, once) for schema in schemas), room)
+            self._with_lists(
+                rows, id_features(self.stored_schema, once), id_features(self.schema, once), room
+            )
             for rows, once in ((stored.samples, False), (stored.shared, True))
         )
         return RequestRows(self.schema, samples, shared, stored.starts)
