@@ -73,6 +73,7 @@ def measured_preparation(folder: Path, events: int) -> dict:
         "events": events,
         "samples": events // 10,
         "events_per_s": events / result["seconds"],
+        "events_per_s_of_a_core": events / result["seconds_of_cores"],
         **result,
     }
 

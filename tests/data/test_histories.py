@@ -375,6 +375,21 @@ def test_a_draft_names_histories():
     assert (draft.schema.user, draft.schema.histories) == ("user", ("item_history", "kind_history"))
 
 
+def test_the_commands_draft_and_prepare_histories(hotrows, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    events, samples = events_and_samples()
+    for frame, name in ((events, "events.csv"), (samples, "samples.csv")):
+        frame.assign(at=frame["at"] + 10**9).to_csv(name, index=False)
+    history = ("--history", "item", "--history", "kind")
+    told = hotrows("schema", "samples.csv", "--user", "user", *history, "--out", "s.json")
+    assert told.code == 0 and "--events FILE" in told.err
+    prepared = ("prepare", "samples.csv", "--schema", "s.json", "--split", "position:0.8")
+    assert hotrows(*prepared, "--events", "events.csv", "--out", "enc").code == 0
+    assert EncodedData.open("enc").parts["train"].values["item_history"] > 0
+    told = hotrows(*prepared, "--out", "none")
+    assert told.code == 1 and "(--events FILE) belong together" in told.err
+
+
 def test_samples_of_events_train_a_model(tmp_path):
     events, _ = events_and_samples(7, events=2000, users=40, moments=500)
     events.to_parquet(tmp_path / "events.parquet")
