@@ -155,8 +155,11 @@ def main() -> None:
     users = 100 if quick else 10_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cases = {"100 events": (100, users, 20), "1,000 events": (1000, users // 100, 20)}
-        cases["1,000 events, each a sample"] = (1000, max(users // 500, 2), 1000)
+        cases = {
+            "100 events, 20 samples of a user": (100, users, 20),
+            "1,000 events, 20 samples of a user": (1000, users // 100, 20),
+            "1,000 events, 1,000 samples of a user": (1000, max(users // 500, 2), 1000),
+        }
         sizes, loading = {}, {}
         for number, (case, shape) in enumerate(cases.items()):
             (folder / str(number)).mkdir()
