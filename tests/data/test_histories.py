@@ -28,6 +28,7 @@ from hotrows.data.hot_cold.profile import profile
 from hotrows.data.hot_cold.regroup import regroup
 from hotrows.data.raw.cells import Reading
 from hotrows.data.stored import part as parts
+from hotrows.data.stored.encoded import read_manifest, write_signed
 from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
@@ -327,6 +328,16 @@ def test_data_without_its_events_is_refused(tmp_path):
     (data.path / "events.shard").write_bytes(content)
     with pytest.raises(ValueError, match="events.shard: section 'ids/.*' is damaged"):
         list(Loader(EncodedData.open(data.path).parts["train"], 8).batches(0))
+
+
+def test_a_manifest_that_names_no_events_is_refused(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    manifest = read_manifest(data.path)
+    for wrong in (None, {"file": "../events.shard", "rows": 300, "header": 1}):
+        write_signed(data.path, {**manifest, "events": wrong})
+        with pytest.raises(ValueError, match="expected file and rows of the events"):
+            EncodedData.open(data.path)
 
 
 def test_what_takes_lists_refuses_events_in_a_sentence(tmp_path):
