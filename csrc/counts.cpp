@@ -20,13 +20,13 @@ constexpr int64_t kBlock = 64;     // values hashed and prefetched together, bef
 constexpr int64_t kProblem = 4096;
 constexpr int kTooLong = 100001;   // one value takes more memory than there is: no errno says it
 
-// The values of chosen rows that are not missing, from value `first` on.
+// The values that are not missing, of rows that count at least once, from value `first` on.
 class Chosen {
  public:
-  Chosen(const Column& column, const uint8_t* chosen, int64_t num_rows, int64_t first)
+  Chosen(const Column& column, const int64_t* times, int64_t num_rows, int64_t first)
       : lengths_(column.lengths),
         offsets_(column.offsets),
-        chosen_(chosen),
+        times_(times),
         next_(first),
         end_(num_rows) {
     if (!offsets_) return;
@@ -35,29 +35,34 @@ class Chosen {
     row_ = std::upper_bound(offsets_, offsets_ + num_rows + 1, next_) - offsets_ - 1;
   }
 
-  // Fills `block` with the numbers of the next values; returns how many, 0 at the end.
-  int64_t next(int64_t* block) { return offsets_ ? next_of_lists(block) : next_of_rows(block); }
+  // Fills `block` with the numbers of the next values, `times` with how often each counts; returns how
+  // many, 0 at the end.
+  int64_t next(int64_t* block, int64_t* times) {
+    return offsets_ ? next_of_lists(block, times) : next_of_rows(block, times);
+  }
 
  private:
-  int64_t next_of_rows(int64_t* block) {
+  int64_t next_of_rows(int64_t* block, int64_t* times) {
     int64_t n = 0;
     for (; n < kBlock && next_ < end_; ++next_) {
       block[n] = next_;
-      n += chosen_[next_] && lengths_[next_] > 0;
+      times[n] = times_[next_];
+      n += times_[next_] > 0 && lengths_[next_] > 0;
     }
     return n;
   }
 
-  int64_t next_of_lists(int64_t* block) {
+  int64_t next_of_lists(int64_t* block, int64_t* times) {
     int64_t n = 0;
     while (n < kBlock && next_ < end_) {
       while (next_ >= offsets_[row_ + 1]) ++row_;
-      if (!chosen_[row_]) {
+      if (times_[row_] <= 0) {
         next_ = offsets_[row_ + 1];
         continue;
       }
       CHECK(offsets_[row_] <= next_ && next_ < offsets_[row_ + 1], row_, next_);
       block[n] = next_;
+      times[n] = times_[row_];
       n += lengths_[next_++] > 0;
     }
     return n;
@@ -65,7 +70,7 @@ class Chosen {
 
   const uint32_t* lengths_;
   const int64_t* offsets_;
-  const uint8_t* chosen_;
+  const int64_t* times_;
   int64_t next_, end_, row_ = 0;
 };
 
@@ -81,16 +86,16 @@ struct Batch {
   const Column* columns;
   const int64_t* owners;
   int64_t num_features;
-  const uint8_t* chosen;
+  const int64_t* times;  // how often the values of each row count
   int64_t num_rows;
 };
 
 // Counts a column from value `first` on; returns the value that found no room, or -1.
 int64_t count_column(Table& table, const Column& column, const Batch& batch, int64_t first) {
-  Chosen values(column, batch.chosen, batch.num_rows, first);
-  int64_t block[kBlock];
+  Chosen values(column, batch.times, batch.num_rows, first);
+  int64_t block[kBlock], times[kBlock];
   Key keys[kBlock];
-  while (const int64_t n = values.next(block)) {
+  while (const int64_t n = values.next(block, times)) {
     for (int64_t i = 0; i < n; ++i) {
       CHECK(block[i] >= first && block[i] < column.num_values, block[i], first, column.num_values);
       CHECK(i == 0 || block[i - 1] < block[i], block[i]);
@@ -100,8 +105,8 @@ int64_t count_column(Table& table, const Column& column, const Batch& batch, int
     for (int64_t i = 0; i < n; ++i) {
       int64_t* const count = table.at(keys[i]);
       if (!count) return block[i];
-      CHECK(*count >= 0 && *count < INT64_MAX, *count);
-      ++*count;
+      CHECK(*count >= 0 && *count <= INT64_MAX - times[i], *count, times[i]);
+      *count += times[i];
     }
   }
   return -1;
@@ -298,11 +303,11 @@ HOTROWS_API int64_t hotrows_counts_destroy(int64_t handle) {
   return 0;
 }
 
-// Counts the values of the chosen rows: those of columns[f] into vocabulary owners[f].
+// Counts the values of row r times[r] times: those of columns[f] into vocabulary owners[f].
 HOTROWS_API int64_t hotrows_counts_add(int64_t handle, const Column* columns, const int64_t* owners,
-                                       int64_t num_features, const uint8_t* chosen, int64_t num_rows,
+                                       int64_t num_features, const int64_t* times, int64_t num_rows,
                                        int64_t threads, char* problem) {
-  const Batch batch{columns, owners, num_features, chosen, num_rows};
+  const Batch batch{columns, owners, num_features, times, num_rows};
   return reported(problem, [&] { counts(handle).add(batch, threads); });
 }
 

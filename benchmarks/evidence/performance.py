@@ -349,6 +349,23 @@ def requested() -> list[list[str]]:
     ]
 
 
+def by_reference() -> list[list[str]]:
+    found = at("histories")
+    loaded, made = found["loader_samples_per_s_of_a_core"], found["preparation"]
+    rows = [
+        [f"shards, {case}: times smaller than copied lists", f"{size['times_smaller']:.1f}"]
+        for case, size in found["shards"].items()
+    ]
+    for order, speeds in loaded.items():
+        for arm, name in (("once", "events stored once"), ("copied", "copied lists")):
+            rows.append([f"loader {order}, {name}: million samples/s a core", f"{speeds[arm] / 1e6:.1f}"])
+    rows.append(["preparation: thousand events/s", f"{made['events_per_s'] / 1e3:.0f}"])
+    of_core = made["events_per_s_of_a_core"]
+    rows.append(["preparation: thousand events/s of a core", f"{of_core / 1e3:.0f}"])
+    rows.append(["preparation: peak MiB", f"{made['peak_bytes'] / 2**20:.0f}"])
+    return rows
+
+
 def served() -> list[list[str]]:
     rows = []
     for model in ("deepfm", "dlrm", "din"):
@@ -605,6 +622,12 @@ TABLES = [
         "candidates | shards smaller | DIN | DIEN",
         requested,
         of("benchmarks.requests", "requests"),
+    ),
+    Table(
+        "histories-once",
+        "events stored once | figure",
+        by_reference,
+        of("benchmarks.histories", "histories"),
     ),
     Table(
         "serving",

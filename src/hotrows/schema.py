@@ -2,18 +2,6 @@
 
 Schemas are frozen values and round-trip to JSON. An id is a value after encoding: 0 is padding, 1 is
 missing, the next `num_unknown` ids are unknown values, then come those of training by falling frequency.
-
-    Schema(
-        label=Label("liked", column="rating", at_least=4),
-        time=Time("stamp", utc_offset=8),
-        group="user",
-        features=(
-            Dense("price"), Sparse("user", min_count=5), Sparse("hour", transform="hour"),
-            Sparse("genres", many=True, separator="|", pooling="mean"),
-            Sparse("item"),
-            Sequence("history", vocabulary="item", max_length=100),
-        ),
-    )
 """
 
 from __future__ import annotations
@@ -131,6 +119,7 @@ class Sparse:
 class Sequence:
     """A column of lists of ids whose vectors are not pooled: `[N, D]` with offsets.
 
+    column: the column of the lists, or, of a history of the schema, of the events.
     separator: character between the ids of a cell of text.
     max_length: number of ids that are used of longer lists, the last ones. Other fields: see `Sparse`.
 
@@ -233,6 +222,7 @@ class Schema:
     request: column that says of which request a sample is; rows of a request follow one another.
     shared: features that are equal in all samples of a request, such as the user's, and are stored,
         looked up and computed once for it.
+    user, histories: column with the user, and sequences that are the user's events before the sample.
 
     >>> shop = Schema((Sparse("user"), Sparse("item"), Dense("price")), label="click", delimiter=",")
     >>> Schema.from_json(shop.to_json()) == shop
@@ -251,19 +241,20 @@ class Schema:
     strip: bool = False
     request: str | None = None
     shared: tuple[str, ...] = ()
+    user: str | None = None
+    histories: tuple[str, ...] = ()
     _repr_html_ = notebook.schema
 
     def __post_init__(self) -> None:
         check_types(self)
         for what, items in (("feature", self.features), ("label", self.labels)):
             counts = Counter(named.name for named in items)
-            twice = sorted(name for name, count in counts.items() if count > 1)
-            if twice:
+            if twice := sorted(name for name, count in counts.items() if count > 1):
                 raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
         if not self.labels:
             raise ValueError(f"schema {self.name!r} needs at least one label")
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
-        self._check_shared()
+        self._check_named()
         if self.time is None:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
@@ -272,26 +263,32 @@ class Schema:
                 f"schema {self.name!r}: features {telling} read a label's column, and would tell it"
             )
         if self.columns is not None:
-            named = set(self.columns)
-            absent = [column for column in self.raw_columns if column not in named]
-            if absent:
+            named = {*self.columns, *self.histories}
+            if absent := [column for column in self.raw_columns if column not in named]:
                 raise ValueError(
                     f"schema {self.name!r}: columns {absent} are used, and do not stand in `columns`"
                 )
 
     def __repr__(self) -> str:
-        kinds: dict[str, tuple[Feature, ...]]
-        kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
-        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
+        kinds = (("dense", self.dense), ("sparse", self.sparse), ("sequences", self.sequences))
+        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds if fs]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
 
-    def _check_shared(self) -> None:
-        unknown = sorted(set(self.shared) - {feature.name for feature in self.features})
-        if unknown or bool(self.shared) != (self.request is not None):
-            raise ValueError(
-                f"schema {self.name!r}: expected request=COLUMN and, beside it, shared=(FEATURE, ...) of "
-                f"its features, not {self.request!r} and {unknown or list(self.shared)}"
-            )
+    def _check_named(self) -> None:
+        shared = "request=COLUMN and, beside it, shared=(FEATURE, ...) of its features"
+        histories = "user=COLUMN, time=Time(COLUMN) and histories=(SEQUENCE, ...) of its sequences"
+        for names, features, columns, expected in (
+            (self.shared, self.features, (self.request,), shared),
+            (self.histories, self.sequences, (self.user, self.time), histories),
+        ):
+            unknown = sorted(set(names) - {feature.name for feature in features})
+            if unknown or bool(names) != (columns[0] is not None) or (names and None in columns):
+                raise ValueError(
+                    f"schema {self.name!r}: expected {expected}, not {', '.join(map(repr, columns))} and "
+                    f"{unknown or list(names)}"
+                )
+        if len({name in self.shared for name in self.histories}) > 1:
+            raise ValueError(f"schema {self.name!r}: name all histories in shared, or none of them")
 
     @property
     def grouping(self) -> str | None:
@@ -317,13 +314,15 @@ class Schema:
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, each once: of features, labels, weight, group, time, request."""
-        others = (self.weight, self.group, self.time and self.time.column, self.request)
+        others = (self.weight, self.group, self.time and self.time.column, self.request, self.user)
         columns = [self.column_of(feature) for feature in self.features]
         columns += [column_of(label) for label in self.labels]
         return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))
 
     def column_of(self, feature: Feature) -> str:
-        """The raw column a feature reads; a feature of time reads the column of the time."""
+        """The raw column a feature reads: the time's, or, of a history, that of lists to predict."""
+        if feature.name in self.histories:
+            return feature.name
         if isinstance(feature, Sparse) and feature.transform in TIME_TRANSFORMS:
             assert self.time is not None
             return self.time.column
@@ -384,8 +383,9 @@ class Schema:
         for feature in features:
             leave_out_defaults(feature)
         fields = {**dataclasses.asdict(self), "features": features}
-        if self.request is None:
-            del fields["request"], fields["shared"]
+        for field, others in (("request", "shared"), ("user", "histories")):
+            if fields[field] is None:
+                del fields[field], fields[others]
         for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
             if isinstance(label, dict) and label["loss"] is None:
                 del label["loss"]  # as schemas had it before: it is a part of fingerprints, like requests

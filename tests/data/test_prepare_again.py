@@ -34,8 +34,8 @@ MIXED = Schema(
 class SmallShards(ShardWriter):
     """Shards of fifty rows."""
 
-    def __init__(self, folder, part, schema):
-        super().__init__(folder, part, schema, rows=50)
+    def __init__(self, folder, part, schema, **how):
+        super().__init__(folder, part, schema, rows=50, **how)
 
 
 @pytest.fixture

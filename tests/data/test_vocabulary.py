@@ -40,7 +40,7 @@ def column(values, lengths=None) -> RawIds:
 
 @st.composite
 def batches(draw):
-    """A few chunks of three columns, the last one of lists, and which rows are chosen."""
+    """A few chunks of three columns, the last one of lists, and how often each row counts."""
     chunks = []
     for _ in range(draw(st.integers(1, 3))):
         rows = draw(st.integers(0, 30))
@@ -48,8 +48,8 @@ def batches(draw):
         lengths = draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
         num = sum(lengths)
         listed = draw(st.lists(values_of_any_kind, min_size=num, max_size=num))
-        chosen = np.array(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
-        chunks.append(([*map(column, plain), column(listed, lengths)], chosen))
+        times = np.array(draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)), np.int64)
+        chunks.append(([*map(column, plain), column(listed, lengths)], times))
     return chunks
 
 
@@ -66,24 +66,24 @@ def many_values(seed: int = 0, num: int = 3000) -> list:
 
     def chunk():
         lengths = [rng.randrange(3) for _ in range(num // 4)]
-        chosen = np.array([rng.random() < 0.8 for _ in lengths])
+        times = np.array([rng.choice((0, 1, 1, 1, 5)) for _ in lengths])
         plain = [column([value() for _ in lengths]) for _ in "ab"]
-        return [*plain, column([value() for _ in range(sum(lengths))], lengths)], chosen
+        return [*plain, column([value() for _ in range(sum(lengths))], lengths)], times
 
     return [chunk() for _ in range(4)]
 
 
 def counted(folder: Path, chunks, memory: int = UNLIMITED, threads: int = 2) -> Counts:
     counts = Counts(OWNERS, folder / "spilled", memory, threads)
-    for columns, chosen in chunks:
-        counts.add(columns, chosen)
+    for columns, times in chunks:
+        counts.add(columns, times)
     return counts
 
 
 def plainly_counted(chunks) -> PlainCounts:
     counts = PlainCounts(OWNERS)
-    for columns, chosen in chunks:
-        counts.add(columns, chosen)
+    for columns, times in chunks:
+        counts.add(columns, times)
     return counts
 
 
@@ -107,7 +107,7 @@ def stored(path: Path, numbers: dict[bytes, int]) -> Values:
     counts = PlainCounts([0])
     counts.add(
         [column([value for value, num in numbers.items() for _ in range(num)])],
-        np.ones(sum(numbers.values())),
+        np.ones(sum(numbers.values()), int),
     )
     counts.write(0, path, "stored", 1)
     return open_values(path)
@@ -192,8 +192,8 @@ def test_counting_that_was_killed_goes_on_from_its_state(tmp_path, memory):
     begun.add(*chunks[3])  # the killed process went on for a while
     begun.spill()
     resumed = Counts(OWNERS, tmp_path / "spilled", memory, 2, state)
-    for columns, chosen in chunks[2:]:
-        resumed.add(columns, chosen)
+    for columns, times in chunks[2:]:
+        resumed.add(columns, times)
     assert written(resumed, tmp_path) == expected
     assert not list((tmp_path / "spilled").iterdir())
 

@@ -29,11 +29,11 @@ class PlainCounts:
             stored = state["counts"]
             self._counts = [{value.encode("latin-1"): n for value, n in some.items()} for some in stored]
 
-    def add(self, columns: Sequence[RawIds], chosen: np.ndarray) -> None:
-        """Counts the values of the chosen rows, [rows] bool; of a list, all of them."""
+    def add(self, columns: Sequence[RawIds], times: np.ndarray) -> None:
+        """Counts the values of each row times[row] times, [rows] bool or integers; all of a list."""
         for v, column in zip(self._owners, columns, strict=True):
             counts = self._counts[v]
-            for n in _values_of(column, chosen):
+            for n in _values_of(column, times):
                 if value := column.value(n):
                     counts[value] = counts.get(value, 0) + 1
 
@@ -78,9 +78,9 @@ class PlainVocabularies:
         return FIRST_UNKNOWN + plain_hash(value) % num_unknown if num_unknown else -1
 
 
-def _values_of(column: RawIds, chosen: np.ndarray) -> Iterator[int]:
-    """Yields the indices of the values of the chosen rows."""
-    for row in np.flatnonzero(chosen).tolist():
+def _values_of(column: RawIds, times: np.ndarray) -> Iterator[int]:
+    """Yields the indices of the values of each row times[row] times."""
+    for row in np.repeat(np.arange(len(times)), times).tolist():
         if column.offsets is None:
             yield row
         else:

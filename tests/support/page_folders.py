@@ -263,11 +263,13 @@ def _prepared(frame: pd.DataFrame, features: tuple, label: Any) -> dict[str, Any
 
 
 def requests() -> dict[str, Any]:
-    """A log of requests, three candidates each."""
+    """A log of requests, three candidates each, and events of its users."""
     log = shop().assign(request_id=lambda f: f.index // 3)
     shared = ["age", "user", "history"]
     log[shared] = log.loc[log["request_id"] * 3, shared].to_numpy()
     log.to_parquet("log.parquet")
+    visits = {"user": log["user"], "item": log["item"], "at": log.index // 2}
+    pd.DataFrame(visits).to_parquet("events.parquet")
     return loop()
 
 

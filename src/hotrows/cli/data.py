@@ -90,11 +90,19 @@ def synth_command(
     "schema",
     "hotrows schema clicks.csv --out shop.json",
     "hotrows schema clicks.parquet --label bought > shop.json",
+    "hotrows schema clicks.parquet --user user_id --history item_id --out shop.json",
 )
 @click.argument("raw", metavar="FILE")
-@of_function("data.raw.draft:draft_schema", label={"metavar": "COLUMN"})
+@of_function(
+    "data.raw.draft:draft_schema",
+    label={"metavar": "COLUMN"},
+    user={"metavar": "COLUMN"},
+    histories={"spelling": "--history", "multiple": True, "metavar": "COLUMN"},
+)
 @click.option("--out", type=FILE, help="A new file for the schema.  [default: standard output]")
-def schema_command(raw: str, label: str | None, out: Path | None) -> None:
+def schema_command(
+    raw: str, label: str | None, user: str | None, histories: tuple[str, ...], out: Path | None
+) -> None:
     """Draft a schema from a file.
 
     Reads the first rows of what `hotrows prepare` reads, and writes a schema that it takes as it is:
@@ -106,7 +114,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     from hotrows import data
     from hotrows.runtime.atomic_files import write_text
 
-    draft = data.draft_schema(raw, label)
+    draft = data.draft_schema(raw, label, user, histories)
     for note in draft.notes:
         click.echo(f"hotrows: {note}", err=True)
     if out is None:
@@ -115,6 +123,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     write_text(out, draft.to_json())
     split = " --split time:0.8,0.1,0.1" if draft.schema.time else ""
     click.echo(f"{out}: {draft.schema}", err=True)
+    split += " --events FILE" if histories else ""
     click.echo(f"next: hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True)
 
 
@@ -124,6 +133,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "hotrows prepare 'day_*.gz' --schema criteo --split position:0.7,0.1,0.2 --out enc",
     "hotrows prepare 's3://bucket/clicks/day=*' --schema shop.json --split time:0.8,0.1,0.1 --out enc",
     "hotrows prepare train.parquet --test test.parquet --schema my_schema.py --out enc",
+    "hotrows prepare clicks.parquet --events visits.parquet --schema shop.json --out enc",
     "hotrows prepare tuesday.csv --vocab-from enc --out tuesday",
     "hotrows prepare tuesday.csv --extend-vocab-of enc --out enc2",
     "hotrows prepare --no-rows --schema dynamic.json --out enc",
@@ -140,6 +150,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "split",
     validation={"multiple": True, "metavar": "RAW"},
     test={"multiple": True, "metavar": "RAW"},
+    events={"multiple": True, "metavar": "RAW"},
 )
 @of_function("datasets.schemas:with_min_count", min_count={"required": False})
 @of_function(

@@ -15,7 +15,7 @@ import numpy as np
 
 from hotrows.data.encode.encoder import Encoder, check_columns
 from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.cells import Columns, Reading, check_histories, columns_of
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import mix64
@@ -83,6 +83,7 @@ class RequestEncoder:
                 f"the rows have none of the columns that are read: {', '.join(self._columns)}; they have "
                 f"{', '.join(names) or 'none'}"
             )
+        check_histories(self.schema, "the request", {*read, *shared.column_names})
         table = table.select(read or names[:1]).combine_chunks()  # without a column it has no rows
         parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))
         return [self._request(part, shared) for part in parts]

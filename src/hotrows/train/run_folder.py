@@ -40,6 +40,7 @@ from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.vocabulary import Values
+from hotrows.data.stored.encoded import copy_manifest
 from hotrows.distributed.all_or_none import together
 from hotrows.distributed.comm import Ranks
 from hotrows.json_file import JsonFile, PathText, build, value_of
@@ -104,12 +105,12 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     source = {"path": str(Path(data.path).resolve())} if data.source is None else {"source": data.source}
     write_json(run / "data.json", _JSON.sign({"fingerprint": data.fingerprint, **source}))
     write_json(run / "environment.json", environment())
-    files = ("data.json", *(v.file for v in data.vocabularies.values())) if data.encodes_raw else ()
-    for file in files:  # what `Encoder.open` reads, as the run may outlive the data
-        target = run / _ENCODERS / file
-        make_folder(target.parent)
-        link_or_copy(data.path / file, target)
-        sync(target.parent)
+    if data.encodes_raw:  # what `Encoder.open` reads, as the run may outlive the data
+        make_folder(run / _ENCODERS)
+        copy_manifest(data, run / _ENCODERS)
+        for vocabulary in data.vocabularies.values():
+            link_or_copy(data.path / vocabulary.file, run / _ENCODERS / vocabulary.file)
+        sync(run / _ENCODERS)
     write_json(run / "choices.json", _JSON.sign(choices))
 
 
@@ -144,7 +145,7 @@ def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
                 f"run {run} was begun with {name}={then!r}, not {now!r}; resume it with the same "
                 f"settings, or begin a new run"
             )
-    if read_data(run).fingerprint != data.fingerprint:
+    if read_data(run).fingerprint != data.fingerprint or read_schema(run) != data.schema:
         difference = _difference(read_schema(run), data.schema)
         raise ValueError(
             f"run {run} was begun on other data than {data.path}: {difference}; resume it with the "
@@ -201,7 +202,7 @@ def open_data(run: Path, folder: Path | None = None) -> EncodedData:
             f"the data in {data.path} is not what {run} was trained on: {difference}; "
             f"name the right folder, or train a new run"
         )
-    return data
+    return data.read_by(read_schema(run))
 
 
 def open_encoder(run: Path) -> Encoder:

@@ -144,19 +144,12 @@ class Encoder:
 
     def encode_columns(self, columns: Columns) -> Rows:
         """Encodes the rows of a chunk; ids are int64."""
-        features = self.schema.id_features
-        ids = self._vocabularies.encode(without_keys(self.schema, columns.ids))
-        for f, (feature, raw, encoded) in enumerate(zip(features, columns.ids, ids, strict=True)):
-            if feature.dynamic is not None:
-                ids[f] = keys_of(raw)
-            elif feature.num_unknown == 0:
-                _check_known(feature, raw, encoded, columns)
         labels, requests = columns.labels, request_numbers(columns)
         if labels is None:
             shape = (len(self.schema.labels), columns.num_rows)
             labels = no_labels(shape, self.schema.has_numbers)
         return Rows(
-            ids=tuple(ids),
+            ids=tuple(self.encode_ids(columns)),
             offsets=tuple(raw.offsets for raw in columns.ids),
             dense=self._transform.apply(columns.dense, self.threads),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
@@ -165,6 +158,17 @@ class Encoder:
             times=columns.times if self.schema.keeps_times else None,
             requests=requests,
         )
+
+    def encode_ids(self, columns: Columns) -> list[np.ndarray]:
+        """Encodes the values of each feature with ids, of a list all of them: int64."""
+        features = self.schema.id_features
+        ids = self._vocabularies.encode(without_keys(self.schema, columns.ids))
+        for f, (feature, raw, encoded) in enumerate(zip(features, columns.ids, ids, strict=True)):
+            if feature.dynamic is not None:
+                ids[f] = keys_of(raw)
+            elif feature.num_unknown == 0:
+                _check_known(feature, raw, encoded, columns)
+        return ids
 
 
 class EncodedBatches(Iterator["Batch"]):

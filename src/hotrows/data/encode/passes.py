@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of, without_keys
+from hotrows.data.encode.events import EventIndex
 from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.inputs import Input, InputPosition, stream
 from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
+from hotrows.data.stored.histories import StoredHistories, stored_schema
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter, Written
@@ -46,6 +48,7 @@ class Job:
     """Inputs and settings of a preparation.
 
     declared_parts: per input the number of the part its rows belong to, None where the split decides.
+    events: inputs of the events that are histories.
     """
 
     inputs: tuple[Input, ...]
@@ -59,6 +62,7 @@ class Job:
     memory: int
     threads: int
     progress: Progress | None = None
+    events: tuple[Input, ...] = ()
 
     @property
     def on_ray(self) -> bool:
@@ -72,7 +76,12 @@ class Job:
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.schema, self.threads)
+        return Reading(self.read_schema, self.threads)
+
+    @property
+    def read_schema(self) -> Schema:
+        """The schema of the rows as they are read: with users in place of histories."""
+        return stored_schema(self.schema)
 
     @property
     def shared(self) -> tuple[Input, ...]:
@@ -93,7 +102,7 @@ class Job:
 
     def identity(self) -> dict[str, Any] | None:
         """Inputs and settings that an interrupted preparation must share with this one to be resumed."""
-        stamps = [source.stamp for source in self.inputs]
+        stamps = [source.stamp for source in (*self.inputs, *self.events)]
         if None in stamps:
             return None
         return {
@@ -136,9 +145,16 @@ class EncodedRows:
     extremes: Extremes
 
 
-def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: SharedChecks) -> EncodedRows:
+def encode(
+    encoder: Encoder,
+    columns: Columns,
+    parts: np.ndarray,
+    shared: SharedChecks,
+    events: EventIndex | None = None,
+) -> EncodedRows:
     """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
-    rows, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
+    missing = np.isnan(columns.dense)
+    rows = encoder.encode_columns(columns) if events is None else events.encoded(encoder, columns)
     shared.check(rows, columns)
     pieces: list[Piece | None] = []
     for part in range(len(NAMES)):
@@ -165,10 +181,14 @@ class Totals:
 
 
 class Executor:
-    """Runs both functions over all rows: on this machine, chunk after chunk."""
+    """Runs both functions over all rows: on this machine, chunk after chunk.
+
+    events: those that are histories, once they are sorted; None if the schema has no histories.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.events: EventIndex | None = None
 
     def num_rows(self) -> int:
         """The number of rows that the split shares out."""
@@ -177,7 +197,7 @@ class Executor:
         total = 0
         for i, source in enumerate(job.shared):
             if job.schema.request is None:
-                total += source.count_rows(job.schema)
+                total += source.count_rows(job.read_schema)
             else:  # whose rows may have lists of candidates
                 total += sum(columns.num_rows for _, columns in stream([source], job.reading))
             if progress is not None:
@@ -186,7 +206,7 @@ class Executor:
 
     def times(self) -> IdCounts:
         """How many of these rows have each time."""
-        schema, seen = without_features(self.job.schema), IdCounts()
+        schema, seen = without_features(self.job.read_schema), IdCounts()
         how = Reading(schema, self.job.threads, for_training=False)
         for _, columns in stream(self.job.shared, how, self.job.progress_of("times")):
             assert columns.times is not None
@@ -206,11 +226,16 @@ class Executor:
         )
         saved = time.monotonic()
         for position, columns in stream(job.inputs, job.reading, job.progress_of("count"), start):
-            if time.monotonic() - saved > SAVE_SECONDS:
+            if time.monotonic() - saved > SAVE_SECONDS and self.events is None:  # else begins again
                 write_state(folder, _count_state(totals, position, counts, sharing))
                 saved = time.monotonic()
             parts = job.parts(position, columns, sharing)
+            if self.events is not None:
+                self.events.refer(columns, parts == 0)
+                columns = self.events.without_users(columns)
             totals.add(count(job.schema, columns, parts, counts), job.threads)
+        if self.events is not None:
+            self.events.count(counts, job.progress_of("count"))
         return totals, counts
 
     def encode(
@@ -218,12 +243,15 @@ class Executor:
     ) -> tuple[dict[str, Written], Extremes]:
         """Encodes every row into the shards of its part; saves the state after every shard."""
         # 1. Open the writers, and go to where a stopped preparation left off.
-        job = self.job
-        writers, start = _writers(encoder.schema, folder, state)
+        job, histories, schema = self.job, None, encoder.schema
+        if self.events is not None:
+            histories = self.events.write(encoder, folder, job.progress_of("encode"))
+            schema = histories.stored_schema
+        writers, start = _writers(encoder.schema, folder, state, histories)
         sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
         rows, num_rows = list(start.rows), start.position.rows
         extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
-        shared = SharedChecks(encoder.schema)
+        shared = SharedChecks(schema)
         oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
         # 2. Encode each chunk, and append its pieces to the parts.
         for position, columns in stream(
@@ -231,7 +259,8 @@ class Executor:
         ):
             before = _StreamState(position, tuple(rows), sharing.state)
             in_shards = [writer.rows_in_shards for writer in writers]
-            encoded = encode(encoder, columns, job.parts(position, columns, sharing), shared)
+            parts = job.parts(position, columns, sharing)
+            encoded = encode(encoder, columns, parts, shared, self.events)
             extremes = extremes.joined(encoded.extremes)
             for part, (writer, piece) in enumerate(zip(writers, encoded.pieces, strict=True)):
                 if piece is not None:
@@ -285,16 +314,18 @@ def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> d
 
 
 def _writers(
-    schema: Schema, folder: Path, state: Mapping[str, Any]
+    schema: Schema, folder: Path, state: Mapping[str, Any], histories: StoredHistories | None
 ) -> tuple[list[ShardWriter], _StreamState]:
     """Returns the writers of the parts and the state to start from, new or saved."""
     encoding = state.get("encoding")
     if encoding is None:
         start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
-        return [ShardWriter(folder, name, schema) for name in NAMES], start
+        return [ShardWriter(folder, name, schema, histories=histories) for name in NAMES], start
     start = build(_StreamState, encoding["start"])
     writers = [
-        ShardWriter.resume(folder, name, schema, writer_state, already=writer_state["rows"] - rows)
+        ShardWriter.resume(
+            folder, name, schema, writer_state, writer_state["rows"] - rows, histories=histories
+        )
         for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
     ]
     return writers, start

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import opened_encoder, readers_of, stored_encoders, stored_values
+from hotrows.data.encode.events import EventIndex
 from hotrows.data.encode.oddities import oddities
 from hotrows.data.encode.passes import (
     STATE_FILE,
@@ -40,10 +41,14 @@ from hotrows.data.encode.passes import (
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
-from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.inputs import Input, inputs_of
+from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
+from hotrows.data.stored.histories import EVENTS_FILE, check_no_histories
 from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.sections import header_checksum
+from hotrows.data.stored.shards import Shard
 from hotrows.runtime.atomic_files import link_or_copy, new_folder
 from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
@@ -59,6 +64,7 @@ def prepare(
     *,
     validation: Any = (),
     test: Any = (),
+    events: Any = (),
     split: str | None = None,
     seed: int = 0,
     like: Path | str | None = None,
@@ -74,6 +80,7 @@ def prepare(
         a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
     validation: more rows, all of which validate.
     test: more rows, all of which test.
+    events: the events of users, which are the histories of the schema.
     out: a folder for the encoded data, new or empty.
     split: how rows are split into training, validation and test: fraction:A,B,C at random,
         stratified:A,B,C with equal rates of each label, position:A,B,C in order, time:A,B,C by time,
@@ -85,7 +92,8 @@ def prepare(
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
     threads: threads on this machine, or tasks that run at once on a cluster (default: one per core).
     overwrite: replace prepared data in `out`, once the new data is complete.
-    progress: called with the stage ("lines", "times", "count", "merge" or "encode"), amount and total.
+    progress: called with the stage ("events", "lines", "times", "count", "merge" or "encode"), amount
+        and total.
 
     With `like` or `extend`, `schema` may be None, and a warning names features whose rates of unknown and
     missing values are far from those of that data. Calling it again resumes an interrupted preparation.
@@ -95,7 +103,8 @@ def prepare(
     >>> encoded.parts["train"].rows
     74
     """
-    job = _job(raw, schema, validation, test, split, seed, like, extend, memory, threads, progress)
+    rows = (raw, validation, test, events)
+    job = _job(rows, schema, split, seed, like, extend, memory, threads, progress)
     is_drawn = split is None and set(job.declared_parts) == {None}
     data = _prepared(job, _free(Path(out), overwrite), threads)
     _warn(data, job, is_drawn)
@@ -111,7 +120,10 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         executor = OnRay(job, threads)
         job = executor.job
     with new_folder(out, job.identity(), MANIFEST) as folder:
-        state = read_state(folder)
+        state, events = read_state(folder), None
+        if job.events:
+            sorting = (job.threads, job.progress_of("events"))
+            events = executor.events = EventIndex(job.events, job.schema, folder / "events", *sorting)
         sharing = _sharing(executor, state)
         if state.get("stage") != "encode":
             encoders, num_rows = _learned(executor, folder, sharing, state)
@@ -122,7 +134,13 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         if not written["train"].shards and job.stored is None:
             raise ValueError("the training part has no rows; give more rows, or a larger share")
         lineage = job.stored.lineage if job.stored and job.extends else ()
-        origin = (job.split_text, job.seed, lineage, extremes)
+        stored_events = None
+        if events is not None:
+            events.check_users()
+            events.remove()
+            header = header_checksum(folder / EVENTS_FILE)
+            stored_events = Shard(EVENTS_FILE, events.rows, header)
+        origin = (job.split_text, job.seed, lineage, extremes, stored_events)
         write_manifest(folder, encoder.schema, written, state["encoders"], *origin)
         (folder / STATE_FILE).unlink()
     return EncodedData.open(out)
@@ -139,10 +157,8 @@ def _free(out: Path, overwrite: bool) -> Path:
 
 
 def _job(
-    raw: Any,
+    rows: tuple[Any, Any, Any, Any],
     schema: Schema | None,
-    validation: Any,
-    test: Any,
     split: str | None,
     seed: int,
     like: Path | str | None,
@@ -153,9 +169,10 @@ def _job(
 ) -> Job:
     stored = _stored(like, extend)
     schema = _schema_of(schema, stored)
-    groups = [inputs_of(rows) for rows in (raw, validation, test)]
+    *groups, events = map(inputs_of, rows)
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
+    _check_events(schema, events, [source for group in groups for source in group])
     declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
     text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
     return Job(
@@ -172,7 +189,20 @@ def _job(
         memory=memory or max(total_memory() // 4, 2 << 30),
         threads=num_threads(threads),
         progress=progress,
+        events=tuple(events),
     )
+
+
+def _check_events(schema: Schema, events: Sequence[Input], others: Sequence[Input]) -> None:
+    """Raises ValueError unless there are events if and only if the schema has histories."""
+    if bool(events) != bool(schema.histories):
+        raise ValueError(
+            f"schema {schema.name!r} has histories {list(schema.histories)}, and events were "
+            f"{'' if events else 'not '}given: histories=(SEQUENCE, ...) in the schema and events=FILE "
+            f"(--events FILE) belong together"
+        )
+    if any(isinstance(source, RayInput) for source in (*events, *others)):
+        check_no_histories(schema, "a cluster of Ray")
 
 
 def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hotrows.data.raw.cells import MISSING_LABEL, Columns
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
+from hotrows.data.stored.histories import BEGIN, END
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.request_rows import differences
@@ -262,7 +263,7 @@ class SharedChecks:
         assert rows.requests is not None and columns.requests is not None
         same = rows.requests[1:] == rows.requests[:-1]
         differing = [
-            (int(places[0]) + first, name)
+            (int(places[0]) + first, "histories" if name in (BEGIN, END) else name)
             for name, differs in differences(rows, self._schema).items()
             if len(places := np.flatnonzero(same & differs))
         ]

@@ -126,13 +126,13 @@ class Counts:
         if hasattr(self, "_handle"):
             call("counts_destroy", self._handle)
 
-    def add(self, columns: Sequence[RawIds], chosen: np.ndarray) -> None:
-        """Counts the values of the chosen rows, [rows] bool; of a list, all of them."""
+    def add(self, columns: Sequence[RawIds], times: np.ndarray) -> None:
+        """Counts the values of each row times[row] times, [rows] bool or integers; all of a list."""
         packed = _Packed(columns)
-        rows = np.ascontiguousarray(chosen, bool).view(np.uint8)
+        times = np.ascontiguousarray(times, np.int64)
         assert len(columns) == len(self._owners)
         read = (packed.rows, self._owners, len(columns))
-        self._call("counts_add", *read, rows, len(rows), self._threads)
+        self._call("counts_add", *read, times, len(times), self._threads)
 
     def spill(self) -> None:
         """Writes all counts to run files, and frees the memory."""

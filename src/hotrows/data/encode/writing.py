@@ -13,6 +13,7 @@ from hotrows.data.encode.encoder import owners_of, readers_of, stored_encoders
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values, write_values
 from hotrows.data.raw.cells import no_labels
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
+from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter
@@ -41,6 +42,7 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
     >>> write_encoded(f"{folder}/written", schema, {"train": [batch]}).parts["train"].rows
     2
     """
+    check_no_histories(schema, "write_encoded")
     if set(parts) - set(NAMES) or "train" not in parts:
         raise ValueError(f"parts must be 'train' and perhaps {NAMES[1:]}, not {sorted(parts)}")
     owners = owners_of(schema)
@@ -71,6 +73,7 @@ def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
     >>> prepare_schema(Schema((user,), label="click"), f"{folder}/empty").parts["train"].rows
     0
     """
+    check_no_histories(schema, "prepare_schema")
     for feature in schema.id_features:
         if feature.dynamic is None:
             raise ValueError(

@@ -18,6 +18,7 @@ from hotrows.data.encode.passes import Progress
 from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped, write_regrouped
 from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
 from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter
@@ -59,6 +60,7 @@ def regroup(
 
 
 def _check(data: EncodedData, profile: Profile, force: bool) -> None:
+    check_no_histories(data.schema, "regroup")
     if is_regrouped(data):
         raise ValueError(
             f"{data.path} is regrouped already ({hot_and_cold(data)[0].rows:,} of "

@@ -21,7 +21,6 @@ from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
 from hotrows.data.stored.rows import Room, Rows, empty_rows
 from hotrows.pipeline.prefetch import Prefetched, prefetch
-from hotrows.schema import Schema
 
 
 class Loader:
@@ -111,10 +110,10 @@ class Loader:
             pieces = self.part.shuffled(share, first_place, shuffle, epoch)
         else:
             pieces = self.part.in_order(share, first_place)
-        left = None
+        left, room = None, Room()
         for number in range(first_batch, len(self)):
             first, end = share.of_batch(number)
-            batch = _BatchBuilder(self.part.schema, end - first, first)
+            batch = _BatchBuilder(self.part, end - first, first, room)
             while batch.room:
                 left = batch.take(left or next(pieces))
             yield batch.finished()
@@ -141,8 +140,8 @@ class _BatchBuilder:
     Rows are copied before more are requested: the next pool reuses the memory of this one.
     """
 
-    def __init__(self, schema: Schema, size: int, first_sample: int) -> None:
-        self._schema, self._first_sample = schema, first_sample
+    def __init__(self, part: Part, size: int, first_sample: int, room: Room) -> None:
+        self._part, self._first_sample, self._lists = part, first_sample, room
         self.room = size
         self._pieces: list[Rows | RequestRows] = []
 
@@ -155,10 +154,12 @@ class _BatchBuilder:
         return left if len(left) else None
 
     def finished(self) -> Batch:
-        rows = self._rows()
+        rows, histories = self._rows(), self._part.histories
         if isinstance(rows, RequestRows):
+            rows = rows if histories is None else histories.parts_of(rows, self._lists)
             return _batch_of_requests(rows, self._first_sample)
-        return batch_of(rows, self._schema.id_features, self._first_sample)
+        rows = rows if histories is None else histories.rows_of(rows, self._lists)
+        return batch_of(rows, self._part.schema.id_features, self._first_sample)
 
     def _rows(self) -> Rows | RequestRows:
         if len(self._pieces) == 1:
@@ -166,8 +167,9 @@ class _BatchBuilder:
         if self._pieces:
             order = np.arange(sum(map(len, self._pieces)))
             return gathered_pieces(self._pieces, order, (Room(), Room()))
-        empty = empty_rows(self._schema, 0)
-        return empty if self._schema.request is None else packed(empty, self._schema)
+        schema = self._part.stored_schema
+        empty = empty_rows(schema, 0)
+        return empty if schema.request is None else packed(empty, schema)
 
 
 def _batch_of_requests(rows: RequestRows, first_sample: int) -> Batch:

@@ -26,6 +26,7 @@ from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
 from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.order import Share, Shuffle, order_of, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.request_rows import RequestRows
@@ -55,6 +56,7 @@ def open_parquet(
     >>> open_parquet(schema, f"{folder}/train.parquet").parts["train"].rows
     3
     """
+    check_no_histories(schema, "training straight from Parquet")
     _check_schema(schema)
     paths = dict(zip(NAMES, map(_as_list, (train, validation, test)), strict=True))
     return EncodedData(
@@ -113,7 +115,7 @@ class ParquetPart(Part):
         groups = [[self.groups[numbers[first]] for first, _ in pool.blocks] for pool in pools]
         room = Room()
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
-            order = order_of(pool, [rows], self.schema, shuffle)
+            order = order_of(pool, [rows], self.schema, shuffle, self.expanded)
             yield gathered([rows], chosen(order, pool, share, first_place), room)
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

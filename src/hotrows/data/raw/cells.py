@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -362,7 +362,9 @@ def check_present(
             f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} reads; "
             f"it has {_shortened(list(names))}{advice}"
         )
-    # 3. A feature that is absent is missing in every row.
+    # 3. A feature that is absent is missing in every row; not a history, which makes predictions.
+    if not for_training:
+        check_histories(schema, where, names)
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
     # 4. No column that is read may be there twice.
@@ -372,6 +374,15 @@ def check_present(
     if twice:
         raise ValueError(f"{where} names the columns [{_shortened(twice)}] twice; rename one")
     return [column for column in columns if column in counts]
+
+
+def check_histories(schema: Schema, where: str, names: Collection[str]) -> None:
+    """Raises ValueError if rows to predict have a history of the schema in no column."""
+    if absent := [name for name in schema.histories if name not in names]:
+        raise ValueError(
+            f"{where} lacks the columns {absent}: rows to predict have a history as a list of the user's "
+            f"earlier events, since only `prepare` (--vocab-from, --events) reads an events file"
+        )
 
 
 def _shortened(names: list[str]) -> str:

@@ -65,12 +65,16 @@ class Draft:
         return brief_json(self.schema)
 
 
-def draft_schema(source: Any, label: str | None = None) -> Draft:
+def draft_schema(
+    source: Any, label: str | None = None, user: str | None = None, histories: Sequence[str] = ()
+) -> Draft:
     """Drafts a schema from the first rows of raw data, at most 30,000.
 
     source: a path, glob, folder or URL, an Arrow table or a frame: what `prepare` reads; of several files
         the first is looked at.
-        label: the column of the target (default: the likeliest).
+    label: the column of the target (default: the likeliest).
+    user: the column of the user, in these rows and in events.
+    histories: columns of the events that become histories of the user, such as the item's.
 
     >>> rows = {"user": ["a", "b", "a"], "click": [0, 1, 0]}
     >>> draft_schema(rows, label="click").schema.labels[0].name
@@ -118,7 +122,24 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
         strip=any(column.is_padded for column in read),
     )
-    return Draft(schema, tuple(notes))
+    return Draft(_with_histories(schema, user, histories, notes), tuple(notes))
+
+
+def _with_histories(schema: Schema, user: str | None, columns: Sequence[str], notes: list[str]) -> Schema:
+    """The schema with histories of columns of the events, with the ids of features of the column."""
+    if not columns and user is None:
+        return schema
+    if schema.time is None:
+        raise ValueError("no column is a time, before which a history has its events")
+    vocabularies = {column_of(f): f.name for f in schema.sparse}
+    added = tuple(
+        SequenceFeature(f"{column}_history", column, vocabularies.get(column), max_length=100)
+        for column in columns
+    )
+    notes += [f"{f.name!r} is {f.column!r} of the user's events before the sample" for f in added]
+    names = tuple(feature.name for feature in added)
+    features = (*schema.features, *added)
+    return dataclasses.replace(schema, features=features, user=user, histories=names)
 
 
 def _named(declared: Any, in_file: Mapping[str, str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import numpy as np
 
 from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
+from hotrows.data.stored.histories import cut_histories
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
-from hotrows.data.stored.shards import Written
+from hotrows.data.stored.shards import Shard, Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
+from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 3
@@ -99,6 +101,7 @@ class EncodedData:
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
+    events: the file of the events that are histories; None if the schema has no histories.
 
     >>> EncodedData.open(data.path).parts["test"].rows
     10
@@ -117,6 +120,7 @@ class EncodedData:
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
+    events: Shard | None = None
 
     _repr_html_ = notebook.data
 
@@ -129,6 +133,17 @@ class EncodedData:
         """Fingerprints of this data and of what it extends: a model of any of them fits after its
         tables have grown."""
         return (self.fingerprint, *self.extends)
+
+    def cut(self, last: int) -> EncodedData:
+        """The data with at most the last so many events in each history: nothing is prepared again."""
+        return self.read_by(cut_histories(self.schema, last))
+
+    def read_by(self, schema: Schema) -> EncodedData:
+        """The data read by a schema that differs in how many events histories have, if at all."""
+        if schema == self.schema:
+            return self
+        parts = {name: replace(part, schema=schema) for name, part in self.parts.items()}
+        return replace(self, schema=schema, parts=parts)
 
     def label_means(self) -> tuple[float | None, ...]:
         """The mean of each label over the training part, of the samples that have it, each times its
@@ -166,6 +181,7 @@ class EncodedData:
         for part in self.parts.values():
             files |= {shard.file: shard.header for shard in part.shards}
         files |= {stored.file: stored.header for stored in self.vocabularies.values()}
+        files |= {self.events.file: self.events.header} if self.events else {}
         for name, header in files.items():
             try:
                 opened = open_sections(self.path / name, header)
@@ -194,6 +210,7 @@ def write_manifest(
     seed: int = 0,
     extends: Sequence[str] = (),
     extremes: Extremes | None = None,
+    events: Shard | None = None,
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
     {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows};
@@ -213,8 +230,18 @@ def write_manifest(
         **encoders,
         "vocabularies": vocabularies,
         **({} if extremes is None else {"extremes": asdict(extremes.ordered(schema))}),
+        **({} if events is None else {"events": asdict(events)}),
     }
     write_signed(folder, manifest)
+
+
+def copy_manifest(data: EncodedData, folder: Path) -> None:
+    """Writes data.json of the data into a folder, linked unless the histories are cut."""
+    manifest, schema = read_manifest(data.path), json.loads(data.schema.to_json())
+    if manifest["schema"] == schema:
+        link_or_copy(data.path / MANIFEST, folder / MANIFEST)
+    else:
+        write_signed(folder, {**manifest, "schema": schema})
 
 
 def write_signed(folder: Path, manifest: dict[str, Any]) -> None:
@@ -238,6 +265,7 @@ class _Manifest:
     halves: dict[str, dict[str, Any]] = field(default_factory=dict)
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
+    events: Shard | None = None
     format: str = ""
 
 
@@ -248,7 +276,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
 
     def part(name: str, fields: Mapping[str, Any]) -> Part:
         written = build(Written, {key: fields[key] for key in fields if key != "rows"}, "part")
-        return Part(name=name, folder=path, schema=schema, **vars(written))
+        return Part(name=name, folder=path, schema=schema, events=manifest.events, **vars(written))
 
     return EncodedData(
         path=path,
@@ -262,6 +290,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
         extremes=manifest.extremes,
+        events=manifest.events,
         halves={name: part(name, fields) for name, fields in manifest.halves.items()},
     )
 
@@ -279,6 +308,11 @@ def _problem(data: EncodedData) -> str | None:
             return "expected file, num_distinct and header of every vocabulary"
     if len(data.extremes.times) not in (0, 2):
         return "expected no times among the extremes, or the first and the last"
+    events = data.events
+    if bool(data.schema.histories) != (events is not None) or not (
+        events is None or (is_name(events.file) and is_count(events.rows))
+    ):
+        return "expected file and rows of the events if the schema has histories"
     if any(entry.deviation <= 0 for entry in data.statistics.values()):
         return "expected deviations above 0"
     return next(filter(None, map(_problem_of_part, (*data.parts.values(), *data.halves.values()))), None)

@@ -43,7 +43,7 @@ shares its place seems to be seen where it is not, which costs a fetch and nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -236,9 +236,15 @@ def _filled(blocks: Iterable[tuple[int, int]], pool_rows: int) -> Iterator[Seque
 
 
 def order_of(
-    pool: Pool, pieces: Sequence[Rows | RequestRows], schema: Schema, shuffle: Shuffle
+    pool: Pool,
+    pieces: Sequence[Rows | RequestRows],
+    schema: Schema,
+    shuffle: Shuffle,
+    expanded: Callable[[Rows | RequestRows], Rows],
 ) -> np.ndarray:
-    """Returns the rows of a pool, which are those of the pieces, in the order in which they are read."""
+    """Returns the rows of a pool, which are those of the pieces, in the order in which they are read.
+
+    expanded: gives rows all of their features."""
     of_requests = [rows for rows in pieces if isinstance(rows, RequestRows)]
     together = [numbered(of_requests)] if of_requests else []
     groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
@@ -248,8 +254,7 @@ def order_of(
         with shuffle.lock:
             numbers = shuffle.recent.pop(pool.seed, None)
             if numbers is None:
-                expanded = [p.expanded() if isinstance(p, RequestRows) else p for p in pieces]
-                numbers = clusters(expanded, schema, shuffle.num_clusters)
+                numbers = clusters([*map(expanded, pieces)], schema, shuffle.num_clusters)
             shuffle.recent[pool.seed] = numbers
             if len(shuffle.recent) > _MOST_RECENT:
                 del shuffle.recent[next(iter(shuffle.recent))]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.data.stored.histories import StoredHistories, stored_schema
 from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, order_of, pools, pools_of
 from hotrows.data.stored.request_rows import RequestRows, bounds_between, gathered_pieces
 from hotrows.data.stored.rows import Room, Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
-from hotrows.data.stored.shards import Written, check_rows, open_shard
+from hotrows.data.stored.shards import Shard, Written, check_rows, open_shard
 from hotrows.schema import Schema
 
 NAMES = ("train", "validation", "test")
@@ -22,7 +23,7 @@ NAMES = ("train", "validation", "test")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Part(Written):
-    """A part of prepared data: rows in the shards of a folder.
+    """A part of prepared data: rows in the shards of a folder. events: the file of histories, if any.
 
     The headers of shards are compared with their checksums when a part is opened.
 
@@ -37,6 +38,7 @@ class Part(Written):
     name: str
     folder: Path
     schema: Schema
+    events: Shard | None = None
 
     def __repr__(self) -> str:
         return f"Part({self.name} of {self.folder}, {self.rows:,} rows)"
@@ -61,24 +63,41 @@ class Part(Written):
         return tuple(feature.name for feature in self.schema.id_features)
 
     def shard(self, index: int) -> Rows:
-        """The rows of a shard, mapped, or copied where rows of a request share features."""
-        return _expanded(self.stored(index))
+        """The rows of a shard, mapped, or copied if features are shared or in the events."""
+        return self.expanded(self.stored(index))
 
     def stored(self, index: int) -> Rows | RequestRows:
         """Maps the rows of a shard; an error if the file was cut off or replaced."""
         shard = self.shards[index]
         path = self.folder / shard.file
-        status = path.stat() if path.exists() else None
-        version = (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)
-        rows = _opened(path, version, self.schema, shard.header)
+        rows = _opened(path, _version(path), self.stored_schema, shard.header)
         check_rows(path, len(rows), shard.rows)
         return rows
+
+    @property
+    def stored_schema(self) -> Schema:
+        """The schema of the rows in shards."""
+        return self.schema if self.events is None else stored_schema(self.schema, self.events.rows)
+
+    @property
+    def histories(self) -> StoredHistories | None:
+        """Maps the events of histories; None if the schema has none."""
+        if self.events is None:
+            return None
+        path = self.folder / self.events.file
+        return _opened_events(path, _version(path), self.schema, self.events.rows, self.events.header)
+
+    def expanded(self, rows: Rows | RequestRows) -> Rows:
+        """Rows as they are stored, each with all of its features: copied if these are elsewhere."""
+        if (histories := self.histories) is not None:
+            return histories.rows_of(rows)
+        return rows.expanded() if isinstance(rows, RequestRows) else rows
 
     def check_start(self) -> None:
         """Opens the first shard and checks the sizes of all, to notice a damaged file before a run and
         draw no order of missing rows."""
         if self.shards:
-            self.stored(0)
+            self.expanded(self.stored(0)[:0])
         for shard in self.shards:
             path = self.folder / shard.file
             if path.exists() and path.stat().st_size < shard.rows:  # a row takes a byte at least
@@ -89,7 +108,7 @@ class Part(Written):
 
     def mapped(self, first: int, end: int) -> Iterator[Rows]:
         """The rows first .. end - 1, in one piece per shard; copies where they share features."""
-        return map(_expanded, self._pieces(first, end))
+        return map(self.expanded, self._pieces(first, end))
 
     def _pieces(self, first: int, end: int) -> Iterator[Rows | RequestRows]:
         """The rows first .. end - 1 as they are stored, in one piece per shard."""
@@ -115,7 +134,9 @@ class Part(Written):
         for pool in all_pools:
             self._check_share(pool.number, all_pools[-1].number + 1)
             blocks = [piece for block in pool.blocks for piece in self._pieces(*block)]
-            order = chosen(order_of(pool, blocks, self.schema, shuffle), pool, share, first_place)
+            order = chosen(
+                order_of(pool, blocks, self.schema, shuffle, self.expanded), pool, share, first_place
+            )
             yield gathered_pieces(blocks, order, rooms)
 
     def _pools(self, seed: int, epoch: int, first_place: int) -> Iterator[Pool]:
@@ -159,14 +180,12 @@ class Part(Written):
         """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
         rows = self.stored(index)
         check_once(self.folder / self.shards[index].file)
+        if self.events is not None:
+            check_once(self.folder / self.events.file)
         return rows
 
     def _starts(self) -> list[int]:
         return [0, *accumulate(shard.rows for shard in self.shards)]
-
-
-def _expanded(rows: Rows | RequestRows) -> Rows:
-    return rows.expanded() if isinstance(rows, RequestRows) else rows
 
 
 def shared(rows: Rows | RequestRows, share: Share, start: int, first_place: int) -> Rows | RequestRows:
@@ -190,3 +209,15 @@ def _opened(
 ) -> Rows | RequestRows:
     """Maps a shard once per version (inode, time and size) of its file."""
     return open_shard(path, schema, header_crc32)
+
+
+@lru_cache(maxsize=64)
+def _opened_events(
+    path: Path, version: tuple[int, int, int], schema: Schema, rows: int, header_crc32: int | None
+) -> StoredHistories:
+    return StoredHistories.open(path, schema, rows, header_crc32)
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    status = path.stat() if path.exists() else None
+    return (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)

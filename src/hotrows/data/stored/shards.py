@@ -12,7 +12,8 @@ to end:
 Where rows of a request share features, `ids/NAME` and `offsets/NAME` of these have R requests in place of
 rows, and so have `requests/dense`, the dense values that are shared (`dense` has the others), and
 `requests/numbers`, int64, the requests by which rows are grouped where the schema names no group;
-`requests/starts` [R + 1] uint32 has the first row of each request.
+`requests/starts` [R + 1] uint32 has the first row of each request. Of histories by reference see
+`histories`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.cells import missing_labels
+from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
 from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
@@ -32,6 +34,7 @@ from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
+_LISTS_AT_ONCE = 1 << 10  # rows whose histories are counted together: these may be long
 
 
 @dataclass(frozen=True)
@@ -201,39 +204,54 @@ class Tally:
 class ShardWriter:
     """Collects the rows of one part and writes a shard whenever one is full.
 
-    rows: of a shard; number: of the first shard.
+    rows: of a shard; number: of the first shard; histories: the events that rows refer to; the schema is
+        then theirs, and rows are of the `stored_schema`.
     A shard is written to a temporary file and renamed. A writer that is resumed from `state()` ends
     with the shards and counts of one that was never interrupted.
     """
 
     def __init__(
-        self, folder: Path, part: str, schema: Schema, rows: int = ROWS_PER_SHARD, *, number: int = 0
+        self,
+        folder: Path,
+        part: str,
+        schema: Schema,
+        rows: int = ROWS_PER_SHARD,
+        *,
+        number: int = 0,
+        histories: StoredHistories | None = None,
     ) -> None:
         self._folder = folder
         self._number = number
         self._part = part
-        self._schema = schema
+        self._histories = histories
+        self._all_features = schema
+        self._schema = schema = schema if histories is None else histories.stored_schema
         self._rows_per_shard = rows
         self._builder = ShardBuilder(schema, rows)
         self._shards: list[tuple[str, int]] = []
-        self._shards_tally = self._builder_tally = no_tally(schema)
+        self._shards_tally = self._builder_tally = no_tally(self._all_features)
         self._to_drop = 0
 
     @staticmethod
     def resume(
-        folder: Path, part: str, schema: Schema, state: dict[str, Any], already: int = 0
+        folder: Path,
+        part: str,
+        schema: Schema,
+        state: dict[str, Any],
+        already: int = 0,
+        histories: StoredHistories | None = None,
     ) -> ShardWriter:
         """Returns a writer that continues behind the shards of `state`.
 
         already: number of rows at their end that will be appended again, and are dropped then.
         """
         assert 0 <= already <= state["rows"]
-        writer = ShardWriter(folder, part, schema, state["rows_per_shard"])
+        writer = ShardWriter(folder, part, schema, state["rows_per_shard"], histories=histories)
         writer._shards = [(file, rows) for file, rows in state["shards"]]
         writer._shards_tally = Tally.from_json(state["tally"])
         writer._to_drop = already
         for file, rows in writer._shards:
-            check_rows(folder / file, len(open_shard(folder / file, schema)), rows)
+            check_rows(folder / file, len(open_shard(folder / file, writer._schema)), rows)
         return writer
 
     @property
@@ -262,16 +280,26 @@ class ShardWriter:
         while done < len(rows):
             end = min(len(rows), done + self._builder.room)
             self._builder.append(rows[done:end])
-            self._builder_tally += tally_of(rows[done:end], missing[:, done:end], self._schema)
+            self._builder_tally += self._counted(rows[done:end], missing[:, done:end])
             done = end
             if self._builder.room == 0:
                 self._write()
+
+    def _counted(self, rows: Rows, missing: np.ndarray) -> Tally:
+        if self._histories is None:
+            return tally_of(rows, missing, self._schema)
+        tally = no_tally(self._all_features)
+        for first in range(0, len(rows), _LISTS_AT_ONCE):
+            end = first + _LISTS_AT_ONCE
+            some = self._histories.rows_of(rows[first:end])
+            tally += tally_of(some, missing[:, first:end], self._all_features)
+        return tally
 
     def close(self) -> Written:
         """Writes the last shard."""
         if self._builder.size:
             self._write()
-        return written_of(self._shards, self._shards_tally, self._schema, self._folder)
+        return written_of(self._shards, self._shards_tally, self._all_features, self._folder)
 
     def _write(self) -> None:
         name = f"{self._part}-{self._number + len(self._shards):05d}.shard"
@@ -280,7 +308,7 @@ class ShardWriter:
             write_sections(part, header, _arrays(self._builder.rows(), self._schema))
         self._shards.append((name, self._builder.size))
         self._shards_tally += self._builder_tally
-        self._builder_tally = no_tally(self._schema)
+        self._builder_tally = no_tally(self._all_features)
         self._builder.size = 0
 
 

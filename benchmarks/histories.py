@@ -1,0 +1,184 @@
+"""What does it save to store the events of users once, in place of a list in each sample?
+
+    python -m benchmarks.histories             bytes of shards, events/s of `prepare`, samples/s
+    python -m benchmarks.histories --quick     a hundredth of the data; nothing is written
+
+Both arms have the same samples in the same order, and their batches are compared bit by bit. The loader
+runs on one thread, window by window in turn. Preparation runs in a process of its own, whose peak memory
+is measured.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import torch
+
+from benchmarks.harness import conditions, write
+from hotrows import Schema, Sequence, Sparse, Time, prepare
+from hotrows.data import EncodedData, Loader
+
+QUESTION = __doc__.split("\n")[0]
+EVENTS, ITEMS, BATCH_SIZE = 10_000_000, 200_000, 4096
+WINDOWS = 5
+START = 1_700_000_000  # of the times
+PREPARED = """
+import json, re, sys, time
+from benchmarks.histories import schema
+from hotrows import prepare
+folder, begin = sys.argv[1], time.perf_counter()
+prepare(f"{folder}/samples.parquet", schema(100), f"{folder}/enc", events=f"{folder}/events.parquet")
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+seconds, spent = time.perf_counter() - begin, time.process_time()
+print(json.dumps({"seconds": seconds, "seconds_of_cores": spent, "peak_bytes": peak}))
+"""
+
+
+def schema(length: int, by_reference: bool = True) -> Schema:
+    """An item and the history of the user, of so many events."""
+    column = "item" if by_reference else None
+    history = Sequence("history", column, vocabulary="item", max_length=length)
+    events = {"user": "user", "histories": ("history",)} if by_reference else {}
+    return Schema((Sparse("user"), Sparse("item"), history), label="click", time=Time("at"), **events)
+
+
+def drawn_items(random: np.random.Generator, size: int) -> np.ndarray:
+    return random.zipf(1.2, size) % ITEMS
+
+
+def measured_preparation(folder: Path, events: int) -> dict:
+    """Events in order of time, a hundred of each user on average; a sample for every tenth of them."""
+    random = np.random.default_rng(0)
+    for name, rows in (("events", events), ("samples", events // 10)):
+        columns = {
+            "user": random.integers(0, events // 100, rows),
+            "at": START + np.sort(random.integers(0, 10_000_000, rows)),
+            "item": drawn_items(random, rows),
+            "click": random.integers(0, 2, rows),
+        }
+        pa.parquet.write_table(pa.table(columns), folder / f"{name}.parquet")
+    command = [sys.executable, "-c", PREPARED, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "events": events,
+        "samples": events // 10,
+        "events_per_s": events / result["seconds"],
+        "events_per_s_of_a_core": events / result["seconds_of_cores"],
+        **result,
+    }
+
+
+def both(folder: Path, length: int, users: int, samples_per_user: int) -> dict[str, EncodedData]:
+    """Data of full histories: users have twice as many events, and samples are after the first half."""
+    random = np.random.default_rng(length)
+    per_user = 2 * length
+    items = drawn_items(random, users * per_user)
+    user = random.permutation(np.repeat(np.arange(users), samples_per_user))
+    place = random.integers(length, per_user, len(user))
+    events = {
+        "user": np.repeat(np.arange(users), per_user),
+        "at": START + np.tile(np.arange(per_user), users),
+        "item": items,
+    }
+    samples = {
+        "user": user,
+        "at": START + place,
+        "item": drawn_items(random, len(user)),
+        "click": random.integers(0, 2, len(user)),
+    }
+    first = user * per_user + place - length
+    values = items[(first[:, None] + np.arange(length)).reshape(-1)]
+    ends = np.arange(0, len(values) + 1, length, dtype=np.int32)
+    lists = {"history": pa.ListArray.from_arrays(pa.array(ends), pa.array(values))}
+    how = {"split": "fraction:1,0,0"}
+    return {
+        "once": prepare(samples, schema(length), folder / "once", events=events, **how),
+        "copied": prepare(pa.table(samples | lists), schema(length, False), folder / "copied", **how),
+    }
+
+
+def shard_bytes(data: EncodedData) -> int:
+    return sum(path.stat().st_size for path in data.path.glob("*.shard"))
+
+
+def seconds_of(data: EncodedData, epoch: int, clock: Callable[[], float], shuffle: bool) -> float:
+    begin = clock()
+    for _ in Loader(data.parts["train"], BATCH_SIZE, shuffle=shuffle, seed=1).batches(epoch):
+        pass
+    return clock() - begin
+
+
+def measured_loading(arms: dict[str, EncodedData]) -> dict:
+    """Samples/s of a core, by its seconds, which other programs do not lengthen."""
+    for shuffle in (False, True):
+        loaders = (
+            Loader(arm.parts["train"], BATCH_SIZE, shuffle=shuffle).batches(0) for arm in arms.values()
+        )
+        for one, other in zip(*loaders, strict=True):
+            assert torch.equal(one.ids, other.ids) and torch.equal(one.offsets, other.offsets)
+    rows, result = arms["once"].parts["train"].rows, {}
+    for order, shuffle in (("in order", False), ("shuffled", True)):
+        seconds = {name: [] for name in arms}
+        for epoch in range(1 + WINDOWS):
+            for name, data in arms.items():
+                seconds[name].append(seconds_of(data, epoch, time.process_time, shuffle))
+        result[order] = {name: rows / median(spent[1:]) for name, spent in seconds.items()}
+    return result
+
+
+def sizes_of(arms: dict[str, EncodedData]) -> dict:
+    num = {name: shard_bytes(data) for name, data in arms.items()}
+    return {
+        "samples": arms["once"].parts["train"].rows,
+        "bytes": num,
+        "times_smaller": num["copied"] / num["once"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument(
+        "--quick", action="store_true", help="a hundredth of the data; nothing is written"
+    )
+    quick, measured_on = parser.parse_args().quick, conditions(1)
+    torch.set_num_threads(1)
+    users = 100 if quick else 10_000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cases = {
+            "100 events, 20 samples of a user": (100, users, 20),
+            "1,000 events, 20 samples of a user": (1000, users // 100, 20),
+            "1,000 events, 1,000 samples of a user": (1000, max(users // 500, 2), 1000),
+        }
+        sizes, loading = {}, {}
+        for number, (case, shape) in enumerate(cases.items()):
+            (folder / str(number)).mkdir()
+            arms = both(folder / str(number), *shape)
+            sizes[case] = sizes_of(arms)
+            if number == 0:
+                loading = measured_loading(arms)
+        preparation = measured_preparation(folder, EVENTS // 100 if quick else EVENTS)
+    result = {
+        "question": QUESTION,
+        **measured_on,
+        "shards": sizes,
+        "loader_samples_per_s_of_a_core": loading,
+        "preparation": preparation,
+    }
+    print(json.dumps(result, indent=1))
+    if not quick:
+        write("histories", result)
+
+
+if __name__ == "__main__":
+    main()
