@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ from hotrows.dynamic import (
     GROWING,
     Dynamic,
     check_ids,
+    check_names,
     check_one_of,
+    check_sparse,
     check_times,
+    check_vector,
     expiring,
     leave_out_defaults,
     with_current_fields,
@@ -54,11 +57,14 @@ _JSON = JsonFile("correct it, or bring it back from a copy", problem="cannot be 
 
 @dataclass(frozen=True)
 class Dense:
-    """A column of numbers, one per sample.
+    """A column of numbers, one per sample, or with `width` a vector of that many.
 
     transform: `log` is log(1 + max(x, 0)), `standard` (x - mean) / deviation over the training part,
         `none` the number itself; a missing value becomes 0 after these. `missing` is 1 where the
         value is missing and 0 elsewhere: an indicator, next to the feature that holds the value.
+    width: numbers in each list of the column, such as those of an embedding; they are read with
+        transform `none`, and a missing list becomes zeros.
+    stored: `float32`, or `float16` for vectors in half the space: where all of a schema say so.
 
     >>> Schema((Dense("price"), Dense("age", transform="standard")), label="click").dense[1].transform
     'standard'
@@ -67,10 +73,15 @@ class Dense:
     name: str
     column: str | None = None
     transform: str = "log"
+    width: int | None = None
+    stored: str = "float32"
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.width is not None and self.transform == "log":  # the default of single numbers
+            object.__setattr__(self, "transform", "none")
         check_one_of(self, "transform", DENSE_TRANSFORMS)
+        check_vector(self)
 
 
 @dataclass(frozen=True)
@@ -113,18 +124,8 @@ class Sparse:
     def __post_init__(self) -> None:
         check_types(self)
         check_ids(self)
-        check_one_of(self, "pooling", ("sum", "mean"))
         check_one_of(self, "transform", SPARSE_TRANSFORMS)
-        if self.many and self.transform != "none":
-            raise ValueError(
-                f"feature {self.name!r}: a list takes transform 'none' alone, not {self.transform!r}"
-            )
-        rising = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
-        if (self.transform == "bucket") != bool(self.boundaries) or not rising:
-            raise ValueError(
-                f"feature {self.name!r}: transform 'bucket', and it alone, needs boundaries that "
-                f"rise, not {self.boundaries}"
-            )
+        check_sparse(self)
 
 
 @dataclass(frozen=True)
@@ -255,43 +256,15 @@ class Schema:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for what, items in (("feature", self.features), ("label", self.labels)):
-            counts = Counter(named.name for named in items)
-            twice = sorted(name for name, count in counts.items() if count > 1)
-            if twice:
-                raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
-        if not self.labels:
-            raise ValueError(f"schema {self.name!r} needs at least one label")
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
-        self._check_shared()
         if self.time is None:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
-        if telling := [f.name for f in self.features if self.column_of(f) in map(column_of, self.labels)]:
-            raise ValueError(
-                f"schema {self.name!r}: features {telling} read a label's column, and would tell it"
-            )
-        if self.columns is not None:
-            named = set(self.columns)
-            absent = [column for column in self.raw_columns if column not in named]
-            if absent:
-                raise ValueError(
-                    f"schema {self.name!r}: columns {absent} are used, and do not stand in `columns`"
-                )
+        check_names(self)
 
     def __repr__(self) -> str:
-        kinds: dict[str, tuple[Feature, ...]]
-        kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
-        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
+        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in self.by_kind.items()]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
-
-    def _check_shared(self) -> None:
-        unknown = sorted(set(self.shared) - {feature.name for feature in self.features})
-        if unknown or bool(self.shared) != (self.request is not None):
-            raise ValueError(
-                f"schema {self.name!r}: expected request=COLUMN and, beside it, shared=(FEATURE, ...) of "
-                f"its features, not {self.request!r} and {unknown or list(self.shared)}"
-            )
 
     @property
     def grouping(self) -> str | None:
@@ -331,7 +304,32 @@ class Schema:
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:
-        return tuple(f for f in self.features if isinstance(f, Dense))
+        """The features of one number per sample."""
+        return tuple(f for f in self.features if isinstance(f, Dense) and f.width is None)
+
+    @cached_property
+    def vectors(self) -> tuple[Dense, ...]:
+        """The features of a vector of numbers per sample."""
+        return tuple(f for f in self.features if isinstance(f, Dense) and f.width is not None)
+
+    @cached_property
+    def dense_places(self) -> dict[str, slice]:
+        """The columns of a batch's dense values by feature: single numbers first, then vectors."""
+        features = (*self.dense, *self.vectors)
+        ends = list(accumulate((f.width or 1 for f in features), initial=0))
+        return {f.name: slice(*ends[place : place + 2]) for place, f in enumerate(features)}
+
+    @property
+    def num_dense(self) -> int:
+        """The width of a batch's dense values."""
+        return max((place.stop for place in self.dense_places.values()), default=0)
+
+    @property
+    def by_kind(self) -> dict[str, tuple[Feature, ...]]:
+        """The features by their kind, of the kinds that there are."""
+        kinds: dict[str, tuple[Feature, ...]] = {"dense": self.dense, "vector": self.vectors}
+        kinds |= {"sparse": self.sparse, "sequence": self.sequences}
+        return {kind: features for kind, features in kinds.items() if features}
 
     @cached_property
     def sparse(self) -> tuple[Sparse, ...]:

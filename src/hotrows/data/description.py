@@ -224,7 +224,8 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
             for part_name, part in parts.items()
         }
 
-    dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in data.schema.dense)
+    numbers = (*data.schema.dense, *data.schema.vectors)
+    dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in numbers)
     ids = (
         FieldUse(f.name, type(f).__name__.lower(), share("missing", f.name), share("unknown", f.name))
         for f in data.schema.id_features

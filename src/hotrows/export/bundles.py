@@ -79,12 +79,13 @@ def write_bundle(
     # 2. Write the program, and that of what a request shares.
     embedding, model = recommender.embedding, recommender.model
     on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
-    plain = PlainModel(on_host, embedding.packs, len(recommender.schema.dense))
+    plain = PlainModel(on_host, embedding.packs, recommender.schema.num_dense)
     program, kind = torch_program(plain), form.format
     sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, program, kind)}
     shared_inputs: tuple[ProgramInput, ...] = ()
     if form.shared:
-        names = [feature.name for feature in recommender.schema.dense]
+        places = recommender.schema.dense_places
+        names = [name for name, place in places.items() for _ in range(place.start, place.stop)]
         both = SharedModel(plain, program, form.shared, names)
         name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
@@ -172,8 +173,8 @@ def _check_shared(shared: Sequence[str], schema: Schema) -> None:
 def _sharing(request: Request, bundle: Bundle, schema: Schema) -> tuple[Request, Request]:
     """A request whose rows have the shared features of its first row, looked up once, and row by row."""
     first, dense = first_row(request), request.dense.copy()
-    for place, feature in enumerate(schema.dense):
-        if feature.name in bundle.shared:
+    for name, place in schema.dense_places.items():
+        if name in bundle.shared:
             dense[:, place] = dense[0, place]
     once, all_rows = (
         (dict(request.ids), dict(request.offsets)),
@@ -261,7 +262,7 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
     random, bundle = np.random.default_rng(0), version.bundle
     live = {f: version.keys[k.vocabulary].pairs()[0] for k in bundle.keys for f in k.features}
     schema = recommender.schema
-    dense = random.normal(size=(_SAMPLES, len(schema.dense))).astype(np.float32)
+    dense = random.normal(size=(_SAMPLES, schema.num_dense)).astype(np.float32)
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}
     ids, lengths = {}, {}

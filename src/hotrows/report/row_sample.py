@@ -57,10 +57,10 @@ class RowSample:
         }
         return RowSample(ids, dataclasses.replace(self.rows, **tensors), self.total)
 
-    def permuted_number(self, number: int, order: Tensor) -> RowSample:
-        """Gives each row the value of another row, in the order [N], of a dense feature by its number."""
+    def permuted_number(self, place: slice, order: Tensor) -> RowSample:
+        """Gives each row the value of another row, in the order [N], of a dense feature by its place."""
         dense = self.rows.dense.clone()
-        dense[:, number] = dense[order, number]
+        dense[:, place] = dense[order, place]
         return dataclasses.replace(self, rows=dataclasses.replace(self.rows, dense=dense))
 
     def batches(self) -> Iterator[Batch]:

@@ -59,7 +59,7 @@ class Slicer:
         self, sample: RowSample, data: EncodedData, values: Mapping[str, Values] | None = None
     ) -> None:
         self._sample, self._schema, self._values = sample, data.schema, values or {}
-        self._features = {feature.name: feature for feature in data.schema.features}
+        self._features = {f.name: f for f in data.schema.features if f not in data.schema.vectors}
         statistics = [data.statistics.get(f.name, Statistics()) for f in data.schema.dense]
         self._transform = Transform(data.schema.dense, statistics)
 

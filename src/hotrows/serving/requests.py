@@ -119,7 +119,7 @@ class RequestEncoder:
             size,
             dict(zip(features, encoded.ids, strict=True)) | self._crossed(features, encoded.ids),
             dict(zip(features, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
-            encoded.dense,
+            encoded.all_dense,
             frozenset(f.name for f in self.schema.features if self.schema.column_of(f) in once),
         )
         self._check_lengths(request)
@@ -133,7 +133,13 @@ class RequestEncoder:
         for into, feature, value in zip(dense, self.schema.dense, once.dense, strict=True):
             if self.schema.column_of(feature) in names:
                 into[:] = value
-        return Columns(columns.first_row, columns.num_rows, ids, dense, None, columns.where)
+        vectors = tuple(
+            np.broadcast_to(one, of_rows.shape) if self.schema.column_of(f) in names else of_rows
+            for f, of_rows, one in zip(self.schema.vectors, columns.vectors, once.vectors, strict=True)
+        )
+        return Columns(
+            columns.first_row, columns.num_rows, ids, dense, None, columns.where, vectors=vectors
+        )
 
     def _read(self, table: Any) -> Columns:
         (batch,) = table.combine_chunks().to_batches()

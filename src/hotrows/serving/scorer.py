@@ -63,7 +63,7 @@ class Scorer:
         _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
-        self._dense_columns = {f.name: place for place, f in enumerate(encoder.schema.dense)}
+        self._dense_places = encoder.schema.dense_places
         self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
 
     @classmethod
@@ -204,8 +204,9 @@ class Scorer:
             pairs, size = [(slice(0, 1), first_row(request)) for _, request in pairs], 1
         if entry.kind == "dense":
             dense = np.concatenate([request.dense for _, request in pairs])
-            columns = [self._dense_columns[feature] for feature, _ in entry.reads]
-            return np.ascontiguousarray(dense[:, columns]) if columns else dense
+            features = dict.fromkeys(feature for feature, _ in entry.reads)
+            columns = [dense[:, self._dense_places[feature]] for feature in features]
+            return np.concatenate(columns, 1) if columns else dense
         if entry.kind == "lengths":
             lengths = np.empty(size, np.int64)
             for span, request in pairs:

@@ -28,7 +28,7 @@ from hotrows.data.raw.inputs import inputs_of, stream
 from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows, ends_of, lengths_of
+from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -159,12 +159,20 @@ class Encoder:
             ids=tuple(ids),
             offsets=tuple(raw.offsets for raw in columns.ids),
             dense=self._transform.apply(columns.dense, self.threads),
+            vectors=self._stored_vectors(columns),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
             groups=requests if columns.groups is None else hash_values(columns.groups).view(np.int64),
             times=columns.times if self.schema.keeps_times else None,
             requests=requests,
         )
+
+    def _stored_vectors(self, columns: Columns) -> np.ndarray | None:
+        """The vectors side by side as they are stored; zeros where one is missing."""
+        if not columns.vectors:
+            return None
+        vectors = np.concatenate(columns.vectors, 1, dtype=vector_type(self.schema), casting="same_kind")
+        return np.nan_to_num(vectors, copy=False)
 
 
 class EncodedBatches(Iterator["Batch"]):
@@ -312,7 +320,7 @@ def batch_of(
     return Batch(
         features=tuple(feature.name for feature in features),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),
-        dense=torch.from_numpy(rows.dense.copy()),
+        dense=torch.from_numpy(rows.dense.copy() if rows.vectors is None else rows.all_dense),
         labels=torch.from_numpy(labels) if has_labels else None,
         offsets=None if offsets is None else torch.from_numpy(offsets),
         first_sample=first_sample,

@@ -193,7 +193,7 @@ def row_hashes(rows: Rows) -> np.ndarray:
                 sums = np.append(np.uint64(0), np.cumsum(mix64(ids * np.uint64(31) + place)))
                 ids = sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64)
             hashes = _mixed(hashes, ids)
-        for numbers in rows.dense.T:
+        for numbers in rows.all_dense.T:
             hashes = _mixed(hashes, np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64))
         for labels in rows.labels.reshape(len(rows), -1).T:
             is_number = labels.dtype == np.float32

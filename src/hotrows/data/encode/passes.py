@@ -125,7 +125,7 @@ def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -
     return CountedRows(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
 
 
-Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
+Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and their `Columns.missing`
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class EncodedRows:
 
 def encode(encoder: Encoder, columns: Columns, parts: np.ndarray, shared: SharedChecks) -> EncodedRows:
     """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
-    rows, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
+    rows, missing = encoder.encode_columns(columns), columns.missing
     shared.check(rows, columns)
     pieces: list[Piece | None] = []
     for part in range(len(NAMES)):

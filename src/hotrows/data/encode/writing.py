@@ -14,7 +14,7 @@ from hotrows.data.encode.vocabulary import Counts, IdCounts, Values, write_value
 from hotrows.data.raw.cells import no_labels
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, vector_type
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
@@ -117,10 +117,12 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
                 f"declare more rows, or map it to an unknown id ({FIRST_UNKNOWN})"
             )
     assert batch.labels is not None
+    numbers, vectors = batch.dense.tensor_split([len(schema.dense)], 1)
     return Rows(
         ids=tuple(columns),
         offsets=tuple(offsets),
-        dense=batch.dense.numpy(),
+        dense=np.ascontiguousarray(numbers),
+        vectors=_array(vectors if schema.vectors else None, vector_type(schema)),
         labels=_labels(schema, part, first_row, batch.labels.numpy()),
         weights=_array(batch.sample_weights, np.float32),
         groups=_array(batch.groups, np.int64),
@@ -142,9 +144,9 @@ def _requests(schema: Schema, first_row: int, batch: Batch) -> Tensor | None:
 def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
     """Raises an error if a batch lacks a declared field, or has another."""
     names = tuple(feature.name for feature in schema.id_features)
-    if batch.features != names or batch.dense.shape[1] != len(schema.dense):
+    if batch.features != names or batch.dense.shape[1] != schema.num_dense:
         raise ValueError(
-            f"{where}: expected the id features {names} and {len(schema.dense)} dense ones, found "
+            f"{where}: expected the id features {names} and {schema.num_dense} dense columns, found "
             f"{batch.features} and {batch.dense.shape[1]}"
         )
     if batch.weights is not None:

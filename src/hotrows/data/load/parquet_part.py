@@ -190,6 +190,8 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
     """Fills dense values, labels, weights, groups and times."""
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
+    if to.vectors is not None:
+        to.vectors[:] = np.concatenate([columns.vectors(feature) for feature in schema.vectors], 1)
     several = len(schema.labels) > 1
     for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
         values = columns.label(label, several)

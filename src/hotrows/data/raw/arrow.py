@@ -27,10 +27,11 @@ from hotrows.data.raw import values
 from hotrows.data.raw.cells import Bad, Columns, Reading, check_present, columns_of, show
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.values import LAST_EXACT, MISSING_TIME, RawIds
-from hotrows.schema import Schema, column_of
+from hotrows.schema import Dense, Schema, column_of
 from hotrows.schema import is_list as has_lists
 
 ROWS_PER_CHUNK = 1 << 16
+_NUMBERS_PER_CHUNK = 1 << 23  # of vectors
 _FEW = 1 << 14  # values: reading them takes less time than a call for every column
 _BEYOND_FLOAT32 = float.fromhex("0x1.ffffffp+127")  # the least number that is infinite as float32
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -91,6 +92,12 @@ class ArrowCells:
             if bad is not None:
                 problems.append(Bad(bad, column, "number"))
         return numbers, min(problems, key=lambda bad: bad.row, default=None)
+
+    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+        array = self.batch.column(column)
+        if not is_of_vectors(array.type):
+            raise self._unfit(column, f"lists of {feature.width} numbers", "convert the column")
+        return vectors_of(array, feature)
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         moments = seconds_of_moments(self.batch.column(column))
@@ -156,7 +163,8 @@ class ArrowCells:
             if pa.types.is_boolean(kind):
                 array = array.cast(pa.int8())
             elif not _is_number(kind):
-                raise self._unfit(column, "numbers", "convert the column, or correct the schema")
+                what = "declare Dense with a width" if is_list(kind) else "correct the schema"
+                raise self._unfit(column, "numbers", f"convert the column, or {what}")
             array = array.cast(pa.float64(), safe=False)
         numbers = array.to_numpy(zero_copy_only=False)
         wrong = np.abs(numbers) >= _BEYOND_FLOAT32
@@ -239,14 +247,20 @@ def table_columns(table: Any, name: str, how: Reading, first_row: int = 0) -> It
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time. first_row: the number
     of its first row in what is called `name`."""
     columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
-    for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
+    for batch in table.select(columns).combine_chunks().to_batches(rows_per_chunk(how.schema)):
         yield from columns_of_batch(batch, name, first_row, how)
         first_row += batch.num_rows
 
 
+def rows_per_chunk(schema: Schema) -> int:
+    """The rows of a chunk: fewer where they have wide vectors."""
+    width = schema.num_dense - len(schema.dense)
+    return min(ROWS_PER_CHUNK, max(1, _NUMBERS_PER_CHUNK // max(1, width)))
+
+
 def columns_of_batch(batch: Any, name: str, first_row: int, how: Reading) -> Iterator[Columns]:
     """Yields the columns of a record batch; where rows have lists of candidates, in several chunks."""
-    for part, rows in rows_of_candidates(batch, how.schema, name, first_row, ROWS_PER_CHUNK):
+    for part, rows in rows_of_candidates(batch, how.schema, name, first_row, rows_per_chunk(how.schema)):
         yield columns_of(ArrowCells(part, name, first_row, how, rows), how)
 
 
@@ -256,6 +270,32 @@ def _unnested(array: Any) -> tuple[np.ndarray, Any]:
     if pa.types.is_fixed_size_list(array.type):
         array = array.cast(pa.large_list(array.type.value_type))
     return np.concatenate([[0], _lengths(array).cumsum()]), array.flatten()
+
+
+def is_of_vectors(kind: Any) -> bool:
+    """True of an Arrow type of lists of numbers, and where all is null."""
+    return pyarrow().types.is_null(kind) or (is_list(kind) and _is_number(kind.value_type))
+
+
+def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+    """[rows, width] float32 of an Arrow array of lists of numbers, NaN where null; and the first row that
+    has no such list."""
+    column, width, pa = column_of(feature), feature.width or 0, pyarrow()
+    vectors = np.full((len(array), width), np.nan, np.float32)
+    if pa.types.is_null(array.type):
+        return vectors, None
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    offsets, flat = _unnested(array)
+    if len(wrong := np.flatnonzero(present & (np.diff(offsets) != width))):
+        row = int(wrong[0])
+        what = f"it has {offsets[row + 1] - offsets[row]}: correct the row, or the schema's width"
+        return vectors, Bad(row, column, f"list of {width} numbers", what)
+    with np.errstate(over="ignore"):
+        vectors[present] = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, width)
+        is_finite = np.isfinite(vectors.astype(feature.stored)).all(1)
+    if len(wrong := np.flatnonzero(present & ~is_finite)):
+        return vectors, Bad(int(wrong[0]), column, f"list of {width} numbers of {feature.stored}")
+    return vectors, None
 
 
 def text_array(values_: RawIds) -> Any:
@@ -376,7 +416,7 @@ def _exploded(
     lengths = _lengths(batch.column(label))
     row = np.repeat(np.arange(batch.num_rows), lengths)
     shared = {schema.column_of(f) for f in schema.features if f.name in schema.shared}
-    of_lists = {schema.column_of(f) for f in schema.features if has_lists(f)}
+    of_lists = {schema.column_of(f) for f in schema.features if has_lists(f) or f in schema.vectors}
     columns = []
     for column in batch.schema.names:
         values = batch.column(column)

@@ -20,7 +20,7 @@ import numpy as np
 from hotrows.data.raw import values
 from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS, RawIds, canonical, canonical_words
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
+from hotrows.schema import TIME_TRANSFORMS, Dense, Label, Schema, Sparse, column_of, is_list
 
 MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
 log = logging.getLogger("hotrows")
@@ -36,6 +36,7 @@ class Columns:
     has numbers, NaN where missing; None without labels.
     weights: [rows] float32; groups, requests: a value per row; times: [rows] int64, seconds since 1970,
     of the schema's clock. None where the schema has no such column.
+    vectors: [rows, width] float32 per vector of the schema; a missing one is NaN.
     kept: columns as they are in the input, an Arrow table; None where none are kept.
     where: function from a row of the chunk to its file and line ("train.csv line 17").
     """
@@ -51,6 +52,12 @@ class Columns:
     times: np.ndarray | None = None
     kept: Any = None
     requests: RawIds | None = None
+    vectors: tuple[np.ndarray, ...] = ()
+
+    @property
+    def missing(self) -> np.ndarray:
+        """[numbers and vectors, rows] bool: which are missing."""
+        return np.concatenate([np.isnan(self.dense), *(np.isnan(v[:, :1].T) for v in self.vectors)])
 
 
 def no_labels(shape: tuple[int, ...], numbers: bool) -> np.ndarray:
@@ -124,6 +131,10 @@ class Cells(Protocol):
         """[columns, rows] float64, NaN where missing; and the first value that is no number."""
         ...
 
+    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+        """[rows, width] float32, NaN where missing; and the first value that is no such list."""
+        ...
+
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         """[rows] int64 seconds since 1970; and the first value that is no time."""
         ...
@@ -145,7 +156,8 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
     times, bad_time = _times(cells, schema)
     label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
     weights, bad_weight = _weights(schema, numbers)
-    _raise_first(cells, [*bad_labels, bad_number, bad_weight, bad_time])
+    vectors, bad_vectors = _vectors(cells, schema)
+    _raise_first(cells, [*bad_labels, bad_number, *bad_vectors, bad_weight, bad_time])
     group, request = (
         name if name and cells.has(name) else None for name in (schema.group, schema.request)
     )
@@ -161,6 +173,7 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
         times=times,
         kept=cells.kept,
         requests=None if request is None else cells.raw(request),
+        vectors=vectors,
     )
 
 
@@ -188,6 +201,17 @@ def _dense(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> np.n
         if (column := column_of(feature)) in numbers:
             into[:] = numbers[column]
     return dense
+
+
+def _vectors(cells: Cells, schema: Schema) -> tuple[tuple[np.ndarray, ...], list[Bad | None]]:
+    vectors, problems = [], []
+    for feature in schema.vectors:
+        block, bad = np.full((cells.num_rows, feature.width or 0), np.nan, np.float32), None
+        if cells.has(column := column_of(feature)):
+            block, bad = cells.vectors(column, feature)
+        vectors.append(block)
+        problems.append(bad)
+    return tuple(vectors), problems
 
 
 def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:

@@ -114,6 +114,9 @@ def _column_array(column: Any) -> Any:
     pa = pyarrow()
     if hasattr(column, "__arrow_c_stream__"):
         return pa.chunked_array(column)
+    if getattr(column, "ndim", 1) == 2:
+        flat = pa.array(np.asarray(column).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
     is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
     return pa.array(np.asarray(column) if is_foreign else column)
 

@@ -19,7 +19,7 @@ from hotrows.data.raw.files import Chunk, File, chunks_of, pyarrow
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
 from hotrows.runtime.native import call
-from hotrows.schema import Schema, column_of, is_list
+from hotrows.schema import Dense, Schema, column_of, is_list
 
 PROBLEMS = "none", "columns", "unclosed", "after_quote"  # of a line
 WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3
@@ -198,6 +198,12 @@ class TextCells:
         places = [self.layout.places[column] for column in columns]
         numbers, bad = values.parse_fields(self.fields, places, self.how.threads)
         return numbers, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
+
+    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+        raise ValueError(
+            f"{self.chunk.name}, column {column!r}: expected lists of {feature.width} numbers, found "
+            f"text; write the file as Parquet, or as JSON lines"
+        )
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         seconds, bad = values.parse_times(self._fields_of(column), format, self.how.threads)

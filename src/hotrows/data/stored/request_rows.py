@@ -90,7 +90,7 @@ class RequestRows:
         return None if self.shared.requests is None else self.shared.requests[self.request]
 
     def all_dense(self) -> np.ndarray:
-        """Copies all dense values of all rows: [rows, num_dense]."""
+        """Copies all single numbers of all rows."""
         division = division_of(self.schema)
         dense = np.empty((len(self), len(self.schema.dense)), np.float32)
         dense[:, division.sample_dense] = self.samples.dense

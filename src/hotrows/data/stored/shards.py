@@ -1,11 +1,11 @@
 """Shards: files that hold the rows of a part column by column; mapped, and never read whole.
 
 Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
-labels [rows, T]; `dense` [rows, num_dense]
-float32; `ids/NAME` for every feature that carries ids, in the narrowest of uint8, uint16, uint32 and
-int64 that holds them; `offsets/NAME` [rows + 1] for those that are lists, in uint32 or int64; and where
-the schema has them `weights` [rows] float32, `groups` and `times` [rows] int64. Lists are stored end
-to end:
+labels [rows, T]; `dense` [rows, num_dense] float32, of single numbers; `ids/NAME` for every feature that
+carries ids, in the narrowest of uint8, uint16, uint32 and int64 that holds them; `offsets/NAME`
+[rows + 1] for those that are lists, in uint32 or int64; and where the schema has them `vectors`
+[rows, numbers of all vectors] float32 or float16, `weights` [rows] float32, `groups` and `times` [rows]
+int64. Lists are stored end to end:
 
     row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
 
@@ -26,12 +26,13 @@ import numpy as np
 
 from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id
+from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id, vector_type
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
+_NUMBERS_PER_SHARD = 1 << 26  # of vectors
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
     # 1. Read the samples' own sections.
     sections = open_sections(path, header_crc32)
     stored = {
+        "vectors": bool(schema.vectors),
         "weights": schema.weight is not None,
         "groups": schema.group is not None,
         "times": schema.keeps_times,
@@ -134,6 +136,8 @@ def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Sc
         "requests": ("i8", (num,)),
     }
     if schema is not None:
+        vectors = schema.num_dense - len(schema.dense)
+        expected["vectors"] = (vector_type(schema).str[1:], (num, vectors))
         labels = len(schema.labels)
         shape = (num,) if labels == 1 else (num, labels)
         expected["labels"] = ("f4" if schema.has_numbers else "u1", shape)
@@ -174,9 +178,9 @@ def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
 class Tally:
     """Counts of rows, int64: [T] per label, [F] per feature that carries ids.
 
-    clicks, labelled: rows whose label is 1, and rows that have one; dense_missing: [num_dense], rows
-    whose number is missing; missing, unknown: ids of missing and of unknown values; values: ids in
-    all; empty: rows with an empty list.
+    clicks, labelled: rows whose label is 1, and rows that have one; dense_missing: by number and vector,
+        rows that lack it; missing, unknown: ids of missing and of unknown values; values: ids in all;
+        empty: rows with an empty list.
     """
 
     clicks: np.ndarray
@@ -201,20 +205,21 @@ class Tally:
 class ShardWriter:
     """Collects the rows of one part and writes a shard whenever one is full.
 
-    rows: of a shard; number: of the first shard.
+    rows: of a shard (default: ROWS_PER_SHARD, fewer of wide vectors); number: of the first shard.
     A shard is written to a temporary file and renamed. A writer that is resumed from `state()` ends
     with the shards and counts of one that was never interrupted.
     """
 
     def __init__(
-        self, folder: Path, part: str, schema: Schema, rows: int = ROWS_PER_SHARD, *, number: int = 0
+        self, folder: Path, part: str, schema: Schema, rows: int | None = None, *, number: int = 0
     ) -> None:
         self._folder = folder
         self._number = number
         self._part = part
         self._schema = schema
-        self._rows_per_shard = rows
-        self._builder = ShardBuilder(schema, rows)
+        width = max(1, schema.num_dense - len(schema.dense))
+        self._rows_per_shard = rows or min(ROWS_PER_SHARD, max(1, _NUMBERS_PER_SHARD // width))
+        self._builder = ShardBuilder(schema, self._rows_per_shard)
         self._shards: list[tuple[str, int]] = []
         self._shards_tally = self._builder_tally = no_tally(schema)
         self._to_drop = 0
@@ -252,11 +257,12 @@ class ShardWriter:
     def append(self, rows: Rows, missing: np.ndarray | None = None) -> None:
         """Adds rows, whose ids may be of any integer type.
 
-        missing: [num_dense, rows] bool, where a number was missing; None: nowhere.
+        missing: [numbers and vectors, rows] bool, where one was missing; None: nowhere.
         """
+        shape = (len(self._schema.dense_places), len(rows))
         if missing is None:
-            missing = np.broadcast_to(False, (len(self._schema.dense), len(rows)))
-        assert missing.shape == (len(self._schema.dense), len(rows)), "[num_dense, rows], not counts"
+            missing = np.broadcast_to(False, shape)
+        assert missing.shape == shape, "[numbers and vectors, rows], not counts"
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):
@@ -335,13 +341,14 @@ def written_of(
     shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema, folder: Path = Path()
 ) -> Written:
     """Shards (file, rows) in a folder, and their counts by the names of features."""
-    dense, ids = schema.dense, schema.id_features
+    ids = schema.id_features
+    missing = dict(zip(schema.dense_places, tally.dense_missing.tolist(), strict=True))
     lists = {f.name for f in ids if is_list(f)}
     return Written(
         shards=tuple(Shard(file, rows, header_checksum(folder / file)) for file, rows in shards),
         clicks=tuple(tally.clicks.tolist()),
         labelled=tuple(tally.labelled.tolist()),
-        missing=_by_name(dense, tally.dense_missing) | _by_name(ids, tally.missing),
+        missing=missing | _by_name(ids, tally.missing),
         unknown=_by_name(ids, tally.unknown),
         values=_by_name(ids, tally.values),
         empty={name: num for name, num in _by_name(ids, tally.empty).items() if name in lists},
@@ -376,7 +383,7 @@ def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]
 
 
 def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
-    """Counts rows; missing: [num_dense, rows] bool, where a number was missing."""
+    """Counts rows; missing: [numbers and vectors, rows] bool, where one was missing."""
     features = schema.id_features
     values = [rows.values(f) for f in range(len(features))]
     labels = rows.labels.reshape(len(rows), len(schema.labels))
@@ -400,7 +407,7 @@ def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
 def no_tally(schema: Schema) -> Tally:
     """The counts of no rows."""
     labels, features = len(schema.labels), len(schema.id_features)
-    sizes = (labels, labels, len(schema.dense), features, features, features, features)
+    sizes = (labels, labels, len(schema.dense_places), features, features, features, features)
     return Tally(*(np.zeros(size, np.int64) for size in sizes))
 
 
