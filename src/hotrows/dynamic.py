@@ -135,10 +135,23 @@ def check_feature(feature: Any) -> None:
         raise ValueError(f"feature {name!r}: transform {transform!r} makes few ids: leave out dynamic")
 
 
-def leave_out_defaults(feature: dict[str, Any]) -> None:
-    """Takes out of a feature's fields what schemas had not before: they are a part of fingerprints."""
+def leave_out_defaults(schema: dict[str, Any]) -> None:
+    """Takes out of a schema's fields what schemas had not before: they are a part of fingerprints."""
+    if schema["request"] is None:
+        del schema["request"], schema["shared"]
+    label = schema["label"]
+    for fields in label if isinstance(label, tuple) else [label]:
+        if isinstance(fields, dict) and fields["loss"] is None:
+            del fields["loss"]
+    for feature in schema["features"]:
+        _leave_out_defaults(feature)
+
+
+def _leave_out_defaults(feature: dict[str, Any]) -> None:
     if feature.get("width", 0) is None:
         del feature["width"], feature["stored"]
+    if feature.get("weights", "") is None:
+        del feature["weights"]
     if feature.get("dynamic") is None:
         feature.pop("dynamic", None)
         return
@@ -255,6 +268,11 @@ def check_sparse(feature: Any) -> None:
         raise ValueError(
             f"feature {feature.name!r}: a list takes transform 'none' alone, not {feature.transform!r}"
         )
+    if feature.weights is not None and not (feature.many and feature.pooling == "sum"):
+        raise ValueError(
+            f"feature {feature.name!r}: weights are of lists that are summed: give many=True and "
+            f"pooling='sum'; for a mean, divide the weights of each list by their sum"
+        )
     rising = all(a < b for a, b in zip(feature.boundaries, feature.boundaries[1:], strict=False))
     if (feature.transform == "bucket") != bool(feature.boundaries) or not rising:
         raise ValueError(
@@ -296,7 +314,8 @@ def check_names(schema: Any) -> None:
             f"schema {schema.name!r}: vectors are stored by sample: leave {stored} out of shared"
         )
     labels = [label.column or label.name for label in schema.labels]
-    if telling := [feature.name for feature in schema.features if schema.column_of(feature) in labels]:
+    read = [(schema.column_of(f), getattr(f, "weights", None)) for f in schema.features]
+    if telling := [name for name, columns in zip(features, read, strict=True) if {*columns} & {*labels}]:
         raise ValueError(
             f"schema {schema.name!r}: features {telling} read a label's column, and would tell it"
         )

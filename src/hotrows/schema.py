@@ -101,6 +101,7 @@ class Sparse:
         x. `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are
         made of the schema's `time`.
     dynamic: values are keys, which get and lose rows while a model trains; None: a vocabulary.
+    weights: column of the factors of a list's vectors in their sum, as many numbers as it has ids.
 
     >>> features = (Sparse("user", min_count=2), Sparse("tags", many=True))
     >>> Schema(features, label="click").id_features[1].many
@@ -120,6 +121,7 @@ class Sparse:
     transform: str = "none"
     boundaries: tuple[float, ...] = ()
     dynamic: Dynamic | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -292,6 +294,7 @@ class Schema:
         """Every raw column that is read, each once: of features, labels, weight, group, time, request."""
         others = (self.weight, self.group, self.time and self.time.column, self.request)
         columns = [self.column_of(feature) for feature in self.features]
+        columns += [str(feature.weights) for feature in self.weighted]
         columns += [column_of(label) for label in self.labels]
         return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))
 
@@ -334,6 +337,11 @@ class Schema:
     @cached_property
     def sparse(self) -> tuple[Sparse, ...]:
         return tuple(f for f in self.features if isinstance(f, Sparse))
+
+    @cached_property
+    def weighted(self) -> tuple[Sparse, ...]:
+        """The features whose ids have weights."""
+        return tuple(feature for feature in self.sparse if feature.weights is not None)
 
     @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -379,14 +387,8 @@ class Schema:
 
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
-        for feature in features:
-            leave_out_defaults(feature)
         fields = {**dataclasses.asdict(self), "features": features}
-        if self.request is None:
-            del fields["request"], fields["shared"]
-        for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
-            if isinstance(label, dict) and label["loss"] is None:
-                del label["loss"]  # as schemas had it before: it is a part of fingerprints, like requests
+        leave_out_defaults(fields)
         return json.dumps(fields, indent=2)
 
     @staticmethod

@@ -268,7 +268,7 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
 
 
 def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
-    for feature, offsets in zip(schema.id_features, rows.offsets, strict=True):
+    for feature, offsets in zip(schema.id_features, rows.offsets, strict=False):
         if offsets is None:
             continue
         lengths = np.sort(np.diff(offsets.astype(np.int64)))
@@ -315,7 +315,7 @@ def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
     """Yields pairs of features that are equal up to renaming, with at least two ids: each with the first
     one, by their ids numbered in the order in which they occur."""
     first: dict[bytes, str] = {}
-    for feature, ids, offsets in zip(schema.id_features, rows.ids, rows.offsets, strict=True):
+    for feature, ids, offsets in zip(schema.id_features, rows.ids, rows.offsets, strict=False):
         if offsets is not None:
             continue
         _, starts, numbers = np.unique(ids, return_index=True, return_inverse=True)

@@ -40,7 +40,7 @@ from hotrows.serving.bundle import (
     keys_file,
     table_file,
 )
-from hotrows.serving.requests import Request, bucket_of
+from hotrows.serving.requests import Request, bucket_of, weights_of
 from hotrows.serving.scorer import Scorer, first_row
 from hotrows.serving.version import Version
 from hotrows.table import Table
@@ -180,7 +180,8 @@ def _sharing(request: Request, bundle: Bundle, schema: Schema) -> tuple[Request,
         (dict(request.ids), dict(request.offsets)),
         (dict(request.ids), dict(request.offsets)),
     )
-    for name in set(bundle.shared) & set(request.ids):
+    shared_arrays = {*bundle.shared, *map(weights_of, bundle.shared)}
+    for name in shared_arrays & set(request.ids):
         ids, ends = first.ids[name], first.offsets[name]
         once[0][name], once[1][name] = ids, ends
         all_rows[0][name] = np.tile(ids, request.size)
@@ -280,11 +281,17 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
+    weighted = {feature.name for feature in schema.weighted}
+    weights = [
+        random.normal(size=len(values)) if name in weighted else np.ones(len(values))
+        for name, values in ids.items()
+    ]
     return Batch(
         features=tuple(ids),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids.values()])),
         dense=torch.from_numpy(dense),
         offsets=torch.from_numpy(ends) if any(map(is_list, schema.id_features)) else None,
+        weights=torch.from_numpy(np.concatenate(weights)).float() if weighted else None,
     )
 
 
@@ -293,6 +300,7 @@ def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
     batch = batch.expanded()
     size, all_ids = batch.size, batch.ids.numpy()
     lists = {feature.name for feature in schema.id_features if is_list(feature)}
+    weighted = {feature.name for feature in schema.weighted}
     starts = np.arange(len(batch.features) * size + 1) if batch.offsets is None else batch.offsets.numpy()
     ids: dict[str, np.ndarray] = {}
     offsets: dict[str, np.ndarray | None] = {}
@@ -300,6 +308,9 @@ def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
         ends = starts[place * size : (place + 1) * size + 1]
         ids[name] = all_ids[ends[0] : ends[-1]]
         offsets[name] = ends - ends[0] if name in lists else None
+        if name in weighted and batch.weights is not None:
+            ids[weights_of(name)] = batch.weights.numpy()[ends[0] : ends[-1]]
+            offsets[weights_of(name)] = offsets[name]
     for cross in bundle.crosses:
         ids[cross.name] = bucket_of([ids[name] for name in cross.features], cross.rows)
         offsets[cross.name] = None

@@ -64,7 +64,7 @@ def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple
 def permuted_together(sample: RowSample) -> Iterator[tuple[str, ...]]:
     """Yields the names of features with ids, lists of equal lengths together."""
     groups: list[list[str]] = []
-    for name, (_, lengths) in sample.ids.items():
+    for name, (_, lengths, _) in sample.ids.items():
         if not bool((lengths == 1).all()):
             for group in groups:
                 if torch.equal(sample.ids[group[0]][1], lengths):

@@ -17,7 +17,7 @@ from hotrows.losses import Loss
 from hotrows.train.evaluate import EVALUATION_BATCH
 from hotrows.train.predictor import Predictor
 
-Ids = tuple[Tensor, Tensor]  # of a feature: the ids of all rows end to end, and how many each has
+Ids = tuple[Tensor, ...]  # of a feature: ids of all rows, how many each has, and their weights
 _OF_ROWS = ("dense", "labels", "sample_weights", "groups", "times")
 
 
@@ -38,8 +38,9 @@ class RowSample:
         if num_rows >= len(self):
             return self
         ids = {
-            name: (ids[: int(lengths[:num_rows].sum())], lengths[:num_rows])
-            for name, (ids, lengths) in self.ids.items()
+            name: (ids[:end], lengths[:num_rows], weights[:end])
+            for name, (ids, lengths, weights) in self.ids.items()
+            for end in (int(lengths[:num_rows].sum()),)
         }
         return RowSample(ids, _cut(self.rows, 0, num_rows), self.total)
 
@@ -66,20 +67,22 @@ class RowSample:
     def batches(self) -> Iterator[Batch]:
         """Yields the rows in batches of an evaluation."""
         starts = {
-            name: functional.pad(lengths.cumsum(0), (1, 0)) for name, (_, lengths) in self.ids.items()
+            name: functional.pad(lengths.cumsum(0), (1, 0)) for name, (_, lengths, _) in self.ids.items()
         }
-        has_lists = any(bool((lengths != 1).any()) for _, lengths in self.ids.values())
+        has_lists = any(bool((lengths != 1).any()) for _, lengths, _ in self.ids.values())
+        has_weights = any(bool((weights != 1).any()) for *_, weights in self.ids.values())
         for first in range(0, len(self), EVALUATION_BATCH):
             end = min(first + EVALUATION_BATCH, len(self))
-            pieces = [
-                ids[int(starts[n][first]) : int(starts[n][end])] for n, (ids, _) in self.ids.items()
-            ]
-            lengths = [of_all[first:end] for _, of_all in self.ids.values()]
+            spans = {name: slice(int(ends[first]), int(ends[end])) for name, ends in starts.items()}
+            pieces = [ids[spans[name]] for name, (ids, _, _) in self.ids.items()]
+            weights = [of_all[spans[name]] for name, (_, _, of_all) in self.ids.items()]
+            lengths = [of_all[first:end] for _, of_all, _ in self.ids.values()]
             yield dataclasses.replace(
                 _cut(self.rows, first, end),
                 features=tuple(self.ids),
                 ids=torch.cat([self.rows.ids, *pieces]),
                 offsets=functional.pad(torch.cat(lengths).cumsum(0), (1, 0)) if has_lists else None,
+                weights=torch.cat(weights) if has_weights else None,
                 first_sample=first,
             )
 
@@ -133,10 +136,7 @@ def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
 def rows_of(pieces: Sequence[Batch], names: Sequence[str], total: int) -> RowSample:
     """The rows of batches, expanded, by the names of features with ids."""
     by_batch = [by_feature(vars(batch)) for batch in pieces]
-    ids = {
-        name: (torch.cat([b[name][0] for b in by_batch]), torch.cat([b[name][1] for b in by_batch]))
-        for name in names
-    }
+    ids = {name: tuple(map(torch.cat, zip(*(b[name] for b in by_batch), strict=True))) for name in names}
     tensors: dict[str, Any] = {
         name: None if getattr(pieces[0], name) is None else torch.cat([getattr(b, name) for b in pieces])
         for name in _OF_ROWS
@@ -184,8 +184,8 @@ def _cut(rows: Batch, first: int, end: int) -> Batch:
 
 def _taken(ids: Ids, order: Tensor) -> Ids:
     """The ids of the rows of these numbers [N], in this order."""
-    of_all, lengths = ids
+    of_all, lengths, weights = ids
     starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
     ends = lengths.cumsum(0)
     places = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
-    return of_all[places], lengths
+    return of_all[places], lengths, weights[places]

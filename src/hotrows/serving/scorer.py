@@ -19,7 +19,7 @@ from hotrows.data.encode.encoder import Encoder
 from hotrows.losses import Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
 from hotrows.serving.follower import Follower
-from hotrows.serving.requests import Request, RequestEncoder
+from hotrows.serving.requests import Request, RequestEncoder, weights_of
 from hotrows.serving.table_rows import TableRows
 from hotrows.serving.version import Version, open_version
 
@@ -230,6 +230,8 @@ class Scorer:
         if offsets is None:
             return rows
         lengths = np.diff(offsets)
+        if (weights := request.ids.get(weights_of(feature))) is not None:
+            rows = rows * weights[:, None]
         if self._pooling.get(feature) == "mean":
             shares = np.float32(1) / np.maximum(lengths, 1).astype(np.float32)
             rows = rows * np.repeat(shares, lengths)[:, None]

@@ -34,6 +34,8 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hotrows.batch import Batch
 import math
 
@@ -155,9 +157,10 @@ class Encoder:
         if labels is None:
             shape = (len(self.schema.labels), columns.num_rows)
             labels = no_labels(shape, self.schema.has_numbers)
+        weighted = [columns.ids[features.index(feature)].offsets for feature in self.schema.weighted]
         return Rows(
-            ids=tuple(ids),
-            offsets=tuple(raw.offsets for raw in columns.ids),
+            ids=(*ids, *columns.id_weights),
+            offsets=(*(raw.offsets for raw in columns.ids), *weighted),
             dense=self._transform.apply(columns.dense, self.threads),
             vectors=self._stored_vectors(columns),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
@@ -310,7 +313,7 @@ def batch_of(
 
     ids, offsets = [rows.values(f) for f in range(len(features))], None
     if any(bounds is not None for bounds in rows.offsets):
-        pairs = zip(rows.ids, rows.offsets, strict=True)
+        pairs = list(zip(rows.ids, rows.offsets, strict=True))[: len(features)]
         one = np.ones(len(rows), np.int64)
         lengths = [one if bounds is None else lengths_of(bounds, len(column)) for column, bounds in pairs]
         offsets = ends_of(np.concatenate(lengths))
@@ -323,11 +326,26 @@ def batch_of(
         dense=torch.from_numpy(rows.dense.copy() if rows.vectors is None else rows.all_dense),
         labels=torch.from_numpy(labels) if has_labels else None,
         offsets=None if offsets is None else torch.from_numpy(offsets),
+        weights=_weights(rows, features),
         first_sample=first_sample,
         sample_weights=None if rows.weights is None else torch.from_numpy(rows.weights.copy()),
         groups=None if rows.groups is None else torch.from_numpy(rows.groups.copy()),
         times=None if rows.times is None else torch.from_numpy(rows.times.copy()),
     )
+
+
+def _weights(rows: Rows, features: Sequence[IdFeature]) -> Tensor | None:
+    """The weight of each id of a batch; None where no feature has some."""
+    import torch
+
+    places = iter(range(len(features), len(rows.ids)))
+    weights = [
+        np.ones(len(rows.values(f)), np.float32)
+        if getattr(feature, "weights", None) is None
+        else rows.values(next(places))
+        for f, feature in enumerate(features)
+    ]
+    return torch.from_numpy(np.concatenate(weights)) if len(rows.ids) > len(features) else None
 
 
 def readers_of(schema: Schema) -> dict[str, list[IdFeature]]:

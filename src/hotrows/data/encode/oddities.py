@@ -185,7 +185,8 @@ def row_hashes(rows: Rows) -> np.ndarray:
     hashes = np.zeros(len(rows), np.uint64)
     with np.errstate(over="ignore"):
         for f, offsets in enumerate(rows.offsets):
-            ids = rows.values(f).astype(np.uint64)
+            ids = rows.values(f)
+            ids = (ids.view(np.uint32) if ids.dtype.kind == "f" else ids).astype(np.uint64)
             if offsets is not None:
                 bounds = offsets.astype(np.int64) - int(offsets[0])
                 lengths = np.diff(bounds)

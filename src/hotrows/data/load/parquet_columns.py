@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, is_of_vectors, seconds_of_moments, vectors_of
+from hotrows.data.raw.arrow_arrays import first_line, is_of_vectors, seconds_of_moments, vectors_of
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.typed_files import open_parquet_file

@@ -223,6 +223,10 @@ def _check_schema(schema: Schema) -> None:
         schema.rows_of(feature.name)
     unfit = [f.name for f in schema.dense if f.transform == "standard"]
     unfit += [f.name for f in schema.sparse if f.transform != "none"]
+    if schema.weighted:
+        raise ValueError(
+            f"feature {schema.weighted[0].name!r} has weights: make data with `hotrows prepare`"
+        )
     if unfit:
         raise ValueError(
             f"features {unfit} have transforms that are learned or made from raw values ('standard' "

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotrows.data.raw.arrow import is_list
+from hotrows.data.raw.arrow_arrays import is_list
 from hotrows.data.raw.files import Chunk, first_chunk, pyarrow
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, table_columns
+from hotrows.data.raw.arrow import table_columns
+from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import pyarrow
 from hotrows.schema import Schema

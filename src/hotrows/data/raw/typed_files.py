@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, first_line, rows_per_chunk
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, rows_per_chunk
+from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.pipeline.prefetch import prefetch

@@ -23,8 +23,9 @@ DAMAGED = (
 class Rows:
     """Encoded rows.
 
-    ids: integers, one array per feature that carries ids; offsets: per such feature, None where every
-        row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
+    ids: integers, one array per feature that carries ids, and behind these weights of ids, float32, one
+        array per feature that has some; offsets: per such array, None where every row has one id, so
+        that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
     dense: [rows, num_dense] float32.
     labels: [rows] uint8, of several labels [rows, T], 255 where missing; or float32, NaN where missing.
     vectors: [rows, numbers of all vectors] float32 or float16; weights: [rows] float32; groups, times:
@@ -112,8 +113,12 @@ def empty_rows(schema: Schema, size: int, array: Callable[..., np.ndarray] | Non
         ids=tuple(
             make(f"ids {f}", (0 if is_list(feature) else size,), id_type(schema, feature))
             for f, feature in enumerate(features)
+        )
+        + tuple(make(f"weights {f}", (0,), np.float32) for f in range(len(schema.weighted))),
+        offsets=tuple(
+            np.zeros(size + 1, np.int64) if is_list(feature) else None
+            for feature in (*features, *schema.weighted)
         ),
-        offsets=tuple(np.zeros(size + 1, np.int64) if is_list(feature) else None for feature in features),
         dense=make("dense", (size, len(schema.dense)), np.float32),
         labels=make(
             "labels",

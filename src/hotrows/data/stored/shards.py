@@ -3,9 +3,9 @@
 Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
 labels [rows, T]; `dense` [rows, num_dense] float32, of single numbers; `ids/NAME` for every feature that
 carries ids, in the narrowest of uint8, uint16, uint32 and int64 that holds them; `offsets/NAME`
-[rows + 1] for those that are lists, in uint32 or int64; and where the schema has them `vectors`
-[rows, numbers of all vectors] float32 or float16, `weights` [rows] float32, `groups` and `times` [rows]
-int64. Lists are stored end to end:
+[rows + 1] for those that are lists, in uint32 or int64; and where the schema has them `weights/NAME`
+float32, one per id, `vectors` [rows, numbers of all vectors] float32 or float16, `weights` [rows]
+float32, `groups` and `times` [rows] int64. Lists are stored end to end:
 
     row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
 
@@ -112,10 +112,18 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
 
 
 def _ids(sections: Sections, features: Sequence[IdFeature]) -> dict[str, Any]:
+    weighted = _weighted(features)
     return {
-        "ids": tuple(sections[f"ids/{f.name}"] for f in features),
-        "offsets": tuple(sections[f"offsets/{f.name}"] if is_list(f) else None for f in features),
+        "ids": tuple(sections[f"ids/{f.name}"] for f in features)
+        + tuple(sections[f"weights/{f.name}"] for f in weighted),
+        "offsets": tuple(
+            sections[f"offsets/{f.name}"] if is_list(f) else None for f in (*features, *weighted)
+        ),
     }
+
+
+def _weighted(features: Sequence[IdFeature]) -> list[IdFeature]:
+    return [feature for feature in features if getattr(feature, "weights", None) is not None]
 
 
 def check_rows(path: Path, num_rows: int, expected: int) -> None:
@@ -147,7 +155,10 @@ def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Sc
         if (array := getattr(rows, name)) is not None
         and (array.shape != shape or array.dtype != np.dtype(dtype))
     ]
-    for feature, ids, offsets in zip(features, rows.ids, rows.offsets, strict=True):
+    for feature, weights in zip(_weighted(features), rows.ids[len(features) :], strict=True):
+        if weights.dtype != np.float32 or weights.shape != rows.ids[features.index(feature)].shape:
+            wrong.append(f"weights/{feature.name}")
+    for feature, ids, offsets in zip(features, rows.ids, rows.offsets, strict=False):
         if ids.ndim != 1 or ids.dtype.str[1:] not in ("u1", "u2", "u4", "i8"):
             wrong.append(f"ids/{feature.name}")
         elif not (len(ids) == num if offsets is None else _fits(offsets, num, len(ids))):
@@ -373,8 +384,9 @@ def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
 def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]:
     """The columns of rows by name."""
     arrays = {"labels": rows.labels, "dense": rows.dense}
-    arrays |= {f"ids/{f.name}": ids for f, ids in zip(features, rows.ids, strict=True)}
-    for feature, offsets in zip(features, rows.offsets, strict=True):
+    names = [f"ids/{f.name}" for f in features] + [f"weights/{f.name}" for f in _weighted(features)]
+    arrays |= dict(zip(names, rows.ids, strict=True))
+    for feature, offsets in zip(features, rows.offsets, strict=False):
         if offsets is not None:
             narrow = int(offsets[-1]) <= np.iinfo(np.uint32).max
             arrays[f"offsets/{feature.name}"] = offsets.astype(np.uint32 if narrow else np.int64)
@@ -400,7 +412,7 @@ def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
             for ids, end, f in zip(values, ends, features, strict=True)
         ),
         values=_counts(map(len, values)),
-        empty=_counts(0 if o is None else np.sum(o[1:] == o[:-1]) for o in rows.offsets),
+        empty=_counts(0 if o is None else np.sum(o[1:] == o[:-1]) for o in rows.offsets[: len(features)]),
     )
 
 
