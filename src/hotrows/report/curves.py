@@ -42,10 +42,51 @@ def roc(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return zeros[chosen] / zeros[-1], ones[chosen] / ones[-1]
 
 
+def gains(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Share of the samples and recall of `ranked_counts`."""
+    chosen = _thinned(ones + zeros)
+    return (ones + zeros)[chosen] / (ones[-1] + zeros[-1]), ones[chosen] / ones[-1]
+
+
 def precision_recall(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Recall and precision of `ranked_counts`, without the point of no sample."""
     chosen = _thinned(ones[1:] / ones[-1]) + 1
     return ones[chosen] / ones[-1], ones[chosen] / (ones + zeros)[chosen]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What is had from the samples with at least a score: their share, the rate of ones among them, the
+    share of all ones, and that rate over the rate of all."""
+
+    score: float
+    share: float
+    precision: float
+    recall: float
+    lift: float
+
+
+def thresholds(
+    scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, shares: Sequence[float]
+) -> list[Threshold]:
+    """The highest scores that give at least these shares of the samples; equal scores stay together.
+
+    scores = [3, 2, 2, 1], labels = [1, 1, 0, 0], shares = [0.5]  ->  score 2, share 0.75, recall 1
+    """
+    ones, zeros = ranked_counts(scores, labels, weights)
+    counts, distinct = ones + zeros, np.unique(scores)[::-1]
+    reached = np.searchsorted(counts, np.array(shares) * counts[-1] * (1 - 1e-9)).clip(1)
+    base = ones[-1] / counts[-1]
+    return [
+        Threshold(
+            float(distinct[place - 1]),
+            float(counts[place] / counts[-1]),
+            float(ones[place] / counts[place]),
+            float(ones[place] / ones[-1]),
+            float(ones[place] / counts[place] / base),
+        )
+        for place in np.unique(reached)
+    ]
 
 
 def _thinned(places: np.ndarray) -> np.ndarray:
