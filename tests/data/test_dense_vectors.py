@@ -1,5 +1,6 @@
 """Columns of vectors: the same numbers from every format to batches, or one clear line."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from hotrows import Batch
 from hotrows.data import Encoder, Loader, draft_schema, open_parquet, prepare, write_encoded
 from hotrows.data.description import describe
 from hotrows.data.stored import shards
@@ -197,6 +200,10 @@ def test_batches_that_are_written_and_parquet_read_directly_have_the_same_vector
     batches = Loader(data.parts["train"], 64).batches(0)
     again = write_encoded(tmp_path / "again", data.schema, {"train": batches})
     np.testing.assert_array_equal(dense_of(again), dense_of(data))
+    half = dataclasses.replace(data.schema, features=(Dense("image", width=5, stored="float16"),))
+    wide = Batch((), torch.zeros(0, dtype=torch.int64), torch.tensor([[7e4] * 5]), torch.ones(1))
+    with pytest.raises(ValueError, match="row 0: expected vectors of float16, found a number"):
+        write_encoded(tmp_path / "half", half, {"train": [wide]})
     pq.write_table(TABLE, tmp_path / "rows.parquet")
     schema = Schema((IMAGE, Sparse("user", rows=9), Dense("price", transform="none")), label="click")
     direct = open_parquet(schema, tmp_path / "rows.parquet")

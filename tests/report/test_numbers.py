@@ -48,13 +48,12 @@ def test_precision_and_recall_of_a_threshold_are_those_counted_by_hand():
 def test_thresholds_give_at_least_their_share_and_keep_equal_scores_together():
     scores, labels = np.array([0.1, 0.9, 0.5, 0.5, 0.2]), np.array([0.0, 1.0, 1.0, 0.0, 0.0])
     told = curves.thresholds(scores, labels, None, [0.2, 0.4, 0.8, 1.0])
-    assert [one.score for one in told] == [0.9, 0.5, 0.2, 0.1]
-    assert [round(one.share, 9) for one in told] == [0.2, 0.6, 0.8, 1.0]
-    assert [round(one.precision, 9) for one in told] == [1.0, 0.666666667, 0.5, 0.4]
-    assert [one.recall for one in told] == [0.5, 1.0, 1.0, 1.0]
-    assert [round(one.lift, 9) for one in told] == [2.5, 1.666666667, 1.25, 1.0]
+    score, share, precision, recall, lift = map(list, zip(*told, strict=True))
+    assert score == [0.9, 0.5, 0.2, 0.1] and share == pytest.approx([0.2, 0.6, 0.8, 1])
+    assert precision == pytest.approx([1, 2 / 3, 0.5, 0.4]) and recall == [0.5, 1, 1, 1]
+    assert lift == pytest.approx([2.5, 5 / 3, 1.25, 1])
     (weighed,) = curves.thresholds(scores, labels, np.array([1.0, 6.0, 1.0, 1.0, 1.0]), [0.5])
-    assert (weighed.score, weighed.share, weighed.lift) == (0.9, 0.6, pytest.approx(1 / 0.7))
+    assert weighed == pytest.approx((0.9, 0.6, 1, 6 / 7, 1 / 0.7))
     shares, recalls = curves.gains(*curves.ranked_counts(scores, labels))
     assert shares.tolist() == pytest.approx([0, 0.2, 0.6, 0.8, 1]) and recalls.tolist() == [
         0,

@@ -54,39 +54,21 @@ def precision_recall(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, n
     return ones[chosen] / ones[-1], ones[chosen] / (ones + zeros)[chosen]
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """What is had from the samples with at least a score: their share, the rate of ones among them, the
-    share of all ones, and that rate over the rate of all."""
-
-    score: float
-    share: float
-    precision: float
-    recall: float
-    lift: float
-
-
 def thresholds(
     scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, shares: Sequence[float]
-) -> list[Threshold]:
-    """The highest scores that give at least these shares of the samples; equal scores stay together.
+) -> list[tuple[float, ...]]:
+    """The highest scores that give at least these shares of the samples, equal scores together: of each
+    (score, share, precision, recall, precision over the rate of ones).
 
-    scores = [3, 2, 2, 1], labels = [1, 1, 0, 0], shares = [0.5]  ->  score 2, share 0.75, recall 1
+    scores = [3, 2, 2, 1], labels = [1, 1, 0, 0], shares = [0.5]  ->  [(2, 0.75, 0.667, 1, 1.333)]
     """
     ones, zeros = ranked_counts(scores, labels, weights)
     counts, distinct = ones + zeros, np.unique(scores)[::-1]
-    reached = np.searchsorted(counts, np.array(shares) * counts[-1] * (1 - 1e-9)).clip(1)
-    base = ones[-1] / counts[-1]
-    return [
-        Threshold(
-            float(distinct[place - 1]),
-            float(counts[place] / counts[-1]),
-            float(ones[place] / counts[place]),
-            float(ones[place] / ones[-1]),
-            float(ones[place] / counts[place] / base),
-        )
-        for place in np.unique(reached)
-    ]
+    places = np.unique(np.searchsorted(counts, np.array(shares) * counts[-1] * (1 - 1e-9)).clip(1))
+    share, recall = counts[places] / counts[-1], ones[places] / ones[-1]
+    precision = ones[places] / counts[places]
+    columns = distinct[places - 1], share, precision, recall, recall / share
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _thinned(places: np.ndarray) -> np.ndarray:

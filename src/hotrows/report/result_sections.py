@@ -184,19 +184,13 @@ def predictions(names: Sequence[str], assessments: Sequence[Assessment]) -> Html
 
 def _thresholds(predicted: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> Html:
     rows = [
-        (
-            f"top {one.share:.1%}",
-            f"{one.score:.4g}",
-            f"{one.precision:.2%}",
-            f"{one.recall:.1%}",
-            f"{one.lift:.2f}",
-        )
-        for one in thresholds(predicted, labels, weights, _SHARES)
+        (f"top {share:.1%}", f"{score:.4g}", f"{precision:.2%}", f"{recall:.1%}", f"{lift:.2f}")
+        for score, share, precision, recall, lift in thresholds(predicted, labels, weights, _SHARES)
     ]
     about = (
-        "Of the samples with at least that score: the positive rate, the share of all positives, and the "
+        "Of the samples with at least that score: the positive rate, their share of all positives, and "
+        "the positive rate over that of all samples."
     )
-    about += "positive rate over that of all samples."
     return joined((table(("samples", "score from", "precision", "recall", "lift"), rows), note(about)))
 
 

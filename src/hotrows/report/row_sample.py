@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows.batch import Batch, by_feature
+from hotrows.batch import Batch, by_feature, samples
 from hotrows.data import Loader, Part
 from hotrows.losses import Loss
 from hotrows.train.evaluate import EVALUATION_BATCH
@@ -42,7 +42,7 @@ class RowSample:
             for name, (ids, lengths, weights) in self.ids.items()
             for end in (int(lengths[:num_rows].sum()),)
         }
-        return RowSample(ids, _cut(self.rows, 0, num_rows), self.total)
+        return RowSample(ids, samples(self.rows, 0, num_rows), self.total)
 
     def permuted(self, names: tuple[str, ...], order: Tensor) -> RowSample:
         """Gives each row the values of another row, in the order [N], of the features of these names."""
@@ -66,25 +66,17 @@ class RowSample:
 
     def batches(self) -> Iterator[Batch]:
         """Yields the rows in batches of an evaluation."""
-        starts = {
-            name: functional.pad(lengths.cumsum(0), (1, 0)) for name, (_, lengths, _) in self.ids.items()
-        }
-        has_lists = any(bool((lengths != 1).any()) for _, lengths, _ in self.ids.values())
-        has_weights = any(bool((weights != 1).any()) for *_, weights in self.ids.values())
+        nothing = self.rows.ids, self.rows.ids, torch.ones(0)
+        ids, lengths, weights = map(torch.cat, zip(nothing, *self.ids.values(), strict=True))
+        batch = dataclasses.replace(
+            self.rows,
+            features=tuple(self.ids),
+            ids=ids,
+            offsets=functional.pad(lengths.cumsum(0), (1, 0)) if bool((lengths != 1).any()) else None,
+            weights=weights if bool((weights != 1).any()) else None,
+        )
         for first in range(0, len(self), EVALUATION_BATCH):
-            end = min(first + EVALUATION_BATCH, len(self))
-            spans = {name: slice(int(ends[first]), int(ends[end])) for name, ends in starts.items()}
-            pieces = [ids[spans[name]] for name, (ids, _, _) in self.ids.items()]
-            weights = [of_all[spans[name]] for name, (_, _, of_all) in self.ids.items()]
-            lengths = [of_all[first:end] for _, of_all, _ in self.ids.values()]
-            yield dataclasses.replace(
-                _cut(self.rows, first, end),
-                features=tuple(self.ids),
-                ids=torch.cat([self.rows.ids, *pieces]),
-                offsets=functional.pad(torch.cat(lengths).cumsum(0), (1, 0)) if has_lists else None,
-                weights=torch.cat(weights) if has_weights else None,
-                first_sample=first,
-            )
+            yield samples(batch, first, min(first + EVALUATION_BATCH, len(self)))
 
 
 @dataclass(frozen=True)
@@ -174,12 +166,6 @@ def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
             rows=rows,
         )
     return scored
-
-
-def _cut(rows: Batch, first: int, end: int) -> Batch:
-    tensors = {name: getattr(rows, name) for name in _OF_ROWS}
-    cut: dict[str, Any] = {name: None if t is None else t[first:end] for name, t in tensors.items()}
-    return dataclasses.replace(rows, **cut)
 
 
 def _taken(ids: Ids, order: Tensor) -> Ids:

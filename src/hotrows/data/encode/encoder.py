@@ -34,8 +34,6 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hotrows.batch import Batch
 import math
 
@@ -317,6 +315,13 @@ def batch_of(
         one = np.ones(len(rows), np.int64)
         lengths = [one if bounds is None else lengths_of(bounds, len(column)) for column, bounds in pairs]
         offsets = ends_of(np.concatenate(lengths))
+    id_weights = [rows.values(f) for f in range(len(features), len(rows.ids))]
+    remaining = iter(id_weights)
+    weights = [
+        np.ones(len(values), np.float32) if getattr(f, "weights", None) is None else next(remaining)
+        for f, values in zip(features, ids, strict=True)
+        if id_weights
+    ]
     labels = rows.labels.astype(np.float32)
     if (absent := missing_labels(rows.labels)).any():
         labels[absent] = np.nan
@@ -326,26 +331,12 @@ def batch_of(
         dense=torch.from_numpy(rows.dense.copy() if rows.vectors is None else rows.all_dense),
         labels=torch.from_numpy(labels) if has_labels else None,
         offsets=None if offsets is None else torch.from_numpy(offsets),
-        weights=_weights(rows, features),
+        weights=torch.from_numpy(np.concatenate(weights)) if weights else None,
         first_sample=first_sample,
         sample_weights=None if rows.weights is None else torch.from_numpy(rows.weights.copy()),
         groups=None if rows.groups is None else torch.from_numpy(rows.groups.copy()),
         times=None if rows.times is None else torch.from_numpy(rows.times.copy()),
     )
-
-
-def _weights(rows: Rows, features: Sequence[IdFeature]) -> Tensor | None:
-    """The weight of each id of a batch; None where no feature has some."""
-    import torch
-
-    places = iter(range(len(features), len(rows.ids)))
-    weights = [
-        np.ones(len(rows.values(f)), np.float32)
-        if getattr(feature, "weights", None) is None
-        else rows.values(next(places))
-        for f, feature in enumerate(features)
-    ]
-    return torch.from_numpy(np.concatenate(weights)) if len(rows.ids) > len(features) else None
 
 
 def readers_of(schema: Schema) -> dict[str, list[IdFeature]]:

@@ -127,11 +127,16 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
             )
     assert batch.labels is not None
     numbers, vectors = batch.dense.tensor_split([len(schema.dense)], 1)
+    with np.errstate(over="ignore"):
+        stored = vectors.numpy().astype(vector_type(schema))
+    if len(wrong := np.flatnonzero(~np.isfinite(stored).all(1))):
+        row = f"{part} row {first_row + int(wrong[0])}"
+        raise ValueError(f"{row}: expected vectors of {stored.dtype}, found a number that is none of it")
     return Rows(
         ids=(*columns, *(id_weights[place] for place in weighted)),
         offsets=(*offsets, *(offsets[place] for place in weighted)),
         dense=np.ascontiguousarray(numbers),
-        vectors=_array(vectors if schema.vectors else None, vector_type(schema)),
+        vectors=stored if schema.vectors else None,
         labels=_labels(schema, part, first_row, batch.labels.numpy()),
         weights=_array(batch.sample_weights, np.float32),
         groups=_array(batch.groups, np.int64),
