@@ -44,7 +44,8 @@ def oddities(data: EncodedData) -> Iterator[str]:
 
 
 def _sample(part: Part) -> Rows:
-    columns = len(part.schema.features) + len(part.schema.labels)
+    schema = part.schema
+    columns = len(schema.id_features) + schema.num_dense + len(schema.labels)
     rows = min(_MOST_ROWS, max(_LEAST_ROWS, _CELLS // columns))
     return part.sample(_BLOCKS, rows // _BLOCKS)
 

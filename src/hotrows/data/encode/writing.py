@@ -130,8 +130,10 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
     with np.errstate(over="ignore"):
         stored = vectors.numpy().astype(vector_type(schema))
     if len(wrong := np.flatnonzero(~np.isfinite(stored).all(1))):
-        row = f"{part} row {first_row + int(wrong[0])}"
-        raise ValueError(f"{row}: expected vectors of {stored.dtype}, found a number that is none of it")
+        raise ValueError(
+            f"{part} row {first_row + int(wrong[0])}: expected vectors of {stored.dtype}, found a number "
+            f"that it cannot hold"
+        )
     return Rows(
         ids=(*columns, *(id_weights[place] for place in weighted)),
         offsets=(*offsets, *(offsets[place] for place in weighted)),

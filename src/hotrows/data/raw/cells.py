@@ -164,9 +164,10 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
     label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
     weights, bad_weight = _weights(schema, numbers)
     vectors, bad_vectors = _vectors(cells, schema)
+    _raise_first(cells, [*bad_labels, bad_number, *bad_vectors, bad_weight, bad_time])
     ids = [_ids(cells, schema, feature, numbers, times) for feature in schema.id_features]
     id_weights, bad_lists = _id_weights(cells, schema, ids)
-    _raise_first(cells, [*bad_labels, bad_number, *bad_vectors, *bad_lists, bad_weight, bad_time])
+    _raise_first(cells, bad_lists)
     group, request = (
         name if name and cells.has(name) else None for name in (schema.group, schema.request)
     )
