@@ -20,7 +20,7 @@ class TwoTowers(Model):
         self.tables = tables.vector_tables(schema, dim)  # a vector for each id of every feature
         self.sequences = ("history",)  # its vectors stay apart: [N, dim], with offsets [B + 1]
         self.past = GRU(dim, dim)
-        self.user = MLP((2 * dim + len(schema.dense), *hidden))
+        self.user = MLP((2 * dim + schema.num_dense, *hidden))
         self.item = MLP((dim, *hidden))
 
     def forward(self, vectors, dense):  # looked-up vectors, [B, num_dense] -> logits [B]

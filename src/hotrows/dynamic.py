@@ -3,12 +3,13 @@
     Dynamic(capacity=1_000_000, admit="after:3", evict="lru")
 
 A read is one occurrence of a key in a batch. A key without a row trains the unknown rows of its table.
-`planning.keys` obeys what is declared here.
+`planning.keys` obeys what is declared here. Below are the checks of all that a schema declares.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,8 +135,24 @@ def check_feature(feature: Any) -> None:
         raise ValueError(f"feature {name!r}: transform {transform!r} makes few ids: leave out dynamic")
 
 
-def leave_out_defaults(feature: dict[str, Any]) -> None:
-    """Takes out of a feature's fields what schemas had not before: they are a part of fingerprints."""
+def leave_out_defaults(schema: dict[str, Any]) -> None:
+    """Takes out of a schema's fields what schemas had not before: they are a part of fingerprints."""
+    for field, others in (("request", "shared"), ("user", "histories")):
+        if schema[field] is None:
+            del schema[field], schema[others]
+    label = schema["label"]
+    for fields in label if isinstance(label, tuple) else [label]:
+        if isinstance(fields, dict) and fields["loss"] is None:
+            del fields["loss"]
+    for feature in schema["features"]:
+        _leave_out_defaults(feature)
+
+
+def _leave_out_defaults(feature: dict[str, Any]) -> None:
+    if feature.get("width", 0) is None:
+        del feature["width"], feature["stored"]
+    if feature.get("weights", "") is None:
+        del feature["weights"]
     if feature.get("dynamic") is None:
         feature.pop("dynamic", None)
         return
@@ -242,6 +259,79 @@ def check_ids(feature: Any) -> None:
     if len(feature.separator.encode()) != 1:
         raise ValueError(
             f"feature {feature.name!r}: the separator must be one byte, not {feature.separator!r}"
+        )
+
+
+def check_sparse(feature: Any) -> None:
+    """Raises ValueError where fields of a sparse feature do not fit together."""
+    check_one_of(feature, "pooling", ("sum", "mean"))
+    if feature.many and feature.transform != "none":
+        raise ValueError(
+            f"feature {feature.name!r}: a list takes transform 'none' alone, not {feature.transform!r}"
+        )
+    if feature.weights is not None and not (feature.many and feature.pooling == "sum"):
+        raise ValueError(
+            f"feature {feature.name!r}: weights are of lists that are summed: give many=True and "
+            f"pooling='sum'; for a mean, divide the weights of each list by their sum"
+        )
+    rising = all(a < b for a, b in zip(feature.boundaries, feature.boundaries[1:], strict=False))
+    if (feature.transform == "bucket") != bool(feature.boundaries) or not rising:
+        raise ValueError(
+            f"feature {feature.name!r}: transform 'bucket', and it alone, needs boundaries that rise, "
+            f"not {feature.boundaries}"
+        )
+
+
+def check_vector(feature: Any) -> None:
+    """Raises ValueError where fields of a dense feature do not fit together."""
+    check_one_of(feature, "stored", ("float32", "float16"))
+    if feature.width is None and feature.stored != "float32":
+        raise ValueError(
+            f"feature {feature.name!r}: stored={feature.stored!r} is of vectors: give a width"
+        )
+    if feature.width is not None and (feature.width < 1 or feature.transform != "none"):
+        raise ValueError(
+            f"feature {feature.name!r}: a vector needs a width of at least 1 and transform 'none', not "
+            f"width={feature.width} and {feature.transform!r}"
+        )
+
+
+def check_names(schema: Any) -> None:
+    """Raises ValueError where features, labels and columns of a schema do not fit together."""
+    features = [feature.name for feature in schema.features]
+    for what, names in (("feature", features), ("label", [label.name for label in schema.labels])):
+        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+            raise ValueError(f"schema {schema.name!r}: {what} names must be unique, twice: {twice}")
+    if not schema.labels:
+        raise ValueError(f"schema {schema.name!r} needs at least one label")
+    shared = "request=COLUMN and, beside it, shared=(FEATURE, ...) of its features"
+    histories = "user=COLUMN, time=Time(COLUMN) and histories=(SEQUENCE, ...) of its sequences"
+    for named, all_of, columns, expected in (
+        (schema.shared, schema.features, (schema.request,), shared),
+        (schema.histories, schema.sequences, (schema.user, schema.time), histories),
+    ):
+        unknown = sorted(set(named) - {feature.name for feature in all_of})
+        if unknown or bool(named) != (columns[0] is not None) or (named and None in columns):
+            raise ValueError(
+                f"schema {schema.name!r}: expected {expected}, not {', '.join(map(repr, columns))} and "
+                f"{unknown or list(named)}"
+            )
+    if len({name in schema.shared for name in schema.histories}) > 1:
+        raise ValueError(f"schema {schema.name!r}: name all histories in shared, or none of them")
+    if stored := sorted({feature.name for feature in schema.vectors} & set(schema.shared)):
+        raise ValueError(
+            f"schema {schema.name!r}: vectors are stored by sample: leave {stored} out of shared"
+        )
+    labels = [label.column or label.name for label in schema.labels]
+    read = [(schema.column_of(f), getattr(f, "weights", None)) for f in schema.features]
+    if telling := [name for name, columns in zip(features, read, strict=True) if {*columns} & {*labels}]:
+        raise ValueError(
+            f"schema {schema.name!r}: features {telling} read a label's column, and would tell it"
+        )
+    known = {*(schema.columns or schema.raw_columns), *schema.histories}
+    if absent := [column for column in schema.raw_columns if column not in known]:
+        raise ValueError(
+            f"schema {schema.name!r}: columns {absent} are used, and do not stand in `columns`"
         )
 
 

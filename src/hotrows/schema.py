@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from hotrows.dynamic import (
     GROWING,
     Dynamic,
     check_ids,
+    check_names,
     check_one_of,
+    check_sparse,
     check_times,
+    check_vector,
     expiring,
     leave_out_defaults,
     with_current_fields,
@@ -42,11 +45,14 @@ _JSON = JsonFile("correct it, or bring it back from a copy", problem="cannot be 
 
 @dataclass(frozen=True)
 class Dense:
-    """A column of numbers, one per sample.
+    """A column of numbers, one per sample, or with `width` a vector of that many.
 
     transform: `log` is log(1 + max(x, 0)), `standard` (x - mean) / deviation over the training part,
         `none` the number itself; a missing value becomes 0 after these. `missing` is 1 where the
         value is missing and 0 elsewhere: an indicator, next to the feature that holds the value.
+    width: numbers in each list of the column, such as those of an embedding; they are read with
+        transform `none`, and a missing list becomes zeros.
+    stored: `float32`, or `float16` for vectors in half the space: where all of a schema say so.
 
     >>> Schema((Dense("price"), Dense("age", transform="standard")), label="click").dense[1].transform
     'standard'
@@ -55,10 +61,15 @@ class Dense:
     name: str
     column: str | None = None
     transform: str = "log"
+    width: int | None = None
+    stored: str = "float32"
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.width is not None and self.transform == "log":  # the default of single numbers
+            object.__setattr__(self, "transform", "none")
         check_one_of(self, "transform", DENSE_TRANSFORMS)
+        check_vector(self)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class Sparse:
         x. `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are
         made of the schema's `time`.
     dynamic: values are keys, which get and lose rows while a model trains; None: a vocabulary.
+    weights: column of the factors of a list's vectors in their sum, as many numbers as it has ids.
 
     >>> features = (Sparse("user", min_count=2), Sparse("tags", many=True))
     >>> Schema(features, label="click").id_features[1].many
@@ -97,22 +109,13 @@ class Sparse:
     transform: str = "none"
     boundaries: tuple[float, ...] = ()
     dynamic: Dynamic | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
         check_ids(self)
-        check_one_of(self, "pooling", ("sum", "mean"))
         check_one_of(self, "transform", SPARSE_TRANSFORMS)
-        if self.many and self.transform != "none":
-            raise ValueError(
-                f"feature {self.name!r}: a list takes transform 'none' alone, not {self.transform!r}"
-            )
-        rising = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
-        if (self.transform == "bucket") != bool(self.boundaries) or not rising:
-            raise ValueError(
-                f"feature {self.name!r}: transform 'bucket', and it alone, needs boundaries that "
-                f"rise, not {self.boundaries}"
-            )
+        check_sparse(self)
 
 
 @dataclass(frozen=True)
@@ -247,48 +250,15 @@ class Schema:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for what, items in (("feature", self.features), ("label", self.labels)):
-            counts = Counter(named.name for named in items)
-            if twice := sorted(name for name, count in counts.items() if count > 1):
-                raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
-        if not self.labels:
-            raise ValueError(f"schema {self.name!r} needs at least one label")
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
-        self._check_named()
         if self.time is None:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
-        if telling := [f.name for f in self.features if self.column_of(f) in map(column_of, self.labels)]:
-            raise ValueError(
-                f"schema {self.name!r}: features {telling} read a label's column, and would tell it"
-            )
-        if self.columns is not None:
-            named = {*self.columns, *self.histories}
-            if absent := [column for column in self.raw_columns if column not in named]:
-                raise ValueError(
-                    f"schema {self.name!r}: columns {absent} are used, and do not stand in `columns`"
-                )
+        check_names(self)
 
     def __repr__(self) -> str:
-        kinds = (("dense", self.dense), ("sparse", self.sparse), ("sequences", self.sequences))
-        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds if fs]
+        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in self.by_kind.items()]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
-
-    def _check_named(self) -> None:
-        shared = "request=COLUMN and, beside it, shared=(FEATURE, ...) of its features"
-        histories = "user=COLUMN, time=Time(COLUMN) and histories=(SEQUENCE, ...) of its sequences"
-        for names, features, columns, expected in (
-            (self.shared, self.features, (self.request,), shared),
-            (self.histories, self.sequences, (self.user, self.time), histories),
-        ):
-            unknown = sorted(set(names) - {feature.name for feature in features})
-            if unknown or bool(names) != (columns[0] is not None) or (names and None in columns):
-                raise ValueError(
-                    f"schema {self.name!r}: expected {expected}, not {', '.join(map(repr, columns))} and "
-                    f"{unknown or list(names)}"
-                )
-        if len({name in self.shared for name in self.histories}) > 1:
-            raise ValueError(f"schema {self.name!r}: name all histories in shared, or none of them")
 
     @property
     def grouping(self) -> str | None:
@@ -316,6 +286,7 @@ class Schema:
         """Every raw column that is read, each once: of features, labels, weight, group, time, request."""
         others = (self.weight, self.group, self.time and self.time.column, self.request, self.user)
         columns = [self.column_of(feature) for feature in self.features]
+        columns += [str(feature.weights) for feature in self.weighted]
         columns += [column_of(label) for label in self.labels]
         return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))
 
@@ -330,11 +301,41 @@ class Schema:
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:
-        return tuple(f for f in self.features if isinstance(f, Dense))
+        """The features of one number per sample."""
+        return tuple(f for f in self.features if isinstance(f, Dense) and f.width is None)
+
+    @cached_property
+    def vectors(self) -> tuple[Dense, ...]:
+        """The features of a vector of numbers per sample."""
+        return tuple(f for f in self.features if isinstance(f, Dense) and f.width is not None)
+
+    @cached_property
+    def dense_places(self) -> dict[str, slice]:
+        """The columns of a batch's dense values by feature: single numbers first, then vectors."""
+        features = (*self.dense, *self.vectors)
+        ends = list(accumulate((f.width or 1 for f in features), initial=0))
+        return {f.name: slice(*ends[place : place + 2]) for place, f in enumerate(features)}
+
+    @property
+    def num_dense(self) -> int:
+        """The width of a batch's dense values."""
+        return max((place.stop for place in self.dense_places.values()), default=0)
+
+    @property
+    def by_kind(self) -> dict[str, tuple[Feature, ...]]:
+        """The features by their kind, of the kinds that there are."""
+        kinds: dict[str, tuple[Feature, ...]] = {"dense": self.dense, "vector": self.vectors}
+        kinds |= {"sparse": self.sparse, "sequence": self.sequences}
+        return {kind: features for kind, features in kinds.items() if features}
 
     @cached_property
     def sparse(self) -> tuple[Sparse, ...]:
         return tuple(f for f in self.features if isinstance(f, Sparse))
+
+    @cached_property
+    def weighted(self) -> tuple[Sparse, ...]:
+        """The features whose ids have weights."""
+        return tuple(feature for feature in self.sparse if feature.weights is not None)
 
     @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -380,15 +381,8 @@ class Schema:
 
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
-        for feature in features:
-            leave_out_defaults(feature)
         fields = {**dataclasses.asdict(self), "features": features}
-        for field, others in (("request", "shared"), ("user", "histories")):
-            if fields[field] is None:
-                del fields[field], fields[others]
-        for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
-            if isinstance(label, dict) and label["loss"] is None:
-                del label["loss"]  # as schemas had it before: it is a part of fingerprints, like requests
+        leave_out_defaults(fields)
         return json.dumps(fields, indent=2)
 
     @staticmethod

@@ -31,6 +31,7 @@ def test_tune_prints_every_decision_and_writes_what_train_reads(hotrows):
         assert of["knob"] not in ("linear_paths", "batch_size", "precision")  # given, or not asked for
         assert re.search(rf"^{of['knob']} +", told.out, re.MULTILINE)
     assert "configuration  fast.json" in told.out
+    assert "tuned for speed; for quality (learning rates, dim, dropout) see" in told.out
     assert not [name for name in os.listdir() if "trial" in name]
     run = hotrows("train", "enc", "--config", "fast.json", "--steps", "5", "--run", "runs/tuned")
     assert run.code == 0, run.err

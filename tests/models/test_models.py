@@ -7,7 +7,7 @@ from torch import nn
 
 from hotrows import models
 from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.schema import Schema, Sequence, Sparse
+from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.models.looked_up import (
     DENSE,
     LABELS,
@@ -152,3 +152,15 @@ def test_an_unknown_model_is_refused_with_the_known_ones():
 @every_model
 def test_models_are_ordinary_modules(name):
     assert isinstance(build(name), nn.Module)
+
+
+@every_model
+def test_a_model_reads_vectors_among_the_dense_values(name):
+    schema = schema_of(name, (*DENSE, Dense("image", width=20), Dense("tiny", width=2)))
+    model = build(name, schema)
+    vectors, dense = lookup(model, 7), torch.randn(7, schema.num_dense)
+    logits = logits_of(model, vectors, dense)
+    logits.square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    readers = [p.grad for p in model.parameters() if p.dim() > 1 and p.shape[-1] in (20, dense.shape[1])]
+    assert readers and all(grad.abs().sum(0).min() > 0 for grad in readers)

@@ -45,6 +45,25 @@ def test_precision_and_recall_of_a_threshold_are_those_counted_by_hand():
     assert precision.tolist() == pytest.approx([1, 2 / 3, 2 / 4])
 
 
+def test_thresholds_give_at_least_their_share_and_keep_equal_scores_together():
+    scores, labels = np.array([0.1, 0.9, 0.5, 0.5, 0.2]), np.array([0.0, 1.0, 1.0, 0.0, 0.0])
+    told = curves.thresholds(scores, labels, None, [0.2, 0.4, 0.8, 1.0])
+    score, share, precision, recall, lift = map(list, zip(*told, strict=True))
+    assert score == [0.9, 0.5, 0.2, 0.1] and share == pytest.approx([0.2, 0.6, 0.8, 1])
+    assert precision == pytest.approx([1, 2 / 3, 0.5, 0.4]) and recall == [0.5, 1, 1, 1]
+    assert lift == pytest.approx([2.5, 5 / 3, 1.25, 1])
+    (weighed,) = curves.thresholds(scores, labels, np.array([1.0, 6.0, 1.0, 1.0, 1.0]), [0.5])
+    assert weighed == pytest.approx((0.9, 0.6, 1, 6 / 7, 1 / 0.7))
+    shares, recalls = curves.gains(*curves.ranked_counts(scores, labels))
+    assert shares.tolist() == pytest.approx([0, 0.2, 0.6, 0.8, 1]) and recalls.tolist() == [
+        0,
+        0.5,
+        1,
+        1,
+        1,
+    ]
+
+
 def test_reliability_compares_means_within_shared_bins():
     predictions, labels = np.array([0.1, 0.2, 0.6, 0.8]), np.array([0.0, 1, 1, 1])
     edges = curves.even_edges([predictions, predictions], 2)
@@ -108,8 +127,8 @@ def test_few_units_have_no_interval():
 def sample():
     lengths = {"a": torch.tensor([1, 1, 1]), "list": torch.tensor([2, 0, 1])}
     ids = {
-        "a": (torch.tensor([10, 11, 12]), lengths["a"]),
-        "list": (torch.tensor([1, 2, 3]), lengths["list"]),
+        "a": (torch.tensor([10, 11, 12]), lengths["a"], torch.ones(3)),
+        "list": (torch.tensor([1, 2, 3]), lengths["list"], torch.tensor([0.5, 1.0, 2.0])),
     }
     dense = torch.tensor([[0.0], [1], [2]])
     return RowSample(ids, Batch(features=(), ids=torch.zeros(0, dtype=torch.int64), dense=dense), 3)
@@ -127,6 +146,8 @@ def test_permuting_a_feature_moves_its_values_and_nothing_else():
         5,
         6,
     ]
+    assert before.weights.tolist() == [1, 1, 1, 0.5, 1, 2]
+    assert after.weights.tolist() == [1, 1, 1, 2, 0.5, 1]
     assert after.ids.tolist() == [10, 11, 12, 3, 1, 2] and after.offsets.tolist() == [0, 1, 2, 3, 4, 6, 6]
     (numbers,) = sample().permuted_number(0, order).batches()
     assert numbers.dense[:, 0].tolist() == [2, 0, 1] and torch.equal(numbers.ids, before.ids)

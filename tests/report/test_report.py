@@ -131,6 +131,19 @@ def test_runs_side_by_side_have_their_differences_marked(folder):
     assert html.count("differs") == 1 and re.search(r'differs">3<', html)
 
 
+def test_thresholds_have_precision_recall_and_lift_of_every_run(folder):
+    """One run has a table; of several, such as one of logistic regression beside, each has its own."""
+    texts = page_of(folder, "a", scope=Scope(rows=100)).texts
+    header = ["samples", "score from", "precision", "recall", "lift"]
+    cells = [text for place, text in texts if place in ("th", "td")]
+    first = cells.index("samples")
+    assert cells[first : first + 5] == header and cells[first + 5].startswith("top ")
+    assert cells[cells.index("top 100.0%") + 2 :][:3][1:] == ["100.0%", "1.00"]
+    two = page_of(folder, "a", "b", scope=Scope(rows=100))
+    assert {"Thresholds of a", "Thresholds of b"} <= set(two.of("summary"))
+    assert "Gains" in {text for _, text in two.texts}
+
+
 def test_reasons_of_a_sharding_are_folded(folder, tmp_path, monkeypatch):
     run = tmp_path / "ranks"
     shutil.copytree(folder / "a", run)

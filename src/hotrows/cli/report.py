@@ -14,7 +14,7 @@ from hotrows.cli.options import FILE, FOLDER, RUN, bar, new_table, of_function, 
 @command(
     "report",
     "hotrows report runs/a",
-    "hotrows report runs/a runs/b --out a_and_b.html",
+    "hotrows report runs/a runs/lr --out beside_lr.html",
     "hotrows report runs/a --slice country --slice hour --part validation",
     "hotrows report runs/a --follow",
 )

@@ -70,6 +70,9 @@ def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> 
 
     In the end the defaults and what was chosen are compared once more; unless it is faster again,
     the defaults are written. Under torchrun, for all ranks together.
+
+    This is about speed. For quality (learning rates, dim, dropout, epochs) search with Optuna, as
+    examples/optuna_pruning.py does.
     """
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
@@ -149,6 +152,9 @@ def _print_tuned(tuned: Tuned) -> None:
             f"more --seconds"
         )
     click.echo(_summary(tuned))
+    click.echo(
+        "tuned for speed; for quality (learning rates, dim, dropout) see examples/optuna_pruning.py"
+    )
 
 
 def _summary(tuned: Tuned) -> str:

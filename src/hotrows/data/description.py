@@ -224,7 +224,8 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
             for part_name, part in parts.items()
         }
 
-    dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in data.schema.dense)
+    numbers = (*data.schema.dense, *data.schema.vectors)
+    dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in numbers)
     ids = (
         FieldUse(f.name, type(f).__name__.lower(), share("missing", f.name), share("unknown", f.name))
         for f in data.schema.id_features
@@ -267,7 +268,7 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
 
 
 def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
-    for feature, offsets in zip(schema.id_features, rows.offsets, strict=True):
+    for feature, offsets in zip(schema.id_features, rows.offsets, strict=False):
         if offsets is None:
             continue
         lengths = np.sort(np.diff(offsets.astype(np.int64)))
@@ -314,7 +315,7 @@ def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
     """Yields pairs of features that are equal up to renaming, with at least two ids: each with the first
     one, by their ids numbered in the order in which they occur."""
     first: dict[bytes, str] = {}
-    for feature, ids, offsets in zip(schema.id_features, rows.ids, rows.offsets, strict=True):
+    for feature, ids, offsets in zip(schema.id_features, rows.ids, rows.offsets, strict=False):
         if offsets is not None:
             continue
         _, starts, numbers = np.unique(ids, return_index=True, return_inverse=True)

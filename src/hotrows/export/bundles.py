@@ -40,7 +40,7 @@ from hotrows.serving.bundle import (
     keys_file,
     table_file,
 )
-from hotrows.serving.requests import Request, bucket_of
+from hotrows.serving.requests import Request, bucket_of, weights_of
 from hotrows.serving.scorer import Scorer, first_row
 from hotrows.serving.version import Version
 from hotrows.table import Table
@@ -79,12 +79,13 @@ def write_bundle(
     # 2. Write the program, and that of what a request shares.
     embedding, model = recommender.embedding, recommender.model
     on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
-    plain = PlainModel(on_host, embedding.packs, len(recommender.schema.dense))
+    plain = PlainModel(on_host, embedding.packs, recommender.schema.num_dense)
     program, kind = torch_program(plain), form.format
     sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, program, kind)}
     shared_inputs: tuple[ProgramInput, ...] = ()
     if form.shared:
-        names = [feature.name for feature in recommender.schema.dense]
+        places = recommender.schema.dense_places
+        names = [name for name, place in places.items() for _ in range(place.start, place.stop)]
         both = SharedModel(plain, program, form.shared, names)
         name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
@@ -172,14 +173,15 @@ def _check_shared(shared: Sequence[str], schema: Schema) -> None:
 def _sharing(request: Request, bundle: Bundle, schema: Schema) -> tuple[Request, Request]:
     """A request whose rows have the shared features of its first row, looked up once, and row by row."""
     first, dense = first_row(request), request.dense.copy()
-    for place, feature in enumerate(schema.dense):
-        if feature.name in bundle.shared:
+    for name, place in schema.dense_places.items():
+        if name in bundle.shared:
             dense[:, place] = dense[0, place]
     once, all_rows = (
         (dict(request.ids), dict(request.offsets)),
         (dict(request.ids), dict(request.offsets)),
     )
-    for name in set(bundle.shared) & set(request.ids):
+    shared_arrays = {*bundle.shared, *map(weights_of, bundle.shared)}
+    for name in shared_arrays & set(request.ids):
         ids, ends = first.ids[name], first.offsets[name]
         once[0][name], once[1][name] = ids, ends
         all_rows[0][name] = np.tile(ids, request.size)
@@ -261,7 +263,7 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
     random, bundle = np.random.default_rng(0), version.bundle
     live = {f: version.keys[k.vocabulary].pairs()[0] for k in bundle.keys for f in k.features}
     schema = recommender.schema
-    dense = random.normal(size=(_SAMPLES, len(schema.dense))).astype(np.float32)
+    dense = random.normal(size=(_SAMPLES, schema.num_dense)).astype(np.float32)
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}
     ids, lengths = {}, {}
@@ -279,11 +281,17 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
+    weighted = {feature.name for feature in schema.weighted}
+    weights = [
+        random.normal(size=len(values)) if name in weighted else np.ones(len(values))
+        for name, values in ids.items()
+    ]
     return Batch(
         features=tuple(ids),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids.values()])),
         dense=torch.from_numpy(dense),
         offsets=torch.from_numpy(ends) if any(map(is_list, schema.id_features)) else None,
+        weights=torch.from_numpy(np.concatenate(weights)).float() if weighted else None,
     )
 
 
@@ -292,6 +300,7 @@ def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
     batch = batch.expanded()
     size, all_ids = batch.size, batch.ids.numpy()
     lists = {feature.name for feature in schema.id_features if is_list(feature)}
+    weighted = {feature.name for feature in schema.weighted}
     starts = np.arange(len(batch.features) * size + 1) if batch.offsets is None else batch.offsets.numpy()
     ids: dict[str, np.ndarray] = {}
     offsets: dict[str, np.ndarray | None] = {}
@@ -299,6 +308,9 @@ def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
         ends = starts[place * size : (place + 1) * size + 1]
         ids[name] = all_ids[ends[0] : ends[-1]]
         offsets[name] = ends - ends[0] if name in lists else None
+        if name in weighted and batch.weights is not None:
+            ids[weights_of(name)] = batch.weights.numpy()[ends[0] : ends[-1]]
+            offsets[weights_of(name)] = offsets[name]
     for cross in bundle.crosses:
         ids[cross.name] = bucket_of([ids[name] for name in cross.features], cross.rows)
         offsets[cross.name] = None

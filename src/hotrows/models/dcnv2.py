@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.first_order import FirstOrder
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
@@ -62,8 +63,9 @@ class DCNv2(Model):
             raise ValueError(f"DCNv2 needs a rank for its {experts} experts, such as rank=32")
         self.structure = structure
         self.tables = tables.vector_tables(schema, dim) + (tables.linear_tables(schema) if linear else ())
-        self.linear = FirstOrder(len(schema.dense), bias=False) if linear else None
-        width = len(schema.id_features) * dim + len(schema.dense)
+        self.linear = FirstOrder(schema.num_dense, bias=False) if linear else None
+        self.inputs = DenseInput(schema, dim)
+        width = len(schema.id_features) * dim + self.inputs.width
         self.cross: CrossNetwork | CrossNetworkMixture
         if experts is not None and rank is not None:
             self.cross = CrossNetworkMixture(width, num_crosses, rank, experts)
@@ -73,7 +75,7 @@ class DCNv2(Model):
         self.last = MLP((hidden[-1] + (width if structure == "parallel" else 0), 1))
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+        x = torch.cat([vectors.stack().flatten(1), self.inputs(dense)], dim=1)
         crossed = self.cross(x)
         if self.structure == "stacked":
             logits = self.last(self.deep(crossed))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, FactorizationMachine, linear_from_zero
@@ -40,14 +41,15 @@ class DeepFM(Model):
         super().__init__()
         tables.check(schema, "DeepFM")
         self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema)
-        width = len(schema.id_features) * dim + len(schema.dense)
-        self.linear = linear_from_zero(len(schema.dense)) if schema.dense else None
+        self.inputs = DenseInput(schema, dim)
+        width = len(schema.id_features) * dim + self.inputs.width
+        self.linear = linear_from_zero(schema.num_dense) if schema.num_dense else None
         self.pairs = FactorizationMachine()
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         stacked = vectors.stack()
-        deep = self.deep(torch.cat([stacked.flatten(1), dense], dim=1))
+        deep = self.deep(torch.cat([stacked.flatten(1), self.inputs(dense)], dim=1))
         first = vectors.stack(tables.LINEAR).sum((1, 2))
         if self.linear is not None:
             first = first + self.linear(dense).squeeze(1)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, DotInteraction
@@ -41,14 +42,15 @@ class DLRM(Model):
     ) -> None:
         super().__init__()
         tables.check(schema, "DLRM", ids=True)
-        if not schema.dense:
+        if not schema.num_dense:
             raise ValueError("DLRM needs dense features for its bottom layers; try DeepFM")
         self.tables = tables.vector_tables(schema, dim)
         num_pairs = DotInteraction.num_outputs(len(schema.id_features), dim)
-        self.bottom = MLP((len(schema.dense), *bottom, dim), last_activation="relu")
+        self.inputs = DenseInput(schema, dim)
+        self.bottom = MLP((self.inputs.width, *bottom, dim), last_activation="relu")
         self.interaction = DotInteraction()
         self.top = MLP((num_pairs, *top, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        pairs = self.interaction(self.bottom(dense), vectors.stack())
+        pairs = self.interaction(self.bottom(self.inputs(dense)), vectors.stack())
         return self.top(pairs).squeeze(1).float()

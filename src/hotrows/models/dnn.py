@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import MLP
@@ -44,8 +45,9 @@ class DNN(Model):
         super().__init__()
         tables.check(schema, "DNN")
         self.tables = tables.vector_tables(schema, dim, dims=dims)
-        width = tables.width_of(self.tables) + len(schema.dense)
+        self.inputs = DenseInput(schema, dim)
+        width = tables.width_of(self.tables) + self.inputs.width
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        return self.deep(joined(vectors, dense)).squeeze(1).float()
+        return self.deep(joined(vectors, self.inputs(dense))).squeeze(1).float()

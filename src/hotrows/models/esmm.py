@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import GroupedMLP
@@ -56,11 +57,12 @@ class ESMM(Model):
                 f'name them, such as labels=["click", "buy"]'
             )
         self.tables = tables.vector_tables(schema, dim, dims=dims)
-        width = tables.width_of(self.tables) + len(schema.dense)
+        self.inputs = DenseInput(schema, dim)
+        width = tables.width_of(self.tables) + self.inputs.width
         self.towers = GroupedMLP(2, (width, *hidden, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        x = joined(vectors, dense)
+        x = joined(vectors, self.inputs(dense))
         assert isinstance(x, Tensor)
         click, after = self.towers(x).squeeze(2).float()
         # 1 / p - 1 = e^-a + e^-b + e^-(a + b)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, BatchNorm, Dropout
@@ -56,7 +57,8 @@ class FINAL(Model):
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
             nn.init.ones_(self.gate.bias)
-        width = num_fields * dim + len(schema.dense)
+        self.inputs = DenseInput(schema, dim)
+        width = num_fields * dim + self.inputs.width
         more = num_fields * dim if self.gate is not None else 0
         self.streams = nn.ModuleList(
             FactorizedInteractions((size, *hidden), dropout, batch_norm) for size in (width + more, width)
@@ -65,7 +67,7 @@ class FINAL(Model):
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         stacked = vectors.stack()
-        x = torch.cat([stacked.flatten(1), dense], 1)
+        x = torch.cat([stacked.flatten(1), self.inputs(dense)], 1)
         gated = x
         if self.gate is not None:
             gates = self.gate(stacked.transpose(1, 2)).transpose(1, 2)

@@ -31,7 +31,7 @@ class FM(Model):
         super().__init__()
         tables.check(schema, "FM")
         self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema)
-        self.first = FirstOrder(len(schema.dense))
+        self.first = FirstOrder(schema.num_dense)
         self.pairs = FactorizationMachine()
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.histories import histories_of
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
@@ -55,7 +56,8 @@ class InterestModel(Model):
         schema, dim = self._schema, self._dim
         self.interests = nn.ModuleList(interests)
         self.product, self.target_bias = product, target_bias
-        width = len(self.others) * dim + len(schema.dense) + more
+        self.inputs = DenseInput(schema, dim)
+        width = len(self.others) * dim + self.inputs.width + more
         for history, interest in zip(self.histories, interests, strict=True):
             assert isinstance(interest.num_outputs, int)
             width += interest.num_outputs + (len(history.targets) * dim if product else 0)
@@ -66,7 +68,7 @@ class InterestModel(Model):
             self.tables += tables.tables_of(schema, targets, 1, BIAS, initializer=Constant(0.0))
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        parts = [vectors.stack("vector", self.others).flatten(1), dense]
+        parts = [vectors.stack("vector", self.others).flatten(1), self.inputs(dense)]
         losses = []
         for history, interest in zip(self.histories, self.interests, strict=True):
             target = history.target(vectors)

@@ -30,7 +30,7 @@ class LR(Model):
         super().__init__()
         tables.check(schema, "LR")
         self.tables = tables.linear_tables(schema)
-        self.first = FirstOrder(len(schema.dense))
+        self.first = FirstOrder(schema.num_dense)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         return self.first(vectors.stack(tables.LINEAR), dense)

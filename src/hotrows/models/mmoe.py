@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import ExpertMixture, GroupedMLP
@@ -61,13 +62,14 @@ class MMoE(Model):
             )
         self.labels = tables.labels_of(schema, labels, "MMoE")
         self.tables = tables.vector_tables(schema, dim, dims=dims)
-        width = tables.width_of(self.tables) + len(schema.dense)
+        self.inputs = DenseInput(schema, dim)
+        width = tables.width_of(self.tables) + self.inputs.width
         self.mixture = ExpertMixture(
             width, len(self.labels), num_experts, expert_hidden, gate_hidden, dropout=dropout
         )
         self.towers = GroupedMLP(len(self.labels), (expert_hidden[-1], *tower_hidden, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        x = joined(vectors, dense)
+        x = joined(vectors, self.inputs(dense))
         assert isinstance(x, Tensor)
         return self.towers(self.mixture(x)).squeeze(2).t().float()  # [B, T]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import MLP, GroupedMLP
@@ -63,7 +64,8 @@ class PLE(Model):
             )
         self.labels = tables.labels_of(schema, labels, "PLE")
         self.tables = tables.vector_tables(schema, dim, dims=dims)
-        width = tables.width_of(self.tables) + len(schema.dense)
+        self.inputs = DenseInput(schema, dim)
+        width = tables.width_of(self.tables) + self.inputs.width
         num_tasks, output = len(self.labels), expert_hidden[-1]
         counts = num_tasks, task_experts, shared_experts
         self.levels = nn.ModuleList(
@@ -73,7 +75,7 @@ class PLE(Model):
         self.towers = GroupedMLP(num_tasks, (output, *tower_hidden, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        x = joined(vectors, dense)
+        x = joined(vectors, self.inputs(dense))
         for level in self.levels:
             x = level(x)
         return self.towers(x).squeeze(2).t().float()  # [B, T]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.histories import History, histories_of
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
@@ -76,7 +77,8 @@ class TBSM(Model):
         self.dim, self.length, self.inner = dim, length, inner
         num_vectors = len(self.others) + len(self.history.targets)
         num_pairs = DotInteraction.num_outputs(num_vectors, dim)
-        self.bottom = MLP((1 + len(schema.dense), *bottom, dim), last_activation="relu")
+        self.inputs = DenseInput(schema, dim)
+        self.bottom = MLP((1 + self.inputs.width, *bottom, dim), last_activation="relu")
         self.interaction = DotInteraction()
         self.top = MLP((num_pairs, *top), last_activation="relu")
         size = top[-1]
@@ -88,6 +90,7 @@ class TBSM(Model):
         self.head = MLP((2 * size, *hidden, 1))
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
+        dense = self.inputs(dense)
         target = self.history.target(vectors)  # [B, T D]
         past, lists, _ = self.history.past(vectors)  # [N, T D]
         num = past.shape[0]

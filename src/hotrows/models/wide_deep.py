@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import MLP, linear_from_zero
@@ -67,12 +68,13 @@ class WideDeep(Model):
             *tables.linear_tables(schema, ftrl),
             *tables.cross_tables(self.crosses, ftrl),
         )
-        width = tables.width_of(vectors) + len(schema.dense)
-        self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None
+        self.inputs = DenseInput(schema, dim)
+        width = tables.width_of(vectors) + self.inputs.width
+        self.wide = linear_from_zero(schema.num_dense) if schema.num_dense else None
         self.deep = MLP((width, *hidden, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        deep = self.deep(joined(vectors, dense))
+        deep = self.deep(joined(vectors, self.inputs(dense)))
         wide = vectors.stack(tables.LINEAR).sum((1, 2))
         if self.wide is not None:
             wide = wide + self.wide(dense).squeeze(1)

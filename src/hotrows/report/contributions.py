@@ -54,10 +54,10 @@ def contributions(predictor: Predictor, rows: RowSample, number: int, others: Ro
 
     outputs = mean(row)
     adds = {names: added(_with_ids(row, names, others)) for names in permuted_together(others)}
-    for place, feature in enumerate(predictor.schema.dense):
+    for name, place in predictor.schema.dense_places.items():
         dense = row.rows.dense.clone()
         dense[:, place] = others.rows.dense[:, place]
-        adds[feature.name,] = added(_with_dense(row, dense))
+        adds[name,] = added(_with_dense(row, dense))
     order = sorted(adds, key=lambda names: -max(map(abs, adds[names].values())))
     return Contributions(outputs, mean(others), {names: adds[names] for names in order})
 

@@ -42,10 +42,33 @@ def roc(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return zeros[chosen] / zeros[-1], ones[chosen] / ones[-1]
 
 
+def gains(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Share of the samples and recall of `ranked_counts`."""
+    chosen = _thinned(ones + zeros)
+    return (ones + zeros)[chosen] / (ones[-1] + zeros[-1]), ones[chosen] / ones[-1]
+
+
 def precision_recall(ones: np.ndarray, zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Recall and precision of `ranked_counts`, without the point of no sample."""
     chosen = _thinned(ones[1:] / ones[-1]) + 1
     return ones[chosen] / ones[-1], ones[chosen] / (ones + zeros)[chosen]
+
+
+def thresholds(
+    scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, shares: Sequence[float]
+) -> list[tuple[float, ...]]:
+    """The highest scores that give at least these shares of the samples, equal scores together: of each
+    (score, share, precision, recall, precision over the rate of ones).
+
+    scores = [3, 2, 2, 1], labels = [1, 1, 0, 0], shares = [0.5]  ->  [(2, 0.75, 0.667, 1, 1.333)]
+    """
+    ones, zeros = ranked_counts(scores, labels, weights)
+    counts, distinct = ones + zeros, np.unique(scores)[::-1]
+    places = np.unique(np.searchsorted(counts, np.array(shares) * counts[-1] * (1 - 1e-9)).clip(1))
+    share, recall = counts[places] / counts[-1], ones[places] / ones[-1]
+    precision = ones[places] / counts[places]
+    columns = distinct[places - 1], share, precision, recall, recall / share
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _thinned(places: np.ndarray) -> np.ndarray:

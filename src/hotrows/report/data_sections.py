@@ -32,8 +32,7 @@ def write_description(data: EncodedData, description: Description, out: Path) ->
         "Columns that go together": _together(description),
     }
     schema = data.schema
-    kinds = {"dense": schema.dense, "sparse": schema.sparse, "sequence": schema.sequences}
-    listed = ", ".join(f"{len(features):,} {kind}" for kind, features in kinds.items() if features)
+    listed = ", ".join(f"{len(features):,} {kind}" for kind, features in schema.by_kind.items())
     labels = ", ".join(label.name for label in schema.labels)
     write_text(out, document(shown(data.path), f"{schema.name}: {listed}; label {labels}", sections))
 

@@ -102,7 +102,6 @@ def _read(run: Path, name: str, folder: Path | None) -> Facts:
 def training(facts: Facts) -> Texts:
     """The model and the data of a run."""
     config, schema, result = facts.config, facts.schema, facts.result
-    kinds = {"dense": schema.dense, "sparse": schema.sparse, "sequence": schema.sequences}
     num_ids = {vocabulary_of(f): f.rows or 0 for f in schema.id_features}
     parts = {} if facts.data is None else facts.data.parts
     step = facts.steps[-1]["step"] if facts.steps else 0
@@ -116,7 +115,7 @@ def training(facts: Facts) -> Texts:
         "its fingerprint": facts.stored.fingerprint[:12],
         "schema": schema.name,
         "rows": ", ".join(f"{part.rows:,} {name}" for name, part in parts.items()),
-        "features": ", ".join(f"{len(listed):,} {kind}" for kind, listed in kinds.items() if listed),
+        "features": ", ".join(f"{len(listed):,} {kind}" for kind, listed in schema.by_kind.items()),
         "labels": ", ".join(f"{name} ({_loss(facts, name)})" for name in facts.labels),
         "groups": schema.grouping or "none",
         "ids of all vocabularies": f"{sum(num_ids.values()):,}",

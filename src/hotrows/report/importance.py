@@ -36,13 +36,13 @@ class Importance:
 
 def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple[list[Importance], int]:
     """Returns the features, the most important one first, and the number of rows that were permuted."""
-    together, dense = list(permuted_together(sample)), predictor.schema.dense
+    together, dense = list(permuted_together(sample)), predictor.schema.dense_places
     num_rows = _PREDICTIONS // max(1, len(together) + len(dense))
     sample = sample.first(min(max(num_rows, _LEAST_ROWS), _MOST_ROWS))
     order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))
     before = {label: measure(s, times=_TIMES, seed=seed) for label, s in score(predictor, sample).items()}
     permute: dict[tuple[str, ...], Callable[[Tensor], RowSample]] = {
-        **{(feature.name,): partial(sample.permuted_number, d) for d, feature in enumerate(dense)},
+        **{(name,): partial(sample.permuted_number, place) for name, place in dense.items()},
         **{names: partial(sample.permuted, names) for names in together},
     }
     features = []
@@ -64,7 +64,7 @@ def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple
 def permuted_together(sample: RowSample) -> Iterator[tuple[str, ...]]:
     """Yields the names of features with ids, lists of equal lengths together."""
     groups: list[list[str]] = []
-    for name, (_, lengths) in sample.ids.items():
+    for name, (_, lengths, _) in sample.ids.items():
         if not bool((lengths == 1).all()):
             for group in groups:
                 if torch.equal(sample.ids[group[0]][1], lengths):

@@ -26,12 +26,14 @@ from hotrows.pages.numbers import percent, short
 from hotrows.report.assess import Assessment
 from hotrows.report.curves import (
     even_edges,
+    gains,
     precision_recall,
     ranked_counts,
     reliability,
     roc,
     shares_by,
     span,
+    thresholds,
 )
 from hotrows.report.facts import Facts
 from hotrows.report.quality import TIMES, MetricInterval
@@ -50,6 +52,7 @@ _MEANINGS = {
 }
 _BINS = 12  # of reliability
 _WHOLE = (0.0, 1.0)
+_SHARES = (0.01, 0.05, *(tenth / 10 for tenth in range(1, 11)))  # of the samples, by their score
 _GRAY = 6
 Keys = Sequence[tuple[str, int]]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # predictions, labels and weights
@@ -170,8 +173,25 @@ def predictions(names: Sequence[str], assessments: Sequence[Assessment]) -> Html
         elif not first.loss.is_order:
             errors = [(predicted - labels, weights) for predicted, labels, weights in arrays]
             figures.append(_histogram("Errors", "prediction less label", errors, keys))
-        sections.append((label, grid(figures)))
+        tables = [_thresholds(*one) for one in arrays] if binary else []
+        if len(tables) > 1:
+            tables = [
+                folded(f"Thresholds of {name}", one) for name, one in zip(names, tables, strict=True)
+            ]
+        sections.append((label, joined((grid(figures), *tables))))
     return _by_label(sections)
+
+
+def _thresholds(predicted: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> Html:
+    rows = [
+        (f"top {share:.1%}", f"{score:.4g}", f"{precision:.2%}", f"{recall:.1%}", f"{lift:.2f}")
+        for score, share, precision, recall, lift in thresholds(predicted, labels, weights, _SHARES)
+    ]
+    about = (
+        "Of the samples with at least that score: the positive rate, their share of all positives, and "
+        "the positive rate over that of all samples."
+    )
+    return joined((table(("samples", "score from", "precision", "recall", "lift"), rows), note(about)))
 
 
 def _reliability(arrays: Sequence[Arrays], keys: Keys) -> Html:
@@ -229,6 +249,10 @@ def _rank_curves(arrays: Sequence[Arrays], keys: Keys) -> Iterator[Html]:
     yield figure("ROC", drawing, "True over false positive rate; AUC is the area below.", keys)
     drawing = _square([precision_recall(*one) for one in counts], (base, base), "recall")
     yield figure("Precision and recall", drawing, f"Dashed: {base:.2%}, the positive rate.", keys)
+    drawing = _square([gains(*one) for one in counts], _WHOLE, "share of the samples, highest first")
+    yield figure(
+        "Gains", drawing, "Recall by the share of samples that is taken; dashed: by chance.", keys
+    )
 
 
 def _square(

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows.batch import Batch, by_feature
+from hotrows.batch import Batch, by_feature, samples
 from hotrows.data import Loader, Part
 from hotrows.losses import Loss
 from hotrows.train.evaluate import EVALUATION_BATCH
 from hotrows.train.predictor import Predictor
 
-Ids = tuple[Tensor, Tensor]  # of a feature: the ids of all rows end to end, and how many each has
+Ids = tuple[Tensor, ...]  # of a feature: ids of all rows, how many each has, and their weights
 _OF_ROWS = ("dense", "labels", "sample_weights", "groups", "times")
 
 
@@ -38,10 +38,11 @@ class RowSample:
         if num_rows >= len(self):
             return self
         ids = {
-            name: (ids[: int(lengths[:num_rows].sum())], lengths[:num_rows])
-            for name, (ids, lengths) in self.ids.items()
+            name: (ids[:end], lengths[:num_rows], weights[:end])
+            for name, (ids, lengths, weights) in self.ids.items()
+            for end in (int(lengths[:num_rows].sum()),)
         }
-        return RowSample(ids, _cut(self.rows, 0, num_rows), self.total)
+        return RowSample(ids, samples(self.rows, 0, num_rows), self.total)
 
     def permuted(self, names: tuple[str, ...], order: Tensor) -> RowSample:
         """Gives each row the values of another row, in the order [N], of the features of these names."""
@@ -57,31 +58,25 @@ class RowSample:
         }
         return RowSample(ids, dataclasses.replace(self.rows, **tensors), self.total)
 
-    def permuted_number(self, number: int, order: Tensor) -> RowSample:
-        """Gives each row the value of another row, in the order [N], of a dense feature by its number."""
+    def permuted_number(self, place: slice, order: Tensor) -> RowSample:
+        """Gives each row the value of another row, in the order [N], of a dense feature by its place."""
         dense = self.rows.dense.clone()
-        dense[:, number] = dense[order, number]
+        dense[:, place] = dense[order, place]
         return dataclasses.replace(self, rows=dataclasses.replace(self.rows, dense=dense))
 
     def batches(self) -> Iterator[Batch]:
         """Yields the rows in batches of an evaluation."""
-        starts = {
-            name: functional.pad(lengths.cumsum(0), (1, 0)) for name, (_, lengths) in self.ids.items()
-        }
-        has_lists = any(bool((lengths != 1).any()) for _, lengths in self.ids.values())
+        nothing = self.rows.ids, self.rows.ids, torch.ones(0)
+        ids, lengths, weights = map(torch.cat, zip(nothing, *self.ids.values(), strict=True))
+        batch = dataclasses.replace(
+            self.rows,
+            features=tuple(self.ids),
+            ids=ids,
+            offsets=functional.pad(lengths.cumsum(0), (1, 0)) if bool((lengths != 1).any()) else None,
+            weights=weights if bool((weights != 1).any()) else None,
+        )
         for first in range(0, len(self), EVALUATION_BATCH):
-            end = min(first + EVALUATION_BATCH, len(self))
-            pieces = [
-                ids[int(starts[n][first]) : int(starts[n][end])] for n, (ids, _) in self.ids.items()
-            ]
-            lengths = [of_all[first:end] for _, of_all in self.ids.values()]
-            yield dataclasses.replace(
-                _cut(self.rows, first, end),
-                features=tuple(self.ids),
-                ids=torch.cat([self.rows.ids, *pieces]),
-                offsets=functional.pad(torch.cat(lengths).cumsum(0), (1, 0)) if has_lists else None,
-                first_sample=first,
-            )
+            yield samples(batch, first, min(first + EVALUATION_BATCH, len(self)))
 
 
 @dataclass(frozen=True)
@@ -133,10 +128,7 @@ def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
 def rows_of(pieces: Sequence[Batch], names: Sequence[str], total: int) -> RowSample:
     """The rows of batches, expanded, by the names of features with ids."""
     by_batch = [by_feature(vars(batch)) for batch in pieces]
-    ids = {
-        name: (torch.cat([b[name][0] for b in by_batch]), torch.cat([b[name][1] for b in by_batch]))
-        for name in names
-    }
+    ids = {name: tuple(map(torch.cat, zip(*(b[name] for b in by_batch), strict=True))) for name in names}
     tensors: dict[str, Any] = {
         name: None if getattr(pieces[0], name) is None else torch.cat([getattr(b, name) for b in pieces])
         for name in _OF_ROWS
@@ -176,16 +168,10 @@ def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
     return scored
 
 
-def _cut(rows: Batch, first: int, end: int) -> Batch:
-    tensors = {name: getattr(rows, name) for name in _OF_ROWS}
-    cut: dict[str, Any] = {name: None if t is None else t[first:end] for name, t in tensors.items()}
-    return dataclasses.replace(rows, **cut)
-
-
 def _taken(ids: Ids, order: Tensor) -> Ids:
     """The ids of the rows of these numbers [N], in this order."""
-    of_all, lengths = ids
+    of_all, lengths, weights = ids
     starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
     ends = lengths.cumsum(0)
     places = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
-    return of_all[places], lengths
+    return of_all[places], lengths, weights[places]

@@ -59,7 +59,7 @@ class Slicer:
         self, sample: RowSample, data: EncodedData, values: Mapping[str, Values] | None = None
     ) -> None:
         self._sample, self._schema, self._values = sample, data.schema, values or {}
-        self._features = {feature.name: feature for feature in data.schema.features}
+        self._features = {f.name: f for f in data.schema.features if f not in data.schema.vectors}
         statistics = [data.statistics.get(f.name, Statistics()) for f in data.schema.dense]
         self._transform = Transform(data.schema.dense, statistics)
 
@@ -96,7 +96,7 @@ class Slicer:
         return list(_by_count(self._num_unknown(), "unknown values"))
 
     def _by_value(self, feature: IdFeature) -> Iterator[RowSlice]:
-        ids, lengths = self._sample.ids[feature.name]
+        ids, lengths, _ = self._sample.ids[feature.name]
         rows = torch.arange(len(lengths)).repeat_interleave(lengths)
         known, counts = ids.unique(return_counts=True)
         unknown_ids = _unknown_ids(feature)
@@ -124,7 +124,7 @@ class Slicer:
     def _num_unknown(self) -> Tensor:
         counts = torch.zeros(len(self._sample), dtype=torch.int64)
         for feature in self._schema.id_features:
-            (ids, lengths), unknown_ids = self._sample.ids[feature.name], _unknown_ids(feature)
+            (ids, lengths, _), unknown_ids = self._sample.ids[feature.name], _unknown_ids(feature)
             rows = torch.arange(len(lengths)).repeat_interleave(lengths)
             unknown = (ids >= unknown_ids.start) & (ids < unknown_ids.stop)
             counts += rows[unknown].bincount(minlength=len(counts))

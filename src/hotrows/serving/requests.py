@@ -6,6 +6,7 @@ rows of a request are recognized, and encoded and looked up as one row.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Request:
     ids: by feature, [N], or [1] where all B rows have the one id; of dynamic features keys. offsets: of a
     feature with lists [B + 1], or [2] where all B rows have the one list; None: one id a row.
     dense: [B, num_dense] float32, transformed. shared: the features that all rows have in common.
+    Weights of a feature's ids are among the ids and offsets, by `weights_of(feature)`.
     """
 
     size: int
@@ -47,6 +49,11 @@ class Request:
         return np.ones(self.size, np.int64) if offsets is None else np.diff(offsets)
 
 
+def weights_of(feature: str) -> str:
+    """The name of the weights of a feature's ids in a request, which no feature can have."""
+    return f"\0weights of {feature}"
+
+
 class RequestEncoder:
     """Encodes raw rows as the training data was.
 
@@ -58,7 +65,9 @@ class RequestEncoder:
     ) -> None:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
-        self._columns = dict.fromkeys(self.schema.column_of(f) for f in self.schema.features)
+        columns = [self.schema.column_of(f) for f in self.schema.features]
+        self._pairs = [(self.schema.column_of(f), str(f.weights)) for f in self.schema.weighted]
+        self._columns = dict.fromkeys([*columns, *(weights for _, weights in self._pairs)])
         self._how = Reading(self.schema, encoder.threads, False)
         self.value_counts = ServedValues(encoder)
 
@@ -105,7 +114,10 @@ class RequestEncoder:
         pa, size, names = pyarrow(), table.num_rows, shared.column_names
         once = dict(zip(shared.column_names, shared.columns, strict=True))
         arrays = (table.to_batches() or [table])[0].columns
+        together = {name for pair in self._pairs for name in pair}
         for name, column in zip(table.column_names, arrays, strict=True) if size > 1 else ():
+            if name in together:
+                continue
             same_ends = column[0].equals(column[size - 1])  # in most columns that differ they do
             if same_ends and column.slice(1).equals(column.slice(0, size - 1)):
                 once[name], table = column.slice(0, 1), table.drop_columns([name])
@@ -116,11 +128,12 @@ class RequestEncoder:
         given_once = {f.name for f in self.schema.features if self.schema.column_of(f) in names}
         self.value_counts.add(columns, encoded, given_once)
         features = [feature.name for feature in self.schema.id_features]
+        arrays_of = [*features, *(weights_of(feature.name) for feature in self.schema.weighted)]
         request = Request(
             size,
-            dict(zip(features, encoded.ids, strict=True)) | self._crossed(features, encoded.ids),
-            dict(zip(features, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
-            encoded.dense,
+            dict(zip(arrays_of, encoded.ids, strict=True)) | self._crossed(features, encoded.ids),
+            dict(zip(arrays_of, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
+            encoded.all_dense,
             frozenset(f.name for f in self.schema.features if self.schema.column_of(f) in once),
         )
         self._check_lengths(request)
@@ -134,14 +147,27 @@ class RequestEncoder:
         for into, feature, value in zip(dense, self.schema.dense, once.dense, strict=True):
             if self.schema.column_of(feature) in names:
                 into[:] = value
-        return Columns(columns.first_row, columns.num_rows, ids, dense, None, columns.where)
+        vectors = tuple(
+            np.broadcast_to(one, of_rows.shape) if self.schema.column_of(f) in names else of_rows
+            for f, of_rows, one in zip(self.schema.vectors, columns.vectors, once.vectors, strict=True)
+        )
+        pairs_of_weights = zip(self._pairs, columns.id_weights, once.id_weights, strict=True)
+        return dataclasses.replace(
+            columns,
+            ids=ids,
+            dense=dense,
+            vectors=vectors,
+            id_weights=tuple(
+                one if of_ids in names else of_rows for (of_ids, _), of_rows, one in pairs_of_weights
+            ),
+        )
 
     def _read(self, table: Any) -> Columns:
         (batch,) = table.combine_chunks().to_batches()
         return columns_of(ArrowCells(batch, "the request", 0, self._how), self._how)
 
     def _crossed(self, features: Sequence[str], ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        by_name = dict(zip(features, ids, strict=True))
+        by_name = dict(zip(features, ids, strict=False))
         return {
             cross.name: bucket_of([by_name[name] for name in cross.features], cross.rows)
             for cross in self._crosses

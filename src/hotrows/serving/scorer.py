@@ -19,7 +19,7 @@ from hotrows.data.encode.encoder import Encoder
 from hotrows.losses import Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
 from hotrows.serving.follower import Follower
-from hotrows.serving.requests import Request, RequestEncoder
+from hotrows.serving.requests import Request, RequestEncoder, weights_of
 from hotrows.serving.table_rows import TableRows
 from hotrows.serving.version import Version, open_version
 
@@ -63,7 +63,7 @@ class Scorer:
         _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
-        self._dense_columns = {f.name: place for place, f in enumerate(encoder.schema.dense)}
+        self._dense_places = encoder.schema.dense_places
         self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
 
     @classmethod
@@ -204,8 +204,9 @@ class Scorer:
             pairs, size = [(slice(0, 1), first_row(request)) for _, request in pairs], 1
         if entry.kind == "dense":
             dense = np.concatenate([request.dense for _, request in pairs])
-            columns = [self._dense_columns[feature] for feature, _ in entry.reads]
-            return np.ascontiguousarray(dense[:, columns]) if columns else dense
+            features = dict.fromkeys(feature for feature, _ in entry.reads)
+            columns = [dense[:, self._dense_places[feature]] for feature in features]
+            return np.concatenate(columns, 1) if columns else dense
         if entry.kind == "lengths":
             lengths = np.empty(size, np.int64)
             for span, request in pairs:
@@ -229,6 +230,8 @@ class Scorer:
         if offsets is None:
             return rows
         lengths = np.diff(offsets)
+        if (weights := request.ids.get(weights_of(feature))) is not None:
+            rows = rows * weights[:, None]
         if self._pooling.get(feature) == "mean":
             shares = np.float32(1) / np.maximum(lengths, 1).astype(np.float32)
             rows = rows * np.repeat(shares, lengths)[:, None]

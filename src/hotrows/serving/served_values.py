@@ -95,7 +95,7 @@ class _Recent:
     def __init__(self, encoder: Encoder) -> None:
         self._rates, dense = encoder.rate_counter(), encoder.schema.dense
         self._standard = [p for p, feature in enumerate(dense) if feature.transform == "standard"]
-        self._dense = [feature.name for feature in dense]
+        self._dense = list(encoder.schema.dense_places)
         self._names = [dense[place].name for place in self._standard]
         self._far_numbers = np.zeros(len(self._names), np.int64)
         self.rows = 0

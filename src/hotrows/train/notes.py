@@ -26,7 +26,8 @@ def of_model(config: TrainConfig, data: EncodedData) -> None:
     labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
     log.info(
         f"model: {config.model} ({labels}sequences {len(schema.sequences) or 'none'}, "
-        f"{len(schema.sparse)} id features, {len(schema.dense)} dense); choose with --model, or model="
+        f"{len(schema.sparse)} id features, {len(schema.dense_places)} dense); choose with --model, or "
+        f"model="
     )
     most = max((stored.num_distinct for stored in data.vocabularies.values()), default=0)
     if data.parts["train"].rows <= _SMALL and most <= _FEW_VALUES and not schema.sequences:

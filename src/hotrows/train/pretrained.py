@@ -28,7 +28,7 @@ from hotrows import checkpoint, optim
 from hotrows.checkpoint.reshard import ColumnSlice, Places
 from hotrows.data import EncodedData, Encoder
 from hotrows.data.encode.encoder import stored_values
-from hotrows.data.raw.arrow import first_line, is_list
+from hotrows.data.raw.arrow_arrays import first_line, is_list
 from hotrows.data.raw.files import kind_of, pyarrow
 from hotrows.data.raw.typed_files import TypedFileInput
 from hotrows.engine.embedding import Embedding

@@ -28,7 +28,7 @@ from hotrows.data.raw.inputs import inputs_of, stream
 from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows, ends_of, lengths_of
+from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -148,10 +148,13 @@ class Encoder:
         if labels is None:
             shape = (len(self.schema.labels), columns.num_rows)
             labels = no_labels(shape, self.schema.has_numbers)
+        features = self.schema.id_features
+        weighted = [columns.ids[features.index(feature)].offsets for feature in self.schema.weighted]
         return Rows(
-            ids=tuple(self.encode_ids(columns)),
-            offsets=tuple(raw.offsets for raw in columns.ids),
+            ids=(*self.encode_ids(columns), *columns.id_weights),
+            offsets=(*(raw.offsets for raw in columns.ids), *weighted),
             dense=self._transform.apply(columns.dense, self.threads),
+            vectors=self._stored_vectors(columns),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
             groups=requests if columns.groups is None else hash_values(columns.groups).view(np.int64),
@@ -169,6 +172,13 @@ class Encoder:
             elif feature.num_unknown == 0:
                 _check_known(feature, raw, encoded, columns)
         return ids
+
+    def _stored_vectors(self, columns: Columns) -> np.ndarray | None:
+        """The vectors side by side as they are stored; zeros where one is missing."""
+        if not columns.vectors:
+            return None
+        vectors = np.concatenate(columns.vectors, 1, dtype=vector_type(self.schema), casting="same_kind")
+        return np.nan_to_num(vectors, copy=False)
 
 
 class EncodedBatches(Iterator["Batch"]):
@@ -306,19 +316,27 @@ def batch_of(
 
     ids, offsets = [rows.values(f) for f in range(len(features))], None
     if any(bounds is not None for bounds in rows.offsets):
-        pairs = zip(rows.ids, rows.offsets, strict=True)
+        pairs = list(zip(rows.ids, rows.offsets, strict=True))[: len(features)]
         one = np.ones(len(rows), np.int64)
         lengths = [one if bounds is None else lengths_of(bounds, len(column)) for column, bounds in pairs]
         offsets = ends_of(np.concatenate(lengths))
+    id_weights = [rows.values(f) for f in range(len(features), len(rows.ids))]
+    remaining = iter(id_weights)
+    weights = [
+        np.ones(len(values), np.float32) if getattr(f, "weights", None) is None else next(remaining)
+        for f, values in zip(features, ids, strict=True)
+        if id_weights
+    ]
     labels = rows.labels.astype(np.float32)
     if (absent := missing_labels(rows.labels)).any():
         labels[absent] = np.nan
     return Batch(
         features=tuple(feature.name for feature in features),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),
-        dense=torch.from_numpy(rows.dense.copy()),
+        dense=torch.from_numpy(rows.dense.copy() if rows.vectors is None else rows.all_dense),
         labels=torch.from_numpy(labels) if has_labels else None,
         offsets=None if offsets is None else torch.from_numpy(offsets),
+        weights=torch.from_numpy(np.concatenate(weights)) if weights else None,
         first_sample=first_sample,
         sample_weights=None if rows.weights is None else torch.from_numpy(rows.weights.copy()),
         groups=None if rows.groups is None else torch.from_numpy(rows.groups.copy()),

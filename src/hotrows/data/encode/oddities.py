@@ -44,7 +44,8 @@ def oddities(data: EncodedData) -> Iterator[str]:
 
 
 def _sample(part: Part) -> Rows:
-    columns = len(part.schema.features) + len(part.schema.labels)
+    schema = part.schema
+    columns = len(schema.id_features) + schema.num_dense + len(schema.labels)
     rows = min(_MOST_ROWS, max(_LEAST_ROWS, _CELLS // columns))
     return part.sample(_BLOCKS, rows // _BLOCKS)
 
@@ -185,7 +186,8 @@ def row_hashes(rows: Rows) -> np.ndarray:
     hashes = np.zeros(len(rows), np.uint64)
     with np.errstate(over="ignore"):
         for f, offsets in enumerate(rows.offsets):
-            ids = rows.values(f).astype(np.uint64)
+            ids = rows.values(f)
+            ids = (ids.view(np.uint32) if ids.dtype.kind == "f" else ids).astype(np.uint64)
             if offsets is not None:
                 bounds = offsets.astype(np.int64) - int(offsets[0])
                 lengths = np.diff(bounds)
@@ -193,7 +195,7 @@ def row_hashes(rows: Rows) -> np.ndarray:
                 sums = np.append(np.uint64(0), np.cumsum(mix64(ids * np.uint64(31) + place)))
                 ids = sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64)
             hashes = _mixed(hashes, ids)
-        for numbers in rows.dense.T:
+        for numbers in rows.all_dense.T:
             hashes = _mixed(hashes, np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64))
         for labels in rows.labels.reshape(len(rows), -1).T:
             is_number = labels.dtype == np.float32

@@ -134,7 +134,7 @@ def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -
     return CountedRows(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
 
 
-Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
+Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and their `Columns.missing`
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def encode(
     events: EventIndex | None = None,
 ) -> EncodedRows:
     """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
-    missing = np.isnan(columns.dense)
+    missing = columns.missing
     rows = encoder.encode_columns(columns) if events is None else events.encoded(encoder, columns)
     shared.check(rows, columns)
     pieces: list[Piece | None] = []

@@ -136,13 +136,13 @@ class RateCounter:
         self._usual = usual
         self._rows = 0
         self._tally = no_tally(schema)
-        self._numbers = np.zeros(len(schema.dense), np.int64)
+        self._numbers = np.zeros(len(schema.dense_places), np.int64)
         self._examples: dict[str, bytes] = {}
 
     def add(self, columns: Columns, rows: Rows, once: np.ndarray | None = None) -> None:
-        """Counts rows. once: [num_dense] bool, where all rows have one number in common, which counts as
-        one (default: nowhere)."""
-        missing = np.isnan(columns.dense)
+        """Counts rows. once: [numbers and vectors] bool, where all rows have one in common, which counts
+        as one (default: nowhere)."""
+        missing = columns.missing
         if once is not None:
             missing[once, 1:] = False
         self._numbers += len(rows) if once is None else np.where(once, 1, len(rows))
@@ -158,7 +158,7 @@ class RateCounter:
     def rates(self) -> ValueRates:
         """The rates of the rows so far."""
         written = written_of((), self._tally, self._schema)
-        numbers = {f.name: n for f, n in zip(self._schema.dense, self._numbers.tolist(), strict=True)}
+        numbers = dict(zip(self._schema.dense_places, self._numbers.tolist(), strict=True))
         written = dataclasses.replace(written, values={**written.values, **numbers})
         features = _counts_of(written, self._rows)
         return ValueRates(self._rows, features, self._usual, dict(self._examples))

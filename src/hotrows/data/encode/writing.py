@@ -15,7 +15,7 @@ from hotrows.data.raw.cells import no_labels
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, vector_type
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
@@ -108,7 +108,16 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
     batch = batch.expanded(names if set(names) == set(batch.all_features) else None)
     _check_fields(schema, f"{part} row {first_row}", batch)
     offsets = _offsets(schema, f"{part} row {first_row}", batch)
-    columns = _columns(batch, offsets)
+    columns, id_weights = _columns(batch.ids, batch, offsets), []
+    if batch.weights is not None:
+        id_weights = _columns(batch.weights, batch, offsets)
+    weighted = [place for place, f in enumerate(schema.id_features) if f in schema.weighted]
+    stray = any((w != 1).any() for place, w in enumerate(id_weights) if place not in weighted)
+    if stray or bool(weighted) != bool(id_weights):
+        raise ValueError(
+            f"{part} row {first_row}: shards store no weights of single ids but those that features "
+            f"declare (weights=COLUMN), which all batches must have; found others"
+        )
     for feature, ids, bounds in zip(schema.id_features, columns, offsets, strict=True):
         wrong = np.flatnonzero((ids < 0) | (ids >= schema.rows_of(feature.name)))
         if len(wrong) and feature.dynamic is None:
@@ -120,10 +129,19 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
                 f"declare more rows, or map it to an unknown id ({FIRST_UNKNOWN})"
             )
     assert batch.labels is not None
+    numbers, vectors = batch.dense.tensor_split([len(schema.dense)], 1)
+    with np.errstate(over="ignore"):
+        stored = vectors.numpy().astype(vector_type(schema))
+    if len(wrong := np.flatnonzero(~np.isfinite(stored).all(1))):
+        raise ValueError(
+            f"{part} row {first_row + int(wrong[0])}: expected vectors of {stored.dtype}, found a number "
+            f"that it cannot hold"
+        )
     return Rows(
-        ids=tuple(columns),
-        offsets=tuple(offsets),
-        dense=batch.dense.numpy(),
+        ids=(*columns, *(id_weights[place] for place in weighted)),
+        offsets=(*offsets, *(offsets[place] for place in weighted)),
+        dense=np.ascontiguousarray(numbers),
+        vectors=stored if schema.vectors else None,
         labels=_labels(schema, part, first_row, batch.labels.numpy()),
         weights=_array(batch.sample_weights, np.float32),
         groups=_array(batch.groups, np.int64),
@@ -145,13 +163,11 @@ def _requests(schema: Schema, first_row: int, batch: Batch) -> Tensor | None:
 def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
     """Raises an error if a batch lacks a declared field, or has another."""
     names = tuple(feature.name for feature in schema.id_features)
-    if batch.features != names or batch.dense.shape[1] != len(schema.dense):
+    if batch.features != names or batch.dense.shape[1] != schema.num_dense:
         raise ValueError(
-            f"{where}: expected the id features {names} and {len(schema.dense)} dense ones, found "
+            f"{where}: expected the id features {names} and {schema.num_dense} dense columns, found "
             f"{batch.features} and {batch.dense.shape[1]}"
         )
-    if batch.weights is not None:
-        raise ValueError(f"{where}: shards store no weights of single ids; pass batches without")
     labels = len(schema.labels)
     expected = {
         "labels": (batch.labels, (batch.size,) if labels == 1 else (batch.size, labels)),
@@ -188,10 +204,10 @@ def _offsets(schema: Schema, where: str, batch: Batch) -> list[np.ndarray | None
     return [bounds - bounds[0] if is_list(feature) else None for feature, bounds in pairs]
 
 
-def _columns(batch: Batch, offsets: list[np.ndarray | None]) -> list[np.ndarray]:
-    """Splits the ids of a batch by feature."""
+def _columns(values: Tensor, batch: Batch, offsets: list[np.ndarray | None]) -> list[np.ndarray]:
+    """Splits the ids of a batch, or their weights, by feature."""
     sizes = [batch.size if bounds is None else int(bounds[-1]) for bounds in offsets]
-    return np.split(batch.ids.numpy(), np.cumsum(sizes)[:-1]) if sizes else []
+    return np.split(values.numpy(), np.cumsum(sizes)[:-1]) if sizes else []
 
 
 def _labels(schema: Schema, part: str, first_row: int, labels: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, seconds_of_moments
+from hotrows.data.raw.arrow_arrays import first_line, is_of_vectors, seconds_of_moments, vectors_of
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.typed_files import open_parquet_file
@@ -112,6 +112,16 @@ class RowGroupColumns:
         if len(infinite):
             raise self._wrong(column, int(infinite[0]), "a number that float32 can hold")
         return np.where(np.isnan(values), np.float32(0), values)
+
+    def vectors(self, feature: Dense) -> np.ndarray:
+        """[rows, width] float32; 0 where missing."""
+        column, expected = column_of(feature), f"a list of {feature.width} numbers of {feature.stored}"
+        if not is_of_vectors(self._arrays[column].type):
+            raise self._wrong(column, 0, expected)
+        vectors, bad = vectors_of(self._arrays[column], feature)
+        if bad is not None:
+            raise self._wrong(column, bad.row, expected)
+        return np.nan_to_num(vectors, copy=False)
 
     def label(self, label: Label, may_lack: bool) -> np.ndarray:
         """[rows]: 0, 1, or 255 where missing; or the number, NaN where missing."""

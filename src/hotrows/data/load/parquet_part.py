@@ -192,6 +192,8 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
     """Fills dense values, labels, weights, groups and times."""
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
+    if to.vectors is not None:
+        to.vectors[:] = np.concatenate([columns.vectors(feature) for feature in schema.vectors], 1)
     several = len(schema.labels) > 1
     for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
         values = columns.label(label, several)
@@ -223,6 +225,10 @@ def _check_schema(schema: Schema) -> None:
         schema.rows_of(feature.name)
     unfit = [f.name for f in schema.dense if f.transform == "standard"]
     unfit += [f.name for f in schema.sparse if f.transform != "none"]
+    if schema.weighted:
+        raise ValueError(
+            f"feature {schema.weighted[0].name!r} has weights: make data with `hotrows prepare`"
+        )
     if unfit:
         raise ValueError(
             f"features {unfit} have transforms that are learned or made from raw values ('standard' "

@@ -24,16 +24,30 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.arrow_arrays import (
+    first_line,
+    has_many_texts,
+    is_list,
+    is_number,
+    is_of_text,
+    is_of_vectors,
+    is_text,
+    lengths_of,
+    seconds_of_moments,
+    spans_of,
+    unnested,
+    vectors_of,
+)
 from hotrows.data.raw.cells import Bad, Columns, Reading, check_present, columns_of, show
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.values import LAST_EXACT, MISSING_TIME, RawIds
-from hotrows.schema import Schema, column_of
+from hotrows.data.raw.values import LAST_EXACT, RawIds
+from hotrows.schema import Dense, Schema, column_of
 from hotrows.schema import is_list as has_lists
 
 ROWS_PER_CHUNK = 1 << 16
+_NUMBERS_PER_CHUNK = 1 << 23  # of vectors
 _FEW = 1 << 14  # values: reading them takes less time than a call for every column
 _BEYOND_FLOAT32 = float.fromhex("0x1.ffffffp+127")  # the least number that is infinite as float32
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ class ArrowCells:
             return self.how.text(self._trimmed(cut))
         if is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
-        offsets, flat = _unnested(array)
+        offsets, flat = unnested(array)
         return self.how.text(self._trimmed(self._text(flat, column), offsets))
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
@@ -91,6 +105,24 @@ class ArrowCells:
             if bad is not None:
                 problems.append(Bad(bad, column, "number"))
         return numbers, min(problems, key=lambda bad: bad.row, default=None)
+
+    def list_numbers(self, column: str, separator: str) -> tuple[np.ndarray, np.ndarray, int | None]:
+        array = self.batch.column(column)
+        if not is_list(array.type):
+            cut = values.cut_lists(self._text(array, column), separator, self.how.threads)
+            assert cut.offsets is not None
+            numbers, bad = values.parse_numbers(cut, self.how.threads)
+            return numbers, cut.offsets, bad
+        if not is_of_vectors(array.type):
+            raise self._unfit(column, "lists of numbers", "convert the column")
+        offsets, flat = unnested(array)
+        return flat.to_numpy(zero_copy_only=False).astype(np.float64), offsets, None
+
+    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+        array = self.batch.column(column)
+        if not is_of_vectors(array.type):
+            raise self._unfit(column, f"lists of {feature.width} numbers", "convert the column")
+        return vectors_of(array, feature)
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         moments = seconds_of_moments(self.batch.column(column))
@@ -109,7 +141,7 @@ class ArrowCells:
 
     def shown(self, row: int, column: str) -> str:
         array = self.batch.column(column)
-        if _is_of_text(array.type):
+        if is_of_text(array.type):
             return show(self._single(column).value(row))
         if pyarrow().types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -143,20 +175,21 @@ class ArrowCells:
         parts = [*texts.values()]
         if numbers:
             parts.append(pa.concat_arrays(numbers.values()).cast(pa.string()))
-        return [*texts, *numbers], self._trimmed(_spans(pa.concat_arrays(parts)))
+        return [*texts, *numbers], self._trimmed(spans_of(pa.concat_arrays(parts)))
 
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
         pa, array = pyarrow(), self.batch.column(column)
         if array.type != pa.float64():
-            if _is_of_text(array.type):
+            if is_of_text(array.type):
                 return values.parse_numbers(self._single(column), self.how.threads)
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
             kind = array.type
             if pa.types.is_boolean(kind):
                 array = array.cast(pa.int8())
-            elif not _is_number(kind):
-                raise self._unfit(column, "numbers", "convert the column, or correct the schema")
+            elif not is_number(kind):
+                what = "declare Dense with a width" if is_list(kind) else "correct the schema"
+                raise self._unfit(column, "numbers", f"convert the column, or {what}")
             array = array.cast(pa.float64(), safe=False)
         numbers = array.to_numpy(zero_copy_only=False)
         wrong = np.abs(numbers) >= _BEYOND_FLOAT32
@@ -176,11 +209,11 @@ class ArrowCells:
             return self._dictionary(array, column)
         if types.is_floating(kind):
             array = self._whole(array, column)
-        elif _has_many_texts(kind):
+        elif has_many_texts(kind):
             raise self._unfit(column, "ids (text or whole numbers)", "convert the column")
-        if not _is_text(array.type):
+        if not is_text(array.type):
             array = self._as_text(array, column)
-        return _spans(array)
+        return spans_of(array)
 
     def _as_text(self, array: Any, column: str) -> Any:
         """Casts to text; bytes are left unchanged and need not be UTF-8."""
@@ -239,111 +272,21 @@ def table_columns(table: Any, name: str, how: Reading, first_row: int = 0) -> It
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time. first_row: the number
     of its first row in what is called `name`."""
     columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
-    for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
+    for batch in table.select(columns).combine_chunks().to_batches(rows_per_chunk(how.schema)):
         yield from columns_of_batch(batch, name, first_row, how)
         first_row += batch.num_rows
 
 
+def rows_per_chunk(schema: Schema) -> int:
+    """The rows of a chunk: fewer where they have wide vectors."""
+    width = schema.num_dense - len(schema.dense)
+    return min(ROWS_PER_CHUNK, max(1, _NUMBERS_PER_CHUNK // max(1, width)))
+
+
 def columns_of_batch(batch: Any, name: str, first_row: int, how: Reading) -> Iterator[Columns]:
     """Yields the columns of a record batch; where rows have lists of candidates, in several chunks."""
-    for part, rows in rows_of_candidates(batch, how.schema, name, first_row, ROWS_PER_CHUNK):
+    for part, rows in rows_of_candidates(batch, how.schema, name, first_row, rows_per_chunk(how.schema)):
         yield columns_of(ArrowCells(part, name, first_row, how, rows), how)
-
-
-def _unnested(array: Any) -> tuple[np.ndarray, Any]:
-    """offsets [rows + 1] int64, and the values of all lists; a null is an empty list."""
-    pa = pyarrow()
-    if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.large_list(array.type.value_type))
-    return np.concatenate([[0], _lengths(array).cumsum()]), array.flatten()
-
-
-def text_array(values_: RawIds) -> Any:
-    """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
-    pa, lengths = pyarrow(), values_.lengths.astype(np.int64)
-    ends = np.concatenate([[0], lengths.cumsum()])
-    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
-    array = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers)
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = array.cast(pa.large_binary()).to_pylist()
-        return pa.array([value.decode("utf-8", "replace") for value in raw], pa.large_string())
-    return array
-
-
-def _spans(array: Any) -> RawIds:
-    """The spans of the values of a text array in its buffer."""
-    pa = pyarrow()
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    _, offsets, text = array.buffers()
-    n = len(array)
-    if not n or text is None:
-        return values.no_values(n)
-    bounds: np.ndarray = np.frombuffer(offsets, np.int64 if wide else np.int32)
-    bounds = bounds[array.offset : array.offset + n + 1]
-    first, end = int(bounds[0]), int(bounds[-1])
-    if end - first >= 1 << 32:
-        raise ValueError(f"{n:,} values hold more than 4 GiB of text; write smaller row groups")
-    bounds = bounds - first
-    lengths = np.diff(bounds).astype(np.uint32)
-    if array.null_count:
-        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
-
-
-def seconds_of_moments(array: Any) -> np.ndarray | None:
-    """Seconds since 1970 of an Arrow array of dates or timestamps, MISSING_TIME where null; None: it has
-    values of another type."""
-    pa = pyarrow()
-    if pa.types.is_date(array.type):
-        array = array.cast(pa.timestamp("s"))
-    if not pa.types.is_timestamp(array.type):
-        return None
-    ticks = array.cast(pa.int64())
-    seconds = np.full(len(array), MISSING_TIME)
-    present = ticks.is_valid().to_numpy(zero_copy_only=False)
-    seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
-    return seconds
-
-
-def is_list(kind: Any) -> bool:
-    """True if an Arrow type is one of lists."""
-    types = pyarrow().types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _is_text(kind: Any) -> bool:
-    types = pyarrow().types
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
-
-
-def _is_of_text(kind: Any) -> bool:
-    """True of text, and of dictionaries of it; of words that are views Arrow decodes none."""
-    kind = kind.value_type if pyarrow().types.is_dictionary(kind) else kind
-    return _is_text(kind) or str(kind) == "string_view"
-
-
-def _is_number(kind: Any) -> bool:
-    types = pyarrow().types
-    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
-    return any(test(kind) for test in tests)
-
-
-def _has_many_texts(kind: Any) -> bool:
-    """True if programs write values of an Arrow type in several ways, none of which is their id."""
-    pa, types = pyarrow(), pyarrow().types
-    tests = (types.is_decimal, types.is_nested, types.is_duration)
-    is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
-    return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
-
-
-def first_line(of_arrow: Any) -> str:
-    """The first line of Arrow's errors and types, short and printable: they repeat bytes of files."""
-    lines = str(of_arrow).splitlines() or [type(of_arrow).__name__]
-    return "".join(c if c.isprintable() else "?" for c in lines[0][:200])
 
 
 def rows_of_candidates(
@@ -358,7 +301,7 @@ def rows_of_candidates(
     if schema.request is None or label not in batch.schema.names or not is_list(batch.column(label).type):
         yield batch, None
         return
-    lengths = _lengths(batch.column(label))
+    lengths = lengths_of(batch.column(label))
     ends = np.concatenate([[0], lengths.cumsum()])
     first = 0
     while first < batch.num_rows:
@@ -373,10 +316,12 @@ def _exploded(
 ) -> tuple[Any, np.ndarray]:
     import pyarrow as pa
 
-    lengths = _lengths(batch.column(label))
+    lengths = lengths_of(batch.column(label))
     row = np.repeat(np.arange(batch.num_rows), lengths)
     shared = {schema.column_of(f) for f in schema.features if f.name in schema.shared}
-    of_lists = {schema.column_of(f) for f in schema.features if has_lists(f)}
+    shared |= {str(f.weights) for f in schema.weighted if f.name in schema.shared}
+    of_lists = {schema.column_of(f) for f in schema.features if has_lists(f) or f in schema.vectors}
+    of_lists |= {str(f.weights) for f in schema.weighted}
     columns = []
     for column in batch.schema.names:
         values = batch.column(column)
@@ -386,7 +331,7 @@ def _exploded(
         if not is_of_candidates:
             columns.append(values.take(pa.array(row)))
             continue
-        num = _lengths(values)
+        num = lengths_of(values)
         if len(wrong := np.flatnonzero(num != lengths)):
             place = int(wrong[0])
             raise ValueError(
@@ -396,9 +341,3 @@ def _exploded(
             )
         columns.append(values.flatten())
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names), row + first_row
-
-
-def _lengths(lists: Any) -> np.ndarray:
-    """The length of each list, [rows] int64; of a null 0."""
-    lengths = pyarrow().compute.list_value_length(lists).fill_null(0)
-    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)

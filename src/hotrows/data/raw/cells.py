@@ -20,7 +20,7 @@ import numpy as np
 from hotrows.data.raw import values
 from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS, RawIds, canonical, canonical_words
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
+from hotrows.schema import TIME_TRANSFORMS, Dense, Label, Schema, Sparse, column_of, is_list
 
 MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
 log = logging.getLogger("hotrows")
@@ -36,6 +36,8 @@ class Columns:
     has numbers, NaN where missing; None without labels.
     weights: [rows] float32; groups, requests: a value per row; times: [rows] int64, seconds since 1970,
     of the schema's clock. None where the schema has no such column.
+    id_weights: per feature of `weighted` the weights of its ids, float32, list after list.
+    vectors: [rows, width] float32 per vector of the schema; a missing one is NaN.
     kept: columns as they are in the input, an Arrow table; None where none are kept.
     where: function from a row of the chunk to its file and line ("train.csv line 17").
     """
@@ -51,6 +53,13 @@ class Columns:
     times: np.ndarray | None = None
     kept: Any = None
     requests: RawIds | None = None
+    vectors: tuple[np.ndarray, ...] = ()
+    id_weights: tuple[np.ndarray, ...] = ()
+
+    @property
+    def missing(self) -> np.ndarray:
+        """[numbers and vectors, rows] bool: which are missing."""
+        return np.concatenate([np.isnan(self.dense), *(np.isnan(v[:, :1].T) for v in self.vectors)])
 
 
 def no_labels(shape: tuple[int, ...], numbers: bool) -> np.ndarray:
@@ -124,6 +133,15 @@ class Cells(Protocol):
         """[columns, rows] float64, NaN where missing; and the first value that is no number."""
         ...
 
+    def list_numbers(self, column: str, separator: str) -> tuple[np.ndarray, np.ndarray, int | None]:
+        """The numbers of a column of lists, NaN where missing, their offsets, and the place of the first
+        value that is no number."""
+        ...
+
+    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+        """[rows, width] float32, NaN where missing; and the first value that is no such list."""
+        ...
+
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         """[rows] int64 seconds since 1970; and the first value that is no time."""
         ...
@@ -145,14 +163,18 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
     times, bad_time = _times(cells, schema)
     label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
     weights, bad_weight = _weights(schema, numbers)
-    _raise_first(cells, [*bad_labels, bad_number, bad_weight, bad_time])
+    vectors, bad_vectors = _vectors(cells, schema)
+    _raise_first(cells, [*bad_labels, bad_number, *bad_vectors, bad_weight, bad_time])
+    ids = [_ids(cells, schema, feature, numbers, times) for feature in schema.id_features]
+    id_weights, bad_lists = _id_weights(cells, schema, ids)
+    _raise_first(cells, bad_lists)
     group, request = (
         name if name and cells.has(name) else None for name in (schema.group, schema.request)
     )
     return Columns(
         first_row=0,
         num_rows=cells.num_rows,
-        ids=tuple(_ids(cells, schema, feature, numbers, times) for feature in schema.id_features),
+        ids=tuple(ids),
         dense=_dense(cells, schema, numbers),
         labels=label_values,
         where=cells.where,
@@ -161,6 +183,8 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
         times=times,
         kept=cells.kept,
         requests=None if request is None else cells.raw(request),
+        vectors=vectors,
+        id_weights=id_weights,
     )
 
 
@@ -188,6 +212,50 @@ def _dense(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> np.n
         if (column := column_of(feature)) in numbers:
             into[:] = numbers[column]
     return dense
+
+
+def _vectors(cells: Cells, schema: Schema) -> tuple[tuple[np.ndarray, ...], list[Bad | None]]:
+    vectors, problems = [], []
+    for feature in schema.vectors:
+        block, bad = np.full((cells.num_rows, feature.width or 0), np.nan, np.float32), None
+        if cells.has(column := column_of(feature)):
+            block, bad = cells.vectors(column, feature)
+        vectors.append(block)
+        problems.append(bad)
+    return tuple(vectors), problems
+
+
+def _id_weights(
+    cells: Cells, schema: Schema, ids: list[RawIds]
+) -> tuple[tuple[np.ndarray, ...], list[Bad]]:
+    """The weights of lists of ids, which are shortened with them."""
+    id_weights, problems = [], []
+    for feature in schema.weighted:
+        place, of_ids, column = schema.sparse.index(feature), column_of(feature), str(feature.weights)
+        lists = ids[place]
+        assert lists.offsets is not None
+        if cells.has(of_ids) != cells.has(column):
+            raise ValueError(
+                f"{cells.where(0)}: expected both columns {of_ids!r} and {column!r}, found one"
+            )
+        numbers, offsets, bad = np.zeros(0), lists.offsets, None
+        if cells.has(column):
+            numbers, offsets, bad = cells.list_numbers(column, feature.separator)
+        with np.errstate(over="ignore"):
+            weights = numbers.astype(np.float32)
+        lengths = np.diff(lists.offsets)
+        places = np.flatnonzero(~np.isfinite(weights))[:1].tolist() if bad is None else [bad]
+        wrong = np.searchsorted(offsets, places, "right") - 1
+        unequal = np.flatnonzero(np.diff(offsets) != lengths)[:1]
+        if len(rows := np.concatenate([wrong, unequal])):
+            row = int(rows.min())
+            problems.append(Bad(row, column, f"list of {lengths[row]} numbers, as {of_ids!r} has ids"))
+        else:
+            kept = values.last_ones(lists.offsets, feature.max_length)
+            ids[place] = values.keep_last(lists, feature.max_length)
+            weights = weights if kept is None else weights[kept]
+        id_weights.append(weights)
+    return tuple(id_weights), problems
 
 
 def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
@@ -266,7 +334,8 @@ def _ids(
         nothing = values.no_values(cells.num_rows)
         return values.cut_lists(nothing, feature.separator, 1) if is_list(feature) else nothing
     if is_list(feature):
-        return values.keep_last(cells.lists(column, feature.separator), feature.max_length)
+        lists = cells.lists(column, feature.separator)
+        return lists if feature in schema.weighted else values.keep_last(lists, feature.max_length)
     if feature.transform == "none":
         return cells.raw(column)
     if feature.transform in TIME_TRANSFORMS:

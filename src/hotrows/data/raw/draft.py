@@ -7,7 +7,7 @@ Each column is looked at in this order, and the first that fits decides:
     left out    one value in all rows; another value in every row, as row numbers have
     time        the first column of dates or times, or of seconds since 1970 that is called a time; else
                 numbers that are seconds since 1970 by their magnitude
-    dense       numbers; whole ones where they look like amounts
+    dense       numbers; whole ones where they look like amounts; vectors: float lists of one length
     sparse      text; whole numbers that are few, or far from 0, or called an id; lists in cells
 
 What could as well be otherwise is said in a note.
@@ -278,6 +278,8 @@ class _Drafting:
             yield from self._of_time(column)
         elif column.kind == "list":
             yield self._of_list(column)
+        elif column.kind == "vector":
+            yield Dense(name, transform="none", width=next(iter(column.counts)))
         elif column.kind == "number" and not self._is_id(column):
             yield Dense(name, transform=_transform(column))
         else:

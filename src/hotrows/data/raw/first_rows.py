@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotrows.data.raw.arrow import is_list
+from hotrows.data.raw.arrow_arrays import is_list
 from hotrows.data.raw.files import Chunk, first_chunk, pyarrow
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
@@ -33,7 +33,8 @@ class RawColumn:
     """A column of the first rows.
 
     kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of
-        str), or "other", which no feature reads. values: one per row, None where missing.
+        str), "vector" (its width), or "other", which no feature reads. values: one per row, None where
+        missing.
     """
 
     name: str
@@ -214,6 +215,10 @@ def _of_array(name: str, array: Any) -> RawColumn:
     if is_list(kind):
         if types.is_nested(kind.value_type):
             return RawColumn(name, "other", [])
+        lengths = pa.compute.list_value_length(array).to_pylist()
+        widths = set(lengths) - {None}
+        if types.is_floating(kind.value_type) and len(widths) == 1 and max(widths) > 1:
+            return RawColumn(name, "vector", lengths)
         lists = array.to_pylist()
         return RawColumn(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
     if types.is_nested(kind) or types.is_duration(kind):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.arrow import ArrowCells, first_line
+from hotrows.data.raw.arrow import ArrowCells
+from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
 from hotrows.data.raw.files import Chunk, File, chunks_of, first_chunk, pyarrow
 from hotrows.schema import Schema

@@ -49,9 +49,10 @@ _LOOKED_AT = 200  # values, for times
 class Column:
     """A column of the first rows, as it was understood.
 
-    kind: "text", "number", "time", "list" or "other", which no feature reads. values: one per row, None
-    where missing: of a list its values, of a time seconds since 1970. counts: of the values (of lists,
-    of theirs), without missing ones. words: those that stand for a missing number.
+    kind: "text", "number", "time", "list", "vector" or "other", which no feature reads. values: one per
+    row, None where missing: of a list its values, of a time seconds since 1970, of a vector its width.
+    counts: of the values (of lists, of theirs), without missing ones. words: those that stand for a
+    missing number.
     format: of a time; separator: of lists in text. is_typed: whether the data itself says the kind.
     """
 
@@ -71,7 +72,9 @@ class Column:
 
     @property
     def is_constant(self) -> bool:
-        return not self.counts or (len(self.counts) == 1 and not self.missing and self.kind != "list")
+        return not self.counts or (
+            len(self.counts) == 1 and not self.missing and self.kind not in ("list", "vector")
+        )
 
     @property
     def is_unique(self) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, table_columns
+from hotrows.data.raw.arrow import table_columns
+from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import pyarrow
 from hotrows.schema import Schema
@@ -114,6 +115,9 @@ def _column_array(column: Any) -> Any:
     pa = pyarrow()
     if hasattr(column, "__arrow_c_stream__"):
         return pa.chunked_array(column)
+    if getattr(column, "ndim", 1) == 2:
+        flat = pa.array(np.asarray(column).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
     is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
     return pa.array(np.asarray(column) if is_foreign else column)
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.arrow import text_array
+from hotrows.data.raw.arrow_arrays import text_array
 from hotrows.data.raw.cells import Bad, Columns, Reading, check_present, columns_of, show
 from hotrows.data.raw.files import Chunk, File, chunks_of, pyarrow
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
 from hotrows.runtime.native import call
-from hotrows.schema import Schema, column_of, is_list
+from hotrows.schema import Dense, Schema, column_of, is_list
 
 PROBLEMS = "none", "columns", "unclosed", "after_quote"  # of a line
 WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3
@@ -198,6 +198,18 @@ class TextCells:
         places = [self.layout.places[column] for column in columns]
         numbers, bad = values.parse_fields(self.fields, places, self.how.threads)
         return numbers, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
+
+    def list_numbers(self, column: str, separator: str) -> tuple[np.ndarray, np.ndarray, int | None]:
+        cut = values.cut_lists(self._fields_of(column), separator, self.how.threads)
+        assert cut.offsets is not None
+        numbers, bad = values.parse_numbers(cut, self.how.threads)
+        return numbers, cut.offsets, bad
+
+    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+        raise ValueError(
+            f"{self.chunk.name}, column {column!r}: expected lists of {feature.width} numbers, found "
+            f"text; write the file as Parquet, or as JSON lines"
+        )
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         seconds, bad = values.parse_times(self._fields_of(column), format, self.how.threads)

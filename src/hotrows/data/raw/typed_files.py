@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, first_line
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, rows_per_chunk
+from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.pipeline.prefetch import prefetch
@@ -104,7 +105,7 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
         stored = [column for column in columns if column in inside]
         first_row = 0
         for group in range(opened.num_groups):
-            for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
+            for batch in opened.batches(group, stored, rows_per_chunk(how.schema)):
                 read = with_partitions(checked(batch, file.name, kind), columns, file)
                 yield (group + 1) / opened.num_groups, first_row, read
                 first_row += batch.num_rows

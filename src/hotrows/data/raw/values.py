@@ -141,13 +141,19 @@ def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
 def keep_last(lists: RawIds, max_length: int | None) -> RawIds:
     """Shortens every list to its last `max_length` values."""
     assert lists.offsets is not None
-    lengths = np.diff(lists.offsets)
-    if max_length is None or not len(lengths) or lengths.max() <= max_length:
+    kept = last_ones(lists.offsets, max_length)
+    if kept is None:
         return lists
-    place = np.arange(len(lists)) - np.repeat(lists.offsets[:-1], lengths)
-    kept = place >= np.repeat(lengths - max_length, lengths)
-    offsets = np.concatenate([[0], np.minimum(lengths, max_length).cumsum()])
+    offsets = np.concatenate([[0], kept.cumsum()])[lists.offsets]
     return RawIds(lists.text, lists.starts[kept], lists.lengths[kept], offsets)
+
+
+def last_ones(offsets: np.ndarray, max_length: int | None) -> np.ndarray | None:
+    """Which values are among the last `max_length` of their list, [N] bool; None: all."""
+    lengths = np.diff(offsets)
+    if max_length is None or not len(lengths) or lengths.max() <= max_length:
+        return None
+    return np.arange(offsets[-1]) >= np.repeat(offsets[1:] - max_length, lengths)
 
 
 def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:

@@ -321,7 +321,7 @@ def _problem(data: EncodedData) -> str | None:
 def _problem_of_part(part: Part) -> str | None:
     if not all(is_name(shard.file) and is_count(shard.rows) for shard in part.shards):
         return f"expected file and rows of every shard of {part.name}"
-    dense = {feature.name for feature in part.schema.dense}
+    dense = set(part.schema.dense_places)
     ids = {feature.name for feature in part.schema.id_features}
     lists = {f.name for f in part.schema.id_features if is_list(f)}
     expected = {"missing": dense | ids, "unknown": ids, "values": ids, "empty": lists}

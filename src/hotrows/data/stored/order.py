@@ -267,11 +267,11 @@ def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.nd
     num_clusters: from 1 to 64; each has at most rows / num_clusters rows, rounded up.
     """
     rows = sum(map(len, pieces))
-    lookups = sum(len(piece.values(f)) for piece in pieces for f in range(len(piece.ids)))
+    lookups = sum(len(piece.values(f)) for piece in pieces for f in range(len(schema.id_features)))
     state = _State.empty(rows, lookups, num_clusters)
     names = [vocabulary_of(feature) for feature in schema.id_features]
     salts = mix64(np.array([names.index(name) + 1 for name in names], np.uint64))
-    numbers = [_dealt(state, _columns(piece), salts, len(piece)) for piece in pieces]
+    numbers = [_dealt(state, _columns(piece, len(names)), salts, len(piece)) for piece in pieces]
     return np.concatenate(numbers) if numbers else np.empty(0, np.uint8)
 
 
@@ -303,9 +303,9 @@ class _State:
         return len(self.seen).bit_length() - 1
 
 
-def _columns(rows: Rows) -> list[_Column]:
+def _columns(rows: Rows, num_features: int) -> list[_Column]:
     columns: list[_Column] = []
-    for f, offsets in enumerate(rows.offsets):
+    for f, offsets in enumerate(rows.offsets[:num_features]):
         values = np.ascontiguousarray(rows.values(f))
         if offsets is None:
             columns.append((values, None))

@@ -22,7 +22,8 @@ from hotrows.schema import IdFeature, Schema
 
 @dataclass(frozen=True)
 class Division:
-    """Which columns are of every row, and which of a request: positions among those of a schema."""
+    """Which columns are of every row, and which of a request: positions among those of a schema; weights
+    of ids are behind the ids."""
 
     samples: tuple[int, ...]
     shared: tuple[int, ...]
@@ -37,14 +38,14 @@ def division_of(schema: Schema) -> Division:
     def places(features: Sequence, of_requests: bool) -> tuple[int, ...]:
         return tuple(place for place, f in enumerate(features) if (f.name in shared) == of_requests)
 
-    ids, dense = schema.id_features, schema.dense
+    ids, dense = (*schema.id_features, *schema.weighted), schema.dense
     return Division(places(ids, False), places(ids, True), places(dense, False), places(dense, True))
 
 
 def id_features(schema: Schema, of_requests: bool) -> tuple[IdFeature, ...]:
     """The features with ids that are of requests, or of every row."""
-    division = division_of(schema)
-    return tuple(schema.id_features[f] for f in (division.shared if of_requests else division.samples))
+    shared = set(schema.shared)
+    return tuple(f for f in schema.id_features if (f.name in shared) == of_requests)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class RequestRows:
         return None if self.shared.requests is None else self.shared.requests[self.request]
 
     def all_dense(self) -> np.ndarray:
-        """Copies all dense values of all rows: [rows, num_dense]."""
+        """Copies all single numbers of all rows."""
         division = division_of(self.schema)
         dense = np.empty((len(self), len(self.schema.dense)), np.float32)
         dense[:, division.sample_dense] = self.samples.dense
@@ -146,11 +147,13 @@ def no_labels_of(num_rows: int) -> np.ndarray:
 def differences(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
     """By shared feature, whether it differs between a row and the one before: [rows - 1] bool."""
     division = division_of(schema)
-    differing = {}
+    differing: dict[str, np.ndarray] = {}
+    columns = (*schema.id_features, *schema.weighted)
     for f in division.shared:
         bounds, ids = rows.offsets[f], rows.values(f)
         differs = ids[1:] != ids[:-1] if bounds is None else _lists_differ(ids, bounds)
-        differing[schema.id_features[f].name] = differs
+        name = columns[f].name
+        differing[name] = differs | differing.get(name, False)
     for f in division.shared_dense:
         column = rows.dense[:, f]
         differing[schema.dense[f].name] = column[1:] != column[:-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.runtime.native import call
 from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema, is_list
 
-OPTIONAL = ("weights", "groups", "times", "requests")  # columns of Rows that a schema may not have
+OPTIONAL = ("vectors", "weights", "groups", "times", "requests")  # columns that schemas may lack
 DAMAGED = (
     "expected offsets of lists that rise within the ids of their shard, found others: the file is "
     "damaged (EncodedData.check() says which); prepare the data again"
@@ -22,18 +23,21 @@ DAMAGED = (
 class Rows:
     """Encoded rows.
 
-    ids: integers, one array per feature that carries ids; offsets: per such feature, None where every
-        row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
+    ids: integers, one array per feature that carries ids, and behind these weights of ids, float32, one
+        array per feature that has some; offsets: per such array, None where every row has one id, so
+        that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
     dense: [rows, num_dense] float32.
     labels: [rows] uint8, of several labels [rows, T], 255 where missing; or float32, NaN where missing.
-    weights: [rows] float32; groups, times: [rows] int64; requests: [rows] int64, equal for neighbours of
-        one request; None where the schema has none.
+    vectors: [rows, numbers of all vectors] float32 or float16; weights: [rows] float32; groups, times:
+        [rows] int64; requests: [rows] int64, equal for neighbours of one request; None where the schema
+        has none.
     """
 
     ids: tuple[np.ndarray, ...]
     offsets: tuple[np.ndarray | None, ...]
     dense: np.ndarray
     labels: np.ndarray
+    vectors: np.ndarray | None = None
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
     times: np.ndarray | None = None
@@ -58,6 +62,13 @@ class Rows:
                 for name in OPTIONAL
             },
         )
+
+    @property
+    def all_dense(self) -> np.ndarray:
+        """The dense values of a batch: [rows, num_dense] float32."""
+        if self.vectors is None:
+            return self.dense
+        return np.concatenate([self.dense, self.vectors], 1, dtype=np.float32)
 
     def take(self, order: np.ndarray) -> Rows:
         """Copies the rows `order` [n]."""
@@ -90,25 +101,31 @@ def empty_rows(schema: Schema, size: int, array: Callable[..., np.ndarray] | Non
     (default: new ones)."""
     make = array or (lambda name, shape, dtype: np.empty(shape, dtype))
     labels, features = len(schema.labels), schema.id_features
-    optional = {
-        "weights": (schema.weight is not None, np.float32),
-        "groups": (schema.grouping is not None, np.int64),
-        "times": (schema.keeps_times, np.int64),
-        "requests": (schema.request is not None, np.int64),
+    width = schema.num_dense - len(schema.dense)
+    optional: dict[str, tuple[bool, tuple[int, ...], Any]] = {
+        "vectors": (bool(schema.vectors), (size, width), vector_type(schema)),
+        "weights": (schema.weight is not None, (size,), np.float32),
+        "groups": (schema.grouping is not None, (size,), np.int64),
+        "times": (schema.keeps_times, (size,), np.int64),
+        "requests": (schema.request is not None, (size,), np.int64),
     }
     return Rows(
         ids=tuple(
             make(f"ids {f}", (0 if is_list(feature) else size,), id_type(schema, feature))
             for f, feature in enumerate(features)
+        )
+        + tuple(make(f"weights {f}", (0,), np.float32) for f in range(len(schema.weighted))),
+        offsets=tuple(
+            np.zeros(size + 1, np.int64) if is_list(feature) else None
+            for feature in (*features, *schema.weighted)
         ),
-        offsets=tuple(np.zeros(size + 1, np.int64) if is_list(feature) else None for feature in features),
         dense=make("dense", (size, len(schema.dense)), np.float32),
         labels=make(
             "labels",
             (size, labels) if labels > 1 else (size,),
             np.float32 if schema.has_numbers else np.uint8,
         ),
-        **{name: make(name, (size,), dtype) for name, (exists, dtype) in optional.items() if exists},
+        **{name: make(name, *how) for name, (exists, *how) in optional.items() if exists},
     )
 
 
@@ -190,6 +207,11 @@ def missing_id(feature: IdFeature) -> int:
 def id_type(schema: Schema, feature: IdFeature) -> np.dtype:
     """The stored integer of a feature: the narrowest one that holds its ids, int64 for keys."""
     return np.dtype(np.int64) if feature.dynamic is not None else width_of(schema.rows_of(feature.name))
+
+
+def vector_type(schema: Schema) -> np.dtype:
+    """The stored type of vectors: float16 where all of the schema say so."""
+    return np.dtype("float16" if {f.stored for f in schema.vectors} == {"float16"} else "float32")
 
 
 def width_of(rows: int) -> np.dtype:

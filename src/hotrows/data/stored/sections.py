@@ -34,7 +34,7 @@ MAGIC = b"HOTROWS\n"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIII")
 _ALIGNMENT = 64
-_DTYPE = re.compile(r"\|[iu]1|<[iu][248]|<f[48]")
+_DTYPE = re.compile(r"\|[iu]1|<[iu][248]|<f[248]")
 
 
 class Sections:

@@ -1,11 +1,11 @@
 """Shards: files that hold the rows of a part column by column; mapped, and never read whole.
 
 Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
-labels [rows, T]; `dense` [rows, num_dense]
-float32; `ids/NAME` for every feature that carries ids, in the narrowest of uint8, uint16, uint32 and
-int64 that holds them; `offsets/NAME` [rows + 1] for those that are lists, in uint32 or int64; and where
-the schema has them `weights` [rows] float32, `groups` and `times` [rows] int64. Lists are stored end
-to end:
+labels [rows, T]; `dense` [rows, num_dense] float32, of single numbers; `ids/NAME` for every feature that
+carries ids, in the narrowest of uint8, uint16, uint32 and int64 that holds them; `offsets/NAME`
+[rows + 1] for those that are lists, in uint32 or int64; and where the schema has them `weights/NAME`
+float32, one per id, `vectors` [rows, numbers of all vectors] float32 or float16, `weights` [rows]
+float32, `groups` and `times` [rows] int64. Lists are stored end to end:
 
     row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
 
@@ -28,13 +28,14 @@ import numpy as np
 from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id
+from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id, vector_type
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
 _LISTS_AT_ONCE = 1 << 10  # rows whose histories are counted together: these may be long
+_NUMBERS_PER_SHARD = 1 << 26  # of vectors
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
     # 1. Read the samples' own sections.
     sections = open_sections(path, header_crc32)
     stored = {
+        "vectors": bool(schema.vectors),
         "weights": schema.weight is not None,
         "groups": schema.group is not None,
         "times": schema.keeps_times,
@@ -113,10 +115,18 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
 
 
 def _ids(sections: Sections, features: Sequence[IdFeature]) -> dict[str, Any]:
+    weighted = _weighted(features)
     return {
-        "ids": tuple(sections[f"ids/{f.name}"] for f in features),
-        "offsets": tuple(sections[f"offsets/{f.name}"] if is_list(f) else None for f in features),
+        "ids": tuple(sections[f"ids/{f.name}"] for f in features)
+        + tuple(sections[f"weights/{f.name}"] for f in weighted),
+        "offsets": tuple(
+            sections[f"offsets/{f.name}"] if is_list(f) else None for f in (*features, *weighted)
+        ),
     }
+
+
+def _weighted(features: Sequence[IdFeature]) -> list[IdFeature]:
+    return [feature for feature in features if getattr(feature, "weights", None) is not None]
 
 
 def check_rows(path: Path, num_rows: int, expected: int) -> None:
@@ -137,6 +147,8 @@ def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Sc
         "requests": ("i8", (num,)),
     }
     if schema is not None:
+        vectors = schema.num_dense - len(schema.dense)
+        expected["vectors"] = (vector_type(schema).str[1:], (num, vectors))
         labels = len(schema.labels)
         shape = (num,) if labels == 1 else (num, labels)
         expected["labels"] = ("f4" if schema.has_numbers else "u1", shape)
@@ -146,7 +158,10 @@ def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Sc
         if (array := getattr(rows, name)) is not None
         and (array.shape != shape or array.dtype != np.dtype(dtype))
     ]
-    for feature, ids, offsets in zip(features, rows.ids, rows.offsets, strict=True):
+    for feature, weights in zip(_weighted(features), rows.ids[len(features) :], strict=True):
+        if weights.dtype != np.float32 or weights.shape != rows.ids[features.index(feature)].shape:
+            wrong.append(f"weights/{feature.name}")
+    for feature, ids, offsets in zip(features, rows.ids, rows.offsets, strict=False):
         if ids.ndim != 1 or ids.dtype.str[1:] not in ("u1", "u2", "u4", "i8"):
             wrong.append(f"ids/{feature.name}")
         elif not (len(ids) == num if offsets is None else _fits(offsets, num, len(ids))):
@@ -177,9 +192,9 @@ def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
 class Tally:
     """Counts of rows, int64: [T] per label, [F] per feature that carries ids.
 
-    clicks, labelled: rows whose label is 1, and rows that have one; dense_missing: [num_dense], rows
-    whose number is missing; missing, unknown: ids of missing and of unknown values; values: ids in
-    all; empty: rows with an empty list.
+    clicks, labelled: rows whose label is 1, and rows that have one; dense_missing: by number and vector,
+        rows that lack it; missing, unknown: ids of missing and of unknown values; values: ids in all;
+        empty: rows with an empty list.
     """
 
     clicks: np.ndarray
@@ -204,8 +219,9 @@ class Tally:
 class ShardWriter:
     """Collects the rows of one part and writes a shard whenever one is full.
 
-    rows: of a shard; number: of the first shard; histories: the events that rows refer to; the schema is
-        then theirs, and rows are of the `stored_schema`.
+    rows: of a shard (default: ROWS_PER_SHARD, fewer of wide vectors); number: of the first shard.
+    histories: the events that rows refer to; the schema is then theirs, and rows are of the
+        `stored_schema`.
     A shard is written to a temporary file and renamed. A writer that is resumed from `state()` ends
     with the shards and counts of one that was never interrupted.
     """
@@ -215,7 +231,7 @@ class ShardWriter:
         folder: Path,
         part: str,
         schema: Schema,
-        rows: int = ROWS_PER_SHARD,
+        rows: int | None = None,
         *,
         number: int = 0,
         histories: StoredHistories | None = None,
@@ -226,8 +242,9 @@ class ShardWriter:
         self._histories = histories
         self._all_features = schema
         self._schema = schema = schema if histories is None else histories.stored_schema
-        self._rows_per_shard = rows
-        self._builder = ShardBuilder(schema, rows)
+        width = max(1, schema.num_dense - len(schema.dense))
+        self._rows_per_shard = rows or min(ROWS_PER_SHARD, max(1, _NUMBERS_PER_SHARD // width))
+        self._builder = ShardBuilder(schema, self._rows_per_shard)
         self._shards: list[tuple[str, int]] = []
         self._shards_tally = self._builder_tally = no_tally(self._all_features)
         self._to_drop = 0
@@ -270,11 +287,12 @@ class ShardWriter:
     def append(self, rows: Rows, missing: np.ndarray | None = None) -> None:
         """Adds rows, whose ids may be of any integer type.
 
-        missing: [num_dense, rows] bool, where a number was missing; None: nowhere.
+        missing: [numbers and vectors, rows] bool, where one was missing; None: nowhere.
         """
+        shape = (len(self._schema.dense_places), len(rows))
         if missing is None:
-            missing = np.broadcast_to(False, (len(self._schema.dense), len(rows)))
-        assert missing.shape == (len(self._schema.dense), len(rows)), "[num_dense, rows], not counts"
+            missing = np.broadcast_to(False, shape)
+        assert missing.shape == shape, "[numbers and vectors, rows], not counts"
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):
@@ -363,13 +381,14 @@ def written_of(
     shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema, folder: Path = Path()
 ) -> Written:
     """Shards (file, rows) in a folder, and their counts by the names of features."""
-    dense, ids = schema.dense, schema.id_features
+    ids = schema.id_features
+    missing = dict(zip(schema.dense_places, tally.dense_missing.tolist(), strict=True))
     lists = {f.name for f in ids if is_list(f)}
     return Written(
         shards=tuple(Shard(file, rows, header_checksum(folder / file)) for file, rows in shards),
         clicks=tuple(tally.clicks.tolist()),
         labelled=tuple(tally.labelled.tolist()),
-        missing=_by_name(dense, tally.dense_missing) | _by_name(ids, tally.missing),
+        missing=missing | _by_name(ids, tally.missing),
         unknown=_by_name(ids, tally.unknown),
         values=_by_name(ids, tally.values),
         empty={name: num for name, num in _by_name(ids, tally.empty).items() if name in lists},
@@ -394,8 +413,9 @@ def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
 def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]:
     """The columns of rows by name."""
     arrays = {"labels": rows.labels, "dense": rows.dense}
-    arrays |= {f"ids/{f.name}": ids for f, ids in zip(features, rows.ids, strict=True)}
-    for feature, offsets in zip(features, rows.offsets, strict=True):
+    names = [f"ids/{f.name}" for f in features] + [f"weights/{f.name}" for f in _weighted(features)]
+    arrays |= dict(zip(names, rows.ids, strict=True))
+    for feature, offsets in zip(features, rows.offsets, strict=False):
         if offsets is not None:
             narrow = int(offsets[-1]) <= np.iinfo(np.uint32).max
             arrays[f"offsets/{feature.name}"] = offsets.astype(np.uint32 if narrow else np.int64)
@@ -404,7 +424,7 @@ def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]
 
 
 def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
-    """Counts rows; missing: [num_dense, rows] bool, where a number was missing."""
+    """Counts rows; missing: [numbers and vectors, rows] bool, where one was missing."""
     features = schema.id_features
     values = [rows.values(f) for f in range(len(features))]
     labels = rows.labels.reshape(len(rows), len(schema.labels))
@@ -421,14 +441,14 @@ def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
             for ids, end, f in zip(values, ends, features, strict=True)
         ),
         values=_counts(map(len, values)),
-        empty=_counts(0 if o is None else np.sum(o[1:] == o[:-1]) for o in rows.offsets),
+        empty=_counts(0 if o is None else np.sum(o[1:] == o[:-1]) for o in rows.offsets[: len(features)]),
     )
 
 
 def no_tally(schema: Schema) -> Tally:
     """The counts of no rows."""
     labels, features = len(schema.labels), len(schema.id_features)
-    sizes = (labels, labels, len(schema.dense), features, features, features, features)
+    sizes = (labels, labels, len(schema.dense_places), features, features, features, features)
     return Tally(*(np.zeros(size, np.int64) for size in sizes))
 
 

@@ -1,0 +1,143 @@
+"""Arrays of Arrow: their kinds, and their values as NumPy has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.raw import values
+from hotrows.data.raw.cells import Bad
+from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.values import MISSING_TIME, RawIds
+from hotrows.schema import Dense, column_of
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def unnested(array: Any) -> tuple[np.ndarray, Any]:
+    """offsets [rows + 1] int64, and the values of all lists; a null is an empty list."""
+    pa = pyarrow()
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.large_list(array.type.value_type))
+    return np.concatenate([[0], lengths_of(array).cumsum()]), array.flatten()
+
+
+def is_of_vectors(kind: Any) -> bool:
+    """True of an Arrow type of lists of numbers, and where all is null."""
+    return pyarrow().types.is_null(kind) or (is_list(kind) and is_number(kind.value_type))
+
+
+def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
+    """[rows, width] float32 of an Arrow array of lists of numbers, NaN where null; and the first row that
+    has no such list."""
+    column, width, pa = column_of(feature), feature.width or 0, pyarrow()
+    vectors = np.full((len(array), width), np.nan, np.float32)
+    if pa.types.is_null(array.type):
+        return vectors, None
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    offsets, flat = unnested(array)
+    if len(wrong := np.flatnonzero(present & (np.diff(offsets) != width))):
+        row = int(wrong[0])
+        what = f"it has {offsets[row + 1] - offsets[row]}: correct the row, or the schema's width"
+        return vectors, Bad(row, column, f"list of {width} numbers", what)
+    with np.errstate(over="ignore"):
+        vectors[present] = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, width)
+        is_finite = np.isfinite(vectors.astype(feature.stored)).all(1)
+    if len(wrong := np.flatnonzero(present & ~is_finite)):
+        return vectors, Bad(int(wrong[0]), column, f"list of {width} numbers of {feature.stored}")
+    return vectors, None
+
+
+def text_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
+    pa, lengths = pyarrow(), values_.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
+    array = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = array.cast(pa.large_binary()).to_pylist()
+        return pa.array([value.decode("utf-8", "replace") for value in raw], pa.large_string())
+    return array
+
+
+def spans_of(array: Any) -> RawIds:
+    """The spans of the values of a text array in its buffer."""
+    pa = pyarrow()
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offsets, text = array.buffers()
+    n = len(array)
+    if not n or text is None:
+        return values.no_values(n)
+    bounds: np.ndarray = np.frombuffer(offsets, np.int64 if wide else np.int32)
+    bounds = bounds[array.offset : array.offset + n + 1]
+    first, end = int(bounds[0]), int(bounds[-1])
+    if end - first >= 1 << 32:
+        raise ValueError(f"{n:,} values hold more than 4 GiB of text; write smaller row groups")
+    bounds = bounds - first
+    lengths = np.diff(bounds).astype(np.uint32)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
+
+
+def seconds_of_moments(array: Any) -> np.ndarray | None:
+    """Seconds since 1970 of an Arrow array of dates or timestamps, MISSING_TIME where null; None: it has
+    values of another type."""
+    pa = pyarrow()
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("s"))
+    if not pa.types.is_timestamp(array.type):
+        return None
+    ticks = array.cast(pa.int64())
+    seconds = np.full(len(array), MISSING_TIME)
+    present = ticks.is_valid().to_numpy(zero_copy_only=False)
+    seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
+    return seconds
+
+
+def is_list(kind: Any) -> bool:
+    """True if an Arrow type is one of lists."""
+    types = pyarrow().types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def is_text(kind: Any) -> bool:
+    types = pyarrow().types
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def is_of_text(kind: Any) -> bool:
+    """True of text, and of dictionaries of it; of words that are views Arrow decodes none."""
+    kind = kind.value_type if pyarrow().types.is_dictionary(kind) else kind
+    return is_text(kind) or str(kind) == "string_view"
+
+
+def is_number(kind: Any) -> bool:
+    types = pyarrow().types
+    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def has_many_texts(kind: Any) -> bool:
+    """True if programs write values of an Arrow type in several ways, none of which is their id."""
+    pa, types = pyarrow(), pyarrow().types
+    tests = (types.is_decimal, types.is_nested, types.is_duration)
+    is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
+    return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
+
+
+def first_line(of_arrow: Any) -> str:
+    """The first line of Arrow's errors and types, short and printable: they repeat bytes of files."""
+    lines = str(of_arrow).splitlines() or [type(of_arrow).__name__]
+    return "".join(c if c.isprintable() else "?" for c in lines[0][:200])
+
+
+def lengths_of(lists: Any) -> np.ndarray:
+    """The length of each list, [rows] int64; of a null 0."""
+    lengths = pyarrow().compute.list_value_length(lists).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
