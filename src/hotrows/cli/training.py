@@ -37,9 +37,8 @@ data_options = with_options(
 )
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
-    declare(
-        *("--lr", "lr"),
-        old=("--learning-rate",),
+    click.option(
+        "--lr",
         type=float,
         help="Learning rate of rows and of the dense part.  [default: that of each optimizer]",
     ),

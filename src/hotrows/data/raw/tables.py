@@ -127,7 +127,8 @@ def _why_unread(column: Any, error: Exception, name: str) -> str:
         what = "mixes text and numbers"
     else:
         return f"is no column of values: {first_line(error)}"
-    return f"{what}; convert it to text (of a pandas frame: frame[{name!r}].astype('string'))"
+    how = f"of a pandas frame: frame[{name!r}].astype('string'); in JSON: \"7\" in place of 7"
+    return f"{what}; convert it to text ({how})"
 
 
 def check_frame(frame: Any, table: Any) -> Any:
