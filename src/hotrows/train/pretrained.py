@@ -194,7 +194,7 @@ def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
 def _typed(path: Path, kind: str) -> tuple[Any, np.ndarray]:
     pa = pyarrow()
     file = TypedFileInput(str(path), str(path), kind=kind)
-    table, _ = file.first_rows(lambda columns: sys.maxsize)
+    table, _ = file.sample_rows(lambda columns: sys.maxsize)
     types = {field.name: field.type for field in table.schema}
     lists = [name for name, type_ in types.items() if is_list(type_)]
     others = [name for name in types if name not in lists]

@@ -8,7 +8,8 @@ places, so an interrupted preparation resumes at a position (input, chunk). Ever
     stamp              name, size and time, to recognize it in a later process; None if that is impossible
     chunks             of (bytes or rows read so far, columns); of the first `skip` the number of rows
     count_rows
-    first_rows         not of text: an Arrow table of `limit(columns)` rows, and whether these are all
+    sample_rows        not of text: an Arrow table of at most `limit(columns)` rows, in blocks from all of
+                       the input (of Ray: its first), and whether there are no others
 """
 
 from __future__ import annotations

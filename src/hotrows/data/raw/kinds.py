@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from hotrows.data.raw.first_rows import RawColumn
+from hotrows.data.raw.sampled_rows import RawColumn
 from hotrows.data.raw.values import LAST_EXACT, MISSING_WORDS, UNIX, plain_number, plain_time
 
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")

@@ -103,7 +103,7 @@ class RayInput:
     def count_rows(self, schema: Schema) -> int:
         return self.dataset.count()
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         rows = limit(len(self.names))
         table = as_table(self.dataset.limit(rows + 1).to_pandas())
         return table.slice(0, rows), table.num_rows <= rows

@@ -15,7 +15,7 @@ import numpy as np
 
 from hotrows.data.raw.arrow import first_line, table_columns
 from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.files import BLOCKS, pyarrow
 from hotrows.schema import Schema
 
 
@@ -41,9 +41,12 @@ class TableInput:
     def count_rows(self, schema: Schema) -> int:
         return self.table.num_rows
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
-        rows = limit(self.table.num_columns)
-        return self.table.slice(0, rows), self.table.num_rows <= rows
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        rows, size = limit(self.table.num_columns), self.table.num_rows
+        if size <= rows:
+            return self.table, True
+        blocks = (self.table.slice(size * i // BLOCKS, rows // BLOCKS) for i in range(BLOCKS))
+        return pyarrow().concat_tables(blocks), False
 
 
 def as_table(data: Any) -> Any:

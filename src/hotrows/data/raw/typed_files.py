@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present
-from hotrows.data.raw.files import File, pyarrow
+from hotrows.data.raw.files import BLOCKS, File, pyarrow
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.schema import Schema
 
@@ -38,21 +39,23 @@ class TypedFileInput(File):
         with explained(f"{self.name} is damaged"):
             return opened.num_rows
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         opened = open_typed_file(self, self.kind)
         names, columns = opened.names, _with_names_of_path(opened, self)
-        rows, batches = limit(len(columns)), []
-        at_once = min(rows + 1, ROWS_PER_CHUNK)
+        rows, num_groups, batches = limit(len(columns)), opened.num_groups, []
         with explained(f"{self.name} is damaged"):
-            every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
-            for batch in every:
-                batches.append(with_partitions(checked(batch, self.name, self.kind), columns, self))
-                if sum(batch.num_rows for batch in batches) > rows:
-                    break
+            is_all = opened.num_rows <= rows
+            each = rows if is_all else rows // BLOCKS
+            at_once = min(ROWS_PER_CHUNK, max(each, opened.num_rows // BLOCKS))
+            few = 1 if num_groups >= BLOCKS and not is_all else None  # else a group has several blocks
+            for group in range(0, num_groups, max(1, num_groups // BLOCKS) if few else 1):
+                for batch in islice(opened.batches(group, names, at_once), few):
+                    read = with_partitions(checked(batch, self.name, self.kind), columns, self)
+                    batches.append(read if is_all else read.take(np.arange(min(each, read.num_rows))))
         if not batches:
             return pyarrow().table({}), True
-        table = pyarrow().Table.from_batches(batches)
-        return table.slice(0, rows), table.num_rows <= rows
+        spread = [batches[len(batches) * i // BLOCKS] for i in range(min(BLOCKS, len(batches)))]
+        return pyarrow().Table.from_batches(batches if is_all else spread), is_all
 
 
 class TypedFile(Protocol):
