@@ -172,8 +172,9 @@ def prepare_command(
     """Encode raw files for training.
 
     RAW is delimited text (with or without a header) or JSON lines, compressed or not, Parquet, Arrow or
-    ORC: files, quoted globs, folders, or addresses such as s3://bucket/file. A preparation that was
-    stopped goes on when the same command is run again.
+    ORC: files, quoted globs, folders, or addresses such as s3://bucket/file; or a table,
+    iceberg:NAME@SNAPSHOT or delta:PATH@VERSION. A preparation that was stopped goes on when the same
+    command is run again.
     """
     # 1. Check which options go together.
     if no_rows == bool(raw):

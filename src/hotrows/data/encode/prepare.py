@@ -41,6 +41,7 @@ from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.part import NAMES
@@ -71,7 +72,8 @@ def prepare(
     """Encodes raw rows into the folder `out`.
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
-        a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
+        a dict of columns, a table (`iceberg:NAME@SNAPSHOT`, `delta:PATH@VERSION`), a dataset of Ray Data,
+        whose cluster then does the work, or a list of these.
     validation: more rows, all of which validate.
     test: more rows, all of which test.
     out: a folder for the encoded data, new or empty.
@@ -122,7 +124,8 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         if not written["train"].shards and job.stored is None:
             raise ValueError("the training part has no rows; give more rows, or a larger share")
         lineage = job.stored.lineage if job.stored and job.extends else ()
-        origin = (job.split_text, job.seed, lineage, extremes)
+        snapshots = [source.name for source in job.inputs if isinstance(source, SnapshotInput)]
+        origin = (job.split_text, job.seed, lineage, extremes, snapshots)
         write_manifest(folder, encoder.schema, written, state["encoders"], *origin)
         (folder / STATE_FILE).unlink()
     return EncodedData.open(out)

@@ -47,7 +47,7 @@ _LOOKED_AT = 200  # values, for times
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the first rows, as it was understood.
+    """A column of a sample, as it was understood.
 
     kind: "text", "number", "time", "list" or "other", which no feature reads. values: one per row, None
     where missing: of a list its values, of a time seconds since 1970. counts: of the values (of lists,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, table_columns
+from hotrows.data.raw.arrow import columns_of_tables, first_line
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import BLOCKS, pyarrow
 from hotrows.schema import Schema
@@ -32,11 +32,7 @@ class TableInput:
         return self.table.num_rows
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        done = 0
-        batches = table_columns(self.table, self.name, how)
-        for number, columns in enumerate(batches):
-            done += columns.num_rows
-            yield done, columns.num_rows if number < skip else columns
+        return columns_of_tables([self.table], self.name, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
         return self.table.num_rows

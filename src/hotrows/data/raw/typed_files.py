@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,20 +42,37 @@ class TypedFileInput(File):
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         opened = open_typed_file(self, self.kind)
         names, columns = opened.names, _with_names_of_path(opened, self)
-        rows, num_groups, batches = limit(len(columns)), opened.num_groups, []
+
+        def batches(group: int, num_rows: int) -> Iterator[Any]:
+            read = (checked(b, self.name, self.kind) for b in opened.batches(group, names, num_rows))
+            return (with_partitions(batch, columns, self) for batch in read)
+
         with explained(f"{self.name} is damaged"):
-            is_all = opened.num_rows <= rows
-            each = rows if is_all else rows // BLOCKS
-            at_once = min(ROWS_PER_CHUNK, max(each, opened.num_rows // BLOCKS))
-            few = 1 if num_groups >= BLOCKS and not is_all else None  # else a group has several blocks
-            for group in range(0, num_groups, max(1, num_groups // BLOCKS) if few else 1):
-                for batch in islice(opened.batches(group, names, at_once), few):
-                    read = with_partitions(checked(batch, self.name, self.kind), columns, self)
-                    batches.append(read if is_all else read.take(np.arange(min(each, read.num_rows))))
-        if not batches:
-            return pyarrow().table({}), True
-        spread = [batches[len(batches) * i // BLOCKS] for i in range(min(BLOCKS, len(batches)))]
-        return pyarrow().Table.from_batches(batches if is_all else spread), is_all
+            sizes = opened.num_groups, opened.num_rows, limit(len(columns))
+            chosen, is_all = sampled_batches(*sizes, batches)
+        return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
+
+
+def sampled_batches(
+    num_groups: int, num_rows: int, most: int, batches: Callable[[int, int], Iterator[Any]]
+) -> tuple[list[Any], bool]:
+    """Record batches of at most `most` rows, from all groups or BLOCKS of them; and whether they are all.
+
+    num_rows: of all groups; batches: called with a group and a number of rows, yields record batches of
+    at most so many. Of fewer groups than BLOCKS each is read through.
+    """
+    if num_rows <= most:
+        every = (batches(group, ROWS_PER_CHUNK) for group in range(num_groups))
+        return list(chain.from_iterable(every)), True
+    each = most // BLOCKS
+    at_once = min(ROWS_PER_CHUNK, max(each, num_rows // BLOCKS))
+    step, few = (num_groups // BLOCKS, 1) if num_groups >= BLOCKS else (1, None)
+    heads = [
+        batch.take(np.arange(min(each, batch.num_rows)))  # a copy: a slice would hold all of the batch
+        for group in range(0, num_groups, step)
+        for batch in islice(batches(group, at_once), few)
+    ]
+    return [heads[len(heads) * i // BLOCKS] for i in range(min(BLOCKS, len(heads)))], False
 
 
 class TypedFile(Protocol):
@@ -186,7 +203,7 @@ class _Ipc:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         batch = self._of_columns(columns).get_batch(group)
-        return _slices(batch.select(list(columns)), num_rows)
+        return slices(batch.select(list(columns)), num_rows)
 
     def _of_columns(self, columns: Sequence[str]) -> Any:
         ipc = pyarrow().ipc
@@ -209,7 +226,7 @@ class _IpcStream:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         for batch in self._opened():
-            yield from _slices(batch.select(list(columns)), num_rows)
+            yield from slices(batch.select(list(columns)), num_rows)
 
     def _opened(self) -> Any:
         self._source.seek(0)
@@ -227,10 +244,11 @@ class _Orc:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         batch = self._file.read_stripe(group, columns=list(columns))
-        return _slices(batch.select(list(columns)), num_rows)
+        return slices(batch.select(list(columns)), num_rows)
 
 
-def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
+def slices(batch: Any, num_rows: int) -> Iterator[Any]:
+    """A record batch in pieces of at most so many rows."""
     return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))
 
 

@@ -99,6 +99,7 @@ class EncodedData:
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
+    snapshots: tables of Iceberg and Delta Lake that the rows are of, each with its snapshot.
 
     >>> EncodedData.open(data.path).parts["test"].rows
     10
@@ -117,6 +118,7 @@ class EncodedData:
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
+    snapshots: tuple[str, ...] = ()
 
     _repr_html_ = notebook.data
 
@@ -194,10 +196,12 @@ def write_manifest(
     seed: int = 0,
     extends: Sequence[str] = (),
     extremes: Extremes | None = None,
+    snapshots: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
     {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows};
-    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first."""
+    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first;
+    snapshots: tables of Iceberg and Delta Lake that the rows are of, each with its snapshot."""
     vocabularies = {
         name: {**stored, "header": header_checksum(folder / stored["file"])}
         for name, stored in encoders["vocabularies"].items()
@@ -206,6 +210,7 @@ def write_manifest(
         "format": "hotrows data",
         "fingerprint": _fingerprint(folder, schema, encoders),
         "extends": list(extends),
+        **({"snapshots": list(snapshots)} if snapshots else {}),
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
@@ -235,6 +240,7 @@ class _Manifest:
     split: str | None
     seed: int
     extends: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()
     halves: dict[str, dict[str, Any]] = field(default_factory=dict)
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
@@ -261,6 +267,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         statistics=manifest.statistics,
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
+        snapshots=manifest.snapshots,
         extremes=manifest.extremes,
         halves={name: part(name, fields) for name, fields in manifest.halves.items()},
     )
