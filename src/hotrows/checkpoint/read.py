@@ -7,13 +7,13 @@ Otherwise each rank verifies its share of the files, then copies what it holds f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load as tensors_from_bytes
-from torch import nn
+from torch import Tensor, nn
 
 from hotrows import optim
 from hotrows.checkpoint import files, key_state, sources
@@ -37,6 +37,9 @@ from hotrows.engine.embedding import Embedding
 from hotrows.optim import DenseRowOptimizer
 from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.storage.file_store import FileStore
+
+Tensors = dict[str, Tensor]
+Widen = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
 
 
 def load(
@@ -131,9 +134,16 @@ def _checked(folder: Path, embedding: Embedding, fingerprints: str | Sequence[st
     return checkpoints
 
 
-def check_tables(folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True) -> None:
-    """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows."""
-    tables = {table.name: table for table in embedding.tables}
+def check_tables(
+    folder: Path,
+    manifest: Manifest,
+    embedding: Embedding,
+    same_ids: bool = True,
+    added: Container[str] = (),
+) -> None:
+    """Raises ValueError where a model has other tables than a checkpoint and those that are added, or by
+    equal ids fewer rows."""
+    tables = {table.name: table for table in embedding.tables if table.name not in added}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
     if missing or unknown:
@@ -319,10 +329,12 @@ def _read_keys(checkpoints: Chain, embedding: Embedding) -> None:
     embedding.dynamic.load(state)
 
 
-def read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:
-    """Reads the dense part into a model; returns the rest of the trainer's state."""
+def read_dense(folder: Path, manifest: Manifest, model: nn.Module, widen: Widen | None = None) -> State:
+    """Reads the dense part into a model; returns the rest of the trainer's state. widen: changes both."""
     contents = [files.read_file(folder / name, manifest.files[name]) for name in DENSE]
     parameters, tensors = map(tensors_from_bytes, contents)
+    if widen is not None:
+        parameters, tensors = widen(parameters, tensors)
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     for name in sorted(shapes.keys() | expected.keys()):

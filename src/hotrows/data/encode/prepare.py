@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def prepare(
         (default: fraction:0.8,0.1,0.1, or all training if validation or test has rows of its own).
     seed: the seed of a split that draws.
     like: prepared data whose encoders are used unchanged, so that its models fit.
-    extend: prepared data whose ids remain and whose vocabularies grow by new values.
+    extend: prepared data whose ids remain and whose vocabularies grow by new values; `schema` may have
+        more features than its schema has.
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
     threads: threads on this machine, or tasks that run at once on a cluster (default: one per core).
     overwrite: replace prepared data in `out`, once the new data is complete.
@@ -155,7 +157,7 @@ def _job(
     progress: Progress | None,
 ) -> Job:
     stored = _stored(like, extend)
-    schema = _schema_of(schema, stored)
+    schema = _schema_of(schema, stored, extend is not None)
     groups = [inputs_of(rows) for rows in (raw, validation, test)]
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
@@ -189,8 +191,9 @@ def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData |
     return data
 
 
-def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
-    """Returns the schema to prepare with: that of the stored encoders, if there are any."""
+def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool) -> Schema:
+    """Returns the schema to prepare with: that of the stored encoders, if there are any, and behind its
+    features, if it extends them, those that are new."""
     if stored is None and schema is None:
         raise ValueError("prepare needs a schema: one of your own, or that of stored data (like=)")
     if stored is None:
@@ -201,12 +204,19 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
             )
         readers_of(schema)
         return schema
-    if schema is not None and _without_rows(schema) != _without_rows(stored.schema):
+    if schema is None or _without_rows(schema) == _without_rows(stored.schema):
+        return stored.schema
+    old = {feature.name: place for place, feature in enumerate(stored.schema.features)}
+    new = [feature for feature in schema.features if feature.name not in old]
+    kept = [feature for feature in schema.features if feature.name in old]
+    kept.sort(key=lambda feature: old[feature.name])
+    narrow = replace(schema, features=tuple(kept), columns=stored.schema.columns) if kept else None
+    if not (extends and new and narrow and _without_rows(narrow) == _without_rows(stored.schema)):
         raise ValueError(
             f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
-            f"the schema out, or prepare without them"
+            f"the schema out, or prepare without them; with extend= it may have more features"
         )
-    return stored.schema
+    return _without_rows(replace(schema, features=(*kept, *new)))
 
 
 def _without_rows(schema: Schema) -> Schema:
@@ -305,10 +315,9 @@ def _fix(job: Job, folder: Path, totals: Totals, counts: Any) -> dict[str, Any]:
                 progress(v + 1, len(readers))
     for run in folder.glob("run-*"):
         run.unlink()  # left by an interruption, of vocabularies that are written
-    if job.stored:
-        return stored_encoders(vocabularies, job.stored.statistics)
     names = [job.schema.dense[place].name for place in standard_columns(job.schema)]
-    return stored_encoders(vocabularies, dict(zip(names, totals.moments.statistics(), strict=True)))
+    statistics = dict(zip(names, totals.moments.statistics(), strict=True))
+    return stored_encoders(vocabularies, statistics | (job.stored.statistics if job.stored else {}))
 
 
 def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:
