@@ -210,8 +210,8 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool)
     new = [feature for feature in schema.features if feature.name not in old]
     kept = [feature for feature in schema.features if feature.name in old]
     kept.sort(key=lambda feature: old[feature.name])
-    narrow = replace(schema, features=tuple(kept), columns=stored.schema.columns) if kept else None
-    if not (extends and new and narrow and _without_rows(narrow) == _without_rows(stored.schema)):
+    narrow = _without_rows(replace(schema, features=tuple(kept), columns=None))
+    if not (extends and new and narrow == _without_rows(replace(stored.schema, columns=None))):
         raise ValueError(
             f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
             f"the schema out, or prepare without them; with extend= it may have more features"
