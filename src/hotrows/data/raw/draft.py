@@ -45,15 +45,13 @@ _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes of text, as `surrogateescape`
 _GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", re.IGNORECASE)
 _HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
 _DAY = 86_400
-Notes = list[tuple[int, str]]  # what is unsure, each with its weight: of these, the heaviest first
-_GIVEAWAY, _READING, _LABEL, _TIME, _KIND, _DETAIL, _LEFT_OUT = range(7)
 
 
 @dataclass(frozen=True)
 class Draft:
     """A schema made from a sample of data.
 
-    notes: what is unsure and what was left out, a line each, by falling weight.
+    notes: what is unsure, then what was left out, a line each, first what tells the label.
     split: the split of `prepare` that fits the data, "" where nothing speaks for one.
 
     >>> rows = {"user": ["a", "b", "a"], "price": [1.5, 2.0, 3.5], "click": [0, 1, 0]}
@@ -84,7 +82,7 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     """
     rows = sampled_rows_of(source)
     columns, in_file = columns_of_types(rows.columns)
-    notes = [(_READING, note) for note in [*rows.notes, *changed_names(in_file.items())]]
+    notes = [*rows.notes, *changed_names(in_file.items())]
     short = {full: name for name, full in in_file.items()}
     target = _label(columns, short.get(label, label) if label else None, rows.name, notes)
     where = "every row" if rows.is_all else f"each of {rows.num_rows:,} rows from all of the data"
@@ -102,9 +100,11 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
     read_columns = [column for name, column in by_name.items() if name in used]
-    for name, auc in giveaways(read_columns, target, labels):
-        what = f"{name!r} alone ranks the label with an AUC of {auc:.4f}"
-        notes.append((_GIVEAWAY, f"{what}: is it known before the label? If not, leave it out"))
+    notes[:0] = [
+        f"{name!r} alone ranks the label with an AUC of {auc:.4f}: is it known before the label? If not, "
+        f"leave it out"
+        for name, auc in giveaways(read_columns, target, labels)
+    ]
     used |= {drafting.time.column} if drafting.time else set()
     if twice := [
         name for name, num in Counter(c.name for c in columns).items() if num > 1 and name in used
@@ -124,9 +124,9 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
         strip=any(column.is_padded for column in read),
     )
-    split = ("time" if schema.time else "position" if after else "") + ":0.8,0.1,0.1"
-    in_order = sorted(notes, key=lambda note: note[0])
-    return Draft(schema, tuple(note for _, note in in_order), split if split[0] != ":" else "")
+    kind = "time" if schema.time else "position" if after else ""
+    notes.sort(key=lambda note: " is left out: " in note)
+    return Draft(schema, tuple(notes), kind and f"{kind}:0.8,0.1,0.1")
 
 
 def _named(declared: Any, in_file: Mapping[str, str]) -> Any:
@@ -136,7 +136,7 @@ def _named(declared: Any, in_file: Mapping[str, str]) -> Any:
     return declared if column is None else dataclasses.replace(declared, column=column)
 
 
-def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: Notes) -> Label:
+def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: list[str]) -> Label:
     """The label, by its name or by its values; other columns with such a name are noted."""
     names = [column.name for column in columns]
     if wanted is not None:
@@ -161,7 +161,7 @@ def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: No
     if candidates is not called:
         others = [column.name for column in candidates[1:]]
         more = f"; {', '.join(map(repr, others[:5]))} could be" if others else ""
-        notes.append((_LABEL, f"label: {candidates[0].name!r} is a guess{more}"))
+        notes.append(f"label: {candidates[0].name!r} is a guess{more}")
     return _label_of(candidates[0], source, notes)
 
 
@@ -173,11 +173,9 @@ def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
 
 def _is_target(column: Column) -> bool:
     """True if a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
-    if (
-        _PANDAS_INDEX.fullmatch(column.name)
-        or _NOT_UTF8.search(column.name)
-        or (column.missing and _plain(column.name) not in _LABELS)
-    ):
+    if _PANDAS_INDEX.fullmatch(column.name) or _NOT_UTF8.search(column.name):
+        return False
+    if column.missing and _plain(column.name) not in _LABELS:
         return False
     is_pair = column.kind in ("text", "number") and len(column.counts) == 2
     zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1}
@@ -188,34 +186,34 @@ def _plain(name: str) -> str:
     return re.sub(r"^(is|has|did)_|[^a-z]", "", name.strip().lower())
 
 
-def _label_of(column: Column, source: str, notes: Notes) -> Label:
+def _label_of(column: Column, source: str, notes: list[str]) -> Label:
     name, words = column.name, sorted(column.counts)
     if column.missing:
-        how = f"leave them out (of a frame: frame.dropna(subset=[{name!r}]))"
-        what = f"{name!r} is missing in {column.missing:,} rows, which `prepare` refuses"
-        notes.append((_LABEL, f"label: {what}; {how}"))
+        notes.append(
+            f"label: {name!r} is missing in {column.missing:,} rows, which `prepare` refuses; leave them "
+            f"out (of a frame: frame.dropna(subset=[{name!r}]))"
+        )
     if column.kind == "number" and set(words) <= {0, 1}:
         if len(words) == 1:
-            notes.append((_LABEL, f"label: {name!r} is {words[0]:g} in all rows looked at"))
+            notes.append(f"label: {name!r} is {words[0]:g} in all rows looked at")
         return Label(name)
     if column.kind == "number" and len(words) == 2:
-        notes.append((_LABEL, f"label: {name!r} counts as 1 from {words[1]:g} on (at_least)"))
+        notes.append(f"label: {name!r} counts as 1 from {words[1]:g} on (at_least)")
         return Label(name, at_least=float(words[1]))
     if column.kind == "number" and len(words) > 2:
         loss, why = _loss_of(column)
         middle = 4 if 4 < words[-1] <= 5 else quantiles(column.counts, 0.5)[0]
         least = next(x for x in words if x >= max(middle, words[1]))
-        what = f"{name!r} is learned as a number, and loss={loss!r} is a guess ({why})"
-        instead = f"at_least={least:g} instead of a loss would learn whether it is that much"
-        notes.append((_LABEL, f"label: {what}; {instead}"))
+        notes.append(
+            f"label: {name!r} is learned as a number, and loss={loss!r} is a guess ({why}); "
+            f"at_least={least:g} instead of a loss would learn whether it is that much"
+        )
         return Label(name, loss=loss)
     if column.kind == "text" and len(words) == 2:
         known = [word for word in words if word.strip().lower() in _POSITIVE]
         positive = known[0] if len(known) == 1 else min(words, key=lambda word: column.counts[word])
         if len(known) != 1:
-            notes.append(
-                (_LABEL, f"label: {positive.strip()!r} of {name!r} counts as 1, as the rarer value")
-            )
+            notes.append(f"label: {positive.strip()!r} of {name!r} counts as 1, as the rarer value")
         return Label(name, positive=(positive.strip(),))
     raise ValueError(
         f"{source}, column {name!r}: expected a label of two values or of numbers, found "
@@ -242,12 +240,12 @@ class _Drafting:
 
     where: the rows looked at, for messages; is_all: whether there are no others; is_guess: whether the
     label was guessed, so that other columns with names of labels are rather none of the features.
-    after: columns of times that seem to be known only after the label, and why.
+    after: times that seem to be known only after the label, and why.
     """
 
     def __init__(
         self,
-        notes: Notes,
+        notes: list[str],
         columns: Sequence[Column],
         where: str,
         is_all: bool,
@@ -261,20 +259,19 @@ class _Drafting:
         self._is_all = is_all
         self._is_guess = is_guess
         self._after = after
-        before = (column for column in columns if column.name not in after)
-        times = (column for column in before if column.kind == "time" and not self._left_out(column))
+        before = (column for column in columns if column.kind == "time" and column.name not in after)
+        times = (column for column in before if not self._left_out(column))
         self._likeliest_time = min(times, key=_is_time_by_magnitude, default=None)
 
     def features(self, column: Column) -> Iterator[Feature]:
         """The features that a column is read by; none where it is left out."""
         name = column.name
         if almost := almost_numbers(column):
-            self.notes.append((_KIND, f"{name!r}: {almost}"))
+            self.notes.append(f"{name!r}: {almost}")
         if odd := [word for word in column.words if word not in MISSING_WORDS]:
-            words = ", ".join(map(repr, odd))
-            self.notes.append((_DETAIL, f"{name!r}: {words} among numbers means missing"))
+            self.notes.append(f"{name!r}: {', '.join(map(repr, odd))} among numbers means missing")
         if why := self._left_out(column):
-            self.notes.append((_LEFT_OUT, f"{name!r} is left out: {why}"))
+            self.notes.append(f"{name!r} is left out: {why}")
         elif column.kind == "time":
             yield from self._of_time(column)
         elif column.kind == "list":
@@ -283,11 +280,11 @@ class _Drafting:
             yield Dense(name, transform=_transform(column))
         else:
             if any(str(x).startswith("[") and str(x).endswith("]") for x in column.counts):
-                what = "lists in brackets count as one value; write them as a|b"
-                self.notes.append((_KIND, f"{name!r}: {what}"))
+                self.notes.append(f"{name!r}: lists in brackets count as one value; write them as a|b")
             if column.is_unique:
-                what = f"has another value in {self._where}; are there ids that recur?"
-                self.notes.append((_KIND, f"{name!r} {what}"))
+                self.notes.append(
+                    f"{name!r} has another value in {self._where}; are there ids that recur?"
+                )
             yield Sparse(name)
 
     def _left_out(self, column: Column) -> str:
@@ -306,7 +303,7 @@ class _Drafting:
             if self._is_guess:
                 return "by its name it is a label too, known only afterwards; add it if it is none"
             what = "is it known before the label? By its name it is one too"
-            self.notes.append((_GIVEAWAY, f"{column.name!r}: {what}"))
+            self.notes.insert(0, f"{column.name!r}: {what}")
         if column.is_unique and self._is_row_number(column):
             return f"another value in {self._where} (a row number?)"
         return ""
@@ -315,27 +312,26 @@ class _Drafting:
         if column.kind == "text":
             return self._is_all or not ID_NAME.search(column.name)
         steps = Counter(b - a for a, b in zip(column.values, column.values[1:], strict=False))
-        between_blocks = 0 if self._is_all else BLOCKS - 1  # steps from one to the next
+        between_blocks = 0 if self._is_all else BLOCKS - 1
         is_named = bool(ID_NAME.search(column.name)) and self._is_all
-        ((_, usual),) = steps.most_common(1)
-        return column.is_whole and (usual >= steps.total() - between_blocks or is_named)
+        return column.is_whole and (max(steps.values()) >= steps.total() - between_blocks or is_named)
 
     def _of_time(self, column: Column) -> Iterator[Feature]:
-        likeliest = self._likeliest_time
         if why := self._after.get(column.name):
-            what = f"it seems to be known only after the label: {why}"
-            instead = f"the time is {likeliest.name!r}" if likeliest else "split by position"
-            self.notes.append((_GIVEAWAY, f"{column.name!r} is left out, {what}; {instead}"))
+            time = self._likeliest_time
+            instead = f"the time is {time.name!r}" if time else "split by position"
+            what = "is left out, it seems to be known only after the label"
+            self.notes.insert(0, f"{column.name!r} {what}: {why}; {instead}")
             return
-        if column is not likeliest and likeliest is not None:
-            self.notes.append((_LEFT_OUT, f"{column.name!r} is left out: the time is {likeliest.name!r}"))
+        if self._likeliest_time is not None and column is not self._likeliest_time:
+            self.notes.append(f"{column.name!r} is left out: the time is {self._likeliest_time.name!r}")
             return
         self.time = Time(column.name, column.format)
         seconds = [x for x in column.values if x is not None]
         if not column.is_typed:
-            self.notes.append((_TIME, f"{column.name!r} is the time, in the format {column.format!r}"))
+            self.notes.append(f"{column.name!r} is the time, in the format {column.format!r}")
         if column.format in ("%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M"):
-            self.notes.append((_TIME, f"{column.name!r}: month before day is a guess"))
+            self.notes.append(f"{column.name!r}: month before day is a guess")
         hour, weekday = f"{column.name}_hour", f"{column.name}_weekday"
         if any(x % _DAY for x in seconds) and hour not in self._names:
             yield Sparse(hour, transform="hour")
@@ -345,7 +341,7 @@ class _Drafting:
 
     def _of_list(self, column: Column) -> Feature:
         if not column.is_typed:
-            self.notes.append((_DETAIL, f"{column.name!r} has lists, between {column.separator!r}"))
+            self.notes.append(f"{column.name!r} has lists, between {column.separator!r}")
         if _HISTORY_NAME.search(column.name):
             return SequenceFeature(column.name, max_length=100, separator=column.separator)
         return Sparse(column.name, many=True, pooling="mean", separator=column.separator)
@@ -361,12 +357,13 @@ class _Drafting:
         is_far = (low >= 100 and repeats) or high >= 1 << 31
         if is_far or (repeats and middle > 1000 and neighbours_unlike(column.counts) is None):
             what = "ids, but may be an amount" if is_far else "an amount, but may be ids"
-            self.notes.append((_KIND, f"{column.name!r} is read as {what}: whole numbers, far from 0"))
+            self.notes.append(f"{column.name!r} is read as {what}: whole numbers, far from 0")
         unlike = None if is_far else neighbours_unlike(column.counts)
         if unlike is not None:
-            why = "numbers next to each other are not alike in how often they come"
-            what = f"is read as ids: {why} (correlation {unlike:.2f}), as amounts are"
-            self.notes.append((_KIND, f"{column.name!r} {what}"))
+            self.notes.append(
+                f"{column.name!r} is read as ids: numbers next to each other are not alike in how often "
+                f"they come (correlation {unlike:.2f}), as amounts are"
+            )
         return is_far or unlike is not None
 
 
