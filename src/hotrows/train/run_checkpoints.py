@@ -116,8 +116,7 @@ class RunCheckpoints:
         other = Path(steps.config.start_from)
         then, fingerprint = run_folder.read_schema(other), run_folder.read_data(other).fingerprint
         if is_wider(then, steps.data, fingerprint):
-            trained = steps.embedding, steps.model, steps.dense_optimizer
-            stored = load_wider(other, then, steps.data, *trained)
+            stored = load_wider(other, then, steps)
         elif _ids_differ(other, steps.data):
             stored = _load_by_keys(other, steps.embedding, steps.model, steps.data)
         else:
