@@ -78,9 +78,8 @@ def test_a_table_is_read_at_its_snapshot_without_deleted_rows(table, tmp_path):
     assert sum(part.rows for part in first.parts.values()) == ROWS
     newest = prepare(name, SCHEMA, tmp_path / "newest", split="position:0.8")
     assert sum(part.rows for part in newest.parts.values()) == remaining().num_rows
-    assert first.snapshots == (f"{name}@{snapshots[0]}",)
-    stored = json.loads((tmp_path / "newest" / "data.json").read_text())
-    assert stored["snapshots"] == [f"{name}@{snapshots[-1]}"]
+    for data, snapshot in ((first, snapshots[0]), (newest, snapshots[-1])):
+        assert json.loads((data.path / "data.json").read_text())["snapshots"] == [f"{name}@{snapshot}"]
 
 
 def test_the_rows_are_those_of_the_table_in_one_order(table, tmp_path):

@@ -135,15 +135,11 @@ def _checked(folder: Path, embedding: Embedding, fingerprints: str | Sequence[st
 
 
 def check_tables(
-    folder: Path,
-    manifest: Manifest,
-    embedding: Embedding,
-    same_ids: bool = True,
-    added: Container[str] = (),
+    folder: Path, manifest: Manifest, embedding: Embedding, added: Container[str] | None = None
 ) -> None:
-    """Raises ValueError where a model has other tables than a checkpoint and those that are added, or by
-    equal ids fewer rows."""
-    tables = {table.name: table for table in embedding.tables if table.name not in added}
+    """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows.
+    added: tables that the checkpoint lacks, where rows get other ids; None: ids are equal."""
+    tables = {table.name: table for table in embedding.tables if table.name not in (added or ())}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
     if missing or unknown:
@@ -167,7 +163,7 @@ def check_tables(
                 f"model's by {kind}, which counts the steps of a row in another way; use the row "
                 f"optimizer of the run"
             )
-        if table.rows > tables[name].rows and same_ids:
+        if table.rows > tables[name].rows and added is None:
             raise ValueError(
                 f"checkpoint {folder}: table {name!r} has {table.rows:,} rows, the model's only "
                 f"{tables[name].rows:,}; a table may grow but not shrink: use the schema of the run"

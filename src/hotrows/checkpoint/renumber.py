@@ -45,14 +45,13 @@ def load_renumbered(
     which none goes keep their first values. added: records of tables that the checkpoint lacks; widen:
     see `read_dense`. Collective between the embedding's ranks.
     """
-    added = added or {}
     folder, ranks = Path(folder), embedding.ranks.channel("checkpoint")
 
     def checked() -> Chain:
         checkpoints = chain(folder)
         manifest = checkpoints[-1][1]
         check_files(checkpoints)
-        check_tables(folder, manifest, embedding, same_ids=False, added=added)
+        check_tables(folder, manifest, embedding, added or {})
         if manifest.stores:
             raise ValueError(
                 f"checkpoint {folder} has its rows in a file store, from which they do not get other "
@@ -65,5 +64,5 @@ def load_renumbered(
         name: [_Renumbered(piece, new_ids[name]) for piece in pieces]
         for name, pieces in in_files(checkpoints).items()
     }
-    fill_tables(embedding, {**tables, **added})
+    fill_tables(embedding, {**tables, **(added or {})})
     return together(ranks, lambda: read_dense(folder, checkpoints[-1][1], model, widen))

@@ -25,7 +25,7 @@ from typing import Any
 
 from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.kinds import FEW, ID_NAME, TIME_NAME, Column, almost_numbers, quantiles
-from hotrows.data.raw.sampled_rows import changed_names, sampled_rows_of
+from hotrows.data.raw.sampled_rows import SampledRows, changed_names, sampled_rows_of
 from hotrows.data.raw.suspects import giveaways, neighbours_unlike, times_after
 from hotrows.data.raw.typed_names import columns_of_types
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
@@ -85,11 +85,10 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     notes = [*rows.notes, *changed_names(in_file.items())]
     short = {full: name for name, full in in_file.items()}
     target = _label(columns, short.get(label, label) if label else None, rows.name, notes)
-    where = "every row" if rows.is_all else f"each of {rows.num_rows:,} rows from all of the data"
     by_name = {column.name: column for column in columns}
     labels = by_name[column_of(target)]
     after = times_after([column for column in columns if column.kind == "time"], target, labels)
-    drafting = _Drafting(notes, columns, where, rows.is_all, label is None, after)
+    drafting = _Drafting(notes, columns, rows, label is None, after)
     features = [
         feature
         for column in columns
@@ -238,25 +237,21 @@ def _loss_of(column: Column) -> tuple[str, str]:
 class _Drafting:
     """Makes features of columns; notes what is unsure, and remembers the time.
 
-    where: the rows looked at, for messages; is_all: whether there are no others; is_guess: whether the
-    label was guessed, so that other columns with names of labels are rather none of the features.
-    after: times that seem to be known only after the label, and why.
+    rows: those that were looked at; is_guess: whether the label was guessed, so that other columns with
+    names of labels are rather none of the features; after: times that seem to be known only after the
+    label, and why.
     """
 
     def __init__(
-        self,
-        notes: list[str],
-        columns: Sequence[Column],
-        where: str,
-        is_all: bool,
-        is_guess: bool,
-        after: Mapping[str, str],
+        self, notes: list[str], columns: Sequence[Column], rows: SampledRows, is_guess: bool, after: dict
     ) -> None:
         self.notes = notes
         self.time: Time | None = None
         self._names = {column.name for column in columns}
-        self._where = where
-        self._is_all = is_all
+        self._is_all = rows.is_all
+        self._where = (
+            "every row" if rows.is_all else f"each of {rows.num_rows:,} rows from all of the data"
+        )
         self._is_guess = is_guess
         self._after = after
         before = (column for column in columns if column.kind == "time" and column.name not in after)

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotrows.data.raw import snapshots
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import File, content_of, find_files
 from hotrows.data.raw.json_lines import JsonInput
 from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
-from hotrows.data.raw.snapshots import SnapshotInput, is_snapshot, open_snapshot
+from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.tables import TableInput, as_table
 from hotrows.data.raw.text import TextInput
 from hotrows.data.raw.typed_files import TypedFileInput
@@ -41,8 +42,8 @@ def inputs_of(raw: Any) -> list[Input]:
     Ray, or a list of them, name."""
     inputs: list[Input] = []
     for item in raw if isinstance(raw, list | tuple) else [raw]:
-        if is_snapshot(item):
-            inputs.append(open_snapshot(item))
+        if isinstance(item, str) and item.startswith(snapshots.KINDS):
+            inputs.append(snapshots.open_snapshot(item))
         elif isinstance(item, str | Path):
             inputs += [_file_input(file) for file in find_files(item)]
         elif is_ray_dataset(item):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_tables
 from hotrows.data.raw.cells import Columns, Reading, check_present
@@ -22,22 +22,22 @@ from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import one_line
 from hotrows.schema import Schema
 
-Batches = Iterator[Any]  # record batches
+KINDS = ("iceberg:", "delta:")
 
 
 @dataclass(frozen=True)
 class SnapshotInput:
-    """A table at a snapshot.
+    """A table at a snapshot, which its name ends with.
 
-    name: with its snapshot; names: of its columns; size: its rows; files: those of its data; read: yields
-    the record batches of a file, of these columns.
+    names: of its columns; size: its rows; files: those of its data; read: yields the record batches of a
+    file, of these columns.
     """
 
     name: str
     names: tuple[str, ...]
     size: int
     files: Sequence[Any]
-    read: Callable[[Any, list[str]], Batches]
+    read: Callable[[Any, list[str]], Iterator[Any]]
 
     @property
     def stamp(self) -> list:
@@ -45,30 +45,23 @@ class SnapshotInput:
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
         names = check_present(how.schema, self.name, self.names, how.for_training, how.kept)
-        batches = (batch for file in self.files for batch in self._batches(file, list(names)))
-        tables = map(pyarrow().Table.from_batches, ([batch] for batch in batches))
+        batches = (batch for file in self.files for batch in self._batches(file, names))
+        tables = (pyarrow().Table.from_batches([batch]) for batch in batches)
         return columns_of_tables(prefetch(tables, 1), self.name, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
         return self.size
 
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
-        def batches(file: int, num_rows: int) -> Batches:
-            whole = self._batches(self.files[file], list(self.names))
+        def batches(file: int, num_rows: int) -> Iterator[Any]:
+            whole = self._batches(self.files[file], self.names)
             return (piece for batch in whole for piece in slices(batch, num_rows))
 
-        sizes = len(self.files), self.size, limit(len(self.names))
-        chosen, is_all = sampled_batches(*sizes, batches)
-        return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
+        return sampled_batches(len(self.files), self.size, limit(len(self.names)), batches)
 
-    def _batches(self, file: Any, names: list[str]) -> Batches:
+    def _batches(self, file: Any, names: Sequence[str]) -> Iterator[Any]:
         with _explained(f"{self.name} cannot be read"):
-            yield from self.read(file, names)
-
-
-def is_snapshot(item: object) -> TypeGuard[str]:
-    """True if an input names a table of Iceberg or Delta Lake."""
-    return isinstance(item, str) and item.startswith(("iceberg:", "delta:"))
+            yield from self.read(file, list(names))
 
 
 def open_snapshot(item: str) -> SnapshotInput:
@@ -78,7 +71,7 @@ def open_snapshot(item: str) -> SnapshotInput:
     if not (name and number.isdigit()):
         name, number = place, ""
     with _explained(f"{item} cannot be opened"):
-        return _OPEN[kind](name, int(number) if number else None)
+        return (_iceberg if kind == "iceberg" else _delta)(name, int(number) if number else None)
 
 
 @contextmanager
@@ -86,8 +79,8 @@ def _explained(problem: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        package = f"pip install {str(error.name).partition('.')[0]}"
-        raise ImportError(f"{problem}: {one_line(error)}; {package}") from None
+        package = str(error.name).partition(".")[0]
+        raise ImportError(f"{problem}: {one_line(error)}; pip install {package}") from None
     except Exception as error:  # each catalog and file system has errors of its own
         raise ValueError(f"{problem}: {one_line(error)}") from error
 
@@ -98,16 +91,15 @@ def _iceberg(name: str, number: int | None) -> SnapshotInput:
 
     catalog, _, of_catalog = name.rpartition("/")
     table = load_catalog(catalog or None).load_table(of_catalog)
+    known = [snapshot.snapshot_id for snapshot in table.snapshots()]
     newest = table.current_snapshot()
-    if number is None and newest is not None:
-        number = newest.snapshot_id
-    if number is None or table.snapshot_by_id(number) is None:
-        known = [snapshot.snapshot_id for snapshot in table.snapshots()[-5:]]
-        raise ValueError(f"expected one of its snapshots, the last ones of which are {known}")
+    number = newest.snapshot_id if number is None and newest else number
+    if number not in known:
+        raise ValueError(f"expected one of its snapshots, the last ones of which are {known[-5:]}")
     scan = table.scan(snapshot_id=number)
     files = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
 
-    def read(task: Any, names: list[str]) -> Batches:
+    def read(task: Any, names: list[str]) -> Iterator[Any]:
         chosen = scan.select(*names)
         arrow = ArrowScan(table.metadata, table.io, chosen.projection(), chosen.row_filter)
         return (batch.select(names) for batch in arrow.to_record_batches([task]))
@@ -123,11 +115,8 @@ def _delta(path: str, number: int | None) -> SnapshotInput:
     dataset = table.to_pyarrow_dataset()  # which refuses what it cannot leave out, deletion vectors
     files = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
 
-    def read(fragment: Any, names: list[str]) -> Batches:
+    def read(fragment: Any, names: list[str]) -> Iterator[Any]:
         return fragment.to_batches(schema=dataset.schema, columns=names, batch_size=ROWS_PER_CHUNK)
 
     names, size = tuple(dataset.schema.names), dataset.count_rows()
     return SnapshotInput(f"delta:{path}@{table.version()}", names, size, files, read)
-
-
-_OPEN = {"iceberg": _iceberg, "delta": _delta}

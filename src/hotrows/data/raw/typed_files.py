@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,31 +48,28 @@ class TypedFileInput(File):
             return (with_partitions(batch, columns, self) for batch in read)
 
         with explained(f"{self.name} is damaged"):
-            sizes = opened.num_groups, opened.num_rows, limit(len(columns))
-            chosen, is_all = sampled_batches(*sizes, batches)
-        return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
+            return sampled_batches(opened.num_groups, opened.num_rows, limit(len(columns)), batches)
 
 
 def sampled_batches(
     num_groups: int, num_rows: int, most: int, batches: Callable[[int, int], Iterator[Any]]
-) -> tuple[list[Any], bool]:
-    """Record batches of at most `most` rows, from all groups or BLOCKS of them; and whether they are all.
+) -> tuple[Any, bool]:
+    """A table of at most `most` rows, from all groups or BLOCKS of them; and whether it has all rows.
 
     num_rows: of all groups; batches: called with a group and a number of rows, yields record batches of
     at most so many. Of fewer groups than BLOCKS each is read through.
     """
-    if num_rows <= most:
-        every = (batches(group, ROWS_PER_CHUNK) for group in range(num_groups))
-        return list(chain.from_iterable(every)), True
-    each = most // BLOCKS
-    at_once = min(ROWS_PER_CHUNK, max(each, num_rows // BLOCKS))
-    step, few = (num_groups // BLOCKS, 1) if num_groups >= BLOCKS else (1, None)
-    heads = [
-        batch.take(np.arange(min(each, batch.num_rows)))  # a copy: a slice would hold all of the batch
+    is_all, each = num_rows <= most, most // BLOCKS
+    at_once = ROWS_PER_CHUNK if is_all else min(ROWS_PER_CHUNK, max(each, num_rows // BLOCKS))
+    step, few = (num_groups // BLOCKS, 1) if num_groups >= BLOCKS and not is_all else (1, None)
+    chosen = [
+        batch if is_all else batch.take(np.arange(min(each, batch.num_rows)))  # a slice would hold all
         for group in range(0, num_groups, step)
         for batch in islice(batches(group, at_once), few)
     ]
-    return [heads[len(heads) * i // BLOCKS] for i in range(min(BLOCKS, len(heads)))], False
+    if not is_all:
+        chosen = [chosen[len(chosen) * i // BLOCKS] for i in range(min(BLOCKS, len(chosen)))]
+    return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
 
 
 class TypedFile(Protocol):

@@ -99,7 +99,6 @@ class EncodedData:
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
-    snapshots: tables of Iceberg and Delta Lake that the rows are of, each with its snapshot.
 
     >>> EncodedData.open(data.path).parts["test"].rows
     10
@@ -118,7 +117,6 @@ class EncodedData:
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
-    snapshots: tuple[str, ...] = ()
 
     _repr_html_ = notebook.data
 
@@ -267,7 +265,6 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         statistics=manifest.statistics,
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
-        snapshots=manifest.snapshots,
         extremes=manifest.extremes,
         halves={name: part(name, fields) for name, fields in manifest.halves.items()},
     )
