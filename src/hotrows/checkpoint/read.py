@@ -38,8 +38,7 @@ from hotrows.optim import DenseRowOptimizer
 from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.storage.file_store import FileStore
 
-Tensors = dict[str, Tensor]
-Widen = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
+Widen = Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
 
 def load(

@@ -206,17 +206,16 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool)
         return schema
     if schema is None or _without_rows(schema) == _without_rows(stored.schema):
         return stored.schema
-    old = {feature.name: place for place, feature in enumerate(stored.schema.features)}
-    new = [feature for feature in schema.features if feature.name not in old]
-    kept = [feature for feature in schema.features if feature.name in old]
-    kept.sort(key=lambda feature: old[feature.name])
-    narrow = _without_rows(replace(schema, features=tuple(kept), columns=None))
-    if not (extends and new and narrow == _without_rows(replace(stored.schema, columns=None))):
-        raise ValueError(
-            f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
-            f"the schema out, or prepare without them; with extend= it may have more features"
-        )
-    return _without_rows(replace(schema, features=(*kept, *new)))
+    given, known = _without_rows(schema), _without_rows(stored.schema)
+    new = [feature for feature in given.features if feature not in known.features]
+    if extends and len(known.features) + len(new) == len(given.features):
+        wider = replace(given, features=(*known.features, *new))
+        if wider == replace(known, features=wider.features, columns=given.columns):
+            return wider
+    raise ValueError(
+        f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
+        f"the schema out, or prepare without them; with extend= it may have more features"
+    )
 
 
 def _without_rows(schema: Schema) -> Schema:

@@ -66,7 +66,17 @@ class Draft:
 
     def to_json(self) -> str:
         """The schema as JSON, a line per feature, without what has its default."""
-        return brief_json(self.schema)
+        lines = []
+        for name, value in _brief(self.schema).items():
+            if name == "features":
+                value = (
+                    json.dumps({"kind": type(f).__name__.lower(), **_brief(f)})
+                    for f in self.schema.features
+                )
+                lines.append('  "features": [\n    ' + ",\n    ".join(value) + "\n  ]")
+            else:
+                lines.append(f'  "{name}": {json.dumps(value)}')
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def draft_schema(source: Any, label: str | None = None) -> Draft:
@@ -403,20 +413,6 @@ def _words(name: str) -> set[str]:
 
 def _id_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def brief_json(schema: Schema) -> str:
-    """A schema as JSON, a line per feature, without what has its default."""
-    lines = []
-    for name, value in _brief(schema).items():
-        if name == "features":
-            features = (
-                json.dumps({"kind": type(f).__name__.lower(), **_brief(f)}) for f in schema.features
-            )
-            lines.append('  "features": [\n    ' + ",\n    ".join(features) + "\n  ]")
-        else:
-            lines.append(f'  "{name}": {json.dumps(value)}')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _brief(declared: Any) -> dict[str, Any]:
