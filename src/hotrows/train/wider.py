@@ -21,7 +21,6 @@ from hotrows import checkpoint
 from hotrows.data import EncodedData
 from hotrows.dynamic import any_dynamic
 from hotrows.models.tables import VECTOR
-from hotrows.optim import DenseRowOptimizer
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.train.pretrained import GivenRows
 from hotrows.train.step_trainer import StepTrainer
@@ -39,8 +38,8 @@ def load_wider(run: Path, then: Schema, steps: StepTrainer) -> checkpoint.State:
     """Reads the best checkpoint of a run whose schema, `then`, lacks features of the data; collective
     between ranks."""
     embedding, features = steps.embedding, steps.data.schema.id_features
-    of_steps = any(isinstance(table.optimizer, DenseRowOptimizer) for table in embedding.tables)
-    if any_dynamic(features) or of_steps:
+    under_dense = any(p in embedding.packed.dense_rows for p in range(len(embedding.packs)))
+    if any_dynamic(features) or under_dense:
         raise ValueError(
             f"{run} has fewer features than {steps.data.path}; a run can begin so unless features "
             f"are dynamic or rows are under a dense optimizer; begin without --init-from"

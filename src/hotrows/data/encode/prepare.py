@@ -206,11 +206,11 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool)
         return schema
     if schema is None or _without_rows(schema) == _without_rows(stored.schema):
         return stored.schema
-    given, known = _without_rows(schema), _without_rows(stored.schema)
-    new = [feature for feature in given.features if feature not in known.features]
-    if extends and len(known.features) + len(new) == len(given.features):
-        wider = replace(given, features=(*known.features, *new))
-        if wider == replace(known, features=wider.features, columns=given.columns):
+    wanted, known = _without_rows(schema), _without_rows(stored.schema)
+    new = [feature for feature in wanted.features if feature not in known.features]
+    if extends and len(known.features) + len(new) == len(wanted.features):
+        wider = replace(wanted, features=(*known.features, *new))
+        if wider == replace(known, features=wider.features, columns=wanted.columns):
             return wider
     raise ValueError(
         f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "

@@ -234,9 +234,9 @@ def sampled_lines(file: File, first: Chunk, num_lines: int) -> list[bytes]:
     first: the first chunk of the file, from which its first line is taken. Compressed files are read to
     their end, at about 5 s for 1 GB of content; of plain ones all that is between blocks is skipped.
     """
-    each = num_lines // BLOCKS
-    blocks = _blocks_apart(file, 2 * each * (len(first.text) // first.num_lines + 1))
-    lines = [line for block in blocks for line in block.split(b"\n")[:each] if line.strip()]
+    num_of_block = num_lines // BLOCKS
+    blocks = _blocks_apart(file, 2 * num_of_block * (len(first.text) // first.num_lines + 1))
+    lines = [line for block in blocks for line in block.split(b"\n")[:num_of_block] if line.strip()]
     return [bytes(first.text[: first.text.index(b"\n")]), *lines[1:]]
 
 

@@ -54,8 +54,8 @@ class SnapshotInput:
 
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         def batches(file: int, num_rows: int) -> Iterator[Any]:
-            whole = self._batches(self.files[file], self.names)
-            return (piece for batch in whole for piece in slices(batch, num_rows))
+            stored = self._batches(self.files[file], self.names)
+            return (piece for batch in stored for piece in slices(batch, num_rows))
 
         return sampled_batches(len(self.files), self.size, limit(len(self.names)), batches)
 

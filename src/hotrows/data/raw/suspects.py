@@ -44,8 +44,8 @@ def neighbours_unlike(counts: Counter) -> float | None:
 def giveaways(columns: Sequence[Column], label: Label, target: Column) -> Iterator[tuple[str, float]]:
     """Names of columns whose values alone rank the label with an AUC above 0.99, and that AUC."""
     y = _ones(label, target)
-    for column in columns if y is not None else ():
-        if column is target or column.kind not in ("number", "text", "time"):
+    for column in columns:
+        if y is None or column is target or column.kind not in ("number", "text", "time"):
             continue
         auc = max(_aucs(column, y))
         if auc > _GIVES_AWAY:

@@ -59,11 +59,13 @@ def sampled_batches(
     num_rows: of all groups; batches: called with a group and a number of rows, yields record batches of
     at most so many. Of fewer groups than BLOCKS each is read through.
     """
-    is_all, each = num_rows <= most, most // BLOCKS
-    at_once = ROWS_PER_CHUNK if is_all else min(ROWS_PER_CHUNK, max(each, num_rows // BLOCKS))
+    is_all, num_of_block = num_rows <= most, most // BLOCKS
+    at_once = ROWS_PER_CHUNK if is_all else min(ROWS_PER_CHUNK, max(num_of_block, num_rows // BLOCKS))
     step, few = (num_groups // BLOCKS, 1) if num_groups >= BLOCKS and not is_all else (1, None)
     chosen = [
-        batch if is_all else batch.take(np.arange(min(each, batch.num_rows)))  # a slice would hold all
+        batch
+        if is_all
+        else batch.take(np.arange(min(num_of_block, batch.num_rows)))  # a slice would hold all
         for group in range(0, num_groups, step)
         for batch in islice(batches(group, at_once), few)
     ]
