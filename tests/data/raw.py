@@ -52,3 +52,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def _as_bytes(value) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
+
+
+def shards(data) -> dict[str, bytes]:
+    """The files of prepared data, without data.json."""
+    return {path.name: path.read_bytes() for path in data.path.iterdir() if path.suffix != ".json"}

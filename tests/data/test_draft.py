@@ -204,7 +204,7 @@ def test_ids_of_the_magnitude_of_times_are_ids(tmp_path, kind, first_id):
 def test_a_date_or_a_name_says_more_of_the_time_than_a_magnitude(times):
     rows = np.arange(ROWS)
     when = [times[row % 2] for row in rows]
-    frame = pd.DataFrame({"x": 1_500_000_000 + rows % 90, "event_time": when, "click": rows % 2})
+    frame = pd.DataFrame({"x": 1_500_000_000 + rows % 90, "event_time": when, "click": rows // 2 % 2})
     draft = draft_schema(frame)
     assert draft.schema.time is not None and draft.schema.time.column == "event_time"
     assert "'x' is left out: the time is 'event_time'" in draft.notes
@@ -329,6 +329,8 @@ def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
     [
         ("1::F::1::10::48067\n", r"'::' is two bytes: write one in its place \(sed 's/::"),
         ("1 3:0.5 7:1\n0 2:1\n", "rows has pairs of index:value, as libsvm writes them, which are not"),
+        ("1 3:1 7:1\n0 7:1 9:1\n", "rows has pairs of index:value, .* unless each position is a field"),
+        ("1 3:0.5 7:1\n0 3:2 9:1\n", "rows has pairs of index:value, .* and the value 1; write a col"),
     ],
 )
 def test_layouts_that_are_often_met_are_refused_by_name(tmp_path, line, message):
@@ -574,3 +576,148 @@ def test_columns_with_types_in_their_names_are_read_by_these(tmp_path):
     assert encoded.vocabularies["tags"].num_distinct == 3
     mixed = pd.DataFrame({"user:token": [1, 2, 3], "click": [0, 1, 0]})
     assert [f.name for f in draft_schema(mixed).schema.features] == ["user:token"]
+
+
+def sorted_clicks(rows=60_000):
+    """Rows sorted by a column that has one value in half of them; row numbers, and ids."""
+    row = np.arange(rows)
+    return pd.DataFrame(
+        {
+            "row": row,
+            "country": np.where(row < rows * 2 // 3, "de", "fr"),
+            "user_id": row * 7919 % 5000,
+            "click": row * 31 % 97 % 2,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["csv", "csv.gz", "csv.zip", "utf-16", "jsonl", "jsonl.gz", "parquet", "groups", "arrow", "frame"],
+)
+def test_a_sorted_file_is_sampled_to_its_end(tmp_path, kind):
+    """`country` had one value in the first 30,000 rows and was left out; row numbers follow each other
+    in blocks of the sample alone."""
+    frame, path = sorted_clicks(), str(tmp_path / f"rows.{kind}")
+    if kind in ("parquet", "groups"):
+        frame.to_parquet(path, row_group_size=1000 if kind == "groups" else 50_000)
+    elif kind == "arrow":
+        frame.to_feather(path, chunksize=7000)
+    elif kind.startswith("jsonl"):
+        frame.to_json(path, orient="records", lines=True)
+    elif kind != "frame":
+        frame.to_csv(path, index=False, encoding="utf-16" if kind == "utf-16" else "utf-8")
+    draft = draft_schema(frame if kind == "frame" else path)
+    assert draft.schema.features == (Sparse("country"), Sparse("user_id"))
+    said = next(
+        note for note in draft.notes if note.startswith("'row' is left out: another value in each")
+    )
+    assert 24_000 < int(re.search("[0-9]+,[0-9]{3}", said)[0].replace(",", "")) <= 30_000
+    assert "rows from all of the data (a row number?)" in said
+
+
+def test_no_line_is_sampled_twice_however_long_lines_are(tmp_path):
+    """A value that no row shares would be in two of them."""
+    with open(tmp_path / "rows.csv", "w") as file:
+        file.write("key,text,click\n")
+        for row in range(40_000):
+            file.write(f"k{row:x}y{row},{'ab' * (200 if row < 900 else 2)}{row % 50},{row % 2}\n")
+    assert any(
+        note.startswith("'key' is left out: another value in")
+        for note in draft_schema(tmp_path / "rows.csv").notes
+    )
+
+
+def bookings(rows=3000):
+    """Arrivals, and when bookings changed for the last time: those that were cancelled, before."""
+    draw = np.random.default_rng(1)
+    cancelled = draw.random(rows) < 0.4
+    arrival = 1_709_251_200 + 86_400 * np.sort(draw.integers(0, 300, rows))
+    days = np.where(cancelled, -draw.integers(1, 90, rows), draw.integers(1, 9, rows))
+    changed = pd.Series(pd.to_datetime(arrival + 86_400 * days, unit="s"))
+    arrival = pd.Series(pd.to_datetime(arrival, unit="s"))
+    return pd.DataFrame(
+        {
+            "hotel": draw.integers(0, 9, rows),
+            "arrival": arrival,
+            "changed": changed,
+            "cancelled": cancelled + 0,
+        }
+    )
+
+
+AFTER = {
+    "name": (
+        lambda f: f.drop(columns="arrival").rename(columns={"changed": "reservation_status_date"}),
+        None,
+    ),
+    "name of one": (lambda f: f.rename(columns={"changed": "reservation_status_date"}), "arrival"),
+    "missing": (
+        lambda f: f.drop(columns="changed").assign(paid=f.arrival.where(f.cancelled == 0)),
+        "arrival",
+    ),
+    "delay": (lambda f: f.assign(arrival=f.arrival - pd.Timedelta(days=99)), "arrival"),
+}
+
+
+@pytest.mark.parametrize("kind", AFTER)
+def test_a_time_that_is_known_after_the_label_is_not_the_time(tmp_path, kind):
+    """Bookings were split by the date on which they were cancelled, or not."""
+    change, time = AFTER[kind]
+    frame = change(bookings())
+    draft = draft_schema(frame[::-1] if kind == "delay" else frame, label="cancelled")
+    assert (draft.schema.time and draft.schema.time.column) == time
+    assert "is left out, it seems to be known only after the label: " in draft.notes[0]
+    assert draft.notes[0].endswith("; the time is 'arrival'" if time else "; split by position")
+    assert draft.split == f"{'time' if time else 'position'}:0.8,0.1,0.1"
+    prepare(frame, draft.schema, tmp_path / "enc", split=draft.split)
+
+
+def test_two_times_that_say_nothing_of_the_label_are_as_they_were():
+    frame = bookings().assign(cancelled=np.arange(3000) % 7 % 2)
+    draft = draft_schema(frame, label="cancelled")
+    assert draft.schema.time == Time("arrival", "iso")
+    assert "'changed' is left out: the time is 'arrival'" in draft.notes
+
+
+def test_lines_of_libfm_are_columns(tmp_path):
+    """They were refused as those of libsvm, although each position is a field."""
+    draw = random.Random(2)
+    lines = [
+        f"{draw.choice((1, -1))} {draw.randrange(40)}:1 {40 + draw.randrange(30)}:1 {70 + row % 9}:1"
+        for row in range(ROWS)
+    ]
+    (tmp_path / "rows.libfm").write_text("\n".join([*lines, ""]))
+    draft = draft_schema(tmp_path / "rows.libfm")
+    assert draft.schema.features == (Sparse("column_2"), Sparse("column_3"), Sparse("column_4"))
+    assert draft.schema.labels[0] == Label("column_1", at_least=1)
+    assert (
+        "pairs of index:1, a field at each position, as in files of libfm: ids of columns" in draft.notes
+    )
+    assert_prepares(tmp_path, tmp_path / "rows.libfm", draft.schema)
+
+
+def test_names_that_reading_changes_are_shown(tmp_path):
+    """One in Latin-1 was refused as `name of a sparse must be of type str, not 'caf\\udce9'`."""
+    rows = "".join(f"{row % 7},{row % 5},{row % 2}\n" for row in range(ROWS))
+    (tmp_path / "rows.csv").write_bytes(" city ,caf\xe9,click\n".encode("latin-1") + rows.encode())
+    draft = draft_schema(tmp_path / "rows.csv")
+    assert draft.notes[0] == "names of columns that reading changes: ' city ' is 'city'"
+    assert (
+        draft.notes[1] == r"'caf\udce9' is left out: its name is no UTF-8; write the file again, as UTF-8"
+    )
+    assert_prepares(tmp_path, tmp_path / "rows.csv", draft.schema)
+
+
+def test_notes_come_by_weight_and_the_command_prints_ten(tmp_path, capsys):
+    """What gives the label away was below twenty columns that were left out."""
+    frame = clicks().assign(**{f"one_{n}": n for n in range(20)}, leak=clicks()["click"] * 3)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    draft = draft_schema(tmp_path / "rows.csv")
+    assert draft.notes[0].startswith("'leak' alone ranks the label") and len(draft.notes) > 20
+    assert cli.main(["schema", str(tmp_path / "rows.csv")]) in (0, None)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hotrows: ")]
+    assert said[:10] == [f"hotrows: {note}" for note in draft.notes[:10]]
+    assert said[10:] == [
+        f"hotrows: {len(draft.notes) - 10} more notes, of less weight: draft_schema(...).notes"
+    ]

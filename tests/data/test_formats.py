@@ -20,6 +20,7 @@ from hotrows.data import Encoder, draft_schema, prepare
 from hotrows.data.raw import files, typed_files
 from hotrows.data.raw.tables import as_table
 from hotrows.schema import Dense, Schema, Sequence, Sparse
+from tests.data.raw import shards
 
 SCHEMA = Schema(
     features=(Dense("price", transform="none"), Sparse("user"), Sequence("seen")),
@@ -99,10 +100,6 @@ CONTENTS = {
     "Feather": feather,
     "ORC": orc,
 }
-
-
-def shards(data) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in data.path.iterdir() if path.suffix != ".json"}
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,8 @@ def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
         (b'{"rows": [], "shared": [1]}', 422, "and shared as an object"),
         (b"[]", 422, "expected 1 to 50 rows, found 0"),
         (b"[1, 2]", 422, "expected rows, an object of columns each, found int as row 1"),
+        (b'[{"user": 7}, {"user": "b"}]', 422, "convert it to text (of a pandas frame"),
+        (b'[{"user": 7}, {"user": "b"}]', 422, 'in JSON: "7" in place of 7)'),
         (b"[{}, null]", 422, "expected rows, an object of columns each, found null as row 2"),
         (b'[{"user": 1, "user": 2}]', 400, "expected each name of an object once, found 'user' again"),
         (b'{"rows": [{}], "rows": [{}]}', 400, "found 'rows' again"),

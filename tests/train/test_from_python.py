@@ -387,6 +387,27 @@ def test_what_was_fitted_predicts(encoded, raw, tmp_path, model):
     assert copied.steps == result.steps and "predictor" not in vars(copied)
 
 
+def test_predictions_before_fit_are_warned_of(encoded, raw, tmp_path, caplog):
+    """They came without a word, from the initial values."""
+    trainer = Trainer(encoded, SHORT, tmp_path / "run")
+    trainer.predict(raw)
+    assert "the model is untrained, and so are its predictions; call fit" in caplog.text
+    trainer.fit()
+    caplog.clear()
+    trainer.predict(raw)
+    assert "untrained" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [("on_step_ended", "; did you mean 'on_step_end'?"), ("on_batch", "; training calls on_begin, ")],
+)
+def test_a_method_of_a_callback_that_training_does_not_call_is_refused(name, hint):
+    """One with an old name, or one of another framework, was never called, and nothing said so."""
+    with pytest.raises(ValueError, match=re.escape(f"Early.{name} is never called{hint}")):
+        type("Early", (Callback,), {name: lambda self, trainer: None})
+
+
 def test_a_callback_predicts_by_the_model_of_its_step(encoded, raw, tmp_path):
     seen = []
 

@@ -7,14 +7,14 @@ Otherwise each rank verifies its share of the files, then copies what it holds f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load as tensors_from_bytes
-from torch import nn
+from torch import Tensor, nn
 
 from hotrows import optim
 from hotrows.checkpoint import files, key_state, sources
@@ -38,6 +38,8 @@ from hotrows.engine.embedding import Embedding
 from hotrows.optim import DenseRowOptimizer
 from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.storage.file_store import FileStore
+
+Widen = Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
 
 def load(
@@ -137,13 +139,18 @@ def _checked(
 
 
 def check_tables(
-    folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True, converts: bool = False
+    folder: Path,
+    manifest: Manifest,
+    embedding: Embedding,
+    added: Container[str] | None = None,
+    converts: bool = False,
 ) -> None:
     """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows.
 
+    added: tables that the checkpoint lacks, where rows get other ids; None: ids are equal.
     converts: weights in files of the checkpoint may be of another dtype.
     """
-    tables = {table.name: table for table in embedding.tables}
+    tables = {table.name: table for table in embedding.tables if table.name not in (added or ())}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
     if missing or unknown:
@@ -175,7 +182,7 @@ def check_tables(
                 f"model's by {kind}, which counts the steps of a row in another way; use the row "
                 f"optimizer of the run"
             )
-        if table.rows > tables[name].rows and same_ids:
+        if table.rows > tables[name].rows and added is None:
             raise ValueError(
                 f"checkpoint {folder}: table {name!r} has {table.rows:,} rows, the model's only "
                 f"{tables[name].rows:,}; a table may grow but not shrink: use the schema of the run"
@@ -339,10 +346,12 @@ def _read_keys(checkpoints: Chain, embedding: Embedding) -> None:
     embedding.dynamic.load(state)
 
 
-def read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:
-    """Reads the dense part into a model; returns the rest of the trainer's state."""
+def read_dense(folder: Path, manifest: Manifest, model: nn.Module, widen: Widen | None = None) -> State:
+    """Reads the dense part into a model; returns the rest of the trainer's state. widen: changes both."""
     contents = [files.read_file(folder / name, manifest.files[name]) for name in DENSE]
     parameters, tensors = map(tensors_from_bytes, contents)
+    if widen is not None:
+        parameters, tensors = widen(parameters, tensors)
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     for name in sorted(shapes.keys() | expected.keys()):

@@ -9,9 +9,9 @@ import numpy as np
 from torch import nn
 
 from hotrows.checkpoint.manifest import Chain, chain, check_files
-from hotrows.checkpoint.read import check_tables, fill_tables, read_dense
+from hotrows.checkpoint.read import Widen, check_tables, fill_tables, read_dense
 from hotrows.checkpoint.reshard import Places
-from hotrows.checkpoint.sources import SavedRecords, in_files
+from hotrows.checkpoint.sources import SavedRecords, Tables, in_files
 from hotrows.checkpoint.write import State
 from hotrows.distributed.all_or_none import together
 from hotrows.engine.embedding import Embedding
@@ -32,12 +32,18 @@ class _Renumbered:
 
 
 def load_renumbered(
-    folder: Path | str, embedding: Embedding, model: nn.Module, new_ids: Mapping[str, np.ndarray]
+    folder: Path | str,
+    embedding: Embedding,
+    model: nn.Module,
+    new_ids: Mapping[str, np.ndarray],
+    added: Tables | None = None,
+    widen: Widen | None = None,
 ) -> State:
     """Reads the checkpoint in `folder` into `embedding` and `model`.
 
     new_ids: by table, for each saved id the one that its row gets, distinct; -1: it is left out. Rows to
-    which none goes keep their first values. Collective between the embedding's ranks.
+    which none goes keep their first values. added: records of tables that the checkpoint lacks; widen:
+    see `read_dense`. Collective between the embedding's ranks.
     """
     folder, ranks = Path(folder), embedding.ranks.channel("checkpoint")
 
@@ -45,7 +51,7 @@ def load_renumbered(
         checkpoints = chain(folder)
         manifest = checkpoints[-1][1]
         check_files(checkpoints)
-        check_tables(folder, manifest, embedding, same_ids=False, converts=True)
+        check_tables(folder, manifest, embedding, added or {}, converts=True)
         if manifest.stores:
             raise ValueError(
                 f"checkpoint {folder} has its rows in a file store, from which they do not get other "
@@ -58,5 +64,5 @@ def load_renumbered(
         name: [_Renumbered(piece, new_ids[name]) for piece in pieces]
         for name, pieces in in_files(checkpoints).items()
     }
-    fill_tables(embedding, tables)
-    return together(ranks, lambda: read_dense(folder, checkpoints[-1][1], model))
+    fill_tables(embedding, {**tables, **(added or {})})
+    return together(ranks, lambda: read_dense(folder, checkpoints[-1][1], model, widen))

@@ -70,6 +70,12 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            words = error.option_name.strip("-").replace("-", " ")
+            options = [param for param in self.params if isinstance(param, click.Option)]
+            meant = [param.opts[-1] for param in options if (param.help or "").lower().startswith(words)]
+            if meant:
+                what = f"No such option {error.option_name!r}. Did you mean {' or '.join(meant)}?"
+                raise click.UsageError(what, error.ctx) from None
             near = closest(error.option_name, error.possibilities or ())
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 

@@ -37,6 +37,7 @@ def data_set_names() -> list[str]:
     return sorted(datasets.BY_NAME)
 
 
+_MOST_NOTES = 10  # of a draft that are printed
 _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says what is wrong
 
 
@@ -105,9 +106,9 @@ def schema_command(
 ) -> None:
     """Draft a schema from a file.
 
-    Reads the first rows of what `hotrows prepare` reads, and writes a schema that it takes as it is:
+    Reads a sample of what `hotrows prepare` reads, and writes a schema that it takes as it is:
     delimiter, header, types, times, lists and label. Prints to standard error what was unsure
-    or left out; correct the file if it is wrong.
+    or left out, the weightiest first; correct the file if it is wrong.
     """
     if out is not None and out.exists():
         raise click.UsageError(f"{out} exists; give another name, or remove it")
@@ -115,13 +116,15 @@ def schema_command(
     from hotrows.runtime.atomic_files import write_text
 
     draft = data.draft_schema(raw, label, user, histories)
-    for note in draft.notes:
+    for note in draft.notes[:_MOST_NOTES]:
         click.echo(f"hotrows: {note}", err=True)
+    if (num_more := len(draft.notes) - _MOST_NOTES) > 0:
+        click.echo(f"hotrows: {num_more:,} more notes, of less weight: draft_schema(...).notes", err=True)
     if out is None:
         click.echo(draft.to_json(), nl=False)
         return
     write_text(out, draft.to_json())
-    split = " --split time:0.8,0.1,0.1" if draft.schema.time else ""
+    split = f" --split {draft.split}" if draft.split else ""
     click.echo(f"{out}: {draft.schema}", err=True)
     split += " --events FILE" if histories else ""
     click.echo(f"next: hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True)
@@ -180,8 +183,9 @@ def prepare_command(
     """Encode raw files for training.
 
     RAW is delimited text (with or without a header) or JSON lines, compressed or not, Parquet, Arrow or
-    ORC: files, quoted globs, folders, or addresses such as s3://bucket/file. A preparation that was
-    stopped goes on when the same command is run again.
+    ORC: files, quoted globs, folders, or addresses such as s3://bucket/file; or a table,
+    iceberg:NAME@SNAPSHOT or delta:PATH@VERSION. A preparation that was stopped goes on when the same
+    command is run again.
     """
     # 1. Check which options go together.
     if no_rows == bool(raw):

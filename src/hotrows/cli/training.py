@@ -38,9 +38,8 @@ data_options = with_options(
 _ROW_BITS = {"8": "int8", "16": "bfloat16", "32": "float32"}  # by the table_dtype that they mean
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
-    declare(
-        *("--lr", "lr"),
-        old=("--learning-rate",),
+    click.option(
+        "--lr",
         type=float,
         help="Learning rate of rows and of the dense part.  [default: that of each optimizer]",
     ),

@@ -14,6 +14,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.planning.routing import RankSignals
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.train.predictor import Predictor
 from hotrows.train.progress import Progress
 from hotrows.train.result import Result
@@ -53,7 +54,8 @@ class Callback:
 
     `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
     it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
-    metrics; one of them may stop all, and none should raise an error alone.
+    metrics; one of them may stop all, and none should raise an error alone. A method `on_...` that
+    training does not call is a ValueError when the class is defined.
 
     >>> class Early(hotrows.Callback):
     ...     def on_evaluation_end(self, trainer, metrics):
@@ -63,6 +65,14 @@ class Callback:
     >>> trainer.fit(callbacks=[Early()]).steps
     2
     """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        known = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in known:
+                hint = did_you_mean(name, known) or f"; training calls {', '.join(known)}"
+                raise ValueError(f"{cls.__name__}.{name} is never called{hint}")
 
     def on_begin(self, trainer: Training) -> None:
         """Called before the first batch is planned; a resumed run is then at its checkpoint."""

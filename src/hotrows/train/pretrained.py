@@ -87,7 +87,7 @@ def table_named(tables: Sequence[Table], name: str) -> Table:
 
 def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> list[Coverage]:
     """Gives the rows of tables, by name, the values in files; collective between ranks."""
-    saved: dict[str, list[_Vectors]] = {}
+    saved: dict[str, list[GivenRows]] = {}
     covered = []
     for name, file in files.items():
         table = table_named(embedding.tables, name)
@@ -108,7 +108,7 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
         places = np.flatnonzero(ids >= 0)
         places = places[np.argsort(ids[places], kind="stable")]
         _check_once(file, values, ids, places)
-        saved[table.name] = [_Vectors(table, ids[places], vectors[places])]
+        saved[table.name] = [GivenRows(table, ids[places], vectors[places])]
         covered.append(
             Coverage(table.name, Path(file).name, len(places), table.rows, len(ids) - len(places))
         )
@@ -116,9 +116,9 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
     return covered
 
 
-class _Vectors:
-    """The records of pretrained rows, as `checkpoint.sources.SavedRecords`: their state is that of new
-    rows."""
+class GivenRows:
+    """The records of rows whose weights are given, as `checkpoint.sources.SavedRecords`: their state is
+    that of new rows."""
 
     def __init__(self, table: Table, ids: np.ndarray, vectors: np.ndarray) -> None:
         self.ids, self.columns = ids, ColumnSlice(layout_of(table), (0, table.dim))
@@ -194,7 +194,7 @@ def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
 def _typed(path: Path, kind: str) -> tuple[Any, np.ndarray]:
     pa = pyarrow()
     file = TypedFileInput(str(path), str(path), kind=kind)
-    table, _ = file.first_rows(lambda columns: sys.maxsize)
+    table, _ = file.sample_rows(lambda columns: sys.maxsize)
     types = {field.name: field.type for field in table.schema}
     lists = [name for name, type_ in types.items() if is_list(type_)]
     others = [name for name in types if name not in lists]

@@ -29,6 +29,7 @@ from hotrows.train import pretrained, run_folder
 from hotrows.train.run_state import RunState
 from hotrows.train.step import load_optimizer, optimizer_tensors
 from hotrows.train.step_trainer import StepTrainer
+from hotrows.train.wider import is_wider, load_wider
 
 _WINDOW = "window/"  # begins the names of its tensors
 _VALUES = 1 << 20  # values of a vocabulary whose keys are computed at once
@@ -113,7 +114,10 @@ class RunCheckpoints:
         if steps.config.start_from is None:
             return
         other = Path(steps.config.start_from)
-        if _ids_differ(other, steps.data):
+        then, fingerprint = run_folder.read_schema(other), run_folder.read_data(other).fingerprint
+        if is_wider(then, steps.data, fingerprint):
+            stored = load_wider(other, then, steps)
+        elif _ids_differ(other, steps.data):
             stored = _load_by_keys(other, steps.embedding, steps.model, steps.data)
         else:
             folder = checkpoint.folder_of(other, "best")

@@ -216,6 +216,10 @@ class Trainer:
 
         Several ranks all call it, with equal data.
         """
+        if not (self.state.step or self._is_fitting or self.config.start_from):
+            notes.log.warning(
+                "the model is untrained, and so are its predictions; call fit before predict"
+            )
         self._doing = "predicting"
         return self.recommender.predict(data)
 

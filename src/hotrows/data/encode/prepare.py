@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.raw.inputs import Input, inputs_of
 from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.histories import EVENTS_FILE, check_no_histories
@@ -77,7 +79,8 @@ def prepare(
     """Encodes raw rows into the folder `out`.
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
-        a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
+        a dict of columns, a table (`iceberg:NAME@SNAPSHOT`, `delta:PATH@VERSION`), a dataset of Ray Data,
+        whose cluster then does the work, or a list of these.
     validation: more rows, all of which validate.
     test: more rows, all of which test.
     events: the events of users, which are the histories of the schema.
@@ -88,7 +91,8 @@ def prepare(
         (default: fraction:0.8,0.1,0.1, or all training if validation or test has rows of its own).
     seed: the seed of a split that draws.
     like: prepared data whose encoders are used unchanged, so that its models fit.
-    extend: prepared data whose ids remain and whose vocabularies grow by new values.
+    extend: prepared data whose ids remain and whose vocabularies grow by new values; `schema` may have
+        more features than its schema has.
     memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
     threads: threads on this machine, or tasks that run at once on a cluster (default: one per core).
     overwrite: replace prepared data in `out`, once the new data is complete.
@@ -140,7 +144,8 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
             events.remove()
             header = header_checksum(folder / EVENTS_FILE)
             stored_events = Shard(EVENTS_FILE, events.rows, header)
-        origin = (job.split_text, job.seed, lineage, extremes, stored_events)
+        snapshots = [source.name for source in job.inputs if isinstance(source, SnapshotInput)]
+        origin = (job.split_text, job.seed, lineage, extremes, stored_events, snapshots)
         write_manifest(folder, encoder.schema, written, state["encoders"], *origin)
         (folder / STATE_FILE).unlink()
     return EncodedData.open(out)
@@ -168,7 +173,7 @@ def _job(
     progress: Progress | None,
 ) -> Job:
     stored = _stored(like, extend)
-    schema = _schema_of(schema, stored)
+    schema = _schema_of(schema, stored, extend is not None)
     *groups, events = map(inputs_of, rows)
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
@@ -216,8 +221,9 @@ def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData |
     return data
 
 
-def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
-    """Returns the schema to prepare with: that of the stored encoders, if there are any."""
+def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool) -> Schema:
+    """Returns the schema to prepare with: that of the stored encoders, if there are any, and behind its
+    features, if it extends them, those that are new."""
     if stored is None and schema is None:
         raise ValueError("prepare needs a schema: one of your own, or that of stored data (like=)")
     if stored is None:
@@ -228,12 +234,18 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
             )
         readers_of(schema)
         return schema
-    if schema is not None and _without_rows(schema) != _without_rows(stored.schema):
-        raise ValueError(
-            f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
-            f"the schema out, or prepare without them"
-        )
-    return stored.schema
+    if schema is None or _without_rows(schema) == _without_rows(stored.schema):
+        return stored.schema
+    wanted, known = _without_rows(schema), _without_rows(stored.schema)
+    new = [feature for feature in wanted.features if feature not in known.features]
+    if extends and len(known.features) + len(new) == len(wanted.features):
+        wider = replace(wanted, features=(*known.features, *new))
+        if wider == replace(known, features=wider.features, columns=wanted.columns):
+            return wider
+    raise ValueError(
+        f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
+        f"the schema out, or prepare without them; with extend= it may have more features"
+    )
 
 
 def _without_rows(schema: Schema) -> Schema:
@@ -332,10 +344,9 @@ def _fix(job: Job, folder: Path, totals: Totals, counts: Any) -> dict[str, Any]:
                 progress(v + 1, len(readers))
     for run in folder.glob("run-*"):
         run.unlink()  # left by an interruption, of vocabularies that are written
-    if job.stored:
-        return stored_encoders(vocabularies, job.stored.statistics)
     names = [job.schema.dense[place].name for place in standard_columns(job.schema)]
-    return stored_encoders(vocabularies, dict(zip(names, totals.moments.statistics(), strict=True)))
+    statistics = dict(zip(names, totals.moments.statistics(), strict=True))
+    return stored_encoders(vocabularies, statistics | (job.stored.statistics if job.stored else {}))
 
 
 def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:

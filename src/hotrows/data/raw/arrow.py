@@ -16,7 +16,7 @@ long as that of the label, of lists where the feature is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -281,6 +281,20 @@ def rows_per_chunk(schema: Schema) -> int:
     """The rows of a chunk: fewer where they have wide vectors."""
     width = schema.num_dense - len(schema.dense)
     return min(ROWS_PER_CHUNK, max(1, _NUMBERS_PER_CHUNK // max(1, width)))
+
+
+def columns_of_tables(
+    tables: Iterable[Any], name: str, how: Reading, skip: int
+) -> Iterator[tuple[int, Columns | int]]:
+    """Yields (rows so far, columns) of tables that follow each other; of the first `skip` the number of
+    rows."""
+    done = first_row = number = 0
+    for table in tables:
+        for columns in table_columns(table, name, how, first_row):
+            done += columns.num_rows
+            yield done, columns.num_rows if number < skip else columns
+            number += 1
+        first_row += table.num_rows
 
 
 def columns_of_batch(batch: Any, name: str, first_row: int, how: Reading) -> Iterator[Columns]:

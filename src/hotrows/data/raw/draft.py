@@ -1,4 +1,4 @@
-"""draft_schema: a schema for raw data, from its first rows.
+"""draft_schema: a schema for raw data, from a sample of its rows.
 
 Each column is looked at in this order, and the first that fits decides:
 
@@ -6,7 +6,7 @@ Each column is looked at in this order, and the first that fits decides:
                 loss is proposed
     left out    one value in all rows; another value in every row, as row numbers have
     time        the first column of dates or times, or of seconds since 1970 that is called a time; else
-                numbers that are seconds since 1970 by their magnitude
+                numbers that are seconds since 1970 by their magnitude; none that is known after the label
     dense       numbers; whole ones where they look like amounts; vectors: float lists of one length
     sparse      text; whole numbers that are few, or far from 0, or called an id; lists in cells
 
@@ -23,9 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.first_rows import first_rows_of
+from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.kinds import FEW, ID_NAME, TIME_NAME, Column, almost_numbers, quantiles
-from hotrows.data.raw.suspects import giveaways, neighbours_unlike
+from hotrows.data.raw.sampled_rows import SampledRows, changed_names, sampled_rows_of
+from hotrows.data.raw.suspects import giveaways, neighbours_unlike, times_after
 from hotrows.data.raw.typed_names import columns_of_types
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
 from hotrows.runtime.suggestions import did_you_mean
@@ -40,6 +41,7 @@ _LABELS = (
 _RATINGS = ("rating", "ratings", "stars", "score")
 _POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">50k", ">50k.", "good")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes of text, as `surrogateescape` has them
 _GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", re.IGNORECASE)
 _HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
 _DAY = 86_400
@@ -47,9 +49,10 @@ _DAY = 86_400
 
 @dataclass(frozen=True)
 class Draft:
-    """A schema made from the first rows of data.
+    """A schema made from a sample of data.
 
-    notes: what is unsure and what was left out, a line each.
+    notes: what is unsure, then what was left out, a line each, first what tells the label.
+    split: the split of `prepare` that fits the data, "" where nothing speaks for one.
 
     >>> rows = {"user": ["a", "b", "a"], "price": [1.5, 2.0, 3.5], "click": [0, 1, 0]}
     >>> draft = draft_schema(rows, label="click")
@@ -59,16 +62,27 @@ class Draft:
 
     schema: Schema
     notes: tuple[str, ...]
+    split: str = ""
 
     def to_json(self) -> str:
         """The schema as JSON, a line per feature, without what has its default."""
-        return brief_json(self.schema)
+        lines = []
+        for name, value in _brief(self.schema).items():
+            if name == "features":
+                value = (
+                    json.dumps({"kind": type(f).__name__.lower(), **_brief(f)})
+                    for f in self.schema.features
+                )
+                lines.append('  "features": [\n    ' + ",\n    ".join(value) + "\n  ]")
+            else:
+                lines.append(f'  "{name}": {json.dumps(value)}')
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def draft_schema(
     source: Any, label: str | None = None, user: str | None = None, histories: Sequence[str] = ()
 ) -> Draft:
-    """Drafts a schema from the first rows of raw data, at most 30,000.
+    """Drafts a schema from raw data: from at most 30,000 rows, in blocks from all of it.
 
     source: a path, glob, folder or URL, an Arrow table or a frame: what `prepare` reads; of several files
         the first is looked at.
@@ -80,13 +94,15 @@ def draft_schema(
     >>> draft_schema(rows, label="click").schema.labels[0].name
     'click'
     """
-    rows = first_rows_of(source)
+    rows = sampled_rows_of(source)
     columns, in_file = columns_of_types(rows.columns)
-    notes = [*rows.notes]
+    notes = [*rows.notes, *changed_names(in_file.items())]
     short = {full: name for name, full in in_file.items()}
     target = _label(columns, short.get(label, label) if label else None, rows.name, notes)
-    where = "every row" if rows.is_all else f"each of the first {rows.num_rows:,} rows"
-    drafting = _Drafting(notes, columns, where, rows.is_all, label is None)
+    by_name = {column.name: column for column in columns}
+    labels = by_name[column_of(target)]
+    after = times_after([column for column in columns if column.kind == "time"], target, labels)
+    drafting = _Drafting(notes, columns, rows, label is None, after)
     features = [
         feature
         for column in columns
@@ -96,12 +112,11 @@ def draft_schema(
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
-    by_name = {column.name: column for column in columns}
     read_columns = [column for name, column in by_name.items() if name in used]
     notes[:0] = [
         f"{name!r} alone ranks the label with an AUC of {auc:.4f}: is it known before the label? If not, "
         f"leave it out"
-        for name, auc in giveaways(read_columns, target, by_name[column_of(target)])
+        for name, auc in giveaways(read_columns, target, labels)
     ]
     used |= {drafting.time.column} if drafting.time else set()
     if twice := [
@@ -122,7 +137,10 @@ def draft_schema(
         missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
         strip=any(column.is_padded for column in read),
     )
-    return Draft(_with_histories(schema, user, histories, notes), tuple(notes))
+    kind = "time" if schema.time else "position" if after else ""
+    schema = _with_histories(schema, user, histories, notes)
+    notes.sort(key=lambda note: " is left out: " in note)
+    return Draft(schema, tuple(notes), kind and f"{kind}:0.8,0.1,0.1")
 
 
 def _with_histories(schema: Schema, user: str | None, columns: Sequence[str], notes: list[str]) -> Schema:
@@ -186,7 +204,9 @@ def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
 
 def _is_target(column: Column) -> bool:
     """True if a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
-    if _PANDAS_INDEX.fullmatch(column.name) or (column.missing and _plain(column.name) not in _LABELS):
+    if _PANDAS_INDEX.fullmatch(column.name) or _NOT_UTF8.search(column.name):
+        return False
+    if column.missing and _plain(column.name) not in _LABELS:
         return False
     is_pair = column.kind in ("text", "number") and len(column.counts) == 2
     zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1}
@@ -249,20 +269,25 @@ def _loss_of(column: Column) -> tuple[str, str]:
 class _Drafting:
     """Makes features of columns; notes what is unsure, and remembers the time.
 
-    where: the rows looked at, for messages; is_all: whether there are no others; is_guess: whether the
-    label was guessed, so that other columns with names of labels are rather none of the features.
+    rows: those that were looked at; is_guess: whether the label was guessed, so that other columns with
+    names of labels are rather none of the features; after: times that seem to be known only after the
+    label, and why.
     """
 
     def __init__(
-        self, notes: list[str], columns: Sequence[Column], where: str, is_all: bool, is_guess: bool
+        self, notes: list[str], columns: Sequence[Column], rows: SampledRows, is_guess: bool, after: dict
     ) -> None:
         self.notes = notes
         self.time: Time | None = None
         self._names = {column.name for column in columns}
-        self._where = where
-        self._is_all = is_all
+        self._is_all = rows.is_all
+        self._where = (
+            "every row" if rows.is_all else f"each of {rows.num_rows:,} rows from all of the data"
+        )
         self._is_guess = is_guess
-        times = (column for column in columns if column.kind == "time" and not self._left_out(column))
+        self._after = after
+        before = (column for column in columns if column.kind == "time" and column.name not in after)
+        times = (column for column in before if not self._left_out(column))
         self._likeliest_time = min(times, key=_is_time_by_magnitude, default=None)
 
     def features(self, column: Column) -> Iterator[Feature]:
@@ -301,10 +326,13 @@ class _Drafting:
             return f"it is empty in {self._where}" if not column.counts else f"one value in {self._where}"
         if not column.name:
             return "it has no name"
+        if _NOT_UTF8.search(column.name):
+            return "its name is no UTF-8; write the file again, as UTF-8"
         if _plain(column.name) in _LABELS and _is_target(column):
             if self._is_guess:
                 return "by its name it is a label too, known only afterwards; add it if it is none"
-            self.notes.append(f"{column.name!r}: is it known before the label? By its name it is one too")
+            what = "is it known before the label? By its name it is one too"
+            self.notes.insert(0, f"{column.name!r}: {what}")
         if column.is_unique and self._is_row_number(column):
             return f"another value in {self._where} (a row number?)"
         return ""
@@ -312,11 +340,18 @@ class _Drafting:
     def _is_row_number(self, column: Column) -> bool:
         if column.kind == "text":
             return self._is_all or not ID_NAME.search(column.name)
-        steps = {b - a for a, b in zip(column.values, column.values[1:], strict=False)}
+        steps = Counter(b - a for a, b in zip(column.values, column.values[1:], strict=False))
+        between_blocks = 0 if self._is_all else BLOCKS - 1
         is_named = bool(ID_NAME.search(column.name)) and self._is_all
-        return column.is_whole and (len(steps) == 1 or is_named)
+        return column.is_whole and (max(steps.values()) >= steps.total() - between_blocks or is_named)
 
     def _of_time(self, column: Column) -> Iterator[Feature]:
+        if why := self._after.get(column.name):
+            time = self._likeliest_time
+            instead = f"the time is {time.name!r}" if time else "split by position"
+            what = "is left out, it seems to be known only after the label"
+            self.notes.insert(0, f"{column.name!r} {what}: {why}; {instead}")
+            return
         if self._likeliest_time is not None and column is not self._likeliest_time:
             self.notes.append(f"{column.name!r} is left out: the time is {self._likeliest_time.name!r}")
             return
@@ -402,20 +437,6 @@ def _words(name: str) -> set[str]:
 
 def _id_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def brief_json(schema: Schema) -> str:
-    """A schema as JSON, a line per feature, without what has its default."""
-    lines = []
-    for name, value in _brief(schema).items():
-        if name == "features":
-            features = (
-                json.dumps({"kind": type(f).__name__.lower(), **_brief(f)}) for f in schema.features
-            )
-            lines.append('  "features": [\n    ' + ",\n    ".join(features) + "\n  ]")
-        else:
-            lines.append(f'  "{name}": {json.dumps(value)}')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _brief(declared: Any) -> dict[str, Any]:

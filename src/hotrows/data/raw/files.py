@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Protocol
@@ -29,6 +30,7 @@ from hotrows.pipeline.prefetch import prefetch
 Place = str | Path
 CHUNK_BYTES = 8 << 20
 MAX_BYTES = (1 << 31) - 1
+BLOCKS = 30  # of neighbouring rows, at equal distances, that a sample of a file consists of
 COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -224,6 +226,44 @@ def chunks_of(file: File, chunk_bytes: int | None = None) -> Iterator[Chunk]:
 def first_chunk(file: File, chunk_bytes: int | None = None) -> Chunk | None:
     """The first chunk of a file, None if it has none; no more is read."""
     return next(_chunks(file, chunk_bytes or CHUNK_BYTES), None)
+
+
+def sampled_lines(file: File, first: Chunk, num_lines: int) -> list[bytes]:
+    """About `num_lines` lines of a file in order, in BLOCKS blocks at equal distances, no blank ones.
+
+    first: the first chunk of the file, from which its first line is taken. Compressed files are read to
+    their end, at about 5 s for 1 GB of content; of plain ones all that is between blocks is skipped.
+    """
+    num_of_block = num_lines // BLOCKS
+    blocks = _blocks_apart(file, 2 * num_of_block * (len(first.text) // first.num_lines + 1))
+    lines = [line for block in blocks for line in block.split(b"\n")[:num_of_block] if line.strip()]
+    return [bytes(first.text[: first.text.index(b"\n")]), *lines[1:]]
+
+
+def _blocks_apart(file: File, num_bytes: int) -> Iterator[bytes]:
+    """Yields whole lines, at most so many bytes of them from each of BLOCKS places; none twice."""
+    size = file.size
+    places = [size * i // BLOCKS for i in range(BLOCKS)]
+    with file.open() as raw:
+        start = raw.read(_LONGEST)
+        encoding = next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
+        if compression_of(file) is None and encoding in (None, "utf-8-sig"):
+            for place, end in zip(places, [*places[1:], size], strict=True):
+                raw.seek(place)
+                yield _whole(raw.read(min(num_bytes, end - place)), place > 0)
+            return
+    before = 0
+    for text, position in _whole_lines(file, CHUNK_BYTES):
+        of_text = [place for place in places if before <= place < position]
+        bounds = [len(text) * (x - before) // max(position - before, 1) for x in (*of_text, position)]
+        for begin, end in pairwise(bounds):
+            yield _whole(bytes(text[begin : min(end, begin + num_bytes)]), begin > 0)
+        before = position
+
+
+def _whole(block: bytes, is_cut: bool) -> bytes:
+    """The whole lines of a block. is_cut: whether its first line began before it."""
+    return block[block.find(b"\n") + 1 if is_cut else 0 : block.rfind(b"\n") + 1]
 
 
 def _chunks(file: File, chunk_bytes: int) -> Iterator[Chunk]:

@@ -1,14 +1,16 @@
 """Inputs: files and tables of raw rows, as one stream of checked columns.
 
 An input is a file of text, JSON lines, Parquet, Arrow or ORC, recognized by its first bytes, a table in
-memory, or a dataset of Ray. Rows are numbered through all inputs. Every pass cuts the stream at the same
-places, so an interrupted preparation resumes at a position (input, chunk). Every kind of input has
+memory, a table of Iceberg or Delta Lake, or a dataset of Ray. Rows are numbered through all inputs.
+Every pass cuts the stream at the same places, so an interrupted preparation resumes at a position
+(input, chunk). Every kind of input has
 
     name, size         for messages; bytes of a file, rows of a table: the unit of progress
     stamp              name, size and time, to recognize it in a later process; None if that is impossible
     chunks             of (bytes or rows read so far, columns); of the first `skip` the number of rows
     count_rows
-    first_rows         not of text: an Arrow table of `limit(columns)` rows, and whether these are all
+    sample_rows        not of text: an Arrow table of at most `limit(columns)` rows, in blocks from all of
+                       the input (of Ray: its first), and whether there are no others
 """
 
 from __future__ import annotations
@@ -19,26 +21,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotrows.data.raw import snapshots
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import File, content_of, find_files
 from hotrows.data.raw.json_lines import JsonInput
 from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
+from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.tables import TableInput, as_table
 from hotrows.data.raw.text import TextInput
 from hotrows.data.raw.typed_files import TypedFileInput
 from hotrows.schema import Schema
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
-TypedInput = JsonInput | TypedFileInput | TableInput | RayInput
+TypedInput = JsonInput | TypedFileInput | TableInput | RayInput | SnapshotInput
 Input = TextInput | TypedInput
 
 
 def inputs_of(raw: Any) -> list[Input]:
-    """Opens the inputs that paths, globs, folders, URLs, tables, frames and datasets of Ray, or a list of
-    them, name."""
+    """Opens the inputs that paths, globs, folders, URLs, names of tables, tables, frames and datasets of
+    Ray, or a list of them, name."""
     inputs: list[Input] = []
     for item in raw if isinstance(raw, list | tuple) else [raw]:
-        if isinstance(item, str | Path):
+        if isinstance(item, str) and item.startswith(snapshots.KINDS):
+            inputs.append(snapshots.open_snapshot(item))
+        elif isinstance(item, str | Path):
             inputs += [_file_input(file) for file in find_files(item)]
         elif is_ray_dataset(item):
             inputs.append(RayInput(item))

@@ -11,7 +11,7 @@ from typing import Any
 from hotrows.data.raw.arrow import ArrowCells
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
-from hotrows.data.raw.files import Chunk, File, chunks_of, first_chunk, pyarrow
+from hotrows.data.raw.files import Chunk, File, chunks_of, first_chunk, pyarrow, sampled_lines
 from hotrows.schema import Schema
 
 _BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
@@ -41,12 +41,17 @@ class JsonInput(File):
     def count_rows(self, schema: Schema) -> int:
         return sum(chunk.num_lines for chunk in chunks_of(self))
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         chunk = first_chunk(self)
         assert chunk is not None, "its first bytes were read"
         table = table_of_lines(chunk)
         rows = limit(table.num_columns)
-        return table.slice(0, rows), table.num_rows <= rows and chunk.position >= self.size
+        if table.num_rows <= rows and chunk.position >= self.size:
+            return table, True
+        lines = sampled_lines(self, chunk, rows)
+        text = bytearray(b"\n".join([*lines, b""]))
+        sample = Chunk(f"{self.name} (a sample of it)", text, 1, len(lines), 0)
+        return table_of_lines(sample), False
 
 
 class _JsonCells(ArrowCells):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from hotrows.data.raw.first_rows import RawColumn
+from hotrows.data.raw.sampled_rows import RawColumn
 from hotrows.data.raw.values import LAST_EXACT, MISSING_WORDS, UNIX, plain_number, plain_time
 
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
@@ -47,7 +47,7 @@ _LOOKED_AT = 200  # values, for times
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the first rows, as it was understood.
+    """A column of a sample, as it was understood.
 
     kind: "text", "number", "time", "list", "vector" or "other", which no feature reads. values: one per
     row, None where missing: of a list its values, of a time seconds since 1970, of a vector its width.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import table_columns
+from hotrows.data.raw.arrow import columns_of_tables
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table
@@ -92,18 +92,14 @@ class RayInput:
         """Reads the blocks on this machine, one after the other."""
         import ray
 
-        first_row = number = 0
-        for block in self.blocks():
-            table = table_of(ray.get(block.ref), block.cut)
-            for columns in table_columns(table, self.name, how, first_row):
-                yield 0, columns.num_rows if number < skip else columns
-                number += 1
-            first_row += block.rows
+        tables = (table_of(ray.get(block.ref), block.cut) for block in self.blocks())
+        for _, columns in columns_of_tables(tables, self.name, how, skip):
+            yield 0, columns
 
     def count_rows(self, schema: Schema) -> int:
         return self.dataset.count()
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         rows = limit(len(self.names))
         table = as_table(self.dataset.limit(rows + 1).to_pandas())
         return table.slice(0, rows), table.num_rows <= rows

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import table_columns
+from hotrows.data.raw.arrow import columns_of_tables
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.files import BLOCKS, pyarrow
 from hotrows.schema import Schema
 
 
@@ -33,18 +33,17 @@ class TableInput:
         return self.table.num_rows
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        done = 0
-        batches = table_columns(self.table, self.name, how)
-        for number, columns in enumerate(batches):
-            done += columns.num_rows
-            yield done, columns.num_rows if number < skip else columns
+        return columns_of_tables([self.table], self.name, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
         return self.table.num_rows
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
-        rows = limit(self.table.num_columns)
-        return self.table.slice(0, rows), self.table.num_rows <= rows
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        rows, size = limit(self.table.num_columns), self.table.num_rows
+        if size <= rows:
+            return self.table, True
+        blocks = (self.table.slice(size * i // BLOCKS, rows // BLOCKS) for i in range(BLOCKS))
+        return pyarrow().concat_tables(blocks), False
 
 
 def as_table(data: Any) -> Any:
@@ -131,7 +130,8 @@ def _why_unread(column: Any, error: Exception, name: str) -> str:
         what = "mixes text and numbers"
     else:
         return f"is no column of values: {first_line(error)}"
-    return f"{what}; convert it to text (of a pandas frame: frame[{name!r}].astype('string'))"
+    how = f"of a pandas frame: frame[{name!r}].astype('string'); in JSON: \"7\" in place of 7"
+    return f"{what}; convert it to text ({how})"
 
 
 def check_frame(frame: Any, table: Any) -> Any:

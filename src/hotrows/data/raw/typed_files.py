@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, rows_per_chunk
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present
-from hotrows.data.raw.files import File, pyarrow
+from hotrows.data.raw.files import BLOCKS, File, pyarrow
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.schema import Schema
 
@@ -39,21 +40,39 @@ class TypedFileInput(File):
         with explained(f"{self.name} is damaged"):
             return opened.num_rows
 
-    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         opened = open_typed_file(self, self.kind)
         names, columns = opened.names, _with_names_of_path(opened, self)
-        rows, batches = limit(len(columns)), []
-        at_once = min(rows + 1, ROWS_PER_CHUNK)
+
+        def batches(group: int, num_rows: int) -> Iterator[Any]:
+            read = (checked(b, self.name, self.kind) for b in opened.batches(group, names, num_rows))
+            return (with_partitions(batch, columns, self) for batch in read)
+
         with explained(f"{self.name} is damaged"):
-            every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
-            for batch in every:
-                batches.append(with_partitions(checked(batch, self.name, self.kind), columns, self))
-                if sum(batch.num_rows for batch in batches) > rows:
-                    break
-        if not batches:
-            return pyarrow().table({}), True
-        table = pyarrow().Table.from_batches(batches)
-        return table.slice(0, rows), table.num_rows <= rows
+            return sampled_batches(opened.num_groups, opened.num_rows, limit(len(columns)), batches)
+
+
+def sampled_batches(
+    num_groups: int, num_rows: int, most: int, batches: Callable[[int, int], Iterator[Any]]
+) -> tuple[Any, bool]:
+    """A table of at most `most` rows, from all groups or BLOCKS of them; and whether it has all rows.
+
+    num_rows: of all groups; batches: called with a group and a number of rows, yields record batches of
+    at most so many. Of fewer groups than BLOCKS each is read through.
+    """
+    is_all, num_of_block = num_rows <= most, most // BLOCKS
+    at_once = ROWS_PER_CHUNK if is_all else min(ROWS_PER_CHUNK, max(num_of_block, num_rows // BLOCKS))
+    step, few = (num_groups // BLOCKS, 1) if num_groups >= BLOCKS and not is_all else (1, None)
+    chosen = [
+        batch
+        if is_all
+        else batch.take(np.arange(min(num_of_block, batch.num_rows)))  # a slice would hold all
+        for group in range(0, num_groups, step)
+        for batch in islice(batches(group, at_once), few)
+    ]
+    if not is_all:
+        chosen = [chosen[len(chosen) * i // BLOCKS] for i in range(min(BLOCKS, len(chosen)))]
+    return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
 
 
 class TypedFile(Protocol):
@@ -184,7 +203,7 @@ class _Ipc:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         batch = self._of_columns(columns).get_batch(group)
-        return _slices(batch.select(list(columns)), num_rows)
+        return slices(batch.select(list(columns)), num_rows)
 
     def _of_columns(self, columns: Sequence[str]) -> Any:
         ipc = pyarrow().ipc
@@ -207,7 +226,7 @@ class _IpcStream:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         for batch in self._opened():
-            yield from _slices(batch.select(list(columns)), num_rows)
+            yield from slices(batch.select(list(columns)), num_rows)
 
     def _opened(self) -> Any:
         self._source.seek(0)
@@ -225,10 +244,11 @@ class _Orc:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         batch = self._file.read_stripe(group, columns=list(columns))
-        return _slices(batch.select(list(columns)), num_rows)
+        return slices(batch.select(list(columns)), num_rows)
 
 
-def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
+def slices(batch: Any, num_rows: int) -> Iterator[Any]:
+    """A record batch in pieces of at most so many rows."""
     return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotrows.data.raw.first_rows import RawColumn
 from hotrows.data.raw.kinds import Column, column_of_kind
+from hotrows.data.raw.sampled_rows import RawColumn
 
 _TYPED = re.compile(r"(.+):(token|token_seq|float|float_seq)")
 _SEPARATOR = " "  # of lists

@@ -211,10 +211,12 @@ def write_manifest(
     extends: Sequence[str] = (),
     extremes: Extremes | None = None,
     events: Shard | None = None,
+    snapshots: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
     {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows};
-    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first."""
+    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first;
+    snapshots: tables of Iceberg and Delta Lake that the rows are of, each with its snapshot."""
     vocabularies = {
         name: {**stored, "header": header_checksum(folder / stored["file"])}
         for name, stored in encoders["vocabularies"].items()
@@ -223,6 +225,7 @@ def write_manifest(
         "format": "hotrows data",
         "fingerprint": _fingerprint(folder, schema, encoders),
         "extends": list(extends),
+        **({"snapshots": list(snapshots)} if snapshots else {}),
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
@@ -262,6 +265,7 @@ class _Manifest:
     split: str | None
     seed: int
     extends: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()
     halves: dict[str, dict[str, Any]] = field(default_factory=dict)
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)

@@ -1,4 +1,4 @@
-"""The first rows of raw data, column by column, before a schema is known.
+"""A sample of the rows of raw data, column by column, before a schema is known.
 
 Text is cut by the delimiter that cuts every line alike, and its first line is a header where its fields
 are of another kind than those below them.
@@ -10,12 +10,12 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hotrows.data.raw.arrow_arrays import is_list
-from hotrows.data.raw.files import Chunk, first_chunk, pyarrow
+from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, pyarrow, sampled_lines
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
 from hotrows.data.raw.values import plain_number, plain_time
@@ -25,12 +25,13 @@ _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least numb
 _LEAST_ROWS = 1_000
 _SNIFFED = 100  # lines that the delimiter is found from
 _CHUNK_BYTES = 16 << 20
-_PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm
+_PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm or libfm
+_ONE = re.compile(rb"\d+:1(\.0*)?")
 
 
 @dataclass(frozen=True)
 class RawColumn:
-    """A column of the first rows.
+    """A column of a sample.
 
     kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of
         str), "vector" (its width), or "other", which no feature reads. values: one per row, None where
@@ -43,8 +44,8 @@ class RawColumn:
 
 
 @dataclass(frozen=True)
-class FirstRows:
-    """The first rows of raw data.
+class SampledRows:
+    """A sample of the rows of raw data, in BLOCKS blocks of neighbours.
 
     is_all: whether there are no others. delimiter: of text, None where columns have types;
     has_header: whether a line of text names the columns. notes: what is unsure about that.
@@ -59,8 +60,8 @@ class FirstRows:
     notes: tuple[str, ...] = field(default=())
 
 
-def first_rows_of(raw: Any) -> FirstRows:
-    """Reads the first rows of what `prepare` reads: at most 30,000, fewer of wide data."""
+def sampled_rows_of(raw: Any) -> SampledRows:
+    """Reads at most 30,000 rows, fewer of wide data, from all of the first input that has rows."""
     inputs = inputs_of(raw)
     if not inputs:
         raise ValueError("no raw files to draft a schema from; name at least one")
@@ -75,7 +76,7 @@ def _num_rows(num_columns: int) -> int:
     return max(_LEAST_ROWS, min(_ROWS, _CELLS // max(1, num_columns)))
 
 
-def _of_text(file: TextInput) -> FirstRows:
+def _of_text(file: TextInput) -> SampledRows:
     # 1. Cut the first lines at the delimiter that fits them best.
     chunk = first_chunk(file, _CHUNK_BYTES)
     if chunk is None:
@@ -85,30 +86,34 @@ def _of_text(file: TextInput) -> FirstRows:
     widths = Counter(len(cut_line(line, delimiter)[0]) for line in lines[:_SNIFFED])
     num_fields = widths.most_common(1)[0][0]
     limit = _num_rows(num_fields)
-    cut = [cut_line(line, delimiter) for line in lines[: limit + 1]]
-    fields = [line for line, _ in cut]
+    is_all = len(lines) <= limit and chunk.position >= file.size
+    chosen = lines if is_all else [x.removesuffix(b"\r") for x in sampled_lines(file, chunk, limit)]
+    fields = [cut_line(line, delimiter)[0] for line in chosen]
     # 2. Leave out lines of another width, and say so.
     table = [line for line in fields if len(line) == num_fields]
     if len(table) < len(fields):
         wrong = next(number for number, line in enumerate(fields, 1) if len(line) != num_fields)
-        notes.append(f"line {wrong} has {len(fields[wrong - 1])} columns, not {num_fields}")
+        where = f"line {wrong}" if is_all or wrong <= limit // BLOCKS else "a line"
+        notes.append(f"{where} has {len(fields[wrong - 1])} columns, not {num_fields}")
     # 3. Take names from the header, if there is one.
     has_header, why = _has_header(table)
     notes += why
     names = [f"column_{i + 1}" for i in range(num_fields)]
     if has_header:
-        names = [_text(name).removeprefix("\ufeff").strip() for name in table.pop(0)]
-    _check_quotes(chunk, cut, Layout(tuple(names), {}, delimiter, has_header))
+        stored = [_text(name).removeprefix("\ufeff") for name in table.pop(0)]
+        names = [name.strip() for name in stored]
+        notes += changed_names(zip(stored, names, strict=True))
+    _check_quotes(chunk, lines[: limit + 1], Layout(tuple(names), {}, delimiter, has_header))
     # 4. Turn the rows into columns.
     columns = zip(*table, strict=True) if table else [()] * num_fields
-    return FirstRows(
+    return SampledRows(
         name=file.name,
         columns=tuple(
             RawColumn(name, "text", [_text(value) or None for value in column])
             for name, column in zip(names, columns, strict=True)
         ),
         num_rows=len(table),
-        is_all=len(lines) <= limit and chunk.position >= file.size,
+        is_all=is_all,
         delimiter=delimiter,
         has_header=has_header,
         notes=tuple(notes),
@@ -119,9 +124,17 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
 
 
-def _check_quotes(chunk: Chunk, cut: Sequence[tuple[list[bytes], int | None]], layout: Layout) -> None:
-    """Raises the error of `prepare` where a quoted field does not end on its line. cut: lines."""
-    for row, (fields, problem) in enumerate(cut):
+def changed_names(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """A note of names in a file that are not those of its columns; none where all are. pairs: of both."""
+    changed = [f"{stored!r} is {name!r}" for stored, name in pairs if stored != name]
+    more = f" and {len(changed) - 3:,} more" if len(changed) > 3 else ""
+    return [f"names of columns that reading changes: {', '.join(changed[:3])}{more}"] if changed else []
+
+
+def _check_quotes(chunk: Chunk, lines: Sequence[bytes], layout: Layout) -> None:
+    """Raises the error of `prepare` where a quoted field does not end on its line."""
+    for row, line in enumerate(lines):
+        fields, problem = cut_line(line, layout.delimiter) if b'"' in line else ([], None)
         if problem == UNCLOSED:
             raise error_of_line(chunk, layout, problem, row, len(fields) - 1)
 
@@ -131,16 +144,21 @@ def _delimiter(chunk: Chunk, lines: Sequence[bytes]) -> tuple[str, list[str]]:
     name, fitting = chunk.name, []
     for delimiter in DELIMITERS:
         if _have_line_breaks(lines, delimiter):
-            cut = [cut_line(line, delimiter) for line in lines]
-            _check_quotes(chunk, cut, Layout(tuple(map(_text, cut[0][0])), {}, delimiter, True))
+            names = tuple(map(_text, cut_line(lines[0], delimiter)[0]))
+            _check_quotes(chunk, lines, Layout(names, {}, delimiter, True))
         counts = Counter(len(cut_line(line, delimiter)[0]) for line in lines)
         fields, num_lines = counts.most_common(1)[0]
         if fields > 1 and 2 * num_lines > len(lines):
             fitting.append((num_lines, delimiter != " ", fields, delimiter))
     if all(_PAIRS.fullmatch(line) for line in lines):
+        if _has_field_by_position(lines):
+            return " ", [
+                "pairs of index:1, a field at each position, as in files of libfm: ids of columns"
+            ]
         raise ValueError(
-            f"{name} has pairs of index:value, as libsvm writes them, which are not read; write a column "
-            f"for each index"
+            f"{name} has pairs of index:value, as libsvm writes them, which are not read, unless each "
+            f"position is a field: always with other indices than those of the others, and the value 1; "
+            f"write a column for each index"
         )
     if not fitting:
         advice = "convert the file, or write the schema by hand"
@@ -152,6 +170,15 @@ def _delimiter(chunk: Chunk, lines: Sequence[bytes]) -> tuple[str, list[str]]:
         )
     num_lines, *_, best = max(fitting, key=lambda rank: rank[:3])
     return best, [] if num_lines == len(lines) else [f"the delimiter is perhaps {best!r}: lines differ"]
+
+
+def _has_field_by_position(lines: Sequence[bytes]) -> bool:
+    """True if lines of index:value have equally many pairs, of value 1, and no index in two places."""
+    rows = [line.rstrip(b" ").split(b" ")[1:] for line in lines]
+    if len({*map(len, rows)}) > 1 or not all(_ONE.fullmatch(pair) for row in rows for pair in row):
+        return False
+    fields = [{pair.partition(b":")[0] for pair in pairs} for pairs in zip(*rows, strict=True)]
+    return sum(map(len, fields)) == len(set().union(*fields))
 
 
 def _have_line_breaks(lines: Sequence[bytes], delimiter: str) -> bool:
@@ -190,10 +217,10 @@ def _is_typed(value: bytes) -> bool:
     return (number is not None and not math.isnan(number)) or plain_time(value, "iso") is not None
 
 
-def _of_table(source: TypedInput) -> FirstRows:
-    table, is_all = source.first_rows(_num_rows)
+def _of_table(source: TypedInput) -> SampledRows:
+    table, is_all = source.sample_rows(_num_rows)
     columns = tuple(map(_of_array, table.column_names, table.columns))
-    return FirstRows(source.name, columns, table.num_rows, is_all)
+    return SampledRows(source.name, columns, table.num_rows, is_all)
 
 
 def _of_array(name: str, array: Any) -> RawColumn:

@@ -1,0 +1,122 @@
+"""Tables of Iceberg and Delta Lake, as they were at one snapshot.
+
+    iceberg:[CATALOG/]NAMESPACE.NAME[@SNAPSHOT]    of a catalog that pyiceberg's configuration names
+    delta:PATH[@VERSION]                           a folder, or a URL such as s3://bucket/table
+
+Without a snapshot it is the newest one when the table is opened. Deleted rows are left out. Data files
+are read one after the other, in the order of their paths: every pass has the same rows in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_tables
+from hotrows.data.raw.cells import Columns, Reading, check_present
+from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.typed_files import sampled_batches, slices
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.runtime.suggestions import one_line
+from hotrows.schema import Schema
+
+KINDS = ("iceberg:", "delta:")
+
+
+@dataclass(frozen=True)
+class SnapshotInput:
+    """A table at a snapshot, which its name ends with.
+
+    names: of its columns; size: its rows; files: those of its data; read: yields the record batches of a
+    file, of these columns.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    size: int
+    files: Sequence[Any]
+    read: Callable[[Any, list[str]], Iterator[Any]]
+
+    @property
+    def stamp(self) -> list:
+        return [self.name, self.size]
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        names = check_present(how.schema, self.name, self.names, how.for_training, how.kept)
+        batches = (batch for file in self.files for batch in self._batches(file, names))
+        tables = (pyarrow().Table.from_batches([batch]) for batch in batches)
+        return columns_of_tables(prefetch(tables, 1), self.name, how, skip)
+
+    def count_rows(self, schema: Schema) -> int:
+        return self.size
+
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        def batches(file: int, num_rows: int) -> Iterator[Any]:
+            stored = self._batches(self.files[file], self.names)
+            return (piece for batch in stored for piece in slices(batch, num_rows))
+
+        return sampled_batches(len(self.files), self.size, limit(len(self.names)), batches)
+
+    def _batches(self, file: Any, names: Sequence[str]) -> Iterator[Any]:
+        with _explained(f"{self.name} cannot be read"):
+            yield from self.read(file, list(names))
+
+
+def open_snapshot(item: str) -> SnapshotInput:
+    """Opens `iceberg:NAME@SNAPSHOT` or `delta:PATH@VERSION`; a ValueError says why it cannot be."""
+    kind, _, place = item.partition(":")
+    name, _, number = place.rpartition("@")
+    if not (name and number.isdigit()):
+        name, number = place, ""
+    with _explained(f"{item} cannot be opened"):
+        return (_iceberg if kind == "iceberg" else _delta)(name, int(number) if number else None)
+
+
+@contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        package = str(error.name).partition(".")[0]
+        raise ImportError(f"{problem}: {one_line(error)}; pip install {package}") from None
+    except Exception as error:  # each catalog and file system has errors of its own
+        raise ValueError(f"{problem}: {one_line(error)}") from error
+
+
+def _iceberg(name: str, number: int | None) -> SnapshotInput:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    catalog, _, of_catalog = name.rpartition("/")
+    table = load_catalog(catalog or None).load_table(of_catalog)
+    known = [snapshot.snapshot_id for snapshot in table.snapshots()]
+    newest = table.current_snapshot()
+    number = newest.snapshot_id if number is None and newest else number
+    if number not in known:
+        raise ValueError(f"expected one of its snapshots, the last ones of which are {known[-5:]}")
+    scan = table.scan(snapshot_id=number)
+    files = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
+
+    def read(task: Any, names: list[str]) -> Iterator[Any]:
+        chosen = scan.select(*names)
+        arrow = ArrowScan(table.metadata, table.io, chosen.projection(), chosen.row_filter)
+        return (batch.select(names) for batch in arrow.to_record_batches([task]))
+
+    names = tuple(scan.projection().column_names)
+    return SnapshotInput(f"iceberg:{name}@{number}", names, scan.count(), files, read)
+
+
+def _delta(path: str, number: int | None) -> SnapshotInput:
+    from deltalake import DeltaTable
+
+    table = DeltaTable(path, version=number)
+    dataset = table.to_pyarrow_dataset()  # which refuses what it cannot leave out, deletion vectors
+    files = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
+
+    def read(fragment: Any, names: list[str]) -> Iterator[Any]:
+        return fragment.to_batches(schema=dataset.schema, columns=names, batch_size=ROWS_PER_CHUNK)
+
+    names, size = tuple(dataset.schema.names), dataset.count_rows()
+    return SnapshotInput(f"delta:{path}@{table.version()}", names, size, files, read)
