@@ -26,9 +26,9 @@ def base_log_loss(positive_rate: float) -> float:
 
 
 def shortcomings(metrics: Metrics) -> Iterator[str]:
-    """Says where predictions are worse than one constant for all samples, off by more than a factor of two
-    on average, or right on average alone, a line each, or that there is nothing to compare them with;
-    nothing of labels that are all equal."""
+    """Says where predictions are worse than one constant for all samples, off by more than a factor of
+    two on average, or right on average alone, a line each, or that there is nothing to compare them
+    with; nothing of labels that are all equal."""
     if not metrics.samples:
         yield "no sample has this label and a weight above 0, so there are no metrics"
     elif math.isnan(metrics.score):
