@@ -21,7 +21,7 @@ from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Trainer, load_run, run_folder
+from hotrows.train import Trainer, load_run, pairs, run_folder
 from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState, after_evaluation
@@ -246,6 +246,38 @@ def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
     assert plain.model_options == {**of_dcnv2, "linear": False, "hidden": [8]}
 
 
+def test_pairs_that_say_more_together_are_crossed(tmp_path):
+    """A label that follows neither of two features, but both together; a third one says nothing."""
+    rng = np.random.default_rng(0)
+    rows = {name: rng.integers(12, size=4000) for name in ("month", "day", "shop")}
+    odd = (rows["month"] * 5 + rows["day"] * 7) % 12 < 6
+    rows["late"] = np.where(rng.random(4000) < 0.2, ~odd, odd).astype(int)
+    schema = Schema(tuple(map(Sparse, ("month", "day", "shop"))), "late")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert pairs.chosen(enc, None) == [["month", "day"]]
+    trainer = Trainer(enc, OPEN, tmp_path / "run")
+    assert trainer.config.model_options == {
+        **SMALL_NETWORK, "crosses": [["month", "day"]], "cross_rows": 30_000
+    }  # fmt: skip
+    assert trainer.fit().test.auc > 0.7
+    expected = trainer.predict({name: rows[name][:5] for name in schema.raw_columns})
+    again = load_run(tmp_path / "run").predict({name: rows[name][:5] for name in schema.raw_columns})
+    np.testing.assert_array_equal(again, expected)
+    none = settle(dataclasses.replace(OPEN, model_options={"crosses": []}), enc)
+    assert none.model_options == {**SMALL_NETWORK, "crosses": []}
+
+
+def test_of_labels_that_follow_nothing_no_pair_is_crossed(tmp_path):
+    """Statistics of ids give the label of the samples away that they are made of."""
+    rng = np.random.default_rng(0)
+    rows = {name: rng.integers(size, size=4000) for name, size in (("a", 5), ("b", 60), ("c", 2000))}
+    rows["click"] = rng.integers(2, size=4000)
+    schema = Schema(tuple(map(Sparse, "abc")), "click")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert pairs.chosen(enc, None) == []
+    assert abs(Trainer(enc, OPEN, tmp_path / "run").fit().test.auc - 0.5) < 0.1
+
+
 def test_few_samples_without_ids_are_read_again_too():
     """They were read once: there are no counts of ids that decay would need, but no ids either."""
     dense = of_size(8_000, vocabularies={}, schema=SCHEMAS["dense alone"])
@@ -390,6 +422,17 @@ def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_ex
         metrics = Metrics(1000, auc, 0.5, 0.2, 0.2, 1.0, 0.0)
         state = after_evaluation(dataclasses.replace(state, step=step), metrics, config, epoch_steps=100)
     assert state.best_step == best_step
+
+
+@pytest.fixture(autouse=True)
+def no_pairs_of_stand_ins(monkeypatch):
+    """Data of `of_size` has no samples in which pairs could be sought."""
+    chosen = pairs.chosen
+    monkeypatch.setattr(
+        pairs,
+        "chosen",
+        lambda data, label: [] if isinstance(data, SimpleNamespace) else chosen(data, label),
+    )
 
 
 def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validation=100, ones=()):

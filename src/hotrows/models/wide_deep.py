@@ -65,7 +65,7 @@ class WideDeep(Model):
         self.tables = (
             *vectors,
             *tables.linear_tables(schema, ftrl),
-            *tables.cross_tables(self.crosses, ftrl),
+            *tables.cross_tables(self.crosses, optimizer=ftrl),
         )
         width = tables.width_of(vectors) + len(schema.dense)
         self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None

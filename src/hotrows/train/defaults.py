@@ -12,7 +12,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
 from hotrows.dynamic import any_dynamic
 from hotrows.models.model import Model
-from hotrows.train import run_folder
+from hotrows.train import pairs, run_folder
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
 _SHALLOW = ("lr", "fm")
@@ -21,7 +21,7 @@ _DECAY, _DECAY_OF_FM = 3.0, 10.0
 # that the gradient of a logit is by an element of a vector.
 _SMALL: dict[str, Any] = {"hidden": [128, 64], "dropout": 0.2}
 _DEEP, _FEW = {"deepfm": _SMALL, "dcnv2": {"linear": True, **_SMALL}}, 250_000
-_DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
+_DECAY_OF_VECTORS, _VECTOR_GRADIENT, _CROSS_ROWS = 100.0, 0.3, 30_000
 # Rates of a deep network, of a small one and of weights of dense features, and B p (1 - p) of a batch
 # from which on they are the whole ones.
 _DENSE_LR, _SMALL_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.002, 0.01, 8.0
@@ -58,7 +58,7 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     return dataclasses.replace(
         config,
         model=_absolute_model(model),
-        model_options=config.model_options if is_made else _options(config, model, is_small),
+        model_options=config.model_options if is_made else _options(config, model, is_small, data),
         epochs=epochs,
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
@@ -71,10 +71,13 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     )
 
 
-def _options(config: TrainConfig, model: str, is_small: bool) -> dict[str, Any]:
+def _options(config: TrainConfig, model: str, is_small: bool, data: EncodedData) -> dict[str, Any]:
     """The config's options, before those of a small network, or of the run that this one begins with."""
     first = _DEEP[model] if is_small else {}
-    if config.start_from is not None:
+    crosses = is_small and model == "deepfm" and "crosses" not in config.model_options
+    if config.start_from is None and crosses and (found := pairs.chosen(data, config.label)):
+        first = {**first, "crosses": found, "cross_rows": _CROSS_ROWS}
+    elif config.start_from is not None:
         is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone
         earlier = run_folder.read_config(Path(config.start_from)) if is_open else config
         first = earlier.model_options if earlier.model == model else {}
