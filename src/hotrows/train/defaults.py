@@ -75,8 +75,8 @@ def _options(config: TrainConfig, model: str, is_small: bool, data: EncodedData)
     """The config's options, before those of a small network, or of the run that this one begins with."""
     first = _DEEP[model] if is_small else {}
     crosses = is_small and model == "deepfm" and "crosses" not in config.model_options
-    if config.start_from is None and crosses and (found := pairs.chosen(data, config.label)):
-        first = {**first, "crosses": found, "cross_rows": _CROSS_ROWS}
+    if config.start_from is None and crosses and (crossed := pairs.chosen(data, config.label)):
+        first = {**first, "crosses": crossed, "cross_rows": _CROSS_ROWS}
     elif config.start_from is not None:
         is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone
         earlier = run_folder.read_config(Path(config.start_from)) if is_open else config
