@@ -25,7 +25,7 @@ def chosen(data: EncodedData, label: str | None) -> list[list[str]]:
     """The names of the features of each pair, the best one first; none of labels that are not 0 and 1."""
     names = [feature.name for feature in data.schema.sparse if not is_list(feature)]
     labels = [one.name for one in data.schema.labels]
-    task = labels.index(label) if label else 0
+    task = labels.index(label) if label in labels else 0  # another one is refused later, with advice
     if len(names) < 2 or not data.schema.labels[task].values.binary:
         return []
     ids, clicks = _samples(data, names, task)
