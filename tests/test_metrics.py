@@ -237,6 +237,16 @@ def test_predictions_worse_than_a_constant_or_far_from_calibrated_are_said(shift
     assert len(said) == len(pieces) and all(p in line for p, line in zip(pieces, said, strict=True)), said
 
 
+@pytest.mark.parametrize(("factor", "is_said"), [(1.0, False), (1.2, False), (2.0, True), (0.3, True)])
+def test_a_reliability_curve_that_is_not_straight_is_said_though_the_mean_is_right(factor, is_said):
+    """Logits times a factor about 0: half of the labels are 1, as predicted on average."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, generator=generator)
+    labels = (torch.rand(20_000, generator=generator) < logits.sigmoid()).float()
+    said = list(shortcomings(compute_metrics(logits * factor, labels)))
+    assert len(said) == is_said and all("not straight" in line for line in said), said
+
+
 def test_numbers_that_are_worse_than_their_mean_are_said():
     """Ratings were predicted at an R2 of -.14 without a word, where clicks had a warning."""
     ratings = torch.tensor([1.0, 2, 3, 4, 5])

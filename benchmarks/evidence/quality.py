@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import stdev
 
+from benchmarks.boosting import rows as boosting_rows
 from benchmarks.evidence.claims import auc_less_one_hot
 from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
 
@@ -87,6 +88,10 @@ def defaults() -> list[list[str]]:
         one_hot = mean([run["auc"] for run in at(f"defaults/sets/{data}/one-hot").values()])
         rows.append([data, f"{one_hot:.4f}", *(auc_less_one_hot(data, model) for model in models)])
     return rows
+
+
+def boosting() -> list[list[str]]:
+    return boosting_rows(at("boosting/sets"))
 
 
 def bfloat16() -> list[list[str]]:
@@ -233,6 +238,13 @@ TABLES = [
         "model | test AUC | AUC within users | log loss",
         movielens,
         (Origin("models-movielens/models/deepfm", "benchmarks.models"),),
+    ),
+    Table(
+        "boosting",
+        "data | samples | seeds | one-hot LR | LightGBM | CatBoost | default | less the best "
+        "| log loss, times the best | CPU seconds: LightGBM | CatBoost | default",
+        boosting,
+        (Origin("boosting", "benchmarks.boosting"),),
     ),
     Table(
         "defaults",

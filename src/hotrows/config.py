@@ -106,7 +106,7 @@ class TrainConfig:
     dense_lr: float | None = setting(
         None,
         "Learning rate of the dense part",
-        unset="0.001, and less for rare labels; 0.01 for lr and fm",
+        unset="0.001, 0.002 for few samples, 0.01 for lr and fm; less for rare labels",
         above=0,
     )
     dense_weight_decay: float = setting(0.0, "Weight decay of the dense part, as L2 term", least=0)

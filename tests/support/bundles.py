@@ -19,6 +19,7 @@ SMALL = {
     "fm": {"dim": 4},
     "dlrm": {"dim": 4, "bottom": [8], "top": [8]},
     "wide_deep": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
+    "deepfm": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
     "din": {"dim": 4, "attention": [8], "hidden": [8]},
     "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
     "can": {"dim": 4, "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},

@@ -21,7 +21,7 @@ from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Trainer, load_run, run_folder
+from hotrows.train import Trainer, load_run, pairs, run_folder
 from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState, after_evaluation
@@ -225,20 +225,64 @@ def test_many_features_take_shorter_steps_of_vectors_and_decay_more():
     assert many.row_optimizer.weight_decay == 0
 
 
+SMALL_NETWORK = {"hidden": [128, 64], "dropout": 0.2}
+
+
 @pytest.mark.parametrize(("rows", "epochs"), [(8_000, 10), (200_000, 2)])
 def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
-    """Weights of single ids learn as those of lr do."""
+    """Weights of single ids learn as those of lr do, and the network is small."""
     settled = settle(TrainConfig(batch_size=100), of_size(rows))
     decays = {"weight_decay": 100 / 100, "decay_by_count": True}
-    assert (settled.epochs, settled.dense_lr) == (epochs, 0.001)
+    assert (settled.epochs, settled.dense_lr) == (epochs, 0.002)
+    assert settled.model_options == SMALL_NETWORK
     assert settled.row_optimizer == Adagrad(initial_accumulator=0.003**2, **decays)
     of_lr = settle(TrainConfig("lr", batch_size=100), of_size(rows))
     assert settled.linear_optimizer == of_lr.row_optimizer
     crossed = settle(TrainConfig("dcnv2", batch_size=100), of_size(rows))
-    assert crossed == dataclasses.replace(settled, model="dcnv2", model_options={"linear": True})
+    of_dcnv2 = {"linear": True, **SMALL_NETWORK}
+    assert crossed == dataclasses.replace(settled, model="dcnv2", model_options=of_dcnv2)
     assert settle(crossed, of_size(10**8)) == crossed
-    plain = settle(TrainConfig("dcnv2", {"linear": False}), of_size(rows))
-    assert plain.model_options == {"linear": False}
+    plain = settle(TrainConfig("dcnv2", {"linear": False, "hidden": [8]}), of_size(rows))
+    assert plain.model_options == {**of_dcnv2, "linear": False, "hidden": [8]}
+
+
+def test_pairs_that_say_more_together_are_crossed(tmp_path):
+    """A label that follows neither of two features, but both together; a third one says nothing."""
+    rng = np.random.default_rng(0)
+    rows = {name: rng.integers(12, size=4000) for name in ("month", "day", "shop")}
+    odd = (rows["month"] * 5 + rows["day"] * 7) % 12 < 6
+    rows["late"] = np.where(rng.random(4000) < 0.2, ~odd, odd).astype(int)
+    schema = Schema(tuple(map(Sparse, ("month", "day", "shop"))), "late")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert pairs.chosen(enc, None) == [["month", "day"]]
+    trainer = Trainer(enc, OPEN, tmp_path / "run")
+    assert trainer.config.model_options == {
+        **SMALL_NETWORK, "crosses": [["month", "day"]], "cross_rows": 30_000
+    }  # fmt: skip
+    assert trainer.fit().test.auc > 0.7
+    expected = trainer.predict({name: rows[name][:5] for name in schema.raw_columns})
+    again = load_run(tmp_path / "run").predict({name: rows[name][:5] for name in schema.raw_columns})
+    np.testing.assert_array_equal(again, expected)
+    none = settle(dataclasses.replace(OPEN, model_options={"crosses": []}), enc)
+    assert none.model_options == {**SMALL_NETWORK, "crosses": []}
+
+
+def test_of_labels_that_follow_nothing_no_pair_is_crossed(tmp_path):
+    """Statistics of ids give the label of the samples away that they are made of."""
+    rng = np.random.default_rng(0)
+    rows = {name: rng.integers(size, size=4000) for name, size in (("a", 5), ("b", 60), ("c", 2000))}
+    rows["click"] = rng.integers(2, size=4000)
+    schema = Schema(tuple(map(Sparse, "abc")), "click")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert pairs.chosen(enc, None) == []
+    assert abs(Trainer(enc, OPEN, tmp_path / "run").fit().test.auc - 0.5) < 0.1
+
+
+def test_few_samples_without_ids_are_read_again_too():
+    """They were read once: there are no counts of ids that decay would need, but no ids either."""
+    dense = of_size(8_000, vocabularies={}, schema=SCHEMAS["dense alone"])
+    settled = settle(TrainConfig(), dense)
+    assert (settled.epochs, settled.batch_size, settled.model_options) == (10, 64, SMALL_NETWORK)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +311,7 @@ def test_deep_networks_step_slowly_where_a_batch_has_few_ones(model):
     """Adam's steps are as long for noise as for a signal, so its rate follows the root of B p (1 - p)."""
 
     def rate(*ones, batch_size=100, schema=SCHEMAS["ids alone"], **config):
-        data = of_size(10_000, schema=schema, ones=ones)
+        data = of_size(10_000, schema=schema, validation=0, ones=ones)
         return settle(TrainConfig(model, batch_size=batch_size, **config), data).dense_lr
 
     assert rate(100) == pytest.approx(0.001 * math.sqrt(0.99 / 8), rel=0.02)
@@ -275,7 +319,7 @@ def test_deep_networks_step_slowly_where_a_batch_has_few_ones(model):
     assert rate(100, batch_size=8) == rate(100, batch_size=64)
     assert rate(100, batch_size=1000) == rate(1_500) == rate() == 0.001
     assert 0 < rate(0) < 1e-4
-    assert settle(TrainConfig(model), of_size(1, ones=(1,))).dense_lr == 0.001
+    assert settle(TrainConfig(model), of_size(1, validation=0, ones=(1,))).dense_lr == 0.001
     assert rate(100, dense_lr=0.002) == 0.002
     of_lr = settle(TrainConfig("lr", batch_size=100), of_size(10_000, ones=(100,))).dense_lr
     assert of_lr == pytest.approx(10 * rate(100), rel=0.02)
@@ -296,6 +340,18 @@ def test_a_model_that_is_made_or_was_trained_keeps_its_tables(tmp_path):
     earlier = json.loads(settle(dataclasses.replace(OPEN, model="dcnv2"), enc).to_json())
     del earlier["linear_optimizer"], earlier["model_options"]
     assert settle(TrainConfig.from_fields(earlier), enc).model_options == {}
+
+
+def test_a_run_from_another_has_its_network(tmp_path):
+    """Also where more samples, or other settings, would choose another."""
+    enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
+    first = Trainer(enc, OPEN, tmp_path / "a")
+    first.fit()
+    assert first.config.model_options == SMALL_NETWORK
+    later = Trainer(enc, dataclasses.replace(ONE_EPOCH, start_from=str(tmp_path / "a")), tmp_path / "b")
+    assert later.config.model_options == SMALL_NETWORK
+    other = dataclasses.replace(later.config, row_optimizer=None, model_options={})
+    assert settle(other, of_size(10**8)).model_options == SMALL_NETWORK
 
 
 def test_weights_of_ids_beside_vectors_have_an_optimizer_of_their_own(tmp_path):
@@ -368,6 +424,17 @@ def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_ex
     assert state.best_step == best_step
 
 
+@pytest.fixture(autouse=True)
+def no_pairs_of_stand_ins(monkeypatch):
+    """Data of `of_size` has no samples in which pairs could be sought."""
+    chosen = pairs.chosen
+    monkeypatch.setattr(
+        pairs,
+        "chosen",
+        lambda data, label: [] if isinstance(data, SimpleNamespace) else chosen(data, label),
+    )
+
+
 def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validation=100, ones=()):
     """Stands in for data with so many training samples; ones: of each label."""
     train = SimpleNamespace(rows=rows, clicks=ones, labelled=(rows,) * len(ones))
@@ -376,8 +443,16 @@ def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validatio
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch_size"), [(1, 64), (8_000, 64), (200_000, 256), (10**6, 1024), (10**8, 8192)]
+    ("rows", "model", "batch_size"),
+    [
+        (1, None, 64),
+        (8_000, None, 64),
+        (200_000, None, 1024),
+        (200_000, "fm", 256),
+        (10**6, None, 1024),
+        (10**8, None, 8192),
+    ],
 )
-def test_the_batch_grows_with_the_data(rows, batch_size):
-    assert settle(TrainConfig(), of_size(rows)).batch_size == batch_size
+def test_the_batch_grows_with_the_data(rows, model, batch_size):
+    assert settle(TrainConfig(model), of_size(rows)).batch_size == batch_size
     assert settle(TrainConfig(batch_size=7), of_size(rows)).batch_size == 7

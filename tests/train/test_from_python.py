@@ -314,11 +314,13 @@ def test_progress_is_shown_on_a_terminal_or_where_it_is_asked_for(
     encoded, tmp_path, monkeypatch, is_terminal, verbose, bar, lines
 ):
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
     Trainer(encoded, SHORT, tmp_path / "run").fit(verbose=verbose)
     said = sys.stderr.getvalue()
     assert ("\x1b[" in said) == bar
     assert ("step 3 of 6: validation AUC 0." in said and ", best so far" in said) == lines
+    assert (", calibration " in said) == lines
 
 
 def test_a_progress_of_the_callers_takes_the_place_of_the_bar(encoded, tmp_path, monkeypatch):

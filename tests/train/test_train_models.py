@@ -25,6 +25,7 @@ SMALL = {
     "fm": {"dim": 4},
     "dlrm": {"dim": 4, "bottom": [8], "top": [8]},
     "wide_deep": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
+    "deepfm": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
     "din": {"dim": 4, "attention": [8], "hidden": [8]},
     "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
     "can": {"dim": 4, "base": "dien", "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
@@ -124,7 +125,7 @@ def test_every_model_trains_and_is_read_again_as_it_was(encoded, whole, model):
 
 # ---- the same bits
 
-of_any_kind = pytest.mark.parametrize("model", ["din", "dien", "can", "mmoe", "wide_deep"])
+of_any_kind = pytest.mark.parametrize("model", ["din", "dien", "can", "mmoe", "wide_deep", "deepfm"])
 
 
 @of_any_kind
@@ -183,7 +184,7 @@ def test_an_export_has_every_table_parameter_and_buffer(whole, tmp_path, model):
     run, _ = whole(model)
     export(run, tmp_path / "out")
     found = assert_exported(run, tmp_path / "out")
-    expected = {"wide_deep": "linear", "din": "bias", "can": "co_action_weights"}
+    expected = {"wide_deep": "linear", "deepfm": "linear", "din": "bias", "can": "co_action_weights"}
     assert expected.get(model, "vector") in {of["role"] for of in found["tables"]}
     assert [cross["of"] for cross in found["crosses"]] == SMALL[model].get("crosses", [])
 

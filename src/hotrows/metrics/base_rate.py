@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from hotrows.metrics.binary import BINS
 from hotrows.metrics.result import Metrics, word_of
 
 _ABOVE_BASE = 1.001  # times the log loss of the base rate: more is no chance
 _MISCALIBRATED = 2.0  # times too high or too low
+_RIGHT, _BENT = 1.1, 0.1  # times at most; distance within bins, of the rarer label's rate
 # Training begins at the mean of the labels: what is worse than that has learned too much by heart.
 _TRAIN_LESS = "train fewer epochs, with lower learning rates or more weight decay"
 
@@ -24,9 +26,9 @@ def base_log_loss(positive_rate: float) -> float:
 
 
 def shortcomings(metrics: Metrics) -> Iterator[str]:
-    """Says where predictions are worse than one constant for all samples, or off by more than a factor
-    of two on average, a line each, or that there is nothing to compare them with; nothing of labels that
-    are all equal."""
+    """Says where predictions are worse than one constant for all samples, off by more than a factor of
+    two on average, or right on average alone, a line each, or that there is nothing to compare them
+    with; nothing of labels that are all equal."""
     if not metrics.samples:
         yield "no sample has this label and a weight above 0, so there are no metrics"
     elif math.isnan(metrics.score):
@@ -51,3 +53,15 @@ def shortcomings(metrics: Metrics) -> Iterator[str]:
             f"predictions are {metrics.calibration:.3g} times the labels on average "
             f"({metrics.mean_prediction:.3%}, not {metrics.positive_rate:.3%}): good for ranking at most"
         )
+    elif metrics.log_loss <= _ABOVE_BASE * base and _is_bent(metrics):
+        yield (
+            f"predictions are right on average, but {metrics.calibration_error:.3%} off within bins of "
+            f"equal predictions: the reliability curve (`hotrows report`) is not straight"
+        )
+
+
+def _is_bent(metrics: Metrics) -> bool:
+    """True if predictions are right on average, but within bins by more than chance explains not."""
+    rate, others = metrics.positive_rate, 1 - metrics.positive_rate
+    least = max(2 * math.sqrt(BINS * rate * others / metrics.samples), _BENT * min(rate, others))
+    return 1 / _RIGHT < metrics.calibration < _RIGHT and metrics.calibration_error > least

@@ -12,7 +12,7 @@ from hotrows.metrics.ranking import grouped_auc
 from hotrows.metrics.result import Metrics
 from hotrows.metrics.sums import sums_by, weighted_mean
 
-_BINS = 20
+BINS = 20
 
 
 def compute_metrics(
@@ -87,4 +87,4 @@ def calibration_error(predictions: Tensor, labels: Tensor, weights: Tensor | Non
     total = len(labels) if weights is None else weights.sum().item()
     _, run, sizes = predictions.unique_consecutive(return_inverse=True, return_counts=True)
     gaps = (sums_by(gaps, run) / sizes)[run]
-    return sum(abs(gap.sum().item()) for gap in gaps.tensor_split(min(_BINS, len(labels)))) / total
+    return sum(abs(gap.sum().item()) for gap in gaps.tensor_split(min(BINS, len(labels)))) / total

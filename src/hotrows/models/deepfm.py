@@ -24,6 +24,8 @@ class DeepFM(Model):
     """DeepFM (Guo et al. 2017): a factorization machine and an MLP on the same vectors.
 
     hidden: sizes of the deep network's hidden layers.
+    crosses: features whose combinations are ids of their own, such as [["user", "item"]].
+        cross_rows: buckets that the combinations of each are hashed to.
 
     >>> model = DeepFM(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})
@@ -37,12 +39,19 @@ class DeepFM(Model):
         hidden: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         batch_norm: bool = False,
+        crosses: Sequence[Sequence[str]] = (),
+        cross_rows: int = 100_000,
     ) -> None:
         super().__init__()
         tables.check(schema, "DeepFM")
-        self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema)
+        self.crosses = tables.crosses_of(schema, crosses, cross_rows)
+        self.tables = (
+            *tables.vector_tables(schema, dim),
+            *tables.linear_tables(schema),
+            *tables.cross_tables(self.crosses, dim),
+        )
         self.inputs = DenseInput(schema, dim)
-        width = len(schema.id_features) * dim + self.inputs.width
+        width = (len(schema.id_features) + len(self.crosses)) * dim + self.inputs.width
         self.linear = linear_from_zero(schema.num_dense) if schema.num_dense else None
         self.pairs = FactorizationMachine()
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)

@@ -85,16 +85,20 @@ def tables_of(
     )
 
 
-def cross_tables(crosses: Sequence[Cross], optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
-    """One weight per bucket of each cross, 0 at first.
+def cross_tables(
+    crosses: Sequence[Cross], dim: int = 0, optimizer: RowOptimizer | None = None
+) -> tuple[Table, ...]:
+    """One weight per bucket of each cross, 0 at first; before them vectors, unless `dim` is 0.
 
-    >>> [table.rows for table in cross_tables([Cross(("user", "item"), rows=1000)])]
-    [1000]
+    >>> [table.name for table in cross_tables([Cross(("user", "item"), rows=1000)], 8)]
+    ['user*item', 'user*item.linear']
     """
-    return tuple(
+    vectors = [Table(x.name, x.rows, dim, (x.name,), VECTOR, FIRST_VECTORS) for x in crosses if dim]
+    weights = [
         Table(f"{x.name}.linear", x.rows, 1, (x.name,), LINEAR, Constant(0.0), optimizer=optimizer)
         for x in crosses
-    )
+    ]
+    return (*vectors, *weights)
 
 
 def crosses_of(schema: Schema, crosses: Sequence[Sequence[str]], rows: int) -> tuple[Cross, ...]:

@@ -66,7 +66,7 @@ class WideDeep(Model):
         self.tables = (
             *vectors,
             *tables.linear_tables(schema, ftrl),
-            *tables.cross_tables(self.crosses, ftrl),
+            *tables.cross_tables(self.crosses, optimizer=ftrl),
         )
         self.inputs = DenseInput(schema, dim)
         width = tables.width_of(vectors) + self.inputs.width

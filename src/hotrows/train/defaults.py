@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 from hotrows import models, optim
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
 from hotrows.dynamic import any_dynamic
 from hotrows.models.model import Model
+from hotrows.train import pairs, run_folder
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
 _SHALLOW = ("lr", "fm")
 _DECAY, _DECAY_OF_FM = 3.0, 10.0
-# Deep models that read few samples again, the L2 term of their vectors, and about the most that the
-# gradient of a logit is by an element of a vector.
-_DEEP, _FEW = ("deepfm", "dcnv2"), 250_000
-_DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
-# Rates of a deep network and of weights of dense features, and B p (1 - p) of a batch from which on they
-# are the whole ones.
-_DENSE_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.01, 8.0
-_LEAST_BATCH = 64
+# Deep models that read few samples again: their options, the L2 term of their vectors, and about the most
+# that the gradient of a logit is by an element of a vector.
+_SMALL: dict[str, Any] = {"hidden": [128, 64], "dropout": 0.2}
+_DEEP, _FEW = {"deepfm": _SMALL, "dcnv2": {"linear": True, **_SMALL}}, 250_000
+_DECAY_OF_VECTORS, _VECTOR_GRADIENT, _CROSS_ROWS = 100.0, 0.3, 30_000
+# Rates of a deep network, of a small one and of weights of dense features, and B p (1 - p) of a batch
+# from which on they are the whole ones.
+_DENSE_LR, _SMALL_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.002, 0.01, 8.0
+_LEAST_BATCH, _STEPS, _SMALL_STEPS = 64, 500, 125  # steps of an epoch; a small network needs fewer
 # Features up to which L2 terms stand as they are, the rate of weights of single features follows their
 # number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
@@ -35,9 +38,10 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     """
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
-    batch_size = config.batch_size or _batch_size(num_samples)
-    epochs, options = config.epochs or 1, config.model_options
-    rate = _LINEAR_LR if model in _SHALLOW else _DENSE_LR
+    is_small = model in _DEEP and _are_read_again(config, data)
+    batch_size = config.batch_size or _batch_size(num_samples, _SMALL_STEPS if is_small else _STEPS)
+    epochs = config.epochs or 1
+    rate = _LINEAR_LR if model in _SHALLOW else _SMALL_LR if is_small else _DENSE_LR
     dense_lr = _dense_lr(config, data, batch_size, rate)
     rows = linear = optim.Adagrad()
     if model in _SHALLOW:
@@ -46,17 +50,15 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
         if model == "fm":
             decayed = _linear_rows(data, batch_size, _DECAY_OF_FM * _times_as_wide(data, _USUAL))
             rows = dataclasses.replace(decayed, lr=1 / len(data.schema.features))
-    elif model in _DEEP and _are_read_again(config, data):
+    elif is_small:
         epochs = config.epochs or min(500_000 // num_samples, 10)
         rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAY)
-        if model == "dcnv2" and config.start_from is None and not is_made:
-            options = {"linear": True, **options}
     elif model in _DEEP:
         rows = _whole_vectors(data)
     return dataclasses.replace(
         config,
         model=_absolute_model(model),
-        model_options=options,
+        model_options=config.model_options if is_made else _options(config, model, is_small, data),
         epochs=epochs,
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
@@ -69,6 +71,19 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     )
 
 
+def _options(config: TrainConfig, model: str, is_small: bool, data: EncodedData) -> dict[str, Any]:
+    """The config's options, before those of a small network, or of the run that this one begins with."""
+    first = _DEEP[model] if is_small else {}
+    crosses = is_small and model == "deepfm" and "crosses" not in config.model_options
+    if config.start_from is None and crosses and (crossed := pairs.chosen(data, config.label)):
+        first = {**first, "crosses": crossed, "cross_rows": _CROSS_ROWS}
+    elif config.start_from is not None:
+        is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone
+        earlier = run_folder.read_config(Path(config.start_from)) if is_open else config
+        first = earlier.model_options if earlier.model == model else {}
+    return {**first, **config.model_options}
+
+
 def _num_training_samples(data: EncodedData) -> int:
     """The samples of the training part, at least 1; ValueError where there are none, but some in others:
     data without any is for a stream."""
@@ -79,9 +94,9 @@ def _num_training_samples(data: EncodedData) -> int:
     return max(data.parts["train"].rows, 1)
 
 
-def _batch_size(num_samples: int) -> int:
-    """The largest power of two that leaves 500 steps an epoch, from 64 to 8,192."""
-    fitting = max(num_samples // 500, 1)
+def _batch_size(num_samples: int, steps: int) -> int:
+    """The largest power of two that leaves so many steps an epoch, from 64 to 8,192."""
+    fitting = max(num_samples // steps, 1)
     return min(max(1 << (fitting.bit_length() - 1), _LEAST_BATCH), 8192)
 
 
@@ -132,12 +147,12 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
 def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
     """True if samples are few and are to be read more than once, while vectors decay.
 
-    That takes counts of ids, and a validation part, which tells when to stop. Optimizer and number of
-    steps must be open: runs of before have theirs.
+    That takes counts of ids, if there are ids, and a validation part, which tells when to stop. Optimizer
+    and number of steps must be open: runs of before have theirs.
     """
     is_open = config.row_optimizer is config.steps is None and config.epochs != 1
     has_few = data.parts["train"].rows <= _FEW and bool(data.parts["validation"].rows)
-    return is_open and has_few and _is_counted(data)
+    return is_open and has_few and (_is_counted(data) or not data.schema.id_features)
 
 
 def _times_as_wide(data: EncodedData, features: int) -> float:

@@ -181,9 +181,10 @@ def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
         stage, total = "evaluating" if now.stage == "evaluate" else "training", now.total or None
         progress(stage, now.done, total, _note(now))
         if now.validation is not None:
-            shown = list(now.validation.shown().items())[:3]
             numbers = [
-                f"{name} {value:.6f}" for name, value in shown if name != "calibration" or not total
+                f"{name} {value:.6f}"
+                for place, (name, value) in enumerate(now.validation.shown().items())
+                if place < 3 or name == "calibration"
             ]
             what = f" of {total:,}: validation" if total else ": window"
             print(f"step {now.done:,}{what} {', '.join(numbers)}{_standing(now)}", file=sys.stderr)

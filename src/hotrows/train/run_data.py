@@ -23,9 +23,10 @@ from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
 from hotrows.models.tables import LINEAR
+from hotrows.planning.crosses import append_crosses
 from hotrows.schema import vocabulary_of
 from hotrows.streams import CutBatch, EventStream
-from hotrows.table import Table
+from hotrows.table import Cross, Table
 from hotrows.train.recommender import Tasks, task_numbers
 from hotrows.train.run_state import RunState
 
@@ -185,8 +186,10 @@ def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> Non
                 first += len(rows)
 
 
-def id_counts(data: EncodedData, tables: Sequence[Table], num_batches: int) -> dict[str, Tensor]:
-    """How often each id occurs in the training part, [rows] by table; crosses are left out.
+def id_counts(
+    data: EncodedData, tables: Sequence[Table], crosses: Sequence[Cross], num_batches: int
+) -> dict[str, Tensor]:
+    """How often each id occurs in the training part, [rows] by table.
 
     Of weights of single ids: in how many of the `num_batches` of an epoch it is expected, since a batch
     decays its row once. A frequent id would else hardly decay, which counts where labels are rare.
@@ -195,11 +198,21 @@ def id_counts(data: EncodedData, tables: Sequence[Table], num_batches: int) -> d
         raise ValueError(f"decay_by_count: {data.path} has no counts of ids; `prepare` makes them")
     vocabularies = {f.name: vocabulary_of(f) for f in data.schema.id_features}
     by_vocabulary = {name: torch.from_numpy(num) for name, num in row_counts(data).items()}
+    by_vocabulary |= _cross_counts(data, crosses)
     counts = {}
     for table in tables:
-        if table.features[0] in vocabularies:
-            num = by_vocabulary[vocabularies[table.features[0]]][: table.rows]
-            if table.role == LINEAR:
-                num = num_batches * -torch.expm1(-num.double() / num_batches)
-            counts[table.name] = functional.pad(num, (0, table.rows - len(num)))
+        num = by_vocabulary[vocabularies.get(table.features[0], table.features[0])][: table.rows]
+        if table.role == LINEAR:
+            num = num_batches * -torch.expm1(-num.double() / num_batches)
+        counts[table.name] = functional.pad(num, (0, table.rows - len(num)))
+    return counts
+
+
+def _cross_counts(data: EncodedData, crosses: Sequence[Cross]) -> dict[str, Tensor]:
+    """How often each bucket of a cross occurs in the training part, [rows] by its name."""
+    counts = {cross.name: torch.zeros(cross.rows, dtype=torch.int64) for cross in crosses}
+    for batch in Loader(data.parts["train"], BLOCK_ROWS, shuffle=False).batches(0) if crosses else ():
+        crossed = append_crosses(batch, crosses).ids[len(batch.ids) :].view(len(crosses), -1)
+        for cross, buckets in zip(crosses, crossed, strict=True):
+            counts[cross.name] += buckets.bincount(minlength=cross.rows)
     return counts

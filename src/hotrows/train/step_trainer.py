@@ -91,7 +91,8 @@ class StepTrainer:
         if self.embedding.packed.decay_by_count.needs_counts:
             assert self.config.batch_size is not None, "settle the config first"
             num_batches = -(-data.parts["train"].rows // self.config.batch_size)
-            self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
+            tables, crosses = self.embedding.tables, self.model.crosses
+            self.embedding.set_counts(id_counts(data, tables, crosses, max(num_batches, 1)))
         # 3. The step
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
         refusal = refusal_of_capture(self.embedding, self.ranks, self.model)
