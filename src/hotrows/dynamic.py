@@ -92,8 +92,8 @@ class Dynamic:
         _, eviction = self.admission, self.eviction  # both are parsed, and refused, at once
         if self.admission.kind == "frequent" and eviction.kind != "lfu":
             raise ValueError(
-                f"admit={self.admit!r} needs evict='lfu' or 'lfu:HALF_LIFE', not {self.evict!r}: a new key's "
-                f"reads are compared with those of the key that would go"
+                f"admit={self.admit!r} needs evict='lfu' or 'lfu:HALF_LIFE', not {self.evict!r}: "
+                f"a new key's reads are compared with those of the key that would go"
             )
         if self.capacity is None and eviction.kind in ("lru", "lfu", "ahead"):
             raise ValueError(f"evict={self.evict!r} needs capacity=ROWS: without one nothing is evicted")
