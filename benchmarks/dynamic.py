@@ -8,6 +8,8 @@ machine predicts the next one. The figure is the mean AUC of these nine. Tables 
 distinct keys of the stream:
 
     lru        keys that were read twice, the one read longest ago is evicted
+    frequent   keys that were read twice lately, and more often than the one that is evicted, which has
+               the fewest reads, of a half-life of 8 batches
     lfu        every key, the one with the fewest reads is evicted, of a half-life of 25 batches
     ahead      keys that are read twice within 16 batches, the one read farthest ahead is evicted
     hashing    no key is kept apart: rows are shared by a hash, the trick that others use
@@ -48,6 +50,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 BATCHES, DIM, WINDOW, PARTS = 240, 8, 16, 10
 WAYS = {
+    "frequent": {"admit": "frequent:2", "evict": "lfu:8"},
     "lru": {"admit": "after:2", "evict": "lru"},
     "lfu": {"evict": "lfu:25"},
     "ahead": {"admit": "ahead:2", "evict": "ahead", "window": WINDOW},

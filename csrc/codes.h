@@ -12,7 +12,7 @@
 #define HOTROWS_PIECE(name) name(key) name(first_id) name(id_step) name(first_column) name(num_columns)
 #define HOTROWS_DEFERRED_RULES(name) name(sgd) name(adagrad) name(rmsprop) name(adam)
 #define HOTROWS_RECURRENT_KINDS(name) name(gru) name(augru) name(augru_code) name(agru)
-#define HOTROWS_KEY_ADMISSIONS(name) name(first) name(after) name(sketch) name(probability) name(ahead)
+#define HOTROWS_KEY_ADMISSIONS(name) name(first) name(after) name(sketch) name(probability) name(ahead) name(frequent)
 #define HOTROWS_KEY_EVICTIONS(name) name(none) name(lru) name(lfu) name(ahead) name(idle) name(time)
 #define HOTROWS_KEY_SETTINGS(name)                                                                 \
   name(capacity) name(num_unknown) name(admission) name(reads) name(probability) name(sketch_width) \

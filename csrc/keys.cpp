@@ -146,9 +146,10 @@ class KeyTable {
  public:
   explicit KeyTable(const Settings& settings) : s_(settings), first_id_(2 + settings.num_unknown) {
     CHECK(s_.capacity >= 0 && s_.num_unknown > 0 && s_.limit >= 0, s_.capacity, s_.num_unknown, s_.limit);
-    CHECK(s_.admission >= 0 && s_.admission <= static_cast<int64_t>(Admission::ahead), s_.admission);
+    CHECK(s_.admission >= 0 && s_.admission <= static_cast<int64_t>(Admission::frequent), s_.admission);
     CHECK(s_.eviction >= 0 && s_.eviction <= static_cast<int64_t>(Eviction::time), s_.eviction);
-    CHECK((s_.admits() == Admission::sketch) == (s_.sketch_width > 0), s_.admission, s_.sketch_width);
+    CHECK((s_.admits() == Admission::sketch || contests()) == (s_.sketch_width > 0), s_.admission, s_.sketch_width);
+    CHECK(!contests() || s_.evicts() == Eviction::lfu, s_.eviction);
     clear(0);
   }
 
@@ -411,26 +412,41 @@ class KeyTable {
     });
   }
 
-  // Leaves in `admitted_` which of the new keys get a row if there is room, by ascending hash.
+  // Leaves in `admitted_` which of the new keys get a row if there is room, by ascending hash; where keys contest,
+  // the most frequent ones first.
   void admit() {
     if (s_.admits() == Admission::after) count_waiting();
-    admitted_.resize(new_.keys.size());
+    admitted_.resize(new_.keys.size()), recent_reads_.resize(new_.keys.size());
     std::iota(admitted_.begin(), admitted_.end(), 0);
-    if (s_.admits() == Admission::sketch) new_.sort_by_hash(admitted_);  // a count depends on those before it
+    if (s_.sketch_width > 0) new_.sort_by_hash(admitted_);  // a count depends on those before it
     const auto is_refused = [this](uint32_t number) { return !is_admitted(number); };
     admitted_.erase(std::remove_if(admitted_.begin(), admitted_.end(), is_refused), admitted_.end());
     CHECK(admitted_.size() <= new_.keys.size(), admitted_.size(), new_.keys.size());
-    if (s_.admits() != Admission::sketch) new_.sort_by_hash(admitted_);
+    if (s_.sketch_width == 0) new_.sort_by_hash(admitted_);
+    if (contests()) std::stable_sort(admitted_.begin(), admitted_.end(), [this](uint32_t a, uint32_t b) {
+      return recent_reads_[a] > recent_reads_[b];
+    });
   }
 
   bool is_admitted(size_t i) {
     switch (s_.admits()) {
       case Admission::after: return waiting_reads_[i] >= s_.reads;
       case Admission::sketch: return count_in_sketch(i) >= s_.reads;
+      case Admission::frequent: return (recent_reads_[i] = count_in_sketch(i)) >= s_.reads;
       case Admission::probability: return hotrows::random_bits(new_.keys[i], 0) >> 11 < static_cast<uint64_t>(s_.probability);
       case Admission::ahead: return new_ahead_[i].reads >= s_.reads;
       default: return true;
     }
+  }
+
+  bool contests() const { return s_.admits() == Admission::frequent; }
+
+  // Behind what a row must not come that makes room for a new key: where keys contest, a row as frequent.
+  Leaving limit_of(int64_t place) const {
+    if (!contests()) return most();
+    Row row{0, now_, 0};
+    add_read(row, recent_reads_[admitted_[static_cast<size_t>(place)]]);
+    return {weight(row), now_ + 1, 0};
   }
 
   void count_waiting() {
@@ -533,7 +549,9 @@ class KeyTable {
     const int64_t in_order = s_.evicts() == Eviction::ahead ? std::min(left, num_unread_ - num_unread_now_) : left;
     CHECK(in_order >= 0 && in_order <= left, in_order, left, num_unread_, num_unread_now_);
     left -= in_order;
-    for (int64_t i = 0; i < in_order && order_.next(weigher(), rows_.end(), most(), most(), &leaving); ++i) {
+    const int64_t first = room() + num_expired;  // of those admitted that need the room of another
+    for (int64_t i = first; i < first + in_order; ++i) {
+      if (!order_.next(weigher(), rows_.end(), limit_of(i), most(), &leaving)) break;
       let_die(leaving.row);
     }
     for (size_t batch = window_.num_batches(); left > 0 && --batch > 0;) left -= evict_read_in(batch, left);
@@ -588,7 +606,7 @@ class KeyTable {
       const uint32_t place = rows_.insert(key);
       Row& row = rows_[place];
       row.last_use = now_;
-      if (s_.evicts() == Eviction::lfu) add_read(row, new_.reads[number]);
+      if (s_.evicts() == Eviction::lfu) add_read(row, contests() ? recent_reads_[number] : new_.reads[number]);
       if (s_.evicts() == Eviction::ahead) {
         row.extra = new_ahead_[number].next;
         num_unread_ += row.extra == 0;
@@ -693,7 +711,7 @@ class KeyTable {
   NewKeys new_;
   std::vector<KeyWindow::Reads> new_ahead_;
   std::vector<uint32_t> admitted_;
-  std::vector<int64_t> waiting_reads_, new_ids_, read_;
+  std::vector<int64_t> waiting_reads_, recent_reads_, new_ids_, read_;
   std::vector<uint32_t> waiting_places_;
   std::vector<Journal::Touched> touched_;
 };

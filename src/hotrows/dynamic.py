@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-ADMISSIONS = "'first', 'after:READS', 'after:READS,sketch', 'probability:P' or 'ahead:READS'"
+ADMISSIONS = (
+    "'first', 'frequent:READS', 'after:READS', 'after:READS,sketch', 'probability:P' or 'ahead:READS'"
+)
 EVICTIONS = "'none', 'lru', 'lfu', 'lfu:HALF_LIFE', 'ahead', 'idle:BATCHES' or 'time:SECONDS'"
 MOST_ROWS = 2**31 - 1
 GROWING = 2**30  # rows that a table without a capacity may grow to
 MOST_PARTITIONS = 2**12
 MOST_SKETCHED = 255  # what a counter of the sketch holds
+_PER_ROW, _LEAST_SKETCHED = 4, 2**14  # counters in a row of the sketch of `frequent`
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,10 @@ class Dynamic:
     """How the rows of a table come and go with the keys that are read.
 
     capacity: number of live keys at most; None: no bound.
-    admit: which keys get a row. `first`: every key, at its first read. `after:3`: a key at its third
+    admit: which keys get a row. `first`: every key, at its first read. `frequent:2`: a key that was read
+        twice lately; where there is no room, one that was read more often lately than the key that
+        `lfu` evicts for it (TinyLFU, Einziger et al. 2017). Reads are counted in a sketch, see
+        `sketch_width`. `after:3`: a key at its third
         read, counted exactly, which needs memory for every key that was read less often.
         `after:3,sketch`: counted by a count-min sketch of fixed size, see `sketch_width`.
         `probability:0.2`: a fifth of all keys, chosen by their hash, at their first read. `ahead:3`: a
@@ -85,6 +91,11 @@ class Dynamic:
             )
         assert self.admission, "an error of admit= comes first"
         _, eviction = self.admission, self.eviction  # both are parsed, and refused, at once
+        if self.admission.kind == "frequent" and eviction.kind != "lfu":
+            raise ValueError(
+                f"admit={self.admit!r} needs evict='lfu' or 'lfu:HALF_LIFE', not {self.evict!r}: "
+                f"a new key's reads are compared with those of the key that would go"
+            )
         if self.capacity is None and eviction.kind in ("lru", "lfu", "ahead"):
             raise ValueError(f"evict={self.evict!r} needs capacity=ROWS: without one nothing is evicted")
 
@@ -112,6 +123,8 @@ class Dynamic:
         are never counted too low, and either sketch counts c too high with a probability of at most
         (2c)^-4: a counter holds at most 1/2 of other keys on average, and the least of four counts.
         """
+        if self.admission.kind == "frequent":
+            return max(_PER_ROW * (self.capacity or 0), _LEAST_SKETCHED)
         return max(self.capacity or 2**20, 2**10) if self.admission.sketch else 0
 
 
@@ -196,7 +209,7 @@ def check_times(schema: str, features: Iterable[Any], made_of_time: Iterable[str
 
 @dataclass(frozen=True)
 class Admission:
-    """Which keys get a row; see `Dynamic.admit`. kind: first, after, probability or ahead."""
+    """Which keys get a row; see `Dynamic.admit`. kind: first, frequent, after, probability or ahead."""
 
     kind: str
     reads: int = 1
@@ -218,6 +231,8 @@ class Eviction:
 def _parse_admission(text: str) -> Admission:
     if text == "first":
         return Admission("first")
+    if match := re.fullmatch(r"frequent:([1-9]\d{0,1})", text):
+        return Admission("frequent", int(match[1]))
     if match := re.fullmatch(r"(after|ahead):([1-9]\d{0,8})", text):
         return Admission(match[1], int(match[2]))
     if match := re.fullmatch(r"after:([1-9]\d{0,2}),sketch", text):

@@ -229,6 +229,29 @@ def test_a_sketch_counts_the_last_reads_and_few_of_other_keys(kind):
 
 
 @every_kind
+def test_a_frequent_key_takes_the_row_of_one_read_less_often_lately(kind):
+    """Keys 1 and 2 fill the table. A third one must have been read more often than the one that goes."""
+    table = kind(Dynamic(capacity=2, admit="frequent:1", evict="lfu"))
+    batches = [[1, 1, 1, 2, 2, 3], [3], [3, 4], [2, 4]]
+    replay(table, batches, stop=2)
+    assert live(table) == {1: 3, 2: 4}  # 3 was read twice, as 2 was
+    replay(table, batches, stop=3)
+    assert live(table) == {1: 3, 3: 4} and table.growth()["evicted"] == 1
+    replay(table, batches)
+    assert live(table) == {1: 3, 3: 4}  # 2 was read three times in all, as 3 and 1 were
+
+
+@every_kind
+def test_of_several_frequent_keys_the_most_frequent_get_rows(kind):
+    table = kind(Dynamic(capacity=2, admit="frequent:1", evict="lfu"))
+    batches = [[1, 2], [3, 3, 4, 4, 4, 4, 5, 5, 5], [3, 3, 6, 6, 6, 6]]
+    replay(table, batches, stop=2)
+    assert live(table).keys() == {4, 5}
+    replay(table, batches)
+    assert live(table).keys() in ({4, 3}, {4, 6})  # both were read four times: the hash decides
+
+
+@every_kind
 def test_a_sketch_forgets(kind):
     dynamic = Dynamic(admit="after:2,sketch", capacity=1024)
     for between, admitted in ((400, 1), (1200, 0)):
@@ -315,7 +338,9 @@ def dynamics(draw):
     capacity = draw(st.sampled_from([None, 1, 2, 5, 17]))
     evict = draw(st.sampled_from(CAPPED if capacity else ["none", "idle:1", "idle:4", "time:7"]))
     window = draw(st.integers(1, 6))
-    return Dynamic(capacity=capacity, admit=draw(st.sampled_from(ADMITS)), evict=evict, window=window)
+    contests = ["frequent:1", "frequent:2"] if evict.startswith("lfu") else []
+    admit = draw(st.sampled_from(ADMITS + contests))
+    return Dynamic(capacity=capacity, admit=admit, evict=evict, window=window)
 
 
 @st.composite
@@ -404,6 +429,7 @@ LARGE = [
     Dynamic(capacity=5000, evict="lru"),
     Dynamic(capacity=2500, evict="lfu:5", admit="after:2"),
     Dynamic(capacity=1000, evict="lfu", admit="after:2,sketch"),
+    Dynamic(capacity=500, evict="lfu:3", admit="frequent:1"),
     Dynamic(capacity=5000, evict="ahead", window=4),
     Dynamic(evict="idle:8"),
     Dynamic(evict="time:300", admit="probability:0.5"),
@@ -485,6 +511,7 @@ def test_counters_are_named():
         ({"admit": "sometimes"}, "admit of dynamic ids must be 'first', .* not 'sometimes'"),
         ({"admit": "after:0"}, "admit of dynamic ids must be"),
         ({"admit": "after:300,sketch"}, "a sketch counts up to 255 reads"),
+        ({"admit": "frequent:1", "evict": "lru", "capacity": 9}, "admit='frequent:1' needs evict='lfu'"),
         ({"admit": "probability:1.5"}, "a probability is above 0 and at most 1"),
         ({"admit": 3}, "admit of dynamic ids must be a text, not 3"),
         ({"evict": "lru"}, "evict='lru' needs capacity=ROWS: without one nothing is evicted"),

@@ -35,6 +35,7 @@ class ReferenceKeyTable(KeyTable):
         self._counts: dict[int, int] = {}  # row: reads, as of its last use
         self._waiting: dict[int, int] = {}  # key: reads so far
         self._sketch: dict[int, int] = {}  # counter: what it holds
+        self._recent: dict[int, int] = {}  # of `frequent`: recent reads of the batch's keys without a row
         self._clock: dict[int, int] = {}  # batch: event time, where that rose
         self._totals: dict[str, int] = dict.fromkeys(COUNTERS[2:], 0)
         self._journals: deque[list[tuple[dict, Any, Any]]] = deque()  # by batch not trained: old values
@@ -55,11 +56,12 @@ class ReferenceKeyTable(KeyTable):
         for key in read.keys() & self._rows.keys():
             self._touch(self._rows[key], batch, read[key])
         new = self._admitted(read, reads_ahead)
-        died = self._evicted(batch, read, len(new))
+        died = self._evicted(batch, read, new)
         died_keys = [self._die(row) for row in died]
         born_keys = new[: self._room(len(new))]
         free = filterfalse(self._keys.__contains__, range(MOST_ROWS))  # from the lowest
-        born = [self._give_birth(key, next(free), batch, read[key]) for key in born_keys]
+        reads = self._recent or read
+        born = [self._give_birth(key, next(free), batch, reads[key]) for key in born_keys]
         self._add("refused", len(new) - len(born))
         ids = self._ids(keys, self._rows)
         return Resolved(
@@ -77,7 +79,7 @@ class ReferenceKeyTable(KeyTable):
         )
 
     def _admitted(self, read: dict[int, int], reads_ahead: dict[int, int]) -> list[int]:
-        """The keys that get a row if there is room, by ascending hash."""
+        """The keys that get a row if there is room, by ascending hash; of `frequent`, by reads first."""
         admission = self.dynamic.admission
         unknown = _by_hash([key for key in read if key not in self._rows])
         if admission.kind == "probability":
@@ -85,6 +87,10 @@ class ReferenceKeyTable(KeyTable):
             return [key for key, x in zip(unknown, bits.tolist(), strict=True) if _is_below(x, admission)]
         if admission.kind == "ahead":
             return [key for key in unknown if reads_ahead[key] >= admission.reads]
+        if admission.kind == "frequent":
+            self._recent = {key: self._sketched(key, read[key]) for key in unknown}
+            new = [key for key in unknown if self._recent[key] >= admission.reads]
+            return sorted(new, key=lambda key: -self._recent[key])
         if admission.kind == "after":
             add = self._sketched if admission.sketch else self._counted
             return [key for key in unknown if add(key, read[key]) >= admission.reads]
@@ -115,7 +121,7 @@ class ReferenceKeyTable(KeyTable):
         for cell, count in newer.items():
             self._put(self._sketch, cell + SKETCH_ROWS * width, count)
 
-    def _evicted(self, batch: int, read: dict[int, int], num_new: int) -> list[int]:
+    def _evicted(self, batch: int, read: dict[int, int], new: list[int]) -> list[int]:
         """The rows that are taken from their keys, ascending: expired ones, and others to make room."""
         eviction = self.dynamic.eviction
         others = [row for row, key in self._keys.items() if key not in read]
@@ -123,11 +129,20 @@ class ReferenceKeyTable(KeyTable):
             eviction.kind
         )
         expired = {row for row in others if oldest is not None and self._last_use[row] < oldest}
-        num_more = max(num_new - self._room(num_new, len(expired)), 0)
+        room = self._room(len(new), len(expired))
         if eviction.kind == "none":
             return []
         others = [row for row in others if row not in expired]
-        return sorted([*expired, *heapq.nsmallest(num_more, others, key=self._eviction_order())])
+        first = heapq.nsmallest(len(new) - room, others, key=self._eviction_order())
+        if self.dynamic.admission.kind == "frequent":
+            loses = [self._is_rarer(row, key, batch) for row, key in zip(first, new[room:], strict=False)]
+            first = first[: [*loses, False].index(False)]
+        return sorted([*expired, *first])
+
+    def _is_rarer(self, row: int, key: int, batch: int) -> bool:
+        """Whether a row was read less often lately than a key without one."""
+        mine = _weight(self._counts[row], self._epoch(self._last_use[row]))
+        return mine < _weight(READ * self._recent[key], self._epoch(batch))
 
     def _eviction_order(self) -> Callable[[int], tuple]:
         """A sort key of rows: the row to evict first comes first."""

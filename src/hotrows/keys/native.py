@@ -43,7 +43,9 @@ from hotrows.runtime import native
 from hotrows.runtime.native import pointer
 
 _NONE = torch.empty(0, dtype=torch.int64)
-_ADMISSIONS = native.codes("key_admission", "first", "after", "sketch", "probability", "ahead")
+_ADMISSIONS = native.codes(
+    "key_admission", "first", "after", "sketch", "probability", "ahead", "frequent"
+)
 _EVICTIONS = native.codes("key_eviction", "none", "lru", "lfu", "ahead", "idle", "time")
 _SETTINGS = native.codes(
     *("key_settings", "capacity", "num_unknown", "admission", "reads", "probability"),
