@@ -17,7 +17,6 @@ import hotrows
 from hotrows import Adagrad, Dense, Schema, Sequence, Sparse, TrainConfig, Uniform
 from hotrows.models import Model, tables
 from hotrows.nn import MLP
-from hotrows.nn.jagged import to_padded
 
 
 def vectors_of(schema, dim):
@@ -222,7 +221,7 @@ class BST(Model):
         self.top = MLP((width, *hidden, 1))
 
     def forward(self, vectors, dense):
-        past, is_real = to_padded(*vectors.sequence("history"), self.length)
+        past, is_real = hotrows.nn.to_padded(*vectors.sequence("history"), self.length)
         x = torch.cat([vectors["item"][:, None], past], 1) + self.places
         is_real = torch.cat([is_real.new_ones(len(x), 1), is_real], 1)
         x = self.encoder(x, src_key_padding_mask=~is_real) * is_real[:, :, None]

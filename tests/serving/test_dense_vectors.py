@@ -59,7 +59,7 @@ def test_a_bundle_scores_rows_with_vectors_as_the_run_does(run, tmp_path):
     one_by_one = np.concatenate([scorer.logits([row | shared]) for row in candidates])
     assert furthest(scorer.logits(candidates, shared), one_by_one) < 1e-5
     with pytest.raises(
-        ValueError, match="column 'image': expected a list of 6 numbers, found '\\[1.0\\]'"
+        ValueError, match="column 'image': expected a list of 6 numbers of float32, found '\\[1.0\\]'"
     ):
         scorer.logits([{"image": [1.0], "user": 3}])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow_arrays import first_line, is_of_vectors, seconds_of_moments, vectors_of
+from hotrows.data.raw.arrow_arrays import first_line, seconds_of_moments, vectors_of
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.typed_files import open_parquet_file
@@ -115,12 +115,9 @@ class RowGroupColumns:
 
     def vectors(self, feature: Dense) -> np.ndarray:
         """[rows, width] float32; 0 where missing."""
-        column, expected = column_of(feature), f"a list of {feature.width} numbers of {feature.stored}"
-        if not is_of_vectors(self._arrays[column].type):
-            raise self._wrong(column, 0, expected)
-        vectors, bad = vectors_of(self._arrays[column], feature)
+        vectors, bad = vectors_of(self._arrays[column_of(feature)], feature)
         if bad is not None:
-            raise self._wrong(column, bad.row, expected)
+            raise self._wrong(bad.column, bad.row, f"a {bad.expected}")
         return np.nan_to_num(vectors, copy=False)
 
     def label(self, label: Label, may_lack: bool) -> np.ndarray:

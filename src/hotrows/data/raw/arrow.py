@@ -119,10 +119,7 @@ class ArrowCells:
         return flat.to_numpy(zero_copy_only=False).astype(np.float64), offsets, None
 
     def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
-        array = self.batch.column(column)
-        if not is_of_vectors(array.type):
-            raise self._unfit(column, f"lists of {feature.width} numbers", "convert the column")
-        return vectors_of(array, feature)
+        return vectors_of(self.batch.column(column), feature)
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         moments = seconds_of_moments(self.batch.column(column))

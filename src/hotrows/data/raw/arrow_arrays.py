@@ -33,19 +33,22 @@ def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
     has no such list."""
     column, width, pa = column_of(feature), feature.width or 0, pyarrow()
     vectors = np.full((len(array), width), np.nan, np.float32)
-    if pa.types.is_null(array.type):
+    expected = f"list of {width} numbers of {feature.stored}"
+    if pa.types.is_null(array.type) or not len(array):
         return vectors, None
+    if not is_of_vectors(array.type):
+        return vectors, Bad(0, column, expected)
     present = array.is_valid().to_numpy(zero_copy_only=False)
     offsets, flat = unnested(array)
     if len(wrong := np.flatnonzero(present & (np.diff(offsets) != width))):
         row = int(wrong[0])
         what = f"it has {offsets[row + 1] - offsets[row]}: correct the row, or the schema's width"
-        return vectors, Bad(row, column, f"list of {width} numbers", what)
+        return vectors, Bad(row, column, expected, what)
     with np.errstate(over="ignore"):
         vectors[present] = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, width)
         is_finite = np.isfinite(vectors.astype(feature.stored)).all(1)
     if len(wrong := np.flatnonzero(present & ~is_finite)):
-        return vectors, Bad(int(wrong[0]), column, f"list of {width} numbers of {feature.stored}")
+        return vectors, Bad(int(wrong[0]), column, expected)
     return vectors, None
 
 
