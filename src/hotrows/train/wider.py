@@ -42,8 +42,8 @@ def load_wider(run: Path, then: Schema, steps: StepTrainer) -> checkpoint.State:
     is_own = not type(steps.model).__module__.startswith("hotrows.")  # its inputs have any order
     if any_dynamic(features) or under_dense or is_own:
         raise ValueError(
-            f"{run} has fewer features than {steps.data.path}; a run can begin so unless "
-            f"features are dynamic, rows are under a dense optimizer, or the model is your own; begin without "
+            f"{run} has fewer features than {steps.data.path}; a run can begin so unless features are "
+            f"dynamic, rows are under a dense optimizer, or the model is your own; begin without "
             f"--init-from"
         )
     known = {vocabulary_of(feature) for feature in then.id_features}
