@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
+import hotrows
 from hotrows import Dense, Schema, Sequence, Sparse, TrainConfig, Trainer
 from hotrows.data import prepare
 from hotrows.train.predictor import load_run
@@ -150,9 +152,25 @@ def test_as_many_dense_values_as_ids_are_told_apart(tmp_path, model):
     np.testing.assert_allclose(trainer.predict(rows(2, 100)), before, atol=1e-6)
 
 
-def test_rows_under_a_dense_optimizer_are_refused(data, tmp_path):
+class Net(hotrows.models.Model):
+    def __init__(self, schema):
+        super().__init__()
+        self.tables = hotrows.models.tables.vector_tables(schema, 8)
+        self.layer = torch.nn.Linear(8 * len(schema.id_features) + len(schema.dense), 1)
+
+    def forward(self, vectors, dense):
+        return self.layer(torch.cat([dense, vectors.joined(dense[:, :0])], 1)).squeeze(1)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_models_and_optimizers_that_cannot_be_widened_are_refused(data, tmp_path, is_own):
+    """A model of a user's own may have its inputs in any order."""
     narrow, wider = data
-    base = TrainConfig(model="dnn", model_options=SMALL["dnn"], steps=2, row_optimizer="dense_adam")
-    Trainer(narrow, base, tmp_path / "a").fit()
-    with pytest.raises(ValueError, match="has fewer features than .* rows are under a dense optimizer"):
-        Trainer(wider, dataclasses.replace(base, start_from=str(tmp_path / "a")), tmp_path / "b")
+    base = TrainConfig(model="lr", steps=2) if not is_own else TrainConfig(steps=2, label="click")
+    base = base if is_own else dataclasses.replace(base, row_optimizer="dense_adam")
+    Trainer(narrow, base, tmp_path / "a", model=Net if is_own else None).fit()
+    config = dataclasses.replace(base, start_from=str(tmp_path / "a"))
+    with pytest.raises(
+        ValueError, match="has fewer features than .*, or the model is your own; begin with"
+    ):
+        Trainer(wider, config, tmp_path / "b", model=Net if is_own else None)

@@ -117,7 +117,7 @@ class RunCheckpoints:
         then, fingerprint = run_folder.read_schema(other), run_folder.read_data(other).fingerprint
         if is_wider(then, steps.data, fingerprint):
             stored = load_wider(other, then, steps)
-        elif _ids_differ(other, steps.data):
+        elif _ids_differ(then, fingerprint, steps.data):
             stored = _load_by_keys(other, steps.embedding, steps.model, steps.data)
         else:
             folder = checkpoint.folder_of(other, "best")
@@ -156,12 +156,11 @@ def rank_seed(steps: StepTrainer) -> int:
     return (steps.config.seed + 0x9E3779B97F4A7C15 * steps.ranks.rank) & (1 << 63) - 1
 
 
-def _ids_differ(run: Path, data: EncodedData) -> bool:
+def _ids_differ(then: Schema, fingerprint: str, data: EncodedData) -> bool:
     """True if a run was trained on other data than this, or this extends, and features of either are
     dynamic: keys find their rows wherever they come from."""
-    features = (*run_folder.read_schema(run).id_features, *data.schema.id_features)
-    is_other = run_folder.read_data(run).fingerprint not in data.lineage
-    return is_other and any_dynamic(features)
+    features = (*then.id_features, *data.schema.id_features)
+    return fingerprint not in data.lineage and any_dynamic(features)
 
 
 def _load_by_keys(

@@ -39,10 +39,12 @@ def load_wider(run: Path, then: Schema, steps: StepTrainer) -> checkpoint.State:
     between ranks."""
     embedding, features = steps.embedding, steps.data.schema.id_features
     under_dense = any(p in embedding.packed.dense_rows for p in range(len(embedding.packs)))
-    if any_dynamic(features) or under_dense:
+    is_own = not type(steps.model).__module__.startswith("hotrows.")  # its inputs have any order
+    if any_dynamic(features) or under_dense or is_own:
         raise ValueError(
-            f"{run} has fewer features than {steps.data.path}; a run can begin so unless features "
-            f"are dynamic or rows are under a dense optimizer; begin without --init-from"
+            f"{run} has fewer features than {steps.data.path}; a run can begin so unless features are "
+            f"dynamic, rows are under a dense optimizer, or the model is your own; begin without "
+            f"--init-from"
         )
     known = {vocabulary_of(feature) for feature in then.id_features}
     new = {feature.name for feature in features if vocabulary_of(feature) not in known}
