@@ -249,7 +249,7 @@ def test_decay_by_count_is_counted_from_the_data(encoded, tmp_path):
 def test_weights_of_single_ids_are_counted_by_batches(encoded):
     """A batch decays a row once, however often it has its id: a frequent one would hardly decay."""
     roles = [Table(role, 50, 1, ("user",), role=role) for role in ("vector", "linear")]
-    occurrences, batches = id_counts(encoded, roles, 10).values()
+    occurrences, batches = id_counts(encoded, roles, (), 10).values()
     assert occurrences.max() > 20 and batches.max() < 10
     often = occurrences.argmax()
     assert batches[often] == pytest.approx(10 * (1 - math.exp(-float(occurrences[often]) / 10)))
