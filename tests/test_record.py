@@ -1,8 +1,10 @@
 """The bytes of a record."""
 
+import pytest
 import torch
 
 from hotrows.record import RecordLayout, views
+from hotrows.table import Table
 
 
 def test_state_is_aligned_behind_narrow_weights():
@@ -34,6 +36,11 @@ def test_integers_are_followed_by_their_scale():
     assert records[1, 16:20].view(torch.float32).tolist() == [2**-6]
     assert records[1, [0, 15]].view(torch.int8).tolist() == [-64, 64]
     assert not records[0].any() and not records[1, 20:].any()
+
+
+def test_integers_of_4_bits_are_refused():
+    with pytest.raises(ValueError, match="one of float32, bfloat16, float16, int8, not 'int4'"):
+        Table("t", 9, 16, ("t",), dtype="int4")
 
 
 def test_a_layout_describes_itself():

@@ -260,7 +260,7 @@ TABLES = [
     ),
     Table(
         "row_bits",
-        "data | row optimizer | seeds | DeepFM, test AUC | 8 bits ± standard error | in deviations of a seed",
+        "data | row optimizer | seeds | DeepFM, test AUC | 8 bits ± standard error | in deviations",
         row_bits,
         (Origin("row_bits", "benchmarks.row_bits"),),
     ),
