@@ -50,15 +50,6 @@ struct Weights {
   }
 };
 
-// Rows of `count` floats, `to_stride` and `from_stride` apart; what is left of a register is zero.
-void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to,
-               int64_t to_stride) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t n = 0; n < count; n += kLanes)
-      store(to + r * to_stride + n, load(from + r * from_stride + n, count - n),
-            std::min(kLanes, to_stride - n));
-}
-
 // Asks for what the product is about to read: its own reads, row beside row, would wait one by one.
 void prefetch_rows(const float* from, int64_t count) {
   for (int64_t n = 0; n < count; n += 16) prefetch(from + n);

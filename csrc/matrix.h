@@ -2,6 +2,7 @@
 //
 //   multiply    y[r, :] (+)= sum over i of x[r, i] * w[i, :]
 //   transpose   to[c, r] = from[r, c]
+//   copy_rows   to[r, :] = from[r, :]
 //
 // A block of y stays in registers while i runs, so a sum has one order. Columns come in whole
 // registers: `w` and `y` have rows padded to them (`padded`), and what stands there is computed too.
@@ -70,6 +71,15 @@ inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_strid
     multiply_columns<2>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
   CHECK(left() == 0 || left() == 1, left());
   if (c < columns) multiply_columns<1>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
+}
+
+// Rows of `count` floats, `to_stride` and `from_stride` apart; what is left of a register is zero.
+inline void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to,
+                      int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t n = 0; n < count; n += kLanes)
+      store(to + r * to_stride + n, load(from + r * from_stride + n, count - n),
+            std::min(kLanes, to_stride - n));
 }
 
 // One of log2(kLanes) rounds: rows `STEP` apart exchange the lanes that have the other's bit.

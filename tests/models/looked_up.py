@@ -28,11 +28,12 @@ SMALL = {
     "dien": {"dim": 8, "hidden": (16, 16)},
     "can": {"dim": 8, "sizes": (4, 3, 2), "orders": 2, "hidden": (16, 16)},
     "tbsm": {"dim": 8, "top": (16, 8), "length": 3, "attention": (6,), "hidden": (16,)},
+    "hstu": {"dim": 8, "length": 3, "hidden": (16, 16)},
     "mmoe": {"dim": 8, "num_experts": 3, "expert_hidden": (16, 8), "tower_hidden": (8,)},
     "ple": {"dim": 8, "expert_hidden": (16, 8), "tower_hidden": (8,)},
     "esmm": {"dim": 8, "hidden": (16, 8)},
 }
-WITH_HISTORY = ("din", "dien", "can", "tbsm")
+WITH_HISTORY = ("din", "dien", "can", "tbsm", "hstu")
 
 
 class FakeVectors:

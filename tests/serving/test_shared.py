@@ -19,7 +19,7 @@ pytestmark = [
 ]
 SHARED = ("price", "user", "tags", "history")
 CANDIDATES = 40
-MODELS = ("lr", "fm", "dnn", "wide_deep", "dlrm", "dcnv2", "final", "din", "dien", "can", "mmoe")
+MODELS = ("lr", "fm", "dnn", "wide_deep", "dlrm", "dcnv2", "final", "din", "dien", "can", "hstu", "mmoe")
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,7 @@ _CLASSES = {
     "dien": "DIEN",
     "can": "CAN",
     "tbsm": "TBSM",
+    "hstu": "HSTU",
     "mmoe": "MMoE",
     "ple": "PLE",
     "esmm": "ESMM",

@@ -25,7 +25,7 @@ def target_projection(
         return by_device(target_projection_reference, queries, keys, offsets, weight, bias)
     queries, keys, weight = queries.contiguous(), keys.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    offsets = _checked(offsets, len(queries), len(keys))
+    offsets = checked_offsets(offsets, len(queries), len(keys))
     out = torch.empty(len(keys), len(weight))
     sizes = (*queries.shape, len(weight))
     call("target_projection", queries, keys, offsets, weight, bias, *sizes, out)
@@ -47,7 +47,7 @@ def target_projection_backward(
     if not takes(grad, queries, keys, weight, more):
         return by_device(target_projection_backward_reference, grad, queries, keys, offsets, weight, more)
     grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
-    weight, offsets = weight.contiguous(), _checked(offsets, len(queries), len(keys))
+    weight, offsets = weight.contiguous(), checked_offsets(offsets, len(queries), len(keys))
     grad_queries, grad_keys, grad_weight = (torch.empty_like(t) for t in (queries, keys, weight))
     grad_bias = torch.empty(len(weight))
     inputs, sizes = (grad, queries, keys, offsets, weight), (*queries.shape, len(weight))
@@ -66,7 +66,7 @@ def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
     if not takes(scores):
         return by_device(softmax_jagged_reference, scores, offsets)
     scores, size = scores.contiguous(), len(offsets) - 1
-    offsets = _checked(offsets, size, len(scores))
+    offsets = checked_offsets(offsets, size, len(scores))
     out = torch.empty_like(scores)
     call("softmax_jagged", scores, offsets, size, out)
     return out
@@ -77,7 +77,7 @@ def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> T
     if not takes(grad, weights):
         return by_device(softmax_jagged_backward_reference, grad, weights, offsets)
     grad, weights, size = grad.contiguous(), weights.contiguous(), len(offsets) - 1
-    offsets = _checked(offsets, size, len(weights))
+    offsets = checked_offsets(offsets, size, len(weights))
     out = torch.empty_like(weights)
     call("softmax_jagged_backward", grad, weights, offsets, size, out)
     return out
@@ -89,7 +89,7 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
         return by_device(weighted_sum_reference, weights, values, offsets)
     weights, values = weights.contiguous(), values.contiguous()
     size, width = len(offsets) - 1, values.shape[1]
-    offsets = _checked(offsets, size, len(values))
+    offsets = checked_offsets(offsets, size, len(values))
     out = torch.empty(size, width)
     call("weighted_sum", weights, values, offsets, size, width, out)
     return out
@@ -100,7 +100,7 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     if not takes(queries, keys):
         return by_device(jagged_dot_reference, queries, keys, offsets)
     queries, keys = queries.contiguous(), keys.contiguous()
-    offsets = _checked(offsets, len(queries), len(keys))
+    offsets = checked_offsets(offsets, len(queries), len(keys))
     out = torch.empty(len(keys))
     call("jagged_dot", queries, keys, offsets, *queries.shape, out)
     return out
@@ -123,7 +123,7 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
     if not takes(weights, queries):
         return by_device(weighted_copies_reference, weights, queries, offsets)
     weights, queries = weights.contiguous(), queries.contiguous()
-    offsets = _checked(offsets, len(queries), len(weights))
+    offsets = checked_offsets(offsets, len(queries), len(weights))
     out = torch.empty(len(weights), queries.shape[1])
     call("weighted_copies", weights, queries, offsets, *queries.shape, out)
     return out
@@ -215,7 +215,7 @@ def _pairs(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     return torch.cat([q, keys, q - keys, q * keys], dim=1)  # [N, 4D]
 
 
-def _checked(offsets: Tensor, size: int, num_vectors: int) -> Tensor:
+def checked_offsets(offsets: Tensor, size: int, num_vectors: int) -> Tensor:
     """Offsets that the core can follow: nothing that it reads lies outside of the tensors."""
     fits = offsets.shape == (size + 1,) and offsets.dtype == torch.int64
     if fits and size > 0:

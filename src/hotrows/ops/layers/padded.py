@@ -91,6 +91,27 @@ def target_projection(
     return (products + constant[:, None]).flatten(0, 1)
 
 
+def pointwise_attention(
+    queries: Tensor, keys: Tensor, lists: PaddedLists, bias: Tensor, causal: bool
+) -> Tensor:
+    """See `ops.layers.hstu`; queries: [B * T, W] of the elements, or [B, W], one behind each list."""
+    heads, num_places = bias.shape
+    k, v = lists.apart(keys).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, T, D]
+    place = torch.arange(lists.longest, device=queries.device)
+    own = place if causal else lists.lengths
+    distance = own[:, None] - place  # [T, T] or [B, T]
+    is_read = (distance >= (0 if causal else 1)) & (distance < num_places)
+    shown = bias.t()[distance.clamp(0, num_places - 1)]  # [.., T, H]
+    if causal:
+        q, shown = lists.apart(queries), shown.permute(2, 0, 1)
+    else:
+        q, shown, is_read = queries[:, None], shown.transpose(1, 2)[:, :, None], is_read[:, None, None]
+    q = q.unflatten(2, (heads, -1)).transpose(1, 2)  # [B, H, T or 1, D]
+    weights = functional.silu(q @ k.transpose(2, 3) + shown) / num_places
+    out = weights.masked_fill(~is_read, 0.0) @ v
+    return out.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
 def co_action(
     weights: Tensor,
     inputs: Tensor,

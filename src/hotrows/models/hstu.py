@@ -1,0 +1,80 @@
+"""HSTU as a ranker (Zhai et al., ICML 2024): layers over the past, which each candidate reads at its end.
+
+    past   [N, D] -+-> layer -> layer -> ..      once for all candidates of a request
+                   |     |        |
+    target [B, D] -+-> layer -> layer -> state -+
+                                                +-> MLP -> logit
+    vectors of all other features, dense -------+
+
+Candidates do not read each other, so that each has the state that it would have as the last element of
+its list. Batches hold no times of elements: the bias is that of distances. The paper's ranker also has
+the user's actions as elements, and no other features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hotrows.models.interest_model import InterestModel
+from hotrows.models.interests import Interest, OfRequests
+from hotrows.nn.hstu import TransductionLayer
+from hotrows.nn.jagged_products import Lists
+from hotrows.nn.shared_lists import SharedLists
+from hotrows.schema import Schema
+
+
+class HSTU(InterestModel):
+    """HSTU (Zhai et al. 2024): layers of pointwise attention over each history, and an MLP on top.
+
+    layers, heads: of `nn.hstu.TransductionLayer`.
+    length: elements before it that one reads, the latest ones; None: the history's `max_length`, or 100.
+    hidden, activation: of the MLP.
+    histories: as in `DIN`.
+
+    >>> model = HSTU(data.schema, dim=8)
+    >>> sorted({table.name for table in model.tables})
+    ['item', 'user']
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        layers: int = 2,
+        heads: int = 2,
+        length: int | None = None,
+        hidden: Sequence[int] = (200, 80),
+        activation: str = "relu",
+        dropout: float = 0.0,
+        histories: Sequence[str | Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(schema, dim, histories)
+        if layers < 1:
+            raise ValueError(f"HSTU needs at least one layer, not layers={layers}")
+        longest = {feature.name: feature.max_length for feature in schema.sequences}
+        interests = [
+            TransducedInterest(
+                dim * len(history.targets), layers, heads, length or longest[history.sequences[0]] or 100
+            )
+            for history in self.histories
+        ]
+        self.finish(interests, hidden, activation, dropout)
+
+
+class TransducedInterest(OfRequests):
+    """The candidate's state behind its history, after each of `num_layers` layers has read it."""
+
+    def __init__(self, dim: int, num_layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.num_outputs = dim
+        self.layers = nn.ModuleList(TransductionLayer(dim, heads, length) for _ in range(num_layers))
+
+    def forward(
+        self, target: Tensor, past: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
+    ) -> Interest:
+        *layers, last = self.layers
+        for layer in layers:
+            target, past = layer(target, past, offsets)
+        return last.last(target, past, offsets), None
