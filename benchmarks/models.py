@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[str, dict]] = {
     "din, code": ("din", {"form": "code"}),
     "dien, paper": ("dien", {"form": "paper"}),
     "dien, code": ("dien", {"form": "code"}),
+    "hstu": ("hstu", {}),
     "can": ("can", {}),
     "can on din": ("can", {"base": "din"}),
     "can on dien": ("can", {"base": "dien"}),

@@ -40,6 +40,7 @@ CASES = [
     ("can", {"base": "din"}),
     ("can", {"base": "dien"}),
     ("tbsm", {}),
+    ("hstu", {}),
 ]
 
 every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)

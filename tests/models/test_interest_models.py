@@ -20,8 +20,9 @@ from tests.models.looked_up import (
     lookup,
     schema_of,
 )
+from tests.nn.test_hstu import formula as transduced
 
-INTEREST_MODELS = ("din", "dien", "can")
+INTEREST_MODELS = ("din", "dien", "can", "hstu")
 LENGTHS = [3, 0, 1, 4, 0]
 SHOP = Schema(
     features=(
@@ -263,6 +264,33 @@ def test_can_is_its_formula(base, shared, training):
     result, loss = models.logits_and_loss(model(vectors, dense))
     assert_close(result, expected, rtol=1e-4, atol=1e-4)
     assert (loss is not None) == (training and base == "dien")
+
+
+def test_hstu_is_its_formula():
+    """The state of each candidate as the last element of its list: tests/nn/test_hstu.py has a layer's."""
+    model, dense = random_model("hstu", layers=3, length=2), torch.randn(5, 3)
+    vectors = lookup(model, 5, 1.0, LENGTHS)
+    target, (past, offsets) = vectors["C0"], vectors.sequence("history")
+    (unit,) = model.interests
+    states = []
+    for candidate, place in zip(target, each_sample(offsets), strict=True):
+        x = torch.cat([past[place], candidate[None]])
+        for layer in unit.layers:
+            x = transduced(layer, x)
+        states.append(x[-1])
+    logits = model.top(torch.cat([*common_parts(vectors, dense), torch.stack(states)], 1)).squeeze(1)
+    assert_close(model(vectors, dense), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_layers_of_hstu_reach_as_far_as_histories():
+    def length_of(**options):
+        features = (*SHOP.features[:3], Sequence("categories", vocabulary="category", rows=4, **options))
+        model = models.build("hstu", Schema(features), histories=["categories"])
+        return model.interests[0].layers[0].distances.shape[1] - 1
+
+    assert (length_of(), length_of(max_length=7)) == (100, 7)
+    with pytest.raises(ValueError, match="at least one layer, not layers=0"):
+        build("hstu", layers=0)
 
 
 def test_the_pairs_of_can_at_once_are_the_pairs_one_by_one():

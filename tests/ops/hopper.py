@@ -96,7 +96,14 @@ def main():
     if sys.argv[1:] != ["layers"]:
         print(len(interactions()), "kernels compiled")
         calls = dict(reversed(layer_cases.real_calls(64, 5)))  # the first of each op
-        heavy = [(name, calls[name]) for name in ("target_projection_backward", "recurrent_backward")]
+        heavy = [
+            (name, calls[name])
+            for name in (
+                "target_projection_backward",
+                "recurrent_backward",
+                "pointwise_attention_backward",
+            )
+        ]
         kernels = [kernel for _, kernels in layers(heavy) for kernel in kernels]
         print(len(kernels), "of layers,", sum(spilled for _, _, spilled, *_ in kernels), "bytes spilled")
         return

@@ -47,5 +47,20 @@ def _next_element_loss(states, past, offsets, others, num_samples):
     return loss, total, functional.pad(slopes, (0, num - real)), torch.cat([back, behind])
 
 
+def _pointwise_attention(*args):
+    """Queries are padded where they are the elements."""
+    queries_too = args[2] is None
+    positions = ((0, 1), (0,)) if queries_too else ((1,), ())
+    return _without_padding("pointwise_attention", *positions)(*args)
+
+
+def _pointwise_attention_backward(*args):
+    queries_too = args[3] is None
+    positions = ((0, 1, 2), (0, 1)) if queries_too else ((2,), (1,))
+    return _without_padding("pointwise_attention_backward", *positions)(*args)
+
+
 KERNELS = {f"hotrows::{name}": _without_padding(name, *where) for name, where in _POSITIONS.items()}
 KERNELS["hotrows::next_element_loss"] = _next_element_loss
+KERNELS["hotrows::pointwise_attention"] = _pointwise_attention
+KERNELS["hotrows::pointwise_attention_backward"] = _pointwise_attention_backward

@@ -35,6 +35,7 @@ MODELS = {
     "dien-paper": ("dien", {}),
     "dien-code": ("dien", {"form": "code"}),
     "can": ("can", {}),
+    "hstu": ("hstu", {}),
     "can-dien": ("can", {"base": "dien"}),
     "deepfm": ("deepfm", {}),
 }

@@ -74,7 +74,8 @@ class TransducedInterest(OfRequests):
     def forward(
         self, target: Tensor, past: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
     ) -> Interest:
-        *layers, last = self.layers
-        for layer in layers:
+        for layer in self.layers[:-1]:
             target, past = layer(target, past, offsets)
+        last = self.layers[-1]
+        assert isinstance(last, TransductionLayer)
         return last.last(target, past, offsets), None

@@ -27,8 +27,8 @@ class TransductionLayer(nn.Module):
     """A layer of HSTU: candidates [B, D], past [N, D] and lists -> both, [B, D] and [N, D].
 
     heads: of the attention, each D / heads wide.
-    length: elements before it that one reads, the latest ones. P is length + 1, so that a value depends on
-        its own list alone, not on the longest of the batch.
+    length: elements before it that one reads, the latest ones. P is length + 1, so that a value depends
+        on its own list alone, not on the longest of the batch.
     by_time: also learns a bias by the time between two elements; `times` are then of candidates, [B], and
         of elements, [N], int64 in seconds.
     lists: offsets [B + 1], or `SharedLists` of several candidates each.
@@ -42,8 +42,8 @@ class TransductionLayer(nn.Module):
         super().__init__()
         if heads < 1 or dim % heads or length < 1:
             raise ValueError(
-                f"HSTU needs heads that divide the width of an element, {dim}, and a length of at least 1, "
-                f"not heads={heads} and length={length}"
+                f"HSTU needs heads that divide the width of an element, {dim}, and a length of at "
+                f"least 1, not heads={heads} and length={length}"
             )
         self.norm, self.norm_attended = (nn.LayerNorm(dim, eps=1e-6) for _ in range(2))
         self.to_gates = MLP((dim, 2 * dim))  # U and Q

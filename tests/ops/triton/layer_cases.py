@@ -10,13 +10,14 @@ from hotrows.ops.layers.next_element import next_element_loss_reference
 from hotrows.ops.layers.recurrent import recurrent_reference
 
 _NAMES = (
-    "attention", "batch_norm", "co_action", "dice", "jagged", "log_loss", "next_element", "prelu",
+    "attention", "batch_norm", "co_action", "dice", "hstu", "jagged", "log_loss", "next_element", "prelu",
     "recurrent", "single_output",
 )  # fmt: skip
 LAYERS = [importlib.import_module(f"hotrows.ops.layers.{name}") for name in _NAMES]
 
 LAUNCHES = {  # at most, of ops that have several: kernels, and calls of PyTorch that compute
     "target_projection_backward": 3, "recurrent_backward": 4,
+    "pointwise_attention_backward": 4,
 }  # fmt: skip
 LISTS = ([3, 0, 1, 5, 0], [2], [0, 0], [70, 1, 0, 3])
 RECURRENCES = (
@@ -77,6 +78,17 @@ def co_action(lengths, sizes, orders, shared):
         "co_action": (weights, inputs, *network),
         "co_action_backward": (grad, weights, inputs, *network),
     }
+
+
+def hstu(lengths, heads, width, places, counts=None):
+    """Elements that read each other; counts: of candidates behind each list, which do in their place."""
+    offsets = offsets_of(lengths)
+    starts = None if counts is None else offsets_of(counts)
+    num = int((offsets if starts is None else starts)[-1])
+    queries, grad = torch.randn(num, heads * width), torch.randn(num, heads * width)
+    keys, bias = torch.randn(int(offsets[-1]), 2 * heads * width), torch.randn(heads, places)
+    inputs = queries, keys, starts, offsets, bias, None, None, None
+    return {"pointwise_attention": inputs, "pointwise_attention_backward": (grad, *inputs)}
 
 
 def statistics(num, width):
@@ -151,6 +163,9 @@ def calls():
         found += attention(lengths, dim, hidden).items()
     for lengths, network in zip(LISTS[:3], CO_ACTIONS, strict=True):
         found += co_action(lengths, *network).items()
+    for lengths, size in zip(LISTS, ((2, 5, 3), (1, 16, 9), (3, 4, 2), (2, 17, 41)), strict=True):
+        found += hstu(lengths, *size).items()
+        found += hstu(lengths, *size, [n * 5 % 4 for n in range(len(lengths))]).items()
     for num, width in SIZES:
         found += statistics(num, width).items()
     for lengths, dim in zip((*LISTS, [3] * 400), (5, 16, 3, 33, 4), strict=True):
@@ -177,6 +192,7 @@ def real_calls(size=1024, length=20):
         128: ("augru", "after"),
     }.items():  # fmt: skip
         found += recurrent(lengths, width, kind, reset).items()
+    found += [*hstu(lengths, 2, 16, 41).items(), *hstu(lengths, 2, 16, 41, [1] * size).items()]
     return [
         *found,
         *statistics(20_000, 200).items(),

@@ -1,8 +1,9 @@
 """Pointwise attention of HSTU (Zhai et al. 2024): elements of a list that read others, without a softmax.
 
-A jagged batch is [N, ..] elements and [R + 1] int64 offsets: list r has elements[offsets[r] : offsets[r + 1]].
-Queries are the elements themselves (`starts` is None), each of which reads those up to its own place; or
-others, list r's being queries[starts[r] : starts[r + 1]], which stand behind the list and read all of it.
+A jagged batch is [N, ..] elements and [R + 1] int64 offsets: list r has
+elements[offsets[r] : offsets[r + 1]]. Queries are the elements themselves (`starts` is None), each of
+which reads those up to its own place; or others, queries[starts[r] : starts[r + 1]] of list r, which
+stand behind the list and read all of it.
 """
 
 from __future__ import annotations
@@ -113,16 +114,26 @@ def pointwise_attention_backward_reference(
     grad_keys.index_add_(0, place.flatten(), by_pair.flatten(0, 1))
     by_time = None
     if interval is not None:
-        by_time = bias.new_zeros(INTERVALS, heads).index_add_(0, interval.flatten(), by_score.flatten(0, 1))
+        by_time = bias.new_zeros(INTERVALS, heads).index_add_(
+            0, interval.flatten(), by_score.flatten(0, 1)
+        )
     grad_queries = torch.einsum("mph,mphd->mhd", by_score, k).flatten(1)
-    return grad_queries, grad_keys[: len(keys)].flatten(1), by_score.sum(0).t(), None if by_time is None else by_time.t()
+    return (
+        grad_queries,
+        grad_keys[: len(keys)].flatten(1),
+        by_score.sum(0).t(),
+        None if by_time is None else by_time.t(),
+    )
 
 
 def _pairs(queries, keys, starts, offsets, bias, query_times, times, time_bias):
-    """Of each query and distance: the element's place [M, P], whether it is read [M, P, 1], its key and value
-    [M, P, H, D], the interval of time [M, P] or None, and the score [M, P, H]."""
+    """Of each query and distance: the element's place [M, P], whether it is read [M, P, 1], its key and
+    value [M, P, H, D], the interval of time [M, P] or None, and the score [M, P, H]."""
     heads, num_places = bias.shape
-    here, bounds = torch.arange(len(queries), device=queries.device), offsets if starts is None else starts
+    here, bounds = (
+        torch.arange(len(queries), device=queries.device),
+        offsets if starts is None else starts,
+    )
     lists = samples_of(bounds, len(queries)).clamp(max=len(offsets) - 2)
     ends = offsets[lists + 1]
     own = here if starts is None else ends

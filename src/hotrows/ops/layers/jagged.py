@@ -42,6 +42,10 @@ def last_of(states: Tensor, offsets: Tensor) -> Tensor:
 
 def last_of_backward(grad: Tensor, offsets: Tensor, num: int) -> Tensor:
     """[num, H]: each sample's gradient at its last position, zeros elsewhere."""
+    if takes(grad):
+        out, is_any = grad.new_zeros(num, grad.shape[1]), offsets.diff() > 0
+        out[offsets[1:][is_any] - 1] = grad[is_any]
+        return out
     return by_device(last_of_backward_reference, grad, offsets, num)
 
 
