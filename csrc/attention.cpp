@@ -78,10 +78,10 @@ void turned_matrix_of(const float* q, const Weights& w, const Shape& s, float* m
   }
 }
 
-void forward(const float* queries, const float* keys, const int64_t* offsets, const float* weight,
-             const float* bias, int64_t B, const Shape& s, float* out) {
+void forward(const float* queries, const float* keys, const SharedLists& lists, const float* weight,
+             const float* bias, const Shape& s, float* out) {
   const Weights w(weight, s, false);
-  const Chunks chunks{offsets, B};
+  const Chunks chunks{lists.ends, lists.R};
   if (kChecks) chunks.check_all();
   const int64_t P = s.P();
   const bool in_place = s.H == P;
@@ -92,21 +92,24 @@ void forward(const float* queries, const float* keys, const int64_t* offsets, co
     std::vector<float> matrix(s.size()), tile(in_place ? 0 : kTile * P), terms;
 #pragma omp for schedule(dynamic)
     for (int64_t c = 0; c < chunks.count(); ++c) {
-      const int64_t first = chunks.first(c), end = chunks.first(c + 1);
+      const int64_t first = lists.first(chunks.first(c)), end = lists.first(chunks.first(c + 1));
       terms.resize((end - first) * P);
       copy_rows(padded_bias.data(), 0, end - first, P, terms.data(), P);
       multiply(queries + first * s.D, {s.D, 1}, w.query.data(), P, end - first, s.D, P, terms.data(), P,
                true);
-      for (int64_t b = first; b < end; ++b) {
-        if (offsets[b] < offsets[b + 1]) matrix_of(queries + b * s.D, w, s, matrix.data());
-        for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
-          const int64_t rows = std::min(kTile, offsets[b + 1] - n);
-          CHECK((b - first + 1) * P <= static_cast<int64_t>(terms.size()), b, first, terms.size());
-          float* y = in_place ? out + n * s.H : tile.data();
-          prefetch_rows(keys + n * s.D, rows * s.D);
-          copy_rows(&terms[(b - first) * P], 0, rows, P, y, P);
-          multiply(keys + n * s.D, {s.D, 1}, matrix.data(), P, rows, s.D, P, y, P, true);
-          if (!in_place) copy_rows(y, P, rows, s.H, out + n * s.H, s.H);
+      for (int64_t r = chunks.first(c); r < chunks.first(c + 1); ++r) {
+        lists.check(r);
+        for (int64_t b = lists.first(r); b < lists.first(r + 1); ++b) {
+          if (lists.size(r) > 0) matrix_of(queries + b * s.D, w, s, matrix.data());
+          for (int64_t n = 0; n < lists.size(r); n += kTile) {
+            const int64_t rows = std::min(kTile, lists.size(r) - n);
+            const float* k = keys + (lists.offsets[r] + n) * s.D;
+            float *to = out + (lists.at(r, b) + n) * s.H, *y = in_place ? to : tile.data();
+            prefetch_rows(k, rows * s.D);
+            copy_rows(&terms[(b - first) * P], 0, rows, P, y, P);
+            multiply(k, {s.D, 1}, matrix.data(), P, rows, s.D, P, y, P, true);
+            if (!in_place) copy_rows(y, P, rows, s.H, to, s.H);
+          }
         }
       }
     }
@@ -131,33 +134,35 @@ struct Scratch {
 
 struct Backward {
   const float *grad, *queries, *keys;
-  const int64_t* offsets;
+  const SharedLists& lists;
   const Weights& w;
   const Shape& s;
   float *grad_queries, *grad_keys;
 
-  // The gradients of a sample's keys; S into t.sums, and the sum of g_n into `term`: [P].
-  void keys_of(int64_t b, Scratch& t, float* term) const {
-    CHECK(offsets[b] < offsets[b + 1], b);  // or S would be that of the sample before
+  // The gradients of the keys of sample b of request r; S into t.sums, and the sum of g_n into `term`: [P].
+  void keys_of(int64_t r, int64_t b, Scratch& t, float* term) const {
+    CHECK(lists.size(r) > 0, r);  // or S would be that of the sample before
     CHECK(term + s.P() <= t.terms.data() + t.terms.size(), b, t.terms.size());
-    const int64_t P = s.P(), E = s.E();
+    const int64_t P = s.P(), E = s.E(), first = lists.at(r, b);
+    const bool adds = b > lists.first(r);
     copy_rows(queries + b * s.D, s.D, 1, s.D, t.query.data(), E);
     turned_matrix_of(t.query.data(), w, s, t.matrix.data());
-    for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
-      const int64_t rows = std::min(kTile, offsets[b + 1] - n);
-      const float* g = s.H == P ? grad + n * P : t.tile.data();
-      prefetch_rows(keys + n * s.D, rows * s.D);
-      prefetch_rows(grad + n * s.H, rows * s.H);
-      if (s.H != P) copy_rows(grad + n * s.H, s.H, rows, s.H, t.tile.data(), P);
-      multiply(keys + n * s.D, {1, s.D}, g, P, s.D, rows, P, t.sums.data(), P, n > offsets[b]);
+    for (int64_t n = 0; n < lists.size(r); n += kTile) {
+      const int64_t rows = std::min(kTile, lists.size(r) - n), key = (lists.offsets[r] + n) * s.D;
+      const float *from = grad + (first + n) * s.H, *g = s.H == P ? from : t.tile.data();
+      prefetch_rows(keys + key, rows * s.D);
+      prefetch_rows(from, rows * s.H);
+      if (s.H != P) copy_rows(from, s.H, rows, s.H, t.tile.data(), P);
+      multiply(keys + key, {1, s.D}, g, P, s.D, rows, P, t.sums.data(), P, n > 0);
       for (int64_t h = 0; h < P; h += kLanes) {
         Vec total = load_full(term + h);
-        for (int64_t r = 0; r < rows; ++r) total += load_full(g + r * P + h);
+        for (int64_t i = 0; i < rows; ++i) total += load_full(g + i * P + h);
         store_full(term + h, total);
       }
-      float* to = s.D == E ? grad_keys + n * s.D : t.keys_tile.data();
-      multiply(g, {P, 1}, t.matrix.data(), E, rows, s.H, E, to, E, false);
-      if (s.D != E) copy_rows(to, E, rows, s.D, grad_keys + n * s.D, s.D);
+      float *of_keys = grad_keys + key, *to = s.D == E ? of_keys : t.keys_tile.data();
+      if (s.D != E && adds) copy_rows(of_keys, s.D, rows, s.D, to, E);
+      multiply(g, {P, 1}, t.matrix.data(), E, rows, s.H, E, to, E, adds);
+      if (s.D != E) copy_rows(to, E, rows, s.D, of_keys, s.D);
     }
   }
 
@@ -178,16 +183,20 @@ struct Backward {
     }
   }
 
-  // All of the samples [first, end), terms and queries' gradients in one product each.
-  void chunk(int64_t first, int64_t end, Scratch& t, Part part) const {
-    const int64_t P = s.P(), E = s.E(), D = s.D, samples = end - first;
+  // All samples of the requests [begin, last), terms and queries' gradients in one product each.
+  void chunk(int64_t begin, int64_t last, Scratch& t, Part part) const {
+    const int64_t first = lists.first(begin), end = lists.first(last), samples = end - first;
+    const int64_t P = s.P(), E = s.E(), D = s.D;
     std::fill(part.query, part.query + Part::size(s), 0.0f);
     t.terms.assign(samples * P, 0.0f);
     std::fill(grad_queries + first * D, grad_queries + end * D, 0.0f);
-    for (int64_t b = first; b < end; ++b) {
-      if (offsets[b] == offsets[b + 1]) continue;
-      keys_of(b, t, &t.terms[(b - first) * P]);
-      weights_of(b, t, part);
+    for (int64_t r = begin; r < last; ++r) {
+      lists.check(r);
+      if (lists.size(r) == 0) continue;
+      for (int64_t b = lists.first(r); b < lists.first(r + 1); ++b) {
+        keys_of(r, b, t, &t.terms[(b - first) * P]);
+        weights_of(b, t, part);
+      }
     }
     multiply(queries + first * D, {1, D}, t.terms.data(), P, D, samples, P, part.query, P, false);
     for (int64_t b = 0; b < samples; ++b)
@@ -214,9 +223,9 @@ void write_weights(const float* parts, int64_t count, const Shape& s, int64_t d,
   }
 }
 
-void backward(const Backward& run, int64_t B, float* grad_weight, float* grad_bias) {
+void backward(const Backward& run, float* grad_weight, float* grad_bias) {
   const Shape& s = run.s;
-  const Chunks chunks{run.offsets, B};
+  const Chunks chunks{run.lists.ends, run.lists.R};
   if (kChecks) chunks.check_all();
   const int64_t count = chunks.count();
   const std::unique_ptr<float[]> parts(new float[count * Part::size(s)]);
@@ -238,21 +247,23 @@ void backward(const Backward& run, int64_t B, float* grad_weight, float* grad_bi
 
 }  // namespace
 
-// queries: [B, D], keys: [N, D], offsets: [B + 1], weight: [H, 4D], bias: [H] or null; out: [N, H].
-HOTROWS_API void hotrows_target_projection(const float* queries, const float* keys,
-                                           const int64_t* offsets, const float* weight,
-                                           const float* bias, int64_t B, int64_t D, int64_t H,
-                                           float* out) {
-  forward(queries, keys, offsets, weight, bias, B, Shape{D, H}, out);
+// queries: [B, D], keys: [N, D] of `SharedLists`, weight: [H, 4D], bias: [H] or null; out: [N', H], of every
+// sample's list.
+HOTROWS_API void hotrows_target_projection(const float* queries, const float* keys, const int64_t* ends,
+                                           const int64_t* offsets, const int64_t* starts,
+                                           const float* weight, const float* bias, int64_t R, int64_t D,
+                                           int64_t H, float* out) {
+  forward(queries, keys, {ends, offsets, starts, R}, weight, bias, Shape{D, H}, out);
 }
 
 HOTROWS_API void hotrows_target_projection_backward(const float* grad, const float* queries,
-                                                    const float* keys, const int64_t* offsets,
-                                                    const float* weight, int64_t B, int64_t D,
-                                                    int64_t H, float* grad_queries, float* grad_keys,
+                                                    const float* keys, const int64_t* ends,
+                                                    const int64_t* offsets, const int64_t* starts,
+                                                    const float* weight, int64_t R, int64_t D, int64_t H,
+                                                    float* grad_queries, float* grad_keys,
                                                     float* grad_weight, float* grad_bias) {
   const Shape s{D, H};
   const Weights w(weight, s, true);
-  backward(Backward{grad, queries, keys, offsets, w, s, grad_queries, grad_keys}, B, grad_weight,
-           grad_bias);
+  const SharedLists lists{ends, offsets, starts, R};
+  backward(Backward{grad, queries, keys, lists, w, s, grad_queries, grad_keys}, grad_weight, grad_bias);
 }

@@ -38,6 +38,22 @@ struct Chunks {
   }
 };
 
+// Lists that samples share: those of request r, starts[r] .. starts[r + 1] - 1, have its list, elements
+// offsets[r] .. offsets[r + 1] - 1; what is computed of all lists, sample after sample, begins for those of
+// r at ends[r]. Every list has a sample. starts: null where it is one, and ends are the offsets.
+struct SharedLists {
+  const int64_t *ends, *offsets, *starts;
+  int64_t R;
+
+  int64_t size(int64_t r) const { return offsets[r + 1] - offsets[r]; }
+  int64_t first(int64_t r) const { return starts ? starts[r] : r; }
+  int64_t at(int64_t r, int64_t s) const { return ends[r] + (s - first(r)) * size(r); }
+  void check(int64_t r) const {
+    CHECK(size(r) >= 0 && first(r) < first(r + 1), r, size(r), first(r), first(r + 1));
+    CHECK(at(r, first(r + 1)) == ends[r + 1], r, size(r), ends[r], ends[r + 1]);
+  }
+};
+
 // Calls run(b) for every sample, chunks in parallel.
 template <class Run>
 void each_sample(const int64_t* offsets, int64_t B, Run run) {

@@ -53,6 +53,17 @@ inline float dot(const float* a, const float* b, int64_t D) {
   return sum(total);
 }
 
+// Calls run(place of what is computed, element, length, sample, is it the first of its list?) for every
+// sample, those of a list one after the other.
+template <class Run>
+void each_list(const SharedLists& lists, Run run) {
+  each_sample(lists.ends, lists.R, [&](int64_t r) {
+    lists.check(r);
+    for (int64_t s = lists.first(r); s < lists.first(r + 1); ++s)
+      run(lists.at(r, s), lists.offsets[r], lists.size(r), s, s == lists.first(r));
+  });
+}
+
 }  // namespace
 
 HOTROWS_API void hotrows_softmax_jagged(const float* scores, const int64_t* offsets, int64_t B,
@@ -71,58 +82,55 @@ HOTROWS_API void hotrows_softmax_jagged_backward(const float* grad, const float*
   });
 }
 
-// out[b] = sum of weights[n] values[n] over the sample's n: [B, D].
-HOTROWS_API void hotrows_weighted_sum(const float* weights, const float* values, const int64_t* offsets,
-                                      int64_t B, int64_t D, float* out) {
-  each_sample(offsets, B, [&](int64_t b) {
-    const int64_t first = offsets[b];
-    weighted_sum(weights + first, values + first * D, offsets[b + 1] - first, D, out + b * D);
+// out[s] = sum of weights[n] values[n] over the sample's n: [B, D].
+HOTROWS_API void hotrows_weighted_sum(const float* weights, const float* values, const int64_t* ends,
+                                      const int64_t* offsets, const int64_t* starts, int64_t R, int64_t D,
+                                      float* out) {
+  each_list({ends, offsets, starts, R}, [&](int64_t at, int64_t key, int64_t L, int64_t s, bool) {
+    weighted_sum(weights + at, values + key * D, L, D, out + s * D);
   });
 }
 
-// out[n] = queries[b] . keys[n]: [N].
-HOTROWS_API void hotrows_jagged_dot(const float* queries, const float* keys, const int64_t* offsets,
-                                    int64_t B, int64_t D, float* out) {
-  each_sample(offsets, B, [&](int64_t b) {
-    for (int64_t n = offsets[b]; n < offsets[b + 1]; ++n) out[n] = dot(queries + b * D, keys + n * D, D);
+// out[n] = queries[s] . keys[n]: of every sample's list.
+HOTROWS_API void hotrows_jagged_dot(const float* queries, const float* keys, const int64_t* ends,
+                                    const int64_t* offsets, const int64_t* starts, int64_t R, int64_t D,
+                                    float* out) {
+  each_list({ends, offsets, starts, R}, [&](int64_t at, int64_t key, int64_t L, int64_t s, bool) {
+    for (int64_t n = 0; n < L; ++n) out[at + n] = dot(queries + s * D, keys + (key + n) * D, D);
   });
 }
 
-// out[n] = weights[n] queries[b]: [N, D].
-HOTROWS_API void hotrows_weighted_copies(const float* weights, const float* queries,
-                                         const int64_t* offsets, int64_t B, int64_t D, float* out) {
-  each_sample(offsets, B, [&](int64_t b) {
-    for (int64_t n = offsets[b]; n < offsets[b + 1]; ++n)
-      for (int64_t d = 0; d < D; ++d) out[n * D + d] = weights[n] * queries[b * D + d];
+// out[n] = weights[n] queries[s]: [N, D], of lists that samples share their sum.
+HOTROWS_API void hotrows_weighted_copies(const float* weights, const float* queries, const int64_t* ends,
+                                         const int64_t* offsets, const int64_t* starts, int64_t R,
+                                         int64_t D, float* out) {
+  each_list({ends, offsets, starts, R}, [&](int64_t at, int64_t key, int64_t L, int64_t s, bool is_first) {
+    for (int64_t n = 0; n < L; ++n) {
+      float* to = out + (key + n) * D;
+      for (int64_t d = 0; d < D; d += kLanes) {
+        const Vec x = spread(weights[at + n]) * load(queries + s * D + d, D - d);
+        store(to + d, is_first ? x : load(to + d, D - d) + x, D - d);
+      }
+    }
   });
 }
 
-// Each request's list of values, once for each of its samples: sample s of request r has a copy of
-// values[offsets[r]] .. values[offsets[r + 1] - 1]; those of request r begin at out[ends[r]].
+// Each request's list of values, once for each of its samples.
 HOTROWS_API void hotrows_repeat_lists(const float* values, const int64_t* offsets, const int64_t* starts,
                                       const int64_t* ends, int64_t R, int64_t D, float* out) {
-  each_sample(ends, R, [&](int64_t r) {
-    const int64_t size = (offsets[r + 1] - offsets[r]) * D;
-    CHECK(size >= 0 && starts[r] <= starts[r + 1], r, size, starts[r], starts[r + 1]);
-    CHECK((starts[r + 1] - starts[r]) * size == (ends[r + 1] - ends[r]) * D, r, size, ends[r], ends[r + 1]);
-    float* to = out + ends[r] * D;
-    for (int64_t s = starts[r]; s < starts[r + 1]; ++s, to += size)
-      std::copy_n(values + offsets[r] * D, size, to);
+  each_list({ends, offsets, starts, R}, [&](int64_t at, int64_t key, int64_t L, int64_t, bool) {
+    std::copy_n(values + key * D, L * D, out + at * D);
   });
 }
 
 // The way back: of each request, the sum over its samples, one after the other.
 HOTROWS_API void hotrows_sum_lists(const float* grad, const int64_t* offsets, const int64_t* starts,
                                    const int64_t* ends, int64_t R, int64_t D, float* out) {
-  each_sample(ends, R, [&](int64_t r) {
-    const int64_t size = (offsets[r + 1] - offsets[r]) * D;
-    CHECK(size >= 0 && starts[r] <= starts[r + 1], r, size, starts[r], starts[r + 1]);
-    CHECK((starts[r + 1] - starts[r]) * size == (ends[r + 1] - ends[r]) * D, r, size, ends[r], ends[r + 1]);
-    const float* from = grad + ends[r] * D;
-    float* to = out + offsets[r] * D;
-    std::fill_n(to, size, 0.0f);
-    for (int64_t s = starts[r]; s < starts[r + 1]; ++s, from += size)
-      for (int64_t n = 0; n < size; n += kLanes)
-        store(to + n, load(to + n, size - n) + load(from + n, size - n), size - n);
+  each_list({ends, offsets, starts, R}, [&](int64_t at, int64_t key, int64_t L, int64_t, bool is_first) {
+    const float* from = grad + at * D;
+    float* to = out + key * D;
+    if (is_first) std::fill_n(to, L * D, 0.0f);
+    for (int64_t n = 0; n < L * D; n += kLanes)
+      store(to + n, load(to + n, L * D - n) + load(from + n, L * D - n), L * D - n);
   });
 }

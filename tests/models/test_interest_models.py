@@ -267,7 +267,7 @@ def test_can_is_its_formula(base, shared, training):
 
 
 def test_hstu_is_its_formula():
-    """The state of each candidate as the last element of its list: tests/nn/test_hstu.py has a layer's."""
+    """The state of each candidate as the last element of its list."""
     model, dense = random_model("hstu", layers=3, length=2), torch.randn(5, 3)
     vectors = lookup(model, 5, 1.0, LENGTHS)
     target, (past, offsets) = vectors["C0"], vectors.sequence("history")

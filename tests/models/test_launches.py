@@ -60,7 +60,6 @@ def encoded(tmp_path_factory):
         ("dien", {}, 64),
         ("dien", {"auxiliary": 0.0}, 54),
         ("can", {}, 38),
-        ("hstu", {}, 1),
         ("mmoe", {}, 80),
     ],
 )

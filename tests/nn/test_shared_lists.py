@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import GRU, AttentionalGRU, SharedLists
-from hotrows.ops.layers import jagged
+from hotrows.nn import GRU, AttentionalGRU, BilinearAttention, SharedLists, TargetAttention
+from hotrows.ops.layers import attention, jagged
 from hotrows.runtime import native
 
 CASES = {
@@ -65,6 +65,47 @@ def test_a_gru_of_shared_lists_is_that_of_every_sample(lengths, samples, kind):
         done.append([states, past.grad, weights.grad, *(p.grad.clone() for p in layer.parameters())])
     for one, other in zip(*done, strict=True):
         assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@cases
+@pytest.mark.parametrize("dim", [6, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["target", "bilinear"])
+def test_attention_to_shared_lists_is_that_to_every_sample_s(lengths, samples, dim, dtype, kind):
+    """The core reads the list of a request for each of its samples; elsewhere it is repeated."""
+    lists = lists_of(lengths, samples)
+    layer = (TargetAttention(dim, (16, 3)) if kind == "target" else BilinearAttention(dim, dim)).to(dtype)
+    queries, past = (
+        torch.randn(sum(samples), dim, dtype=dtype),
+        torch.randn(sum(lengths), dim, dtype=dtype),
+    )
+    done = []
+    for shared in (True, False):
+        q, k = (t.clone().requires_grad_() for t in (queries, past))
+        layer.zero_grad()
+        out = layer(q, k, lists) if shared else layer(q, lists.repeated(k), lists.sample_offsets)
+        out.sin().sum().backward()
+        done.append([out, q.grad, k.grad, *(p.grad.clone() for p in layer.parameters())])
+    for one, other in zip(*done, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_number_of_threads_changes_no_bit_of_shared_lists(threads):
+    lists = lists_of(torch.randint(0, 60, (100,)).tolist(), torch.randint(1, 9, (100,)).tolist())
+    past, queries = torch.randn(int(lists.offsets[-1]), 16), torch.randn(int(lists.starts[-1]), 16)
+    weight, grad, ways = torch.randn(33, 64), torch.randn(int(lists.sample_offsets[-1]), 33), []
+    arguments, starts = (queries, past, lists.offsets), lists.starts
+    for count in (1, 2):
+        threads(count)
+        ways.append(
+            [
+                attention.target_projection(*arguments, weight, None, starts),
+                *attention.target_projection_backward(grad, *arguments, weight, None, starts),
+                attention.jagged_dot(*arguments, starts),
+                *attention.jagged_dot_backward(grad[:, 0].contiguous(), *arguments, starts),
+            ]
+        )
+    assert all(torch.equal(one, two) for one, two in zip(*ways, strict=True))
 
 
 def test_a_gru_before_the_repetition_has_the_bits_of_one_behind_it():

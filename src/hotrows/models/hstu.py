@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from hotrows.models.interest_model import InterestModel
-from hotrows.models.interests import Interest, OfRequests
+from hotrows.models.interests import Interest
 from hotrows.nn.hstu import TransductionLayer
 from hotrows.nn.jagged_products import Lists
 from hotrows.nn.shared_lists import SharedLists
@@ -63,7 +63,7 @@ class HSTU(InterestModel):
         self.finish(interests, hidden, activation, dropout)
 
 
-class TransducedInterest(OfRequests):
+class TransducedInterest(nn.Module):
     """The candidate's state behind its history, after each of `num_layers` layers has read it."""
 
     def __init__(self, dim: int, num_layers: int, heads: int, length: int) -> None:

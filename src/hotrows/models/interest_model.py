@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hotrows.models import tables
 from hotrows.models.histories import histories_of
-from hotrows.models.interests import OfRequests
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, BatchNorm
@@ -71,8 +70,7 @@ class InterestModel(Model):
         losses = []
         for history, interest in zip(self.histories, self.interests, strict=True):
             target = history.target(vectors)
-            shared = history.shared_past(vectors) if isinstance(interest, OfRequests) else None
-            values, loss = interest(target, *(shared or history.past(vectors)))
+            values, loss = interest(target, *(history.shared_past(vectors) or history.past(vectors)))
             parts += [values, values * target] if self.product else [values]
             losses += [] if loss is None else [loss]
         parts += self.more(vectors)

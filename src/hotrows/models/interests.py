@@ -4,8 +4,8 @@ Each is a module: (target [B, D], past [N, D], offsets [B + 1], lengths [B]) -> 
 [B, num_outputs], loss). lengths: of the lists, in host memory, None where they are not known there. The
 loss is None, or in training a scalar that the model adds to its own.
 
-One that is `OfRequests` also takes lists that samples of a request share, `SharedLists` in place of
-offsets, with lengths [R]: what the target does not enter is then computed once for each request.
+Where samples of a request share lists, `SharedLists` are in place of offsets, with lengths [R]: what the
+target does not enter is then computed once for each request.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
 
 
-class OfRequests(nn.Module):
-    """An interest that takes shared lists."""
-
-
-class PooledInterest(OfRequests):
+class PooledInterest(nn.Module):
     """The history's sum or mean, whatever the target."""
 
     def __init__(self, dim: int, pooling: str = "mean") -> None:
@@ -77,12 +73,12 @@ class AttentionInterest(nn.Module):
             self.projection = nn.Sequential(BatchNorm(dim), MLP((dim, dim)))
 
     def forward(
-        self, target: Tensor, past: Tensor, offsets: Lists, lengths: Tensor | None = None
+        self, target: Tensor, past: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
     ) -> Interest:
         return self.projection(self.attention(target, past, offsets)), None
 
 
-class EvolvingInterest(OfRequests):
+class EvolvingInterest(nn.Module):
     """DIEN's (Zhou et al., AAAI 2019): a GRU extracts interests, one led by attention evolves them.
 
     past -> GRU -> states h_t -+-> attention to the target a_t -+-> AUGRU -> its last state
@@ -154,15 +150,13 @@ class EvolvingInterest(OfRequests):
         self, target: Tensor, states: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None
     ) -> Tensor:
         """The last state that attention to each target leads to: [B, D]."""
-        lists: Lists
-        if isinstance(offsets, SharedLists):
-            repeated, lists = offsets.repeated(states), offsets.sample_offsets
-            lengths = None if lengths is None else lengths.repeat_interleave(offsets.starts.diff())
-        else:
-            repeated, lists = states, offsets
-        weights = self.attention.scores(self.query(target), repeated, lists)
+        weights = self.attention.scores(self.query(target), states, offsets)
+        lists: Lists = offsets.sample_offsets if isinstance(offsets, SharedLists) else offsets
+        if isinstance(offsets, SharedLists) and lengths is not None:
+            lengths = lengths.repeat_interleave(offsets.starts.diff())
         if self.evolution == "aigru":
-            return last_of(self.evolving(repeated * weights[:, None], lists, lengths), lists)
+            states = offsets.repeated(states) if isinstance(offsets, SharedLists) else states
+            return last_of(self.evolving(states * weights[:, None], lists, lengths), lists)
         return last_of(self.evolving(states, weights, offsets, lengths), lists)
 
     def _auxiliary_loss(

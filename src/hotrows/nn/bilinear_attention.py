@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.nn.jagged_products import Lists, jagged_dot, softmax_jagged, weighted_sum
+from hotrows.nn.shared_lists import SharedLists
 
 
 class BilinearAttention(nn.Module):
@@ -26,10 +27,10 @@ class BilinearAttention(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.xavier_normal_(self.weight)
 
-    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
         return weighted_sum(self.scores(queries, keys, offsets), keys, offsets)
 
-    def scores(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+    def scores(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
         scores = jagged_dot(nn.functional.linear(queries, self.weight), keys, offsets)
         return softmax_jagged(scores, offsets) if self.normalize else scores

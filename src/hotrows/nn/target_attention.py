@@ -7,8 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotrows.nn.jagged_products import Lists, num_real, softmax_jagged, weighted_sum, widened
+from hotrows.nn.jagged_products import (
+    Lists,
+    num_real,
+    read_by_samples,
+    softmax_jagged,
+    weighted_sum,
+    widened,
+)
 from hotrows.nn.mlp import MLP, activated, activation_layer
+from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers import attention, padded
 from hotrows.ops.layers.padded import PaddedLists
 
@@ -57,15 +65,15 @@ class TargetAttention(nn.Module):
         self.normalize = normalize
         self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
 
-    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
         first, keys = self.first.with_keys(queries, keys, offsets)
         return weighted_sum(self._scores(first, offsets), keys, offsets)
 
-    def scores(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+    def scores(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
         return self._scores(self.first(queries, keys, offsets), offsets)
 
-    def _scores(self, first: Tensor, offsets: Lists) -> Tensor:
+    def _scores(self, first: Tensor, offsets: Lists | SharedLists) -> Tensor:
         """first: what the first layer makes of each key, [N, H]."""
         real = num_real(offsets)
         first = activated(first, self.activation, real)
@@ -90,10 +98,12 @@ class TargetProjection(nn.Module):
         nn.init.xavier_normal_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
         return self.with_keys(queries, keys, offsets)[0]
 
-    def with_keys(self, queries: Tensor, keys: Tensor, offsets: Lists) -> tuple[Tensor, Tensor]:
+    def with_keys(
+        self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists
+    ) -> tuple[Tensor, Tensor]:
         """Also returns the keys, for what reads them next: both gradients are then added in one pass."""
         dim = self.weight.shape[1] // 4
         if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
@@ -104,24 +114,26 @@ class TargetProjection(nn.Module):
         queries, keys = widened(queries), widened(keys)
         if isinstance(offsets, PaddedLists):
             return padded.target_projection(queries, keys, offsets, self.weight, self.bias), keys
-        return _TargetProjection.apply(queries, keys, offsets, self.weight, self.bias)
+        read, offsets, starts = read_by_samples(keys, offsets)
+        out, same = _TargetProjection.apply(queries, read, offsets, self.weight, self.bias, starts)
+        return out, same if read is keys else keys
 
 
 class _TargetProjection(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, queries, keys, offsets, weight, bias):
-        ctx.save_for_backward(queries, keys, offsets, weight)
+    def forward(ctx, queries, keys, offsets, weight, bias, starts):
+        ctx.save_for_backward(queries, keys, offsets, weight, starts)
         ctx.set_materialize_grads(False)
         with torch.autocast(keys.device.type, enabled=False):
-            out = attention.target_projection(queries, keys, offsets, weight, bias)
+            out = attention.target_projection(queries, keys, offsets, weight, bias, starts)
         return out, keys.view_as(keys)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad, more):
         if grad is None:
-            return None, more, None, None, None
-        inputs = *ctx.saved_tensors, more
+            return None, more, None, None, None, None
+        *inputs, starts = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
-            gradients = attention.target_projection_backward(grad, *inputs)
-        return *gradients[:2], None, *gradients[2:]
+            gradients = attention.target_projection_backward(grad, *inputs, more, starts)
+        return *gradients[:2], None, *gradients[2:], None

@@ -1,34 +1,44 @@
 """Attention over lists of vectors: first layer, softmax, weighted sums, dot products.
 
 A jagged batch is [N, D] vectors and [B + 1] int64 offsets: sample b has
-vectors[offsets[b] : offsets[b + 1]].
+vectors[offsets[b] : offsets[b + 1]]. On the native core samples may share lists: those of list r,
+starts[r] .. starts[r + 1] - 1, have vectors[offsets[r] : offsets[r + 1]], and what is made of every
+sample's list, sample after sample, is [N'] long.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
-from hotrows.ops.layers.jagged import highest_by_sample, samples_of, sum_by_sample
+from hotrows.ops.layers.jagged import highest_by_sample, repetitions, samples_of, sum_by_sample
 from hotrows.runtime.native import call, takes
 
 
 def target_projection(
-    queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
+    queries: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    starts: Tensor | None = None,
 ) -> Tensor:
-    """y_n = weight [q, k_n, q - k_n, q * k_n] + bias, q the query of n's sample: [N, H].
+    """y_n = weight [q, k_n, q - k_n, q * k_n] + bias, q the query of n's sample: [N', H].
 
     queries: [B, D], keys: [N, D], weight: [H, 4D], bias: [H].
     """
     if not takes(queries, keys, weight, bias):
-        return by_device(target_projection_reference, queries, keys, offsets, weight, bias)
+        return _elsewhere(target_projection_reference, starts, queries, keys, offsets, weight, bias)
     queries, keys, weight = queries.contiguous(), keys.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    offsets = checked_offsets(offsets, len(queries), len(keys))
-    out = torch.empty(len(keys), len(weight))
-    sizes = (*queries.shape, len(weight))
-    call("target_projection", queries, keys, offsets, weight, bias, *sizes, out)
+    num, lists = _lists(offsets, starts, len(queries), len(keys))
+    out = torch.empty(num, len(weight))
+    sizes = len(offsets) - 1, queries.shape[1], len(weight)
+    call("target_projection", queries, keys, *lists, weight, bias, *sizes, out)
     return out
 
 
@@ -39,18 +49,22 @@ def target_projection_backward(
     offsets: Tensor,
     weight: Tensor,
     more: Tensor | None = None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys, weight and bias, from that of y, [N, H].
+    """Gradients of queries, keys, weight and bias, from that of y, [N', H].
 
     more: [N, D], the gradient of the keys by what else reads them, which is added; None: 0.
     """
     if not takes(grad, queries, keys, weight, more):
-        return by_device(target_projection_backward_reference, grad, queries, keys, offsets, weight, more)
+        return _elsewhere(
+            target_projection_backward_reference, starts, grad, queries, keys, offsets, weight, more
+        )
     grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
-    weight, offsets = weight.contiguous(), checked_offsets(offsets, len(queries), len(keys))
+    weight, (_, lists) = weight.contiguous(), _lists(offsets, starts, len(queries), len(keys))
     grad_queries, grad_keys, grad_weight = (torch.empty_like(t) for t in (queries, keys, weight))
     grad_bias = torch.empty(len(weight))
-    inputs, sizes = (grad, queries, keys, offsets, weight), (*queries.shape, len(weight))
+    sizes = len(offsets) - 1, queries.shape[1], len(weight)
+    inputs = grad, queries, keys, *lists, weight
     grads = grad_queries, grad_keys, grad_weight, grad_bias
     call("target_projection_backward", *inputs, *sizes, *grads)
     if more is not None:
@@ -83,59 +97,68 @@ def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> T
     return out
 
 
-def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
-    """out[b] = sum of weights[n] values[n] over the sample's n: [N], [N, D] -> [B, D]."""
+def weighted_sum(
+    weights: Tensor, values: Tensor, offsets: Tensor, starts: Tensor | None = None
+) -> Tensor:
+    """out[b] = sum of weights[n] values[n] over the sample's n: [N'], [N, D] -> [B, D]."""
     if not takes(weights, values):
-        return by_device(weighted_sum_reference, weights, values, offsets)
+        return _elsewhere(weighted_sum_reference, starts, weights, values, offsets)
     weights, values = weights.contiguous(), values.contiguous()
-    size, width = len(offsets) - 1, values.shape[1]
-    offsets = checked_offsets(offsets, size, len(values))
+    num_lists, width = len(offsets) - 1, values.shape[1]
+    size = num_lists if starts is None else int(starts[-1])
+    _, lists = _lists(offsets, starts, size, len(values))
     out = torch.empty(size, width)
-    call("weighted_sum", weights, values, offsets, size, width, out)
+    call("weighted_sum", weights, values, *lists, num_lists, width, out)
     return out
 
 
-def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
-    """out[n] = queries[b] . keys[n], b the sample of n: [B, D], [N, D] -> [N]."""
+def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor, starts: Tensor | None = None) -> Tensor:
+    """out[n] = queries[b] . keys[n], b the sample of n: [B, D], [N, D] -> [N']."""
     if not takes(queries, keys):
-        return by_device(jagged_dot_reference, queries, keys, offsets)
+        return _elsewhere(jagged_dot_reference, starts, queries, keys, offsets)
     queries, keys = queries.contiguous(), keys.contiguous()
-    offsets = checked_offsets(offsets, len(queries), len(keys))
-    out = torch.empty(len(keys))
-    call("jagged_dot", queries, keys, offsets, *queries.shape, out)
+    num, lists = _lists(offsets, starts, len(queries), len(keys))
+    out = torch.empty(num)
+    call("jagged_dot", queries, keys, *lists, len(offsets) - 1, queries.shape[1], out)
     return out
 
 
 def jagged_dot_backward(
-    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of queries and keys from that of `jagged_dot`, [N]."""
+    """Gradients of queries and keys from that of `jagged_dot`, [N']."""
     if takes(grad, queries, keys):
-        return weighted_sum(grad, keys, offsets), weighted_copies(grad, queries, offsets)
-    return by_device(jagged_dot_backward_reference, grad, queries, keys, offsets)
+        lists = offsets, starts
+        return weighted_sum(grad, keys, *lists), weighted_copies(grad, queries, *lists)
+    return _elsewhere(jagged_dot_backward_reference, starts, grad, queries, keys, offsets)
 
 
-def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
-    """out[n] = weights[n] queries[b], b the sample of n: [N], [B, D] -> [N, D].
+def weighted_copies(
+    weights: Tensor, queries: Tensor, offsets: Tensor, starts: Tensor | None = None
+) -> Tensor:
+    """out[n] = weights[n] queries[b], b the sample of n, summed over those that share it:
+    [N'], [B, D] -> [N, D].
 
     With `weighted_sum` and `jagged_dot` the three gradients of sum over n of w_n (q_b . k_n).
     """
     if not takes(weights, queries):
-        return by_device(weighted_copies_reference, weights, queries, offsets)
+        return _elsewhere(weighted_copies_reference, starts, weights, queries, offsets)
     weights, queries = weights.contiguous(), queries.contiguous()
-    offsets = checked_offsets(offsets, len(queries), len(weights))
-    out = torch.empty(len(weights), queries.shape[1])
-    call("weighted_copies", weights, queries, offsets, *queries.shape, out)
+    num = len(weights) if starts is None else int(offsets[-1])
+    _, lists = _lists(offsets, starts, len(queries), num)
+    out = torch.empty(num, queries.shape[1])
+    call("weighted_copies", weights, queries, *lists, len(offsets) - 1, queries.shape[1], out)
     return out
 
 
 def weighted_sum_backward(
-    grad: Tensor, weights: Tensor, values: Tensor, offsets: Tensor
+    grad: Tensor, weights: Tensor, values: Tensor, offsets: Tensor, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weights and values from that of `weighted_sum`, [B, D]."""
     if takes(grad, weights, values):
-        return jagged_dot(grad, values, offsets), weighted_copies(weights, grad, offsets)
-    return by_device(weighted_sum_backward_reference, grad, weights, values, offsets)
+        lists = offsets, starts
+        return jagged_dot(grad, values, *lists), weighted_copies(weights, grad, *lists)
+    return _elsewhere(weighted_sum_backward_reference, starts, grad, weights, values, offsets)
 
 
 @gpu_op("attention")
@@ -213,6 +236,23 @@ def jagged_dot_backward_reference(
 def _pairs(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     q = queries[samples_of(offsets, len(keys))]  # [N, D]
     return torch.cat([q, keys, q - keys, q * keys], dim=1)  # [N, 4D]
+
+
+def _elsewhere(reference: Callable[..., Any], starts: Tensor | None, *inputs: Tensor | None) -> Any:
+    assert starts is None, "samples share lists on the native core alone"
+    return by_device(reference, *inputs)
+
+
+def _lists(
+    offsets: Tensor, starts: Tensor | None, num_samples: int, num_vectors: int
+) -> tuple[int, tuple[Tensor, Tensor, Tensor | None]]:
+    """N', and of the core's `SharedLists` ends, offsets and starts."""
+    if starts is None:
+        offsets = checked_offsets(offsets, num_samples, num_vectors)
+        return num_vectors, (offsets, offsets, None)
+    offsets = checked_offsets(offsets, len(offsets) - 1, num_vectors)
+    lists = repetitions(offsets, checked_offsets(starts, len(offsets) - 1, num_samples))
+    return int(lists[0][-1]), lists
 
 
 def checked_offsets(offsets: Tensor, size: int, num_vectors: int) -> Tensor:

@@ -57,7 +57,7 @@ def repeat_lists(values: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
     """
     if not takes(values):
         return repeat_lists_reference(values, offsets, starts)
-    values, (offsets, starts, ends) = values.contiguous(), _repetitions(offsets, starts)
+    values, (ends, offsets, starts) = values.contiguous(), repetitions(offsets, starts)
     out = torch.empty(int(ends[-1]), values.shape[1])
     call("repeat_lists", values, offsets, starts, ends, len(starts) - 1, values.shape[1], out)
     return out
@@ -67,16 +67,16 @@ def sum_lists(grad: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
     """[N, D]: the gradient of `repeat_lists`, of each request summed over its samples in their order."""
     if not takes(grad):
         return sum_lists_reference(grad, offsets, starts)
-    grad, (offsets, starts, ends) = grad.contiguous(), _repetitions(offsets, starts)
+    grad, (ends, offsets, starts) = grad.contiguous(), repetitions(offsets, starts)
     out = torch.empty(int(offsets[-1]), grad.shape[1])
     call("sum_lists", grad, offsets, starts, ends, len(starts) - 1, grad.shape[1], out)
     return out
 
 
-def _repetitions(offsets: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Offsets and starts, and where what is repeated of each request begins: [R + 1]."""
+def repetitions(offsets: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where what is repeated of each request begins, [R + 1], offsets and starts."""
     ends = functional.pad((offsets.diff() * starts.diff()).cumsum(0), (1, 0))
-    return offsets.contiguous(), starts.contiguous(), ends
+    return ends, offsets.contiguous(), starts.contiguous()
 
 
 def repeat_lists_reference(values: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
