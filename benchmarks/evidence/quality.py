@@ -44,6 +44,11 @@ MODELS = {  # what each adds, what it needs, how many labels it learns
     "dien": ("GRUs over the history, the second led by attention", "a history", "one"),
     "can": ("the item's row is a small network that reads the history", "a history", "one"),
     "tbsm": ("a DLRM at each step of the history, attention to these steps", "a history", "one"),
+    "hstu": (
+        "layers of pointwise attention over the history, which the candidate reads",
+        "a history",
+        "one",
+    ),
     "mmoe": ("experts shared by tasks, a gate and a tower for each", "", "several"),
     "ple": ("experts of single tasks beside shared ones, in levels", "", "several"),
     "esmm": ("conversions of all impressions, as clicks times conversions of clicks", "", "two"),

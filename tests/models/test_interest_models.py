@@ -20,7 +20,7 @@ from tests.models.looked_up import (
     lookup,
     schema_of,
 )
-from tests.nn.test_hstu import formula as transduced
+from tests.support.transduction import formula as transduced
 
 INTEREST_MODELS = ("din", "dien", "can", "hstu")
 LENGTHS = [3, 0, 1, 4, 0]
@@ -278,7 +278,9 @@ def test_hstu_is_its_formula():
         for layer in unit.layers:
             x = transduced(layer, x)
         states.append(x[-1])
-    logits = model.top(torch.cat([*common_parts(vectors, dense), torch.stack(states)], 1)).squeeze(1)
+    states = torch.stack(states)
+    x = torch.cat([*common_parts(vectors, dense), states, states * target], 1)
+    logits = model.top(model.norm(x)).squeeze(1) + vectors["C0", "bias"].squeeze(1)
     assert_close(model(vectors, dense), logits, rtol=1e-4, atol=1e-4)
 
 

@@ -12,6 +12,7 @@ from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers import hstu
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.runtime import native
+from tests.support.transduction import formula
 
 LISTS = [[3, 0, 1, 7, 2], [0, 0], [], [300, 1], [5] * 40, [0, 16, 17, 33, 0]]
 SIZES = [(1, 1, 2), (2, 8, 5), (2, 16, 51), (3, 5, 400), (1, 33, 20)]  # heads, width of one, places
@@ -76,29 +77,6 @@ def random_layer(by_time=False, **options):
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layer
-
-
-def formula(layer, x, seconds=None):
-    """All of a list, its last element the candidate: [L, D], of the paper's equations 1 to 3."""
-    heads, places = layer.distances.shape
-    normed = layer.norm(x)
-    u, q = functional.silu(layer.to_gates(normed)).chunk(2, 1)
-    k, v = functional.silu(layer.to_keys(normed)).chunk(2, 1)
-    outputs = []
-    for h, (q_h, k_h, v_h) in enumerate(zip(*(t.chunk(heads, 1) for t in (q, k, v)), strict=True)):
-        rows = []
-        for m in range(len(x)):
-            out = torch.zeros(q_h.shape[1], dtype=x.dtype)
-            for n in range(max(0, m - places + 1), m + 1):
-                score = q_h[m] @ k_h[n] + layer.distances[h, m - n]
-                if seconds is not None:
-                    between = max(int(seconds[m] - seconds[n]), 1)
-                    half = int(between >= 1.5 * 2 ** (between.bit_length() - 1))
-                    score = score + layer.intervals[h, 2 * (between.bit_length() - 1) + half]
-                out = out + functional.silu(score) * v_h[n] / places
-            rows.append(out)
-        outputs.append(torch.stack(rows))
-    return layer.to_output(layer.norm_attended(torch.cat(outputs, 1)) * u) + x
 
 
 @pytest.mark.parametrize("by_time", [False, True], ids=["distances", "times too"])

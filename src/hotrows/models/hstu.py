@@ -8,7 +8,7 @@
 
 Candidates do not read each other, so that each has the state that it would have as the last element of
 its list. Batches hold no times of elements: the bias is that of distances. The paper's ranker also has
-the user's actions as elements, and no other features.
+the user's actions as elements, and no other features; the MLP over them is that of DIN's authors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HSTU(InterestModel):
 
     >>> model = HSTU(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})
-    ['item', 'user']
+    ['item', 'item.bias', 'user']
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class HSTU(InterestModel):
         layers: int = 2,
         heads: int = 2,
         length: int | None = None,
-        hidden: Sequence[int] = (200, 80),
-        activation: str = "relu",
+        hidden: Sequence[int] = (80, 40),
+        activation: str = "dice",
         dropout: float = 0.0,
         histories: Sequence[str | Sequence[str]] | None = None,
     ) -> None:
@@ -60,7 +60,8 @@ class HSTU(InterestModel):
             )
             for history in self.histories
         ]
-        self.finish(interests, hidden, activation, dropout)
+        as_din = {"input_norm": True, "product": True, "target_bias": True}
+        self.finish(interests, hidden, activation, dropout, **as_din)
 
 
 class TransducedInterest(nn.Module):

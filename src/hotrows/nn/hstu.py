@@ -45,10 +45,14 @@ class TransductionLayer(nn.Module):
                 f"HSTU needs heads that divide the width of an element, {dim}, and a length of at "
                 f"least 1, not heads={heads} and length={length}"
             )
-        self.norm, self.norm_attended = (nn.LayerNorm(dim, eps=1e-6) for _ in range(2))
+        # Vectors begin near 0, and those of rare ids stay there: a small epsilon would make noise of them
+        # as loud as what is known. A short list's sum stays small, too.
+        self.norm, self.norm_attended = (nn.LayerNorm(dim, eps=0.01) for _ in range(2))
         self.to_gates = MLP((dim, 2 * dim))  # U and Q
         self.to_keys = MLP((dim, 2 * dim))  # K and V
         self.to_output = MLP((dim, dim))
+        for parameter in self.to_output.parameters():  # a layer begins as its input
+            nn.init.zeros_(parameter)
         self.distances = nn.Parameter(torch.zeros(heads, length + 1))
         self.intervals = nn.Parameter(torch.zeros(heads, hstu.INTERVALS)) if by_time else None
 
@@ -79,10 +83,10 @@ class TransductionLayer(nn.Module):
     def _candidates(
         self, candidates: Tensor, keys: Tensor, lists: Lists | SharedLists, times: Times | None
     ) -> Tensor:
-        x, own = self._keys(candidates)
+        x, itself = self._keys(candidates)
         gate, queries = self._gates(x)
         heads, num_places = self.distances.shape
-        k, v = own.unflatten(1, (2, heads, -1)).unbind(1)  # [B, H, D]
+        k, v = itself.unflatten(1, (2, heads, -1)).unbind(1)  # [B, H, D]
         score = (queries.unflatten(1, (heads, -1)) * k).sum(2) + self.distances[:, 0]
         if self.intervals is not None:
             score = score + self.intervals[:, 0]

@@ -133,7 +133,8 @@ class _TargetProjection(torch.autograd.Function):
     def backward(ctx, grad, more):
         if grad is None:
             return None, more, None, None, None, None
-        *inputs, starts = ctx.saved_tensors
+        queries, keys, offsets, weight, starts = ctx.saved_tensors
+        inputs = queries, keys, offsets, weight, more, starts
         with torch.autocast(grad.device.type, enabled=False):
-            gradients = attention.target_projection_backward(grad, *inputs, more, starts)
+            gradients = attention.target_projection_backward(grad, *inputs)
         return *gradients[:2], None, *gradients[2:], None

@@ -45,42 +45,31 @@ def pointwise_attention(
 
 
 def pointwise_attention_backward(
-    grad: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    starts: Tensor | None,
-    offsets: Tensor,
-    bias: Tensor,
-    query_times: Tensor | None = None,
-    times: Tensor | None = None,
-    time_bias: Tensor | None = None,
+    grad: Tensor, *inputs: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of queries, keys, bias and time_bias, from that of the result, [M, W]."""
-    inputs = queries, keys, starts, offsets, bias, query_times, times, time_bias
+    """Gradients of queries, keys, bias and time_bias; grad: of `pointwise_attention(*inputs)`."""
+    queries, keys, _, _, bias, _, _, time_bias = inputs
+    assert queries is not None and keys is not None and bias is not None
     if not takes(grad, queries, keys, bias, time_bias):
         return by_device(pointwise_attention_backward_reference, grad, *inputs)
-    grad_queries, grad_keys = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
-    grad_bias = bias.new_zeros(bias.shape)
-    grad_time_bias = None if time_bias is None else time_bias.new_zeros(time_bias.shape)
-    grads = grad_queries, grad_keys, grad_bias, grad_time_bias
-    call("pointwise_attention_backward", grad.contiguous(), *_native(*inputs), *grads)
-    return grads
+    grad_time_bias = None if time_bias is None else torch.zeros_like(time_bias)
+    grads = queries.new_empty(queries.shape), keys.new_empty(keys.shape), torch.zeros_like(bias)
+    call("pointwise_attention_backward", grad.contiguous(), *_native(*inputs), *grads, grad_time_bias)
+    return *grads, grad_time_bias
 
 
-def _native(queries, keys, starts, offsets, bias, query_times, times, time_bias):
+def _native(queries, keys, starts, offsets, bias, *of_time):
     """The arguments of the core: rows of queries and keys may be apart."""
     queries, keys = (t if t.stride(1) == 1 else t.contiguous() for t in (queries, keys))
-    offsets = checked_offsets(offsets, len(offsets) - 1, len(keys))
-    starts = None if starts is None else checked_offsets(starts, len(offsets) - 1, len(queries))
-    assert starts is not None or len(queries) == len(keys), "elements that read are those that are read"
-    query_times, times, time_bias = (
-        None if t is None else t.contiguous() for t in (query_times, times, time_bias)
-    )
-    assert times is None or (query_times.dtype == times.dtype == torch.int64), "times are int64"
-    lists = starts, offsets, bias.contiguous(), query_times, times, time_bias, len(offsets) - 1
     heads, places = bias.shape
-    sizes = heads, queries.shape[1] // heads, places
-    return queries, queries.stride(0), keys, keys.stride(0), *lists, *sizes
+    num_lists = len(offsets) - 1
+    offsets = checked_offsets(offsets, num_lists, len(keys))
+    starts = None if starts is None else checked_offsets(starts, num_lists, len(queries))
+    assert starts is not None or len(queries) == len(keys), "elements that read are those that are read"
+    assert all(t is None or t.dtype == torch.int64 for t in of_time[:2]), "times are int64"
+    others = (None if t is None else t.contiguous() for t in (bias, *of_time))
+    sizes = num_lists, heads, queries.shape[1] // heads, places
+    return queries, queries.stride(0), keys, keys.stride(0), starts, offsets, *others, *sizes
 
 
 @gpu_op("hstu")
@@ -88,9 +77,8 @@ def pointwise_attention_reference(
     queries: Tensor, keys: Tensor, starts: Tensor | None, offsets: Tensor, bias: Tensor,
     query_times: Tensor | None, times: Tensor | None, time_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    _, is_read, _, values, _, scores = _pairs(
-        queries, keys, starts, offsets, bias, query_times, times, time_bias
-    )
+    inputs = queries, keys, starts, offsets, bias, query_times, times, time_bias
+    _, is_read, _, values, _, scores = _pairs(*inputs)
     weights = (torch.nn.functional.silu(scores) / bias.shape[1]).masked_fill(~is_read, 0)
     return torch.einsum("mph,mphd->mhd", weights, values).flatten(1)
 
@@ -100,9 +88,8 @@ def pointwise_attention_backward_reference(
     grad: Tensor, queries: Tensor, keys: Tensor, starts: Tensor | None, offsets: Tensor, bias: Tensor,
     query_times: Tensor | None, times: Tensor | None, time_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    place, is_read, k, v, interval, scores = _pairs(
-        queries, keys, starts, offsets, bias, query_times, times, time_bias
-    )
+    inputs = queries, keys, starts, offsets, bias, query_times, times, time_bias
+    place, is_read, k, v, interval, scores = _pairs(*inputs)
     heads, num_places = bias.shape
     g, q = (t.unflatten(1, (heads, -1)) for t in (grad, queries))  # [M, H, D]
     share = scores.sigmoid()
@@ -130,16 +117,14 @@ def _pairs(queries, keys, starts, offsets, bias, query_times, times, time_bias):
     """Of each query and distance: the element's place [M, P], whether it is read [M, P, 1], its key and
     value [M, P, H, D], the interval of time [M, P] or None, and the score [M, P, H]."""
     heads, num_places = bias.shape
-    here, bounds = (
-        torch.arange(len(queries), device=queries.device),
-        offsets if starts is None else starts,
-    )
+    numbers = torch.arange(len(queries), device=queries.device)
+    bounds = offsets if starts is None else starts
     lists = samples_of(bounds, len(queries)).clamp(max=len(offsets) - 2)
     ends = offsets[lists + 1]
-    own = here if starts is None else ends
-    place = own[:, None] - torch.arange(num_places, device=own.device)
+    stands_at = numbers if starts is None else ends
+    place = stands_at[:, None] - torch.arange(num_places, device=queries.device)
     is_read = (place >= offsets[lists][:, None]) & (place < ends[:, None])
-    is_read &= (here < bounds[-1])[:, None]  # behind are no lists
+    is_read &= (numbers < bounds[-1])[:, None]  # behind are no lists
     place = place.masked_fill(~is_read, 0)
     if len(keys) == 0:  # so that there is one to index
         keys, times = (None if t is None else t.new_zeros(1, *t.shape[1:]) for t in (keys, times))

@@ -98,8 +98,7 @@ def pointwise_attention(
     heads, num_places = bias.shape
     k, v = lists.apart(keys).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, T, D]
     place = torch.arange(lists.longest, device=queries.device)
-    own = place if causal else lists.lengths
-    distance = own[:, None] - place  # [T, T] or [B, T]
+    distance = (place if causal else lists.lengths)[:, None] - place  # [T, T] or [B, T]
     is_read = (distance >= (0 if causal else 1)) & (distance < num_places)
     shown = bias.t()[distance.clamp(0, num_places - 1)]  # [.., T, H]
     if causal:
