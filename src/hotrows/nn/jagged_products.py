@@ -41,12 +41,13 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Lists | SharedLists) 
     tensor([[2., 3.],
             [0., 0.]])
     """
-    values, offsets, starts = read_by_samples(values, offsets)
-    if starts is None and weights.shape != values.shape[:1]:
+    num = int(offsets.sample_offsets[-1]) if isinstance(offsets, SharedLists) else values.shape[0]
+    if weights.shape != (num,):
         raise ValueError(
             "weighted_sum needs one weight for each vector, "
             f"not {list(weights.shape)} for {list(values.shape)}"
         )
+    values, offsets, starts = read_by_samples(values, offsets)
     if isinstance(offsets, PaddedLists):
         return padded.weighted_sum(widened(weights), widened(values), offsets)
     return _WeightedSum.apply(widened(weights), widened(values), offsets, starts)
