@@ -45,6 +45,7 @@ MODELS: dict[str, tuple[str, dict]] = {
     "dien, paper": ("dien", {"form": "paper"}),
     "dien, code": ("dien", {"form": "code"}),
     "hstu": ("hstu", {}),
+    "hstu, one layer": ("hstu", {"layers": 1}),
     "can": ("can", {}),
     "can on din": ("can", {"base": "din"}),
     "can on dien": ("can", {"base": "dien"}),
