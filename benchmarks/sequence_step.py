@@ -32,6 +32,7 @@ def comparisons() -> dict[str, Comparison]:
         comparisons[f"dien-dim{dim}"] = Comparison(
             f"--model dien --dim {dim}", ("hotrows-auxiliary", *OTHERS), "padded-torch"
         )
+    comparisons["hstu-dim16"] = Comparison("--model hstu --dim 16", ("padded-torch",), "padded-torch")
     comparisons["can-dim16"] = Comparison("--model can --dim 16", ("padded-torch",), "padded-torch")
     return comparisons
 

@@ -25,6 +25,7 @@ HIDDEN = (256, 128, 64)
 CO_ACTION = (16, 8, 4)
 ORDERS = 3
 CAN_HIDDEN = (200, 80)
+LAYERS = {"layers": 2, "heads": 2, "length": 100}  # of HSTU
 ROW_LEARNING_RATE = 0.02  # Adagrad
 DENSE_LEARNING_RATE = 1e-3  # Adam
 

@@ -1,4 +1,4 @@
-"""DIN, DIEN and CAN as one writes them with care in PyTorch alone: padded to the batch's longest.
+"""DIN, DIEN, CAN and HSTU as one writes them with care in PyTorch alone: padded to the batch's longest.
 
 A batch is sorted by length, the longest first, so that recurrent layers work on a batch that shrinks.
 Tables are `nn.Embedding` with sparse gradients, an item table looked up once for target and history.
@@ -70,7 +70,7 @@ class Padded(nn.Module):
         self.features = features
         self.tables = nn.ModuleDict({field: table(rows, dim) for field, rows in features.rows.items()})
         width = len(features.fields) * dim + features.num_dense
-        self.model = {"din": DIN, "dien": DIEN, "can": CAN}[name](dim, width, **options)
+        self.model = {"din": DIN, "dien": DIEN, "can": CAN, "hstu": HSTU}[name](dim, width, **options)
         if isinstance(self.model, CAN):
             rows, sizes = features.rows[features.target], self.model.sizes
             num_weights = sum(a * b for a, b in pairwise(sizes))
@@ -187,6 +187,48 @@ class DIEN(nn.Module):
         weights = pack_padded_sequence(weights, lengths, batch_first=True)
         interest = self.evolution(states, weights)
         return self.top(torch.cat([others, interest], 1)).squeeze(1)
+
+
+class HSTU(nn.Module):
+    """Layers over each history with its target as the last element, and an MLP on its state."""
+
+    def __init__(
+        self, dim: int, width: int, layers: int, heads: int, length: int, hidden: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Transduction(dim, heads, length) for _ in range(layers))
+        self.norm = nn.BatchNorm1d(width + 2 * dim)
+        self.top = perceptrons((width + 2 * dim, *hidden, 1), nn.ReLU)
+
+    def forward(self, others: Tensor, target: Tensor, past: Tensor, lengths: Tensor) -> Tensor:
+        place = lengths[:, None, None].expand(-1, 1, past.shape[2])
+        x = nn.functional.pad(past, (0, 0, 0, 1)).scatter(1, place, target[:, None])
+        for layer in self.layers:
+            x = layer(x)
+        state = x.gather(1, place).squeeze(1)
+        return self.top(self.norm(torch.cat([others, state, state * target], 1))).squeeze(1)
+
+
+class Transduction(nn.Module):
+    """A layer of HSTU: [B, L, D] -> [B, L, D], causal, so that nothing is masked behind an end."""
+
+    def __init__(self, dim: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.norm, self.norm_attended = nn.LayerNorm(dim, eps=0.01), nn.LayerNorm(dim, eps=0.01)
+        self.inputs, self.output = nn.Linear(dim, 4 * dim), nn.Linear(dim, dim)
+        self.distances = nn.Parameter(torch.zeros(heads, length + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads, num_places = self.distances.shape
+        gate, *parts = nn.functional.silu(self.inputs(self.norm(x))).chunk(4, 2)
+        q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)  # [B, H, L, D / H]
+        place = torch.arange(x.shape[1])
+        distance = place[:, None] - place
+        is_read = (distance >= 0) & (distance < num_places)
+        scores = q @ k.transpose(2, 3) + self.distances[:, distance.clamp(0, num_places - 1)]
+        weights = nn.functional.silu(scores) * (is_read / num_places)
+        attended = (weights @ v).transpose(1, 2).flatten(2)
+        return self.output(self.norm_attended(attended) * gate) + x
 
 
 class CAN(nn.Module):

@@ -4,7 +4,7 @@ import argparse
 
 from benchmarks.sequences import BATCH_SIZE
 
-MODELS = ("din", "dien", "can")
+MODELS = ("din", "dien", "can", "hstu")
 
 
 def parse(**options: tuple[str, ...]) -> argparse.Namespace:

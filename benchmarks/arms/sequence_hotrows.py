@@ -1,4 +1,4 @@
-"""hotrows: DIN, DIEN and CAN, in the step of `hotrows.train.trainer`; batches are planned ahead."""
+"""hotrows: DIN, DIEN, CAN and HSTU, in the step of `hotrows.train.trainer`; batches are planned ahead."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from benchmarks.sequences import (
     DENSE_LEARNING_RATE,
     FEATURES,
     HIDDEN,
+    LAYERS,
     ORDERS,
     ROW_LEARNING_RATE,
     batches_of,
@@ -37,6 +38,8 @@ def main() -> None:
 def options(args: Namespace) -> dict[str, Any]:
     if args.model == "can":
         return {"sizes": CO_ACTION, "orders": ORDERS, "hidden": CAN_HIDDEN}
+    if args.model == "hstu":
+        return LAYERS | {"hidden": HIDDEN, "activation": "relu"}
     options: dict[str, Any] = {"attention": ATTENTION, "hidden": HIDDEN, "activation": "relu"}
     if args.model == "din":
         return options | {"form": "paper", "attention_activation": "sigmoid", "normalize": True}

@@ -19,6 +19,7 @@ from benchmarks.sequences import (
     DENSE_LEARNING_RATE,
     FEATURES,
     HIDDEN,
+    LAYERS,
     ORDERS,
     ROW_LEARNING_RATE,
     batches_of,
@@ -36,6 +37,8 @@ def main() -> None:
 def _options(args: Namespace) -> dict[str, Any]:
     if args.model == "can":
         return {"sizes": CO_ACTION, "orders": ORDERS, "hidden": CAN_HIDDEN}
+    if args.model == "hstu":
+        return LAYERS | {"hidden": HIDDEN}
     return {"attention": ATTENTION, "hidden": HIDDEN, "first": args.first}
 
 
