@@ -151,5 +151,10 @@ def test_arguments_that_make_no_layer_are_refused():
         with pytest.raises(ValueError, match="heads that divide the width of an element, 6"):
             TransductionLayer(6, **options)
     layer, x = TransductionLayer(6), torch.zeros(2, 6)
-    with pytest.raises(ValueError, match="times go with by_time=True"):
-        layer(x, x, torch.tensor([0, 1, 2]), (torch.zeros(2).long(), torch.zeros(2).long()))
+    timed, seconds = TransductionLayer(6, by_time=True), torch.zeros(2).long()
+    for case, times in (
+        (layer, (seconds, seconds)), (timed, None), (timed, (seconds, seconds[:1])),
+        (timed, (seconds.float(), seconds)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="times, int64 of each .* go with by_time=True"):
+            case(x, x, torch.tensor([0, 1, 2]), times)

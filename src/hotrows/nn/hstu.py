@@ -97,8 +97,13 @@ class TransductionLayer(nn.Module):
     def _attention(
         self, queries: Tensor, keys: Tensor, lists: Lists | SharedLists, times: Times | None, causal: bool
     ) -> Tensor:
-        if (times is None) != (self.intervals is None):
-            raise ValueError("times go with by_time=True: give both or neither")
+        expected = (
+            None if self.intervals is None else [(len(queries), torch.int64), (len(keys), torch.int64)]
+        )
+        if (None if times is None else [(len(t), t.dtype) for t in times]) != expected:
+            raise ValueError(
+                "times, int64 of each candidate and element, go with by_time=True: give both or none"
+            )
         if isinstance(lists, PaddedLists):
             return padded.pointwise_attention(queries, keys, lists, self.distances, causal)
         if isinstance(lists, SharedLists):

@@ -66,7 +66,6 @@ def _native(queries, keys, starts, offsets, bias, *of_time):
     offsets = checked_offsets(offsets, num_lists, len(keys))
     starts = None if starts is None else checked_offsets(starts, num_lists, len(queries))
     assert starts is not None or len(queries) == len(keys), "elements that read are those that are read"
-    assert all(t is None or t.dtype == torch.int64 for t in of_time[:2]), "times are int64"
     others = (None if t is None else t.contiguous() for t in (bias, *of_time))
     sizes = num_lists, heads, queries.shape[1] // heads, places
     return queries, queries.stride(0), keys, keys.stride(0), starts, offsets, *others, *sizes
