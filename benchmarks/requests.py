@@ -179,7 +179,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_memory()
-    windows, num_steps = (2, 4) if args.quick else (7, 4)
+    windows, num_steps = (2, 4) if args.quick else (9, 6)
     results: dict[str, dict] = {}
     for candidates in (8,) if args.quick else CANDIDATES:
         folder = Path(tempfile.mkdtemp())
