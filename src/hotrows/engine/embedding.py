@@ -207,8 +207,7 @@ class Embedding:
     ) -> Embedding:
         """The tables of a model for data of a schema, with all that both declare of them.
 
-        table_dtype: of stored weights, in place of what the tables say. settings: arguments of
-        `Embedding`.
+        table_dtype: of stored weights, in place of the tables' own. settings: arguments of `Embedding`.
         """
         tables = model.tables
         if table_dtype is not None:
@@ -268,9 +267,8 @@ class Embedding:
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
 
-        Ids stay in host memory.
-        padded: with padding, so that the tensors of every full batch have equal sizes, or one of a few
-        where it has lists.
+        Ids stay in host memory. padded: so that tensors of every full batch have equal sizes, or one of
+        a few where it has lists.
         """
         if plan.on_device:
             assert self.device_planner is not None

@@ -23,7 +23,8 @@ import numpy as np
 from hotrows.data.raw.cells import Columns, show
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shards import Written, no_tally, tally_of, written_of
+from hotrows.data.stored.shards import Written, written_of
+from hotrows.data.stored.tally import no_tally, tally_of
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import FIRST_UNKNOWN, Schema
 

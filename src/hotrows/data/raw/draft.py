@@ -103,12 +103,8 @@ def draft_schema(
     labels = by_name[column_of(target)]
     after = times_after([column for column in columns if column.kind == "time"], target, labels)
     drafting = _Drafting(notes, columns, rows, label is None, after)
-    features = [
-        feature
-        for column in columns
-        if column.name != column_of(target)
-        for feature in drafting.features(column)
-    ]
+    read = [column for column in columns if column.name != column_of(target)]
+    features = [feature for column in read for feature in drafting.features(column)]
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
@@ -119,9 +115,8 @@ def draft_schema(
         for name, auc in giveaways(read_columns, target, labels)
     ]
     used |= {drafting.time.column} if drafting.time else set()
-    if twice := [
-        name for name, num in Counter(c.name for c in columns).items() if num > 1 and name in used
-    ]:
+    counts = Counter(column.name for column in columns)
+    if twice := [name for name, num in counts.items() if num > 1 and name in used]:
         raise ValueError(f"{rows.name} names the columns {twice} twice; rename one")
     read = [column for column in columns if column.name in used]
     groups = [f.name for f in features if isinstance(f, Sparse) and _GROUP_NAME.fullmatch(f.name)]

@@ -18,20 +18,20 @@ rows, and so have `requests/dense`, the dense values that are shared (`dense` ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, missing_id, vector_type
+from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, vector_type
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
+from hotrows.data.stored.tally import Tally, no_tally, tally_of
 from hotrows.runtime.atomic_files import replaced
-from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
+from hotrows.schema import IdFeature, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
 _LISTS_AT_ONCE = 1 << 10  # rows whose histories are counted together: these may be long
@@ -186,34 +186,6 @@ def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
         and offsets.dtype.str[1:] in ("u4", "i8")
         and (int(offsets[0]), int(offsets[-1])) == (0, num_ids)
     )
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Counts of rows, int64: [T] per label, [F] per feature that carries ids.
-
-    clicks, labelled: rows whose label is 1, and rows that have one; dense_missing: by number and vector,
-        rows that lack it; missing, unknown: ids of missing and of unknown values; values: ids in all;
-        empty: rows with an empty list.
-    """
-
-    clicks: np.ndarray
-    labelled: np.ndarray
-    dense_missing: np.ndarray
-    missing: np.ndarray
-    unknown: np.ndarray
-    values: np.ndarray
-    empty: np.ndarray
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*map(np.add, vars(self).values(), vars(other).values()))
-
-    def to_json(self) -> dict[str, list[int]]:
-        return {name: counts.tolist() for name, counts in vars(self).items()}
-
-    @staticmethod
-    def from_json(stored: dict[str, list[int]]) -> Tally:
-        return Tally(**{name: np.array(counts, np.int64) for name, counts in stored.items()})
 
 
 class ShardWriter:
@@ -421,39 +393,6 @@ def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]
             arrays[f"offsets/{feature.name}"] = offsets.astype(np.uint32 if narrow else np.int64)
     optional = {name: getattr(rows, name) for name in OPTIONAL}
     return arrays | {name: array for name, array in optional.items() if array is not None}
-
-
-def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
-    """Counts rows; missing: [numbers and vectors, rows] bool, where one was missing."""
-    features = schema.id_features
-    values = [rows.values(f) for f in range(len(features))]
-    labels = rows.labels.reshape(len(rows), len(schema.labels))
-    ends = [FIRST_UNKNOWN + f.num_unknown for f in features]
-    return Tally(
-        clicks=np.count_nonzero(labels == 1, axis=0),
-        labelled=np.count_nonzero(~missing_labels(labels), axis=0),
-        dense_missing=np.count_nonzero(missing, axis=1),
-        missing=_counts(
-            np.count_nonzero(ids == missing_id(f)) for ids, f in zip(values, features, strict=True)
-        ),
-        unknown=_counts(
-            np.count_nonzero((ids >= FIRST_UNKNOWN) & (ids < end)) if f.dynamic is None else 0
-            for ids, end, f in zip(values, ends, features, strict=True)
-        ),
-        values=_counts(map(len, values)),
-        empty=_counts(0 if o is None else np.sum(o[1:] == o[:-1]) for o in rows.offsets[: len(features)]),
-    )
-
-
-def no_tally(schema: Schema) -> Tally:
-    """The counts of no rows."""
-    labels, features = len(schema.labels), len(schema.id_features)
-    sizes = (labels, labels, len(schema.dense_places), features, features, features, features)
-    return Tally(*(np.zeros(size, np.int64) for size in sizes))
-
-
-def _counts(numbers: Iterable[Any]) -> np.ndarray:
-    return np.array([int(number) for number in numbers], np.int64)
 
 
 def _by_name(features: Sequence, counts: np.ndarray) -> dict[str, int]:
