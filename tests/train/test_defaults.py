@@ -267,6 +267,17 @@ def test_pairs_that_say_more_together_are_crossed(tmp_path):
     assert none.model_options == {**SMALL_NETWORK, "crosses": []}
 
 
+def test_pairs_with_a_feature_that_requests_share_are_found(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = {"request": np.repeat(np.arange(1000), 4), "user": np.repeat(rng.integers(12, size=1000), 4)}
+    rows["item"] = rng.integers(12, size=4000)
+    rows["click"] = ((rows["user"] * 5 + rows["item"] * 7) % 12 < 6).astype(int)
+    schema = Schema((Sparse("user"), Sparse("item")), "click", request="request", shared=("user",))
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert pairs.chosen(enc, None) == [["user", "item"]]
+    assert Trainer(enc, OPEN, tmp_path / "run").fit().test.auc > 0.7
+
+
 def test_of_labels_that_follow_nothing_no_pair_is_crossed(tmp_path):
     """Statistics of ids give the label of the samples away that they are made of."""
     rng = np.random.default_rng(0)

@@ -39,6 +39,7 @@ def _samples(data: EncodedData, names: list[str], task: int) -> tuple[np.ndarray
     ids, clicks = [], []
     loader = Loader(data.parts["train"], _BATCH, shuffle=True, seed=0)
     for batch in itertools.islice(loader.batches(0), _SAMPLES // _BATCH):
+        batch = batch.expanded()
         assert batch.labels is not None
         begins = torch.arange(len(batch.ids)) if batch.offsets is None else batch.offsets[:-1]
         places = [batch.features.index(name) for name in names]

@@ -212,6 +212,7 @@ def _cross_counts(data: EncodedData, crosses: Sequence[Cross]) -> dict[str, Tens
     """How often each bucket of a cross occurs in the training part, [rows] by its name."""
     counts = {cross.name: torch.zeros(cross.rows, dtype=torch.int64) for cross in crosses}
     for batch in Loader(data.parts["train"], BLOCK_ROWS, shuffle=False).batches(0) if crosses else ():
+        batch = batch.expanded()
         crossed = append_crosses(batch, crosses).ids[len(batch.ids) :].view(len(crosses), -1)
         for cross, buckets in zip(crosses, crossed, strict=True):
             counts[cross.name] += buckets.bincount(minlength=cross.rows)
