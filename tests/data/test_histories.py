@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import Dynamic, Schema, Sequence, Sparse, Time, Trainer
+from hotrows import Dense, Dynamic, Schema, Sequence, Sparse, Time, Trainer
 from hotrows.data import (
     EncodedData,
     Encoder,
@@ -37,7 +37,7 @@ from hotrows.train import run_folder
 from tests.support.bundles import trained
 from tests.support.histories import copied, events_and_samples, schema
 
-FIELDS = ("features", "ids", "offsets", "dense", "labels", "groups", "sample_weights")
+FIELDS = ("features", "ids", "offsets", "weights", "dense", "labels", "groups", "sample_weights")
 
 
 def both(folder, events, samples, by_reference=None, lists=None, **how):
@@ -100,6 +100,23 @@ def test_requests_share_histories(tmp_path, shared):
     samples = samples.assign(at=of_user, request=samples["user"]).sort_values("request")
     fields = {"request": "request", "shared": shared}
     ours, theirs = both(tmp_path, events, samples, schema(**fields), schema(False, **fields))
+    for how in HOW:
+        assert_equal_batches(ours.parts["train"], theirs.parts["train"], **how)
+
+
+@pytest.mark.parametrize("shared", [None, ("user", "history", "kinds"), ("user", "tags")])
+def test_weights_of_ids_and_vectors_stand_beside_histories(tmp_path, shared):
+    events, samples = events_and_samples()
+    of_user = samples.groupby("user")["at"].transform("first")
+    samples = samples.assign(at=of_user, request=samples["user"]).sort_values("request")
+    samples["tags"] = [[user % 3, user % 5] for user in samples["user"]]
+    samples["scores"] = [[0.5, float(user)] for user in samples["user"]]
+    samples["image"] = [[float(row), -1.0] for row in range(len(samples))]
+    more = Sparse("tags", many=True, weights="scores"), Dense("image", width=2)
+    fields = {} if shared is None else {"request": "request", "shared": shared}
+    made = (schema(by_reference) for by_reference in (True, False))
+    schemas = [dataclasses.replace(x, features=(*x.features, *more), **fields) for x in made]
+    ours, theirs = both(tmp_path, events, samples, *schemas)
     for how in HOW:
         assert_equal_batches(ours.parts["train"], theirs.parts["train"], **how)
 

@@ -75,10 +75,12 @@ def cut_histories(schema: Schema, last: int) -> Schema:
 def with_features(
     rows: Rows, features: Sequence[IdFeature], wanted: Sequence[IdFeature], more: Mapping[str, Column]
 ) -> Rows:
-    """Rows of the features `wanted`, out of those of `features` and more ones by name."""
-    columns = zip(rows.ids, rows.offsets, strict=True)
-    by_name = {**{f.name: column for f, column in zip(features, columns, strict=True)}, **more}
-    ids, offsets = zip(*(by_name[f.name] for f in wanted), strict=True) if wanted else ((), ())
+    """Rows of the features `wanted`, out of those of `features` and more ones by name; weights of ids, which
+    stand behind the features, stay."""
+    columns = list(zip(rows.ids, rows.offsets, strict=True))
+    by_name = {**{f.name: column for f, column in zip(features, columns, strict=False)}, **more}
+    kept = [*(by_name[f.name] for f in wanted), *columns[len(features) :]]
+    ids, offsets = zip(*kept, strict=True) if kept else ((), ())
     return dataclasses.replace(rows, ids=tuple(ids), offsets=tuple(offsets))
 
 
@@ -126,7 +128,7 @@ class StoredHistories:
     def _with_lists(
         self, rows: Rows, features: Sequence[IdFeature], wanted: Sequence[IdFeature], room: Room
     ) -> Rows:
-        by_name = {f.name: ids for f, ids in zip(features, rows.ids, strict=True)}
+        by_name = {f.name: ids for f, ids in zip(features, rows.ids, strict=False)}
         if BEGIN not in by_name:
             return rows
         begins, ends = by_name[BEGIN].astype(np.int64), by_name[END].astype(np.int64)
