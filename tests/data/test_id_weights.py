@@ -216,7 +216,9 @@ def test_a_run_its_report_and_its_bundle_weigh_alike(tmp_path):
     history = Sequence("history", column="plain_tags", vocabulary="tags")
     schema = dataclasses.replace(SCHEMA, features=(*SCHEMA.features[:2], history))
     rows = TABLE.append_column("plain_tags", TABLE["tags"])
-    run = trained(prepared(rows, tmp_path, schema, split="position:0.8"), tmp_path / "run", "deepfm")
+    run = trained(
+        prepared(rows, tmp_path, schema, split="position:0.8"), tmp_path / "run", "deepfm", crosses=[]
+    )
     predictor, fresh = load_run(run), rows.slice(0, 40)
     expected = expected_logits(predictor, fresh)
     without = fresh.set_column(2, "scores", pa.array([[1.0] * n for n in LENGTHS[:40]]))

@@ -144,7 +144,7 @@ def test_features_of_one_vocabulary_read_one_table():
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match="can, tbsm, mmoe, ple, esmm, or your own as file.py:Class, not 'dlmr'"
+        ValueError, match="can, tbsm, hstu, mmoe, ple, esmm, or your own as file.py:Class, not 'dlmr'"
     ):
         models.build("dlmr", SCHEMA)
 

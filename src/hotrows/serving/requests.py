@@ -16,9 +16,8 @@ import numpy as np
 
 from hotrows.data.encode.encoder import Encoder, check_columns
 from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.cells import Columns, Reading, check_histories, columns_of
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.present import check_histories
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import mix64
 from hotrows.schema import Schema

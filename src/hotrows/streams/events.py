@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.cells import Columns, Reading, check_histories, columns_of
 from hotrows.data.raw.files import Chunk, pyarrow
 from hotrows.data.raw.json_lines import table_of_lines, with_columns
-from hotrows.data.raw.present import check_histories
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.text import Layout, layout_of, parse
 from hotrows.schema import Schema

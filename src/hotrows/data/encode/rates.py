@@ -22,9 +22,8 @@ import numpy as np
 
 from hotrows.data.raw.cells import Columns, show
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, no_tally, tally_of
 from hotrows.data.stored.shards import Written, written_of
-from hotrows.data.stored.tally import no_tally, tally_of
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import FIRST_UNKNOWN, Schema
 

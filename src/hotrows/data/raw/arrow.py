@@ -38,9 +38,9 @@ from hotrows.data.raw.arrow_arrays import (
     unnested,
     vectors_of,
 )
-from hotrows.data.raw.cells import Bad, Columns, Reading, columns_of, show
+from hotrows.data.raw.cell_source import Bad
+from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of, show
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.present import check_present
 from hotrows.data.raw.values import LAST_EXACT, RawIds
 from hotrows.schema import Dense, Schema, column_of
 from hotrows.schema import is_list as has_lists

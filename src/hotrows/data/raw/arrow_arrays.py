@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.cells import Bad
+from hotrows.data.raw.cell_source import Bad
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.values import MISSING_TIME, RawIds
 from hotrows.schema import Dense, column_of

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.cell_source import Bad, Cells
 from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS, RawIds, canonical, canonical_words
-from hotrows.schema import TIME_TRANSFORMS, Dense, Label, Schema, Sparse, column_of, is_list
+from hotrows.runtime.suggestions import did_you_mean
+from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
 
 MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
 log = logging.getLogger("hotrows")
@@ -94,63 +97,6 @@ class Reading:
         """The words that mean missing, as the schema has them and as values are compared with them."""
         missing = self.schema.missing
         return tuple(dict.fromkeys((*missing, *canonical_words(missing))))
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A value of the wrong kind: its row, its column, the kind that was expected, and what to do."""
-
-    row: int
-    column: str
-    expected: str
-    remedy: str = "correct the row, or the schema"
-
-
-class Cells(Protocol):
-    """The columns of a chunk; the values of `raw` and `lists` are those of `Reading.text`."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def kept(self) -> Any:
-        """The columns to keep, an Arrow table; None where there are none."""
-        ...
-
-    def has(self, column: str) -> bool: ...
-
-    def raw(self, column: str) -> RawIds:
-        """The values of a column, one per row."""
-        ...
-
-    def lists(self, column: str, separator: str) -> RawIds:
-        """The values of a column of lists, with offsets."""
-        ...
-
-    def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
-        """[columns, rows] float64, NaN where missing; and the first value that is no number."""
-        ...
-
-    def list_numbers(self, column: str, separator: str) -> tuple[np.ndarray, np.ndarray, int | None]:
-        """The numbers of a column of lists, NaN where missing, their offsets, and the place of the first
-        value that is no number."""
-        ...
-
-    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
-        """[rows, width] float32, NaN where missing; and the first value that is no such list."""
-        ...
-
-    def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
-        """[rows] int64 seconds since 1970; and the first value that is no time."""
-        ...
-
-    def where(self, row: int) -> str:
-        """Names the file and line of a row: "train.csv line 17"."""
-        ...
-
-    def shown(self, row: int, column: str) -> str:
-        """Formats a value for an error message."""
-        ...
 
 
 def columns_of(cells: Cells, how: Reading) -> Columns:
@@ -386,3 +332,73 @@ def show(value: bytes) -> str:
     """Formats a value for a message, shortened to 60 bytes."""
     text = value[:60].decode("utf-8", "backslashreplace")
     return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"
+
+
+def check_present(
+    schema: Schema,
+    where: str,
+    names: tuple[str, ...],
+    for_training: bool,
+    kept: tuple[str, ...] | None = (),
+) -> list[str]:
+    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
+
+    Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
+    keep; None: all.
+    """
+    # 1. Columns to keep must be there.
+    for name in kept or ():
+        if name not in names:
+            raise ValueError(
+                f"{where} has no column {name!r} to keep; it has {_shortened(list(names))}"
+                f"{did_you_mean(name, names)}"
+            )
+    # 2. So must those that the schema asks for: all to train, one feature to predict.
+    columns = list(schema.raw_columns)
+    features = {schema.column_of(feature) for feature in schema.features}
+    absent = sorted((set(columns) if for_training else features) - set(names))
+    if absent and for_training and schema.columns is not None:
+        raise ValueError(
+            f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
+            f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
+        )
+    if absent and (for_training or not features - set(absent)):
+        others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
+        write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
+        hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
+        is_unread = "header" in where and not set(columns) & set(names)
+        hint = hint if is_unread else "; correct the schema"
+        if set(absent) <= {column_of(label) for label in schema.labels}:
+            hint = "; training needs the label, and `hotrows predict` does not"
+        advice = did_you_mean(absent[0], names) or hint
+        raise ValueError(
+            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} reads; "
+            f"it has {_shortened(list(names))}{advice}"
+        )
+    # 3. A feature that is absent is missing in every row; not a history, which makes predictions.
+    if not for_training:
+        check_histories(schema, where, names)
+    if lost := sorted(features & set(absent)):
+        log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
+    # 4. No column that is read may be there twice.
+    columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
+    counts = Counter(names)
+    twice = sorted(name for name in columns if counts[name] > 1)
+    if twice:
+        raise ValueError(f"{where} names the columns [{_shortened(twice)}] twice; rename one")
+    return [column for column in columns if column in counts]
+
+
+def check_histories(schema: Schema, where: str, names: Collection[str]) -> None:
+    """Raises ValueError if rows to predict have a history of the schema in no column."""
+    if absent := [name for name in schema.histories if name not in names]:
+        raise ValueError(
+            f"{where} lacks the columns {absent}: rows to predict have a history as a list of the user's "
+            f"earlier events, since only `prepare` (--vocab-from, --events) reads an events file"
+        )
+
+
+def _shortened(names: list[str]) -> str:
+    quoted = [repr(name) for name in names[:12]]  # several letters for one that is not printable
+    shown = ", ".join(name if len(name) <= 42 else f"{name[:41]}..." for name in quoted)
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -10,9 +10,8 @@ from typing import Any
 
 from hotrows.data.raw.arrow import ArrowCells
 from hotrows.data.raw.arrow_arrays import first_line
-from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
 from hotrows.data.raw.files import Chunk, File, chunks_of, first_chunk, pyarrow, sampled_lines
-from hotrows.data.raw.present import check_present
 from hotrows.schema import Schema
 
 _BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_tables
-from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.cells import Columns, Reading, check_present
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.present import check_present
 from hotrows.data.raw.typed_files import sampled_batches, slices
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import one_line

@@ -14,9 +14,9 @@ import numpy as np
 
 from hotrows.data.raw import values
 from hotrows.data.raw.arrow_arrays import text_array
-from hotrows.data.raw.cells import Bad, Columns, Reading, columns_of, show
+from hotrows.data.raw.cell_source import Bad
+from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of, show
 from hotrows.data.raw.files import Chunk, File, chunks_of, pyarrow
-from hotrows.data.raw.present import check_present
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
 from hotrows.runtime.native import call

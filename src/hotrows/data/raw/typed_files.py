@@ -16,9 +16,8 @@ import numpy as np
 
 from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, rows_per_chunk
 from hotrows.data.raw.arrow_arrays import first_line
-from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.cells import Columns, Reading, check_present
 from hotrows.data.raw.files import BLOCKS, File, pyarrow
-from hotrows.data.raw.present import check_present
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.schema import Schema
 

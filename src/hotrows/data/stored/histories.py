@@ -75,8 +75,8 @@ def cut_histories(schema: Schema, last: int) -> Schema:
 def with_features(
     rows: Rows, features: Sequence[IdFeature], wanted: Sequence[IdFeature], more: Mapping[str, Column]
 ) -> Rows:
-    """Rows of the features `wanted`, out of those of `features` and more ones by name; weights of ids, which
-    stand behind the features, stay."""
+    """Rows of the features `wanted`, out of those of `features` and more ones by name. Weights of ids
+    stand behind the features, and stay."""
     columns = list(zip(rows.ids, rows.offsets, strict=True))
     by_name = {**{f.name: column for f, column in zip(features, columns, strict=False)}, **more}
     kept = [*(by_name[f.name] for f in wanted), *columns[len(features) :]]

@@ -27,9 +27,8 @@ import numpy as np
 
 from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, empty_rows, vector_type
+from hotrows.data.stored.rows import OPTIONAL, Rows, Tally, empty_rows, no_tally, tally_of, vector_type
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
-from hotrows.data.stored.tally import Tally, no_tally, tally_of
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import IdFeature, Schema, is_list
 

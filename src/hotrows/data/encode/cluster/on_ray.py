@@ -45,8 +45,8 @@ from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.raw.values import joined
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.rows import Tally, no_tally
 from hotrows.data.stored.shards import ROWS_PER_SHARD, Written, written_of
-from hotrows.data.stored.tally import Tally, no_tally
 from hotrows.schema import Schema
 
 _RETRIES = 10  # of a task whose worker or machine was killed; an error of its own is not retried
