@@ -31,7 +31,7 @@ MOST_WORDS = {
     "reference": 5_900,
     "api": 300,
     "explanation": 3_800,
-    "evidence": 4_500,
+    "evidence": 4_550,
     "code": 5_000,
     "decisions": 7_500,
 }

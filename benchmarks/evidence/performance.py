@@ -344,7 +344,11 @@ def loaded() -> list[list[str]]:
 
 def requested() -> list[list[str]]:
     return [
-        [n, f"{c['times_smaller']:.1f}x", f"{c['din']['speedup']:.2f}x", f"{c['dien']['speedup']:.2f}x"]
+        [
+            n,
+            f"{c['times_smaller']:.1f}x",
+            *(f"{c[name]['speedup']:.2f}x" for name in ("din", "dien", "hstu")),
+        ]
         for n, c in at("requests/candidates").items()
     ]
 
@@ -619,7 +623,7 @@ TABLES = [
     ),
     Table(
         "requests",
-        "candidates | shards smaller | DIN | DIEN",
+        "candidates | shards smaller | DIN | DIEN | HSTU",
         requested,
         of("benchmarks.requests", "requests"),
     ),
