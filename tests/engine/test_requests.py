@@ -248,7 +248,8 @@ def test_every_model_trains_as_on_the_twin(name, shape):
     (logits, grads, rows), (expected, expected_grads, expected_rows) = done
     assert_close(logits, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip([*grads, *rows], [*expected_grads, *expected_rows], strict=True):
-        assert_close(one, other, rtol=1e-4, atol=5e-5)
+        largest = max(1.0, float(other.abs().max()))  # float32 sums round by what is summed
+        assert_close(one / largest, other / largest, rtol=1e-4, atol=1e-5)
 
 
 def test_the_auxiliary_loss_counts_a_request_for_each_of_its_samples(monkeypatch):

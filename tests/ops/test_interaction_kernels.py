@@ -150,7 +150,7 @@ def test_the_kernels_compile_for_a_hopper_gpu():
     done = subprocess.run(
         [sys.executable, "-m", "tests.ops.hopper"], env=environment, capture_output=True, text=True
     )
-    expected = ["24 kernels compiled", "8 of layers, 8 bytes spilled"]
+    expected = ["24 kernels compiled", "8 of layers, 0 bytes spilled"]
     assert done.stdout.splitlines() == expected, done.stdout + done.stderr
 
 

@@ -92,14 +92,10 @@ def _attend(
     b_q = _load(p_queries + i_h * D, o_m, o_m < num, H * D, o_d, D)
     b_out = tl.zeros([B, BD], tl.float32)
     for first in range(tl.min(b_low, axis=0), tl.max(b_high, axis=0), B):
-        o_n = first + tl.arange(0, B)
-        m_pair = (o_n[None, :] >= b_low[:, None]) & (o_n[None, :] < b_high[:, None])
-        m_n = o_n < tl.max(b_high, axis=0)
-        b_k = _load(p_keys + i_h * D, o_n, m_n, 2 * H * D, o_d, D)
-        b_v = _load(p_keys + (H + i_h) * D, o_n, m_n, 2 * H * D, o_d, D)
-        # [B, B]
-        b_distance = b_place[:, None] - o_n[None, :]
-        b_score = _scores(b_q, b_k, p_bias + i_h * P, b_distance, m_pair, PRECISION)
+        m_pair, _, b_v, b_score = _read(
+            p_keys, p_bias, b_q, b_place, b_low, b_high, first + tl.arange(0, B), o_d, i_h, H, D, P,
+            PRECISION,
+        )  # fmt: skip
         b_weight = tl.where(m_pair, b_score * tl.sigmoid(b_score) / P, 0.0)
         b_out = tl.dot(b_weight, b_v, b_out, input_precision=PRECISION)
     _store(p_out + i_h * D, o_m, o_m < num, H * D, o_d, D, b_out)
@@ -118,13 +114,10 @@ def _attend_back(
     b_g = _load(p_grad + i_h * D, o_m, o_m < num, H * D, o_d, D)
     b_grad = tl.zeros([B, BD], tl.float32)
     for first in range(tl.min(b_low, axis=0), tl.max(b_high, axis=0), B):
-        o_n = first + tl.arange(0, B)
-        m_pair = (o_n[None, :] >= b_low[:, None]) & (o_n[None, :] < b_high[:, None])
-        m_n = o_n < tl.max(b_high, axis=0)
-        b_k = _load(p_keys + i_h * D, o_n, m_n, 2 * H * D, o_d, D)
-        b_v = _load(p_keys + (H + i_h) * D, o_n, m_n, 2 * H * D, o_d, D)
-        b_distance = b_place[:, None] - o_n[None, :]
-        b_score = _scores(b_q, b_k, p_bias + i_h * P, b_distance, m_pair, PRECISION)
+        m_pair, b_k, b_v, b_score = _read(
+            p_keys, p_bias, b_q, b_place, b_low, b_high, first + tl.arange(0, B), o_d, i_h, H, D, P,
+            PRECISION,
+        )  # fmt: skip
         b_by_weight = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION)
         b_by_score = tl.where(m_pair, b_by_weight * _slope(b_score) / P, 0.0)
         b_grad = tl.dot(b_by_score, b_k, b_grad, input_precision=PRECISION)
@@ -182,7 +175,7 @@ def _bias_back(
     i_chunk, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_p = tl.program_id(2) * B + tl.arange(0, B)
     b_bias = tl.load(p_bias + i_h * P + o_p, mask=o_p < P, other=0.0)
-    b_sum = tl.zeros([B], tl.float32)
+    b_sum = tl.zeros([B, B], tl.float32)  # summed over queries once, in the end
     for tile in range(num_tiles):
         o_m = (i_chunk * num_tiles + tile) * B + tl.arange(0, B)
         b_place, b_low, b_high = _reach(p_starts, p_offsets, num_lists, num_steps, o_m, num, P, CAUSAL)
@@ -200,8 +193,8 @@ def _bias_back(
             b_g = tl.load(p_grad + o_q, mask=o_m < num, other=0.0)
             b_score += b_q[:, None] * tl.load(p_row, mask=m_pair, other=0.0)
             b_by_weight += b_g[:, None] * tl.load(p_row + H * D, mask=m_pair, other=0.0)
-        b_sum += tl.sum(tl.where(m_pair, b_by_weight * _slope(b_score) / P, 0.0), axis=0)
-    tl.store(p_chunks + (i_chunk * H + i_h) * P + o_p, b_sum, mask=o_p < P)
+        b_sum += tl.where(m_pair, b_by_weight * _slope(b_score) / P, 0.0)
+    tl.store(p_chunks + (i_chunk * H + i_h) * P + o_p, tl.sum(b_sum, axis=0), mask=o_p < P)
 
 
 @triton.jit
@@ -216,6 +209,21 @@ def _reach(p_starts, p_offsets, num_lists, num_steps, o_m, num, P: tl.constexpr,
         b_high = b_place
     b_low = tl.maximum(b_begin, b_place - P + 1)
     return b_place, tl.where(m & (b_low < b_high), b_low, tl.max(b_high, axis=0)), b_high
+
+
+@triton.jit
+def _read(
+    p_keys, p_bias, b_q, b_place, b_low, b_high, o_n, o_d, i_h, H: tl.constexpr, D: tl.constexpr,
+    P: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Which elements of `o_n` each query reads, [B, B], their keys and values, [B, BD], and scores."""
+    m_pair = (o_n[None, :] >= b_low[:, None]) & (o_n[None, :] < b_high[:, None])
+    m_n = o_n < tl.max(b_high, axis=0)
+    b_k = _load(p_keys + i_h * D, o_n, m_n, 2 * H * D, o_d, D)
+    b_v = _load(p_keys + (H + i_h) * D, o_n, m_n, 2 * H * D, o_d, D)
+    b_distance = b_place[:, None] - o_n[None, :]
+    b_score = _scores(b_q, b_k, p_bias + i_h * P, b_distance, m_pair, PRECISION)
+    return m_pair, b_k, b_v, b_score
 
 
 @triton.jit
