@@ -22,31 +22,6 @@ struct Layout {
   }
 };
 
-inline float from_bfloat16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-inline uint16_t round_to_nearest(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7F800000) == 0x7F800000) return static_cast<uint16_t>(bits >> 16 | (bits & 0xFFFF ? 1 : 0));
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-// Rounds up with the probability of the part cut off, so that the mean is x.
-inline uint16_t round_stochastically(float x, uint64_t random) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7F800000) != 0x7F800000) bits += static_cast<uint32_t>(random >> 48);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
-constexpr float kMost = 127;  // the largest integer of 8 bits
-constexpr int64_t kPart = 16;  // weights that are rounded to integers at once
-
 inline float float_of(uint32_t bits) {
   float out;
   std::memcpy(&out, &bits, 4);
@@ -57,6 +32,24 @@ inline uint32_t bits_of(float x) {
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+
+inline float from_bfloat16(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+
+inline uint16_t round_to_nearest(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7F800000) == 0x7F800000) return static_cast<uint16_t>(bits >> 16 | (bits & 0xFFFF ? 1 : 0));
+  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// Rounds up with the probability of the part cut off, so that the mean is x.
+inline uint16_t round_stochastically(float x, uint64_t random) {
+  uint32_t bits = bits_of(x);
+  if ((bits & 0x7F800000) != 0x7F800000) bits += static_cast<uint32_t>(random >> 48);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+constexpr float kMost = 127;  // the largest integer of 8 bits
+constexpr int64_t kPart = 16;  // weights that are rounded to integers at once
 
 // The scale of integers: the float32 before the state.
 inline float* scale_of(uint8_t* record, const Layout& layout) {
