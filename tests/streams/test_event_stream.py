@@ -157,7 +157,7 @@ BAD = [
 
 @pytest.mark.parametrize("most", [1, 5, 100])
 def test_malformed_events_go_to_dead_letters_with_position_and_reason(encoder, tmp_path, most, caplog):
-    """A stream none of whose events could be read, for want of one column, ended as if it had had none."""
+    """A stream none of whose events could be read, for want of one column, ended as if it had none."""
     events = list(itertools.chain.from_iterable([event(n), bad] for n, bad in enumerate(BAD)))
     letters = DeadLetters(tmp_path / "letters.jsonl")
     with EventStream(Listed(events, most), encoder, 4, dead_letters=letters) as stream:
