@@ -10,12 +10,10 @@ and so drops the letters that were written about them: each event has at most on
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
+from hotrows.streams.alarms import log
 from hotrows.streams.line_log import LineLog
-
-log = logging.getLogger("hotrows")
 
 _LONGEST = 1 << 16  # characters of an event that are written
 MALFORMED, LATE = "malformed", "late"
