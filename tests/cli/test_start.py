@@ -128,6 +128,7 @@ def test_without_arguments_three_commands_to_a_first_model_are_taught_and_work(
         (["trian"], "Did you mean 'train'?"),
         (["train", "enc", "--modl", "dlrm"], "'--model'"),
         (["train", "enc", "--learning-rate", "1"], "Did you mean --lr or --embedding-lr or --dense-lr?"),
+        (["train", "enc", "--s", "1"], "No such option '--s'.\n"),  # not the sixteen whose help begins so
         (["train", "enc", "--model", "DeepFM"], "did you mean 'deepfm'?"),
         (["train", "enc", "--set", "epoch=2"], "there is no setting 'epoch'; did you mean 'epochs'?"),
         (["data", "adlt"], "did you mean 'adult'?"),

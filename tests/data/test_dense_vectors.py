@@ -197,6 +197,17 @@ def test_raw_rows_are_encoded_as_the_stored_ones_and_missing_columns_are_zeros(t
     assert not batch.dense[:, 1:].any()
 
 
+def test_a_draft_leaves_out_fractions_in_lists_of_other_lengths(tmp_path):
+    """Weights of ids were drafted as ids, and `prepare` refused the drafted schema."""
+    tags = [["a", "b"][: n % 3] for n in range(40)]
+    whole = [[float(n % 5)] * (n % 4) for n in range(40)]
+    rows = {"tags": tags, "w": [[0.5] * len(x) for x in tags], "whole": whole, "click": [0, 1] * 20}
+    draft = draft_schema(rows)
+    assert [feature.name for feature in draft.schema.features] == ["tags", "whole"]
+    assert any(note.startswith("'w' is left out: ") and "`weights`" in note for note in draft.notes)
+    assert prepare(rows, draft.schema, tmp_path / "data").schema.rows_of("whole") > 4
+
+
 def test_batches_that_are_written_and_parquet_read_directly_have_the_same_vectors(tmp_path):
     data = prepared(TABLE, tmp_path)
     batches = Loader(data.parts["train"], 64).batches(0)

@@ -569,7 +569,8 @@ def test_columns_with_types_in_their_names_are_read_by_these(tmp_path):
     assert Sparse("item", column="item:token") in schema.features
     assert Dense("age", column="age:float", transform="standard") in schema.features
     tags = Sparse("tags", column="tags:token_seq", many=True, pooling="mean", separator=" ")
-    assert tags in schema.features and "'v' is left out: values of its type are not read" in draft.notes
+    what = "values of its type are not read, but lists of numbers as `weights` of another list"
+    assert tags in schema.features and f"'v' is left out: {what}" in draft.notes
     assert draft_schema(path, label="rating:float").schema == draft_schema(path, label="rating").schema
     encoded = prepare(path, schema, tmp_path / "enc", split="time:0.8,0.1,0.1")
     assert encoded.parts["train"].rows == 320

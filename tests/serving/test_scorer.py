@@ -145,6 +145,7 @@ def test_stored_rows_are_within_half_a_step(dtype):
     error = np.abs(table_rows.decode(stored, dtype, 7) - weights).max(1)
     assert (error <= step / 2 + 1e-6).all() and error[3] == 0
     assert (error == 0).all() == (dtype == "float32")
+    assert table_rows.decode(stored[:0], dtype, 7).shape == (0, 7)  # int4 failed on requests without ids
 
 
 @pytest.mark.usefixtures("one_trace")

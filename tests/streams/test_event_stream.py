@@ -156,7 +156,8 @@ BAD = [
 
 
 @pytest.mark.parametrize("most", [1, 5, 100])
-def test_malformed_events_go_to_dead_letters_with_position_and_reason(encoder, tmp_path, most):
+def test_malformed_events_go_to_dead_letters_with_position_and_reason(encoder, tmp_path, most, caplog):
+    """A stream none of whose events could be read, for want of one column, ended as if it had none."""
     events = list(itertools.chain.from_iterable([event(n), bad] for n, bad in enumerate(BAD)))
     letters = DeadLetters(tmp_path / "letters.jsonl")
     with EventStream(Listed(events, most), encoder, 4, dead_letters=letters) as stream:
@@ -169,6 +170,8 @@ def test_malformed_events_go_to_dead_letters_with_position_and_reason(encoder, t
     assert "event 2, column 'n': expected a number, found 'x'" in written[0]["what"]
     assert "line 4: expected an object of JSON per line" in written[1]["what"]
     assert (stream.state.read, stream.state.events, stream.state.malformed) == (12, 6, 6)
+    (warning,) = caplog.messages
+    assert "expected a number, found 'x'" in warning and f"go to {letters.path}" in warning
 
 
 def test_late_events_are_dropped_or_trained_as_declared(encoder, tmp_path):

@@ -70,7 +70,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            words = error.option_name.strip("-").replace("-", " ")
+            words = error.option_name.strip("-").replace("-", " ") + " "
             options = [param for param in self.params if isinstance(param, click.Option)]
             meant = [param.opts[-1] for param in options if (param.help or "").lower().startswith(words)]
             if meant:

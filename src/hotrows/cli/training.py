@@ -346,7 +346,7 @@ def _print_result(result: Result, run: Path, is_stream: bool) -> None:
     if result.samples_per_second:
         click.echo(f"throughput  {result.samples_per_second:,.0f} samples/s")
     else:
-        click.echo("throughput  none: the run had ended, nothing was trained")
+        click.echo("throughput  none: there was nothing left to train")
     for line in _utilization(run):
         click.echo(line)
     click.echo(f"run         {run}")

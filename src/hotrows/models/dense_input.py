@@ -22,7 +22,8 @@ class DenseInput(nn.Module):
         widths = [feature.width or 0 for feature in schema.vectors]
         self.sizes = [len(schema.dense), *widths]
         self.layers = nn.ModuleList(MLP((width, min(width, dim))) for width in widths)
-        self.width = len(schema.dense) + sum(min(width, dim) for width in widths)
+        self.widths = [1] * len(schema.dense) + [min(width, dim) for width in widths]  # by feature
+        self.width = sum(self.widths)
 
     def forward(self, dense: Tensor) -> Tensor:
         if not self.layers:

@@ -60,7 +60,7 @@ def decode(stored: np.ndarray, dtype: str, dim: int) -> np.ndarray:
     scale = np.ascontiguousarray(stored[:, :_SCALE]).view("<f4")  # [n, 2]
     codes = stored[:, _SCALE:]
     if dtype == "int4":
-        codes = np.stack([codes & 15, codes >> 4], 2).reshape(len(codes), -1)[:, :dim]
+        codes = np.stack([codes & 15, codes >> 4], 2).reshape(len(codes), 2 * codes.shape[1])[:, :dim]
     return codes.astype(np.float32) * scale[:, :1] + scale[:, 1:]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from hotrows import checkpoint
 from hotrows.data import EncodedData
 from hotrows.dynamic import any_dynamic
+from hotrows.models.dense_input import DenseInput
 from hotrows.models.tables import VECTOR
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.train.pretrained import GivenRows
@@ -71,26 +72,34 @@ class _Widening:
     """
 
     def __init__(self, steps: StepTrainer, then: Schema, new: set[str]) -> None:
-        old = {feature.name for feature in then.features}
-        place = {f.name: _OLD if f.name in old else _ZERO for f in steps.data.schema.features}
+        old, schema = {feature.name for feature in then.features}, steps.data.schema
+        place = {f.name: _OLD if f.name in old else _ZERO for f in schema.features}
         place |= dict.fromkeys(new, _NEW)
         packs = steps.embedding.packs
         columns = [(place.get(n, _OLD), p.tables[t]) for p in packs for n, t in p.columns]
         fields = [place for place, table in columns if table.role == VECTOR]
         dims = [table.dim for _, table in columns if table.role == VECTOR]
-        dense = [place[feature.name] for feature in steps.data.schema.dense]
+        numbers = (*schema.dense, *schema.vectors)
+        dense = np.repeat([place[f.name] for f in numbers], [f.width or 1 for f in numbers])
+        inputs = {n: m for n, m in steps.model.named_modules() if isinstance(m, DenseInput)}
+        widths = next((module.widths for module in inputs.values()), [])
+        narrow = np.repeat([place[f.name] for f in numbers], widths) if inputs else dense
         vectors = np.repeat(fields, dims).tolist()
         pairs = [min(a, b) for i, a in enumerate(fields) for b in (_OLD, *fields[:i])]  # those of DLRM
-        orders = (dense, fields, [*vectors, *dense, *vectors], [_OLD] * max(dims, default=0) + pairs)
+        behind = [*vectors, *narrow, *vectors]
+        orders = (dense, narrow, fields, behind, [_OLD] * max(dims, default=0) + pairs)
         self._orders = [np.array(order, np.int8) for order in orders]  # of all inputs
-        self._first = np.array([*vectors, *dense], np.int8)  # of inputs, behind which others may be
+        self._first = np.array([*vectors, *narrow], np.int8)  # of inputs, behind which others may be
+        # of new vectors, whose outputs are read by weights of 0
+        self._narrowing = {f"{name}.{n}" for name, m in inputs.items() for n in m.state_dict()}
         self._own = {name: value.cpu() for name, value in steps.model.state_dict().items()}
         self._trained = [name for name, _ in steps.model.named_parameters()]  # in the optimizer's order
 
     def __call__(self, parameters: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """parameters: by name; state: of the optimizer, by number of the parameter and name."""
         wide = {n: self._widened(parameters.get(n, first), first) for n, first in self._own.items()}
-        begun = {n: value for n, value in wide.items() if n in parameters or not value.any()}
+        known = parameters.keys() | self._narrowing
+        begun = {n: value for n, value in wide.items() if n in known or not value.any()}
         of_run, moved = [name for name in self._trained if name in parameters], {}
         for key, value in state.items():
             number, _, what = key.partition(".")

@@ -176,7 +176,7 @@ def _batch_of_requests(rows: RequestRows, first_sample: int) -> Batch:
     """A batch in which what samples of a request share is there once."""
     schema, starts = rows.schema, torch.from_numpy(rows.starts.astype(np.int64))
     shared = batch_of(rows.shared, id_features(schema, True))
-    samples = replace(rows.samples, groups=rows.groups, dense=rows.all_dense())
+    samples = replace(rows.samples, groups=rows.groups, dense=rows.dense)
     batch = batch_of(samples, id_features(schema, False), first_sample)
     shared = replace(shared, labels=None, dense=shared.dense[:, :0])
     return replace(batch, requests=RequestFeatures(shared, starts))

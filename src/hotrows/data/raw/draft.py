@@ -314,7 +314,7 @@ class _Drafting:
     def _left_out(self, column: Column) -> str:
         """Why a column is left out; "" if it is not."""
         if column.kind == "other":
-            return "values of its type are not read"
+            return "values of its type are not read, but lists of numbers as `weights` of another list"
         if _PANDAS_INDEX.fullmatch(column.name):
             return "the index of a pandas frame; `reset_index()` makes it a column"
         if column.is_constant:

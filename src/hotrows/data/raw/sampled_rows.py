@@ -247,6 +247,8 @@ def _of_array(name: str, array: Any) -> RawColumn:
         if types.is_floating(kind.value_type) and len(widths) == 1 and max(widths) > 1:
             return RawColumn(name, "vector", lengths)
         lists = array.to_pylist()
+        if types.is_floating(kind.value_type) and any(y and y % 1 > 0 for x in lists for y in x or ()):
+            return RawColumn(name, "other", [])
         return RawColumn(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
     if types.is_nested(kind) or types.is_duration(kind):
         return RawColumn(name, "other", [])

@@ -90,8 +90,9 @@ class RequestRows:
             return self.samples.groups
         return None if self.shared.requests is None else self.shared.requests[self.request]
 
-    def all_dense(self) -> np.ndarray:
-        """Copies all single numbers of all rows."""
+    @property
+    def dense(self) -> np.ndarray:
+        """The single numbers of all rows, shared ones too, copied."""
         division = division_of(self.schema)
         dense = np.empty((len(self), len(self.schema.dense)), np.float32)
         dense[:, division.sample_dense] = self.samples.dense
@@ -108,7 +109,7 @@ class RequestRows:
             self.samples,
             ids=tuple(ids[place] for place in order),
             offsets=tuple(offsets[place] for place in order),
-            dense=self.all_dense(),
+            dense=self.dense,
             groups=repeated.requests if self.samples.groups is None else self.samples.groups,
             requests=repeated.requests,
         )
