@@ -21,7 +21,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks import accuracy_data
-from benchmarks.harness import RESULTS, ROOT, conditions, write
+from benchmarks.harness import ROOT, conditions, stored, write
 from benchmarks.peers import python_of
 from benchmarks.recipes import EPOCHS_OF, MODELS_OF, RECIPES, SEEDS_OF, Recipe
 
@@ -116,8 +116,7 @@ def _store(name: str, model: str, comparison: dict[str, Any]) -> None:
 
 
 def _all_stored() -> dict[str, Any]:
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["sets"] if path.exists() else {}
+    return stored(NAME).get("sets", {})
 
 
 def _figures(arm: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ L2 term. Every arm runs on one thread; seconds are those of the processor, for f
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import subprocess
 import tempfile
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import defaults_data, one_hot
-from benchmarks.harness import RESULTS, ROOT, conditions, environment_of, write
+from benchmarks.harness import ROOT, add, conditions, environment_of, stored
 from benchmarks.peers import RECIPES, python_of
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader, Part
@@ -51,7 +50,12 @@ def main() -> None:
                 if args.again or str(seed) not in _stored().get(name, {}).get(arm, {}):
                     figures = _figures(name, arm, seed, args.raw)
                     if not args.dry:
-                        _store(name, arm, seed, figures)
+                        facts = {
+                            "question": QUESTION,
+                            **conditions(1),
+                            "peers": RECIPES[NAME].installs[0],
+                        }
+                        add(NAME, ["sets", name, arm, str(seed)], figures, facts)
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {arm} {seed}: {shown}", flush=True)
     if not args.dry:
@@ -132,7 +136,8 @@ def rows(sets: dict[str, Any]) -> list[list[str]]:
     """AUC of each peer and ours, how far ours is above the best, times its log loss; seconds; means over
     the seeds that all have."""
     table = []
-    for name, arms in sets.items():
+    for name in (name for name in SETS if name in sets):
+        arms = sets[name]
         seeds = set.intersection(*(set(arms.get(arm, ())) for arm in (*PEERS, "ours")))
         if not seeds:
             continue
@@ -160,23 +165,8 @@ def verdict(sets: dict[str, Any]) -> str:
     )
 
 
-def _read() -> dict[str, Any]:
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def _stored() -> dict[str, Any]:
-    return _read().get("sets", {})
-
-
-def _store(name: str, arm: str, seed: int, figures: dict[str, Any]) -> None:
-    """Adds figures to those that are there, also while another process adds its own."""
-    with (ROOT / "benchmarks" / ".envs" / f"{NAME}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sets = _stored()
-        sets.setdefault(name, {}).setdefault(arm, {})[str(seed)] = figures
-        made = {"question": QUESTION, **conditions(1), "peers": RECIPES[NAME].installs[0]}
-        write(NAME, {**made, "sets": {of: sets[of] for of in SETS if of in sets}})
+    return stored(NAME).get("sets", {})
 
 
 def _arguments() -> argparse.Namespace:

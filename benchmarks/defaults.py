@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import defaults_data, one_hot
-from benchmarks.harness import RESULTS, conditions, write
+from benchmarks.harness import add, conditions, stored
 from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.train import Trainer
@@ -46,7 +46,8 @@ def main() -> None:
                 if args.again or str(seed) not in _stored().get(name, {}).get(key, {}):
                     figures = _figures(name, model, seed, args)
                     if not args.dry:
-                        _store(name, key, seed, {**figures, "commit": _commit()})
+                        facts = {"question": QUESTION, **conditions(torch.get_num_threads())}
+                        add(NAME, ["sets", name, key, str(seed)], {**figures, "commit": _commit()}, facts)
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {key} {seed}: {shown}", flush=True)
     if not args.dry:
@@ -158,21 +159,8 @@ def named_table(sets: dict[str, Any], name: str) -> str:
     return "\n".join(lines)
 
 
-def _read() -> dict[str, Any]:
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def _stored() -> dict[str, Any]:
-    return _read().get("sets", {})
-
-
-def _store(name: str, model: str, seed: int, figures: dict[str, Any]) -> None:
-    """Adds figures to those that are there; `note` says of which trials the ones without a commit are."""
-    sets = _stored()
-    sets.setdefault(name, {}).setdefault(model, {})[str(seed)] = figures
-    made = {"question": QUESTION, **conditions(torch.get_num_threads()), "note": _read().get("note", "")}
-    write(NAME, {**made, "sets": sets})
+    return stored(NAME).get("sets", {})
 
 
 def _arguments() -> argparse.Namespace:

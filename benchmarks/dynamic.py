@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.harness import RESULTS, conditions, write
+from benchmarks.harness import RESULTS, conditions, stored, write
 from hotrows import Adagrad, Batch, Constant, Dynamic, Embedding, Normal, Table
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.metrics import auc
@@ -118,8 +118,7 @@ def main() -> None:
 
 def earlier(name: str, setting: dict) -> list[dict]:
     """The figures that were measured by the same setting."""
-    path = RESULTS / f"dynamic-{name}.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
+    result = stored(f"dynamic-{name}")
     return result["figures"] if setting.items() <= result.items() else []
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from benchmarks import figures
-from benchmarks.harness import RESULTS, ROOT, conditions, write
+from benchmarks.harness import ROOT, conditions, stored, write
 from benchmarks.serving import ROWS, request_of, schema_of, table_of
 from benchmarks.serving_load import wait_for
 from hotrows.serving import chain
@@ -43,8 +43,7 @@ EVERY, CANDIDATES, PATIENCE = 0.05, 20, 60.0  # seconds between files; rows of a
 def main(rates: Sequence[int], seconds: float, publish: str, batch: int) -> None:
     import hotrows
 
-    path = RESULTS / "freshness.json"
-    found = json.loads(path.read_text())["figures"] if path.exists() else {}
+    found = stored("freshness").get("figures", {})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         schema = schema_of("deepfm")
@@ -201,8 +200,8 @@ def draw(found: dict[str, dict]) -> None:
         axes.margins(0.1, 0.16)
         axes.set_xticks(rates, [f"{rate:,}" for rate in rates])
         axes.set_ylabel("seconds until a score has learnt an event")
-        for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            axis_formatter("{x:g}")
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter("{x:g}")
         axes.legend(loc="lower right")
         figures.set_title(figure, "From append to served score", "two cores for all; dotted: the aims")
         figures.save(figure, ROOT / "docs" / "pictures" / "freshness.png")

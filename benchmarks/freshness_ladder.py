@@ -13,7 +13,6 @@ hour, and what users like of each changes in the course of hours.
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks import figures
 from benchmarks.accuracy_data import RAW
-from benchmarks.harness import RESULTS, ROOT, conditions, write
+from benchmarks.harness import ROOT, conditions, stored, write
 from hotrows import Schema, Sparse
 from hotrows.metrics.binary import auc
 from hotrows.models import FM
@@ -65,9 +64,7 @@ def main() -> None:
 def save(name: str, found: dict[str, float]) -> None:
     """Adds what was found to the results, and draws all of them."""
     print(name, found, flush=True)
-    path = RESULTS / "freshness_ladder.json"
-    known = json.loads(path.read_text())["auc"] if path.exists() else {}
-    result = {**known, name: found}
+    result = {**stored("freshness_ladder").get("auc", {}), name: found}
     write("freshness_ladder", {"days": DAYS, "one_user_in": ONE_USER_IN, "auc": result, **conditions(1)})
     draw(result)
 

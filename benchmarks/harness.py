@@ -9,6 +9,7 @@ repeated, until there are twice the rounds asked for. All arms get the same sett
 """
 
 import argparse
+import fcntl
 import functools
 import importlib.metadata
 import json
@@ -16,11 +17,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.peers import python_of
 
@@ -180,6 +182,26 @@ def conditions(threads: int) -> dict:
         "threads": threads,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
     }
+
+
+def stored(name: str) -> dict[str, Any]:
+    """The result that a benchmark wrote before; empty if there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def add(name: str, keys: Sequence[str], figures: Any, facts: dict[str, Any]) -> None:
+    """Writes figures below the keys of the stored result, with new facts; processes may add at once."""
+    folder = os.open(RESULTS, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        place = result = stored(name)
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        place[keys[-1]] = figures
+        write(name, {**facts, **{key: result[key] for key in result if key not in facts}})
+    finally:
+        os.close(folder)
 
 
 def write(name: str, result: dict) -> None:

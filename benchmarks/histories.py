@@ -128,7 +128,7 @@ def measured_loading(arms: dict[str, EncodedData]) -> dict:
             assert torch.equal(one.ids, other.ids) and torch.equal(one.offsets, other.offsets)
     rows, result = arms["once"].parts["train"].rows, {}
     for order, shuffle in (("in order", False), ("shuffled", True)):
-        seconds = {name: [] for name in arms}
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
         for epoch in range(1 + WINDOWS):
             for name, data in arms.items():
                 seconds[name].append(seconds_of(data, epoch, time.process_time, shuffle))
@@ -160,7 +160,8 @@ def main() -> None:
             "1,000 events, 20 samples of a user": (1000, users // 100, 20),
             "1,000 events, 1,000 samples of a user": (1000, max(users // 500, 2), 1000),
         }
-        sizes, loading = {}, {}
+        sizes: dict[str, dict] = {}
+        loading: dict[str, dict] = {}
         for number, (case, shape) in enumerate(cases.items()):
             (folder / str(number)).mkdir()
             arms = both(folder / str(number), *shape)

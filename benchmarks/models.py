@@ -18,7 +18,7 @@ from statistics import mean, stdev
 
 import torch
 
-from benchmarks.harness import RESULTS, conditions, write
+from benchmarks.harness import conditions, stored, write
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
 from hotrows.optim import Adagrad
@@ -120,8 +120,7 @@ def _pairs(texts: list[str]) -> dict:
 
 
 def _earlier() -> dict:
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["models"] if path.exists() else {}
+    return stored(NAME).get("models", {})
 
 
 if __name__ == "__main__":

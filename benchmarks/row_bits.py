@@ -10,7 +10,6 @@ both ways in turn, on tables far larger than caches.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import time
@@ -23,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks import defaults_data
-from benchmarks.harness import RESULTS, conditions, write
+from benchmarks.harness import add, conditions, stored
 from hotrows import models
 from hotrows.config import TrainConfig
 from hotrows.record import layout_of
@@ -46,15 +45,15 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.steps:
         for optimizer in args.optimizers:
-            _store("steps", [optimizer], _seconds(optimizer))
+            _store(["steps", optimizer], _seconds(optimizer))
         return
     for name in args.sets:
         for optimizer in args.optimizers:
             for seed in range(args.seeds):
                 for dtype in DTYPES:
                     auc = _auc(name, optimizer, dtype, seed, args.raw)
-                    _store("auc", [name, optimizer, dtype, str(seed)], auc)
-    print(*summary(json.loads((RESULTS / f"{NAME}.json").read_text())["auc"]), sep="\n")
+                    _store(["auc", name, optimizer, dtype, str(seed)], auc)
+    print(*summary(stored(NAME)["auc"]), sep="\n")
 
 
 def _auc(name: str, optimizer: str, dtype: str, seed: int, raw: Path) -> float:
@@ -135,14 +134,8 @@ class _Arm:
         self._dense.zero_grad()
 
 
-def _store(kind: str, keys: list[str], value: Any) -> None:
-    path = RESULTS / f"{NAME}.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
-    place = result.setdefault(kind, {})
-    for key in keys[:-1]:
-        place = place.setdefault(key, {})
-    place[keys[-1]] = value
-    write(NAME, {**conditions(1), **{k: result[k] for k in ("auc", "steps") if k in result}})
+def _store(keys: list[str], value: Any) -> None:
+    add(NAME, keys, value, {"question": QUESTION, **conditions(1)})
     print(*keys, value, flush=True)
 
 

@@ -49,10 +49,9 @@ def make(folder: Path, models: list[str]) -> None:
 
 def measure(folder: Path, models: list[str]) -> None:
     """Scores by each bundle, in a process of its own."""
-    from benchmarks.harness import RESULTS, conditions, write
+    from benchmarks.harness import conditions, stored, write
 
-    path = RESULTS / "serving.json"
-    figures = json.loads(path.read_text())["figures"] if path.exists() else {}
+    figures = stored("serving").get("figures", {})
     for model in models:
         figures[model] = {dtype: measured(model, folder / model / dtype) for dtype in DTYPES}
         print(model, json.dumps(figures[model], indent=1), flush=True)

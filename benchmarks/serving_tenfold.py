@@ -131,10 +131,9 @@ def values(random: np.random.Generator, size: int, first: int, count: int) -> np
 
 
 def measure(folder: Path, chosen: list[str]) -> None:
-    from benchmarks.harness import RESULTS, conditions, write
+    from benchmarks.harness import conditions, stored, write
 
-    made, path = json.loads((folder / "scale.json").read_text()), RESULTS / "serving_tenfold.json"
-    earlier = json.loads(path.read_text()) if path.exists() else {}
+    made, earlier = json.loads((folder / "scale.json").read_text()), stored("serving_tenfold")
     result = earlier["figures"] if earlier.items() >= made.items() else {}
     files = (folder / (chosen or MODELS)[0] / "tables").iterdir()
     result["disk"] = disk(max(files, key=lambda file: file.stat().st_size))

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import hotrows
-from benchmarks.harness import RESULTS, ROOT, conditions, write
+from benchmarks.harness import ROOT, conditions, stored, write
 from benchmarks.memory_limit import MemoryLimit
 from benchmarks.workload import CRITEO_KAGGLE, DATA
 from hotrows.data import EncodedData
@@ -110,8 +110,7 @@ def earlier(name: str, setting: dict) -> dict[str, dict]:
 
     `run` says which run an arm is from; its ratio is to the `memory` of that run.
     """
-    path = RESULTS / f"tiers-{name}.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
+    results = stored(f"tiers-{name}")
     return results["arms"] if results.get("setting") == setting else {}
 
 

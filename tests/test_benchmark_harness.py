@@ -73,6 +73,18 @@ def test_a_result_that_is_replaced_is_named(tmp_path, capsys):
     assert json.loads(path.read_text())["date"] == "2026-11-02"
 
 
+def test_figures_are_added_below_their_keys_and_facts_are_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    assert harness.stored("some") == {}
+    harness.add("some", ["sets", "adult", "lr", "0"], 0.9, {"commit": "a", "threads": 1})
+    harness.add("some", ["sets", "adult", "lr", "1"], 0.8, {"commit": "b"})
+    assert harness.stored("some") == {
+        "commit": "b",
+        "sets": {"adult": {"lr": {"0": 0.9, "1": 0.8}}},
+        "threads": 1,
+    }
+
+
 @pytest.mark.parametrize(("policy", "spins"), [(None, "3000"), ("passive", None)])
 def test_all_arms_have_the_same_settings_of_threads(monkeypatch, policy, spins):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)

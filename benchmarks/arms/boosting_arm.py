@@ -22,9 +22,7 @@ PARTS, KINDS = ("train", "validation", "test"), ("ids", "dense", "labels")
 def main() -> None:
     library, file, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with np.load(file) as arrays:
-        parts = {
-            part: [arrays[f"{part}_{kind}"] for kind in ("ids", "dense", "labels")] for part in PARTS
-        }
+        parts = {part: [arrays[f"{part}_{kind}"] for kind in KINDS] for part in PARTS}
     fit = {"lightgbm": _lightgbm, "catboost": _catboost}[library]
     begin = time.process_time()
     probabilities, trees = fit(parts, seed)

@@ -415,7 +415,7 @@ QUALITY = (
     ),
     *(
         Claim(
-            f"test AUC of DeepFM on {data}, defaults",
+            f"test AUC of DeepFM on {data}, defaults before small networks",
             partial(auc_less_one_hot, data, "deepfm"),
             "logistic regression on one-hot ids",
             Origin(f"defaults/sets/{data}/deepfm/0", "benchmarks.defaults"),
