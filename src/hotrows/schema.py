@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
-from hotrows.dynamic import (
-    GROWING,
-    Dynamic,
+from hotrows.checks.schema import (
     check_ids,
     check_names,
     check_one_of,
     check_sparse,
     check_times,
     check_vector,
-    expiring,
     leave_out_defaults,
     with_current_fields,
 )
+from hotrows.dynamic import GROWING, Dynamic, expiring
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 from hotrows.pages import notebook
 from hotrows.runtime.atomic_files import write_text

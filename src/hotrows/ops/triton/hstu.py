@@ -7,6 +7,7 @@ end of its list. Formulas: `ops.layers.hstu`.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -44,12 +45,7 @@ def pointwise_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
     grad, queries, keys, bias = (t.contiguous() for t in (grad, queries, keys, bias))
     if queries.numel() == 0:
-        return (
-            queries.new_empty(queries.shape),
-            keys.new_zeros(keys.shape),
-            bias.new_zeros(bias.shape),
-            None,
-        )
+        return torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(bias), None
     grad_queries, grad_keys = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
     lists, sizes = _lists(starts, offsets), _sizes(queries, starts, bias)
     num, num_tiles, heads = len(queries), launch.cdiv(len(queries), _TILE), len(bias)

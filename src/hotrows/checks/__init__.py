@@ -1,0 +1,1 @@
+"""Whether what a user declares fits together."""
