@@ -1,13 +1,13 @@
 """How long does a request take that a bundle scores: one user, 500 candidates, one core, without PyTorch?
 
-    python -m benchmarks.serving make FOLDER [MODEL ...]        of deepfm, dlrm, din; a minute or two
-    python -m benchmarks.serving measure FOLDER [MODEL ...]     half a minute, on quiet cores
+    python -m benchmarks.serving make FOLDER [MODEL ...]        of those below; five minutes
+    python -m benchmarks.serving measure FOLDER [MODEL ...]     two minutes, on quiet cores
 
-Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numbers and 26 ids; for DIN
-a user, an item and a history of 50), exported with tables of float32, int8 and int4, and with float32
-without a program for what is shared, and scored in a process of its own, where importing PyTorch
-fails: time to import and to score first, then 500 requests. Their AUC on held-out rows says what fewer
-bits cost.
+Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numbers and 26 ids; for DIN,
+DIEN and HSTU a user, an item and a history, of 1,000 items for din-1000), exported with tables of
+float32, int8 and int4, and with float32 without a program for what is shared, and scored in a process of
+its own, where importing PyTorch fails: time to import and to score first, then 500 requests. Their AUC on
+held-out rows says what fewer bits cost.
 """
 
 import json
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-REQUESTS, CANDIDATES, PAST = 500, 500, 50
+REQUESTS, CANDIDATES = 500, 500
 DTYPES = ("float32", "float32, nothing shared", "int8", "int4")
-MODELS = ("deepfm", "dlrm", "din")
+MODELS = ("deepfm", "dlrm", "din-100", "din-1000", "dien-100", "dien-1000", "hstu-100", "hstu-1000")
 ROWS, HELD_OUT = 20_000, 6_000
+ROWS_OF_LONG, HELD_OUT_OF_LONG = 2_000, 600  # where histories are of 1,000
 
 
 def make(folder: Path, models: list[str]) -> None:
@@ -37,9 +38,9 @@ def make(folder: Path, models: list[str]) -> None:
     for model in models:
         home = folder / model
         if not (home / "run").exists():
-            train, enc = table_of(model, ROWS, 0), home / "enc"
+            train, enc = table_of(model, rows_of(model)[0], 0), home / "enc"
             data = hotrows.prepare(train, schema_of(model), enc, split="position:0.9")
-            config = hotrows.TrainConfig(model=model, epochs=1, batch_size=1024)
+            config = hotrows.TrainConfig(model=model.split("-")[0], epochs=1, batch_size=256)
             hotrows.Trainer(data, config, home / "run").fit()
         for dtype in (name for name in DTYPES if not (home / name).exists()):
             kind, _, nothing = dtype.partition(",")
@@ -55,7 +56,7 @@ def measure(folder: Path, models: list[str]) -> None:
     for model in models:
         figures[model] = {dtype: measured(model, folder / model / dtype) for dtype in DTYPES}
         print(model, json.dumps(figures[model], indent=1), flush=True)
-        sizes = {"requests": REQUESTS, "candidates": CANDIDATES, "past": PAST}
+        sizes = {"requests": REQUESTS, "candidates": CANDIDATES}
         write("serving", {**sizes, "figures": figures, **conditions(1)})
 
 
@@ -89,10 +90,10 @@ def score(model: str, bundle: str) -> None:
         scorer.score(rows, shared)
         seconds.append(time.perf_counter() - begin)
         user_seconds.append(time.thread_time() - used)
-    held_out = table_of(model, HELD_OUT, 1)
-    scores = np.concatenate(
-        [scorer.score(held_out.slice(first_row, 2000)) for first_row in range(0, HELD_OUT, 2000)]
-    )
+    held_out = table_of(model, rows_of(model)[1], 1)
+    at_once = len(held_out) // 3
+    parts = (held_out.slice(first_row, at_once) for first_row in range(0, len(held_out), at_once))
+    scores = np.concatenate([scorer.score(part) for part in parts])
     figures = {
         "import_and_first_score_s": round(first, 3),
         **{f"p{q}_ms": round(1e3 * float(np.percentile(seconds[20:], q)), 2) for q in (50, 99)},
@@ -103,11 +104,21 @@ def score(model: str, bundle: str) -> None:
     print(json.dumps(figures))
 
 
+def past_of(model: str) -> int:
+    """Elements of a history; 0 for a model without one."""
+    return int(model.partition("-")[2] or 0)
+
+
+def rows_of(model: str) -> tuple[int, int]:
+    """Samples to train from, and to score behind."""
+    return (ROWS_OF_LONG, HELD_OUT_OF_LONG) if past_of(model) > 100 else (ROWS, HELD_OUT)
+
+
 def schema_of(model: str):
     from hotrows import Dense, Schema, Sequence, Sparse
 
-    if model == "din":
-        past = Sequence("history", vocabulary="item", max_length=PAST)
+    if num_past := past_of(model):
+        past = Sequence("history", vocabulary="item", max_length=num_past)
         return Schema((Dense("age"), Sparse("user"), Sparse("item"), past), label="click")
     features = (*(Dense(f"I{n}") for n in range(13)), *(Sparse(f"C{n}") for n in range(26)))
     return Schema(features, label="click")
@@ -118,11 +129,11 @@ def table_of(model: str, rows: int, seed: int):
     import pyarrow as pa
 
     random = np.random.default_rng(seed)
-    if model == "din":
+    if num_past := past_of(model):
         kind, item = random.integers(0, 20, rows), random.integers(0, 20_000, rows)
-        history = random.integers(0, 1000, (rows, PAST)) * 20 + kind[:, None]
+        history = random.integers(0, 1000, (rows, num_past)) * 20 + kind[:, None]
         click = random.random(rows) < np.where(item % 20 == kind, 0.8, 0.2)
-        offsets = pa.array(np.arange(rows + 1) * PAST, pa.int32())
+        offsets = pa.array(np.arange(rows + 1) * num_past, pa.int32())
         return pa.table(
             {
                 "click": click.astype(np.int8),
@@ -151,7 +162,7 @@ def request_of(model: str, seed: int):
 def shared_of(model: str) -> list[str]:
     """The features of the user: of Criteo's shape every other one."""
     names = [feature.name for feature in schema_of(model).features]
-    return ["age", "user", "history"] if model == "din" else names[::2]
+    return ["age", "user", "history"] if past_of(model) else names[::2]
 
 
 def auc_of(scores: np.ndarray, labels: np.ndarray) -> float:

@@ -6,8 +6,10 @@ import torch
 from torch.nn.functional import linear
 
 from hotrows.data import prepare
-from hotrows.export.shared_program import _cat, _Each, _Once
+from hotrows.export.shared_program import _cat, _Each, _Once, _product
 from hotrows.export.whole import export
+from hotrows.nn import AttentionalGRU
+from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.serving import Scorer, programs
 from tests.support.bundles import furthest, raw_rows, trained
@@ -20,6 +22,7 @@ pytestmark = [
 SHARED = ("price", "user", "tags", "history")
 CANDIDATES = 40
 MODELS = ("lr", "fm", "dnn", "wide_deep", "dlrm", "dcnv2", "final", "din", "dien", "can", "hstu", "mmoe")
+WITH_LAYERS_OVER_LISTS = ("dien", "hstu")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,14 @@ def test_a_linear_layer_over_both_is_a_sum_of_two():
     torch.testing.assert_close(total, linear(joined, weight))
 
 
+def test_a_product_with_what_is_shared_is_one_of_all_samples():
+    queries, keys = torch.randn(2, 5, 1, 3), torch.randn(2, 1, 3, 4)  # of heads and samples
+    product = _product(_Each(queries), _Once(keys, 1))
+    torch.testing.assert_close(product.tensor, queries @ keys)
+    assert _product(_Once(keys.transpose(2, 3), 1), _Each(queries)) is None
+    assert _product(_Each(queries.expand(2, 5, 6, 3)), _Once(keys, 1)) is None
+
+
 @pytest.mark.slow
 def test_shared_features_are_computed_once_and_score_alike(bundle, monkeypatch):
     check(bundle, monkeypatch)
@@ -91,7 +102,37 @@ def test_shared_features_are_computed_once_and_score_alike(bundle, monkeypatch):
 @pytest.mark.parametrize("model", MODELS)
 def test_so_they_are_in_every_model(encoded, tmp_path, model, format, monkeypatch):
     run = trained(encoded, tmp_path / "run", model)
-    check(export(run, tmp_path / "bundle", format=format, shared=SHARED), monkeypatch)
+    bundle = export(run, tmp_path / "bundle", format=format, shared=SHARED)
+    check(bundle, monkeypatch)
+    assert Scorer(bundle, trust=True).bundle.shared_lists == (model in WITH_LAYERS_OVER_LISTS)
+
+
+@torch.no_grad()
+def test_a_program_of_pytorch_takes_other_sizes_than_it_was_traced_with():
+    layer, (samples, places) = (
+        AttentionalGRU(4, 3),
+        (torch.export.Dim("samples"), torch.export.Dim("places")),
+    )
+
+    class Padded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, weights, lengths):
+            lists = PaddedLists(lengths, x.shape[1])
+            return self.layer(x.flatten(0, 1), weights.flatten(), lists)
+
+    def inputs(num, longest):
+        return torch.randn(num, longest, 4), torch.rand(num, longest), torch.full((num,), longest)
+
+    both = {0: samples, 1: places}
+    program = torch.export.export(
+        Padded(), inputs(5, 3), dynamic_shapes=(both, both, {0: samples}),
+        strict=False, prefer_deferred_runtime_asserts_over_guards=True,
+    )  # fmt: skip
+    given = inputs(2, 7)
+    torch.testing.assert_close(program.module()(*given), Padded()(*given))
 
 
 def noting(call, given):

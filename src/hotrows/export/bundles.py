@@ -82,13 +82,14 @@ def write_bundle(
     plain = PlainModel(on_host, embedding.packs, recommender.schema.num_dense)
     program, kind = torch_program(plain), form.format
     sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, program, kind)}
-    shared_inputs: tuple[ProgramInput, ...] = ()
+    shared_inputs, shared_lists = tuple[ProgramInput, ...](), False
     if form.shared:
         places = recommender.schema.dense_places
         names = [name for name, place in places.items() for _ in range(place.start, place.stop)]
         both = SharedModel(plain, program, form.shared, names)
         name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
+        shared_lists = bool(both.once)
     # 3. Write tables, keys and encoders.
     tables = []
     (folder / "tables").mkdir()
@@ -121,6 +122,7 @@ def write_bundle(
         shared=form.shared,
         shared_program=SHARED_PROGRAMS[kind] if form.shared else "",
         shared_inputs=shared_inputs,
+        shared_lists=shared_lists,
     )
     return fields_of(bundle), sums
 

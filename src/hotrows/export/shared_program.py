@@ -29,6 +29,8 @@ aten = torch.ops.aten
 _LINEAR, _CAT, _SIZE = aten.linear.default, aten.cat.default, aten.sym_size.int
 _FLATTENING = (aten.flatten.using_ints, aten.reshape.default, aten.view.default)
 _CREATING = (aten.zeros.default, aten.ones.default, aten.full.default)
+_PRODUCTS = (aten.matmul.default, aten.bmm.default)
+_ELEMENTWISE = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class SharedModel(nn.Module):
         super().__init__()
         self.model, self._plain = plain.model, (plain,)
         self._module = (program.module(),)  # not a part: its parameters are those of the model
+        self.once: set[str] = set()  # the layers that ran over the elements of shared lists
         self._pieces = [_pieces(entry, shared, dense) for entry in plain.inputs]
         self.inputs = tuple(piece for pieces in self._pieces for piece, _ in pieces)
 
@@ -189,6 +192,8 @@ class _Run:
         if not any(isinstance(leaf, _Once) for leaf in leaves):
             return result  # of parameters alone
         places = pytree.tree_map(self._place, node.meta["val"])
+        if node.target in (_LINEAR, *_PRODUCTS) and result.shape[places] != 1:
+            self._shared.once.add(node.name)
         return pytree.tree_map(_Once, result, places, is_leaf=lambda x: x is None)
 
     def _sizes(self, node: fx.Node, value: Any, dim: int) -> Any:
@@ -226,6 +231,10 @@ class _Run:
             if dim in (1, 1 - node.meta["val"].dim()):
                 pieces = arguments[0]
                 return _cat([_Each(p) if isinstance(p, Tensor) else p for p in pieces])
+        if node.target in _PRODUCTS and kinds == {_Once, _Each}:
+            return _product(*arguments)
+        if node.target in _ELEMENTWISE and kinds == {_Once, _Each}:
+            return self._broadcast(node, arguments)
         if not (arguments and isinstance(arguments[0], _Both)):
             return None
         both = arguments[0]
@@ -241,6 +250,16 @@ class _Run:
             columns = tuple(column * dim + i for column in both.columns for i in range(dim))
             return _Both(both.once.flatten(1), both.by_sample.flatten(1), columns)
         return None
+
+    def _broadcast(self, node: fx.Node, arguments: Sequence[Any]) -> _Each | None:
+        """A sum or product of values of equal rank, one of them of one sample."""
+        left, right, *others = arguments
+        once = left if isinstance(left, _Once) else right
+        if others or once.place is None or once.tensor.shape[once.place] != 1:
+            return None
+        if left.tensor.dim() != right.tensor.dim():
+            return None
+        return _Each(_call(node, (left.tensor, right.tensor), {}))
 
     # ---- values of B samples
 
@@ -268,6 +287,15 @@ class _Run:
 
     def _all_each(self, tree: Any) -> Any:
         return pytree.tree_map(self._each, tree, is_leaf=_is_value)
+
+
+def _product(left: Any, right: Any) -> _Each | None:
+    """[.., B, 1, D] of samples times the one [.., 1, D, T]: a product of all B at once."""
+    if not isinstance(left, _Each) or right.place != right.tensor.dim() - 3:
+        return None
+    if left.tensor.dim() != right.tensor.dim() or left.tensor.shape[-2] != 1:
+        return None
+    return _Each((left.tensor.squeeze(-2) @ right.tensor.squeeze(-3)).unsqueeze(-2))
 
 
 def _is_value(leaf: Any) -> bool:

@@ -55,7 +55,7 @@ class _Cell(nn.Module):
             raise ValueError(f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}")
         if isinstance(offsets, SharedLists) and offsets.one_sample_each:
             offsets = offsets.offsets
-        num = int(offsets.sample_offsets[-1]) if isinstance(offsets, SharedLists) else len(x)
+        num = int(offsets.sample_offsets[-1]) if isinstance(offsets, SharedLists) else x.shape[0]
         if attention is not None and attention.shape != (num,):
             raise ValueError(
                 f"attention must be [N], one weight for each of the {num} positions, "

@@ -100,7 +100,8 @@ class Bundle:
     program: its file; inputs: the tensors it takes, in order; equal_lengths: groups of sequences whose
     lists are of equal length in each sample; losses: by label, in the order of the outputs; keys: of
     dynamic features. shared: features that all rows of a request may have in common, which
-    `shared_program`, its inputs `shared_inputs`, then computes once.
+    `shared_program`, its inputs `shared_inputs`, then computes once; shared_lists: also layers over the
+    elements of lists, so that a request in pieces would compute them again and again.
     """
 
     path: Path
@@ -115,6 +116,7 @@ class Bundle:
     shared: tuple[str, ...] = ()
     shared_program: str = ""
     shared_inputs: tuple[ProgramInput, ...] = ()
+    shared_lists: bool = False
 
     @property
     def format(self) -> str:

@@ -24,7 +24,8 @@ from hotrows.serving.table_rows import TableRows
 from hotrows.serving.version import Version, open_version
 
 _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
-_PLACES_AT_ONCE = 1 << 18  # of their sequences, padded: what is computed of each takes memory
+_PLACES_AT_ONCE = 1 << 14  # of their sequences, padded: what is computed of them fits into caches
+_SHARED_PLACES_AT_ONCE = 1 << 19  # where each piece would compute the shared lists again
 _LEAST_PLACES = 2  # of sequences: what programs are written for
 _OF_ROWS = ("pooled", "sequence")  # inputs
 _LEAST_SHARED = 16  # rows of a request that is computed by itself, what they share once
@@ -168,7 +169,9 @@ class Scorer:
     def _rows_at_once(self, requests: Sequence[Request]) -> int:
         if not self._sequences:
             return _ROWS_AT_ONCE
-        return max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // self._longest(requests)))
+        is_once = self.bundle.shared_lists and self._is_shared(requests[0])
+        places = _SHARED_PLACES_AT_ONCE if is_once else _PLACES_AT_ONCE
+        return max(1, min(_ROWS_AT_ONCE, places // self._longest(requests)))
 
     def _cut(self, request: Request) -> Sequence[Request]:
         """A request in pieces that the program computes at once."""

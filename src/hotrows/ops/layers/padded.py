@@ -87,8 +87,9 @@ def target_projection(
     of_query, of_key, of_difference, of_product = weight.chunk(4, dim=1)  # [H, D]
     matrices = (of_key - of_difference) + of_product * queries[:, None]  # [B, H, D]
     constant = functional.linear(queries, of_query + of_difference, bias)  # [B, H]
-    products = torch.bmm(lists.apart(keys), matrices.transpose(1, 2))  # [B, T, H]
-    return (products + constant[:, None]).flatten(0, 1)
+    keys = functional.pad(lists.apart(keys), (0, 1), value=1.0)  # the product adds the constant
+    matrices = torch.cat([matrices, constant[:, :, None]], 2)
+    return torch.bmm(keys, matrices.transpose(1, 2)).flatten(0, 1)
 
 
 def pointwise_attention(
@@ -96,19 +97,32 @@ def pointwise_attention(
 ) -> Tensor:
     """See `ops.layers.hstu`; queries: [B * T, W] of the elements, or [B, W], one behind each list."""
     heads, num_places = bias.shape
-    k, v = lists.apart(keys).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, T, D]
-    place = torch.arange(lists.longest, device=queries.device)
-    distance = (place if causal else lists.lengths)[:, None] - place  # [T, T] or [B, T]
-    is_read = (distance >= (0 if causal else 1)) & (distance < num_places)
-    shown = bias.t()[distance.clamp(0, num_places - 1)]  # [.., T, H]
+    k, v = lists.apart(keys).unflatten(2, (2, heads, -1)).permute(2, 3, 0, 1, 4)  # [H, B, T, D]
     if causal:
-        q, shown = lists.apart(queries), shown.permute(2, 0, 1)
+        q = lists.apart(queries).unflatten(2, (heads, -1)).permute(2, 0, 1, 3)  # [H, B, T, D]
+        shown = _by_distance(bias, lists.longest)[:, None]
+        weights = functional.silu(q @ k.transpose(2, 3) + shown).tril().triu(1 - num_places)
     else:
-        q, shown, is_read = queries[:, None], shown.transpose(1, 2)[:, :, None], is_read[:, None, None]
-    q = q.unflatten(2, (heads, -1)).transpose(1, 2)  # [B, H, T or 1, D]
-    weights = functional.silu(q @ k.transpose(2, 3) + shown) / num_places
-    out = weights.masked_fill(~is_read, 0.0) @ v
-    return out.transpose(1, 2).flatten(2).flatten(0, 1)
+        q = queries.unflatten(1, (heads, 1, -1)).transpose(0, 1)  # [H, B, 1, D]
+        distance = lists.lengths[:, None] - torch.arange(lists.longest, device=queries.device)
+        is_read = (distance >= 1) & (distance < num_places)  # [B, T]
+        shown = bias.t()[distance.clamp(0, num_places - 1)].permute(2, 0, 1)[:, :, None]
+        weights = functional.silu(q @ k.transpose(2, 3) + shown)
+        v = v * is_read[:, :, None].to(v.dtype)
+    out = (weights @ v).permute(1, 2, 0, 3)  # [B, T or 1, H, D]
+    return out.flatten(2).flatten(0, 1) / num_places
+
+
+def _by_distance(bias: Tensor, length: int) -> Tensor:
+    """bias [H, P] of distances -> [H, T, T]: that of i - j at (i, j), where j <= i < j + P.
+
+    A row of T + 1, that of distances T to 0, is repeated T times; read on from its end in rows of T, each
+    row begins one distance later.
+    """
+    heads, num_places = bias.shape
+    distances = (length - torch.arange(length + 1, device=bias.device)).clamp(max=num_places - 1)
+    rows = bias.index_select(1, distances)[:, None].expand(heads, length, length + 1).flatten(1)
+    return rows[:, length:].unflatten(1, (length, length))
 
 
 def co_action(
