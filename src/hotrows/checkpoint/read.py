@@ -150,6 +150,7 @@ def check_tables(
     added: tables that the checkpoint lacks, where rows get other ids; None: ids are equal.
     converts: weights in files of the checkpoint may be of another dtype.
     """
+    # 1. Compare the names of tables.
     tables = {table.name: table for table in embedding.tables if table.name not in (added or ())}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
@@ -159,6 +160,7 @@ def check_tables(
             f"{', '.join(missing) or 'none'}; tables the model lacks: "
             f"{', '.join(unknown) or 'none'}; build the model that the run was trained with"
         )
+    # 2. Compare each table's records, and how ranks divide them.
     for name, table in saved.items():
         layout = layout_of(tables[name])
         converted = replace(table.layout, dtype=layout.dtype)

@@ -262,10 +262,12 @@ def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
 
 def _random_ids(recommender: Recommender, version: Version) -> Batch:
     """Ids of all features, or their keys, drawn at random."""
+    # 1. Dense values, and the keys that have rows.
     random, bundle = np.random.default_rng(0), version.bundle
     live = {f: version.keys[k.vocabulary].pairs()[0] for k in bundle.keys for f in k.features}
     schema = recommender.schema
     dense = random.normal(size=(_SAMPLES, schema.num_dense)).astype(np.float32)
+    # 2. Ids, or keys, of each feature; lists that go together are of equal lengths.
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}
     ids, lengths = {}, {}
@@ -282,6 +284,7 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
             keys = np.append(live.get(name, ()), [7, MISSING_KEY]).astype(np.int64)
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
+    # 3. Put them end to end, with weights where a feature has them.
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
     weighted = {feature.name for feature in schema.weighted}
     weights = [

@@ -314,12 +314,14 @@ def batch_of(
 
     from hotrows.batch import Batch
 
+    # 1. Ids end to end, and where lists end.
     ids, offsets = [rows.values(f) for f in range(len(features))], None
     if any(bounds is not None for bounds in rows.offsets):
         pairs = list(zip(rows.ids, rows.offsets, strict=True))[: len(features)]
         one = np.ones(len(rows), np.int64)
         lengths = [one if bounds is None else lengths_of(bounds, len(column)) for column, bounds in pairs]
         offsets = ends_of(np.concatenate(lengths))
+    # 2. Weights of ids: 1 where a feature has none.
     id_weights = [rows.values(f) for f in range(len(features), len(rows.ids))]
     remaining = iter(id_weights)
     weights = [
@@ -327,6 +329,7 @@ def batch_of(
         for f, values in zip(features, ids, strict=True)
         if id_weights
     ]
+    # 3. Labels: NaN where one is missing.
     labels = rows.labels.astype(np.float32)
     if (absent := missing_labels(rows.labels)).any():
         labels[absent] = np.nan

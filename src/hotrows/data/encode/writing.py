@@ -101,12 +101,14 @@ def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
 
 def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
     """Converts a batch to rows; an error if it does not fit the schema."""
+    # 1. Samples of requests stand by themselves.
     requests = _requests(schema, first_row, batch)
     if schema.group is None and batch.groups is None:
         batch = replace(batch, groups=requests)
     names = [feature.name for feature in schema.id_features]
     batch = batch.expanded(names if set(names) == set(batch.all_features) else None)
     _check_fields(schema, f"{part} row {first_row}", batch)
+    # 2. Ids and weights by feature; ids must have rows.
     offsets = _offsets(schema, f"{part} row {first_row}", batch)
     columns, id_weights = _columns(batch.ids, batch, offsets), []
     if batch.weights is not None:
@@ -128,6 +130,7 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
                 f"{schema.rows_of(feature.name) - 1:,}, found {int(ids[n])} in row {row} of {part}; "
                 f"declare more rows, or map it to an unknown id ({FIRST_UNKNOWN})"
             )
+    # 3. Dense values and vectors, as they are stored.
     assert batch.labels is not None
     numbers, vectors = batch.dense.tensor_split([len(schema.dense)], 1)
     with np.errstate(over="ignore"):

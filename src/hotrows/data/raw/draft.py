@@ -94,10 +94,12 @@ def draft_schema(
     >>> draft_schema(rows, label="click").schema.labels[0].name
     'click'
     """
+    # 1. Sample rows, and guess each column's type.
     rows = sampled_rows_of(source)
     columns, in_file = columns_of_types(rows.columns)
     notes = [*rows.notes, *changed_names(in_file.items())]
     short = {full: name for name, full in in_file.items()}
+    # 2. Choose the label, and the features of all other columns.
     target = _label(columns, short.get(label, label) if label else None, rows.name, notes)
     by_name = {column.name: column for column in columns}
     labels = by_name[column_of(target)]
@@ -107,6 +109,7 @@ def draft_schema(
     features = [feature for column in read for feature in drafting.features(column)]
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
+    # 3. Note features that tell the label, check the names, and join features of one vocabulary.
     used = {column_of(feature) for feature in features} | {column_of(target)}
     read_columns = [column for name, column in by_name.items() if name in used]
     notes[:0] = [
@@ -213,6 +216,7 @@ def _plain(name: str) -> str:
 
 
 def _label_of(column: Column, source: str, notes: list[str]) -> Label:
+    # 1. A number of two values, or of more.
     name, words = column.name, sorted(column.counts)
     if column.missing:
         notes.append(
@@ -235,6 +239,7 @@ def _label_of(column: Column, source: str, notes: list[str]) -> Label:
             f"at_least={least:g} instead of a loss would learn whether it is that much"
         )
         return Label(name, loss=loss)
+    # 2. A text of two values; anything else is refused.
     if column.kind == "text" and len(words) == 2:
         known = [word for word in words if word.strip().lower() in _POSITIVE]
         positive = known[0] if len(known) == 1 else min(words, key=lambda word: column.counts[word])
