@@ -2,7 +2,7 @@
 
     python -m benchmarks.tiers billion [--streams criteo zipf] [--steps N] [--seconds 400]
 
-DLRM on tables of a billion rows, dim 16, bfloat16 weights, row-wise Adagrad, batch 8,192, in a file store
+DLRM on tables of a billion rows, dim 16, weights of --dtype, row-wise Adagrad, batch 8,192, in a file store
 that begins empty. The whole process is within a memory cgroup of 2 GiB, page cache included. Beside it,
 in turn with it, the same model trains on tables of ten million rows, all in memory.
 
@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=STREAMS)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--steps", type=int, default=5000, help="in all")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "int8", "int4"))
     parser.add_argument(
         "--samples", type=int, help="of the stream, read again from its begin [all fresh]"
     )
@@ -89,7 +90,7 @@ class Training:
 
     def __init__(self, stream: str, args: argparse.Namespace) -> None:
         self.stream, self.args = stream, args
-        self.folder = DATA / f"billion-{stream}-{args.rows}"
+        self.folder = DATA / f"billion-{stream}-{args.rows}-{args.dtype}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._state_file = self.folder / "state.json"
         state = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
@@ -148,6 +149,7 @@ class Training:
             "notes": notes,
             "data": str(samples(self.stream, self.args.rows, self.args.samples).path),
             "steps": self.args.steps + 1000,  # it is killed before
+            "dtype": self.args.dtype,
             "fast_memory": self.args.fast_memory,
             "lookahead_memory": self.args.lookahead_memory,
         }
@@ -169,6 +171,7 @@ class Training:
         folder.mkdir()
         steps = self.args.memory_steps + MEMORY_WARM
         setting = {"folder": str(folder), "notes": "steps.jsonl", "data": str(data), "steps": steps}
+        setting["dtype"] = self.args.dtype
         subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.arms.billion", json.dumps(setting)],
             cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "2"}, check=True, timeout=300,
@@ -270,7 +273,8 @@ class Training:
             print(f"  {self.stream}: {name}: {value}")
         setting = vars(self.args) | {"streams": None, "seconds": None}
         facts = {"question": __doc__.splitlines()[0], "setting": setting, "batch": BATCH}
-        write(f"tiers-billion-{self.stream}", facts | conditions(2) | {"figures": figures})
+        name = self.stream if self.args.dtype == "bfloat16" else f"{self.stream}-{self.args.dtype}"
+        write(f"tiers-billion-{name}", facts | conditions(2) | {"figures": figures})
 
     def delete(self) -> None:
         shutil.rmtree(self.folder)

@@ -25,7 +25,7 @@ def main() -> None:
         model="dlrm",
         model_options={"dim": 16, "bottom": list(DLRM_BOTTOM[:-1]), "top": list(DLRM_TOP[:-1])},
         row_optimizer=hotrows.RowWiseAdagrad(lr=LEARNING_RATE),
-        table_dtype="bfloat16",
+        table_dtype=setting["dtype"],
         batch_size=8192,
         steps=setting["steps"],
         epochs=None,
