@@ -70,9 +70,9 @@ def test_what_was_saved_comes_back_bit_for_bit(run, optimizer):
     assert torch.equal(back.tensors["random_state"], torch.arange(9))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
 def test_rows_of_narrow_weights_come_back_too(run, dtype):
-    tables = [Table("A", 9, 3, ("A",), dtype=dtype)]
+    tables = [Table("A", 9, 6, ("A",), dtype=dtype)]
     rows, fresh = Embedding(tables, seed=1), Embedding(tables, seed=2)
     run.mkdir()
     checkpoint.save(run, rows, model(), state())

@@ -40,7 +40,7 @@ def trained(encoded, run, **options):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("store", ["all in memory", "memory", "file"])
 def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, dtype):
     options = {"table_dtype": dtype}

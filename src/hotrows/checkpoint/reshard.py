@@ -130,7 +130,7 @@ def _spans(source: ColumnSlice, target: ColumnSlice) -> list[tuple[int, int, int
     end = min(source.columns[1], target.columns[1])
     if first >= end:
         return []
-    size = layout.as_ints()[1]
+    size = layout.bits // 8  # integers have no columns apart
     skip, target_skip = first - source.columns[0], first - target.columns[0]
     spans = [(skip * size, target_skip * size, (end - first) * size)]
     for k in range(source.per_column):
