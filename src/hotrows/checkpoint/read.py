@@ -251,17 +251,20 @@ def _read_in_place(folder: Path, manifest: Manifest, embedding: Embedding) -> No
     }
     pieces = [piece for piece in manifest.pieces if piece.rank in (None, embedding.ranks.rank)]
     pieces.sort(key=lambda piece: (piece.file, piece.offset))
-    for name, in_file in itertools.groupby(pieces, lambda piece: piece.file):
-        path, checksum = folder / name, 0
+    for name, of_file in itertools.groupby(pieces, lambda piece: piece.file):
+        path, checksum, in_file = folder / name, 0, list(of_file)
         with open(path, "rb") as file:
             for piece in in_file:
                 if file.tell() != piece.offset:
                     raise damaged(path, f"table {piece.table!r} does not stand where it should")
                 records = places[_key(piece)][: piece.num_ids]
                 checksum = files.read_into(file, bytes_of(records), checksum)
-                check_scales(piece.table, records.numpy(), manifest.layouts[piece.table], piece.ids)
         if checksum != manifest.files[name].crc32:
             raise damaged(path, "its checksum is wrong")
+        for piece in in_file:
+            records, layout = places[_key(piece)].numpy(), manifest.layouts[piece.table]
+            for begin, ids in chunks_of(piece.ids, layout.stride):
+                check_scales(piece.table, records[begin : begin + len(ids)], layout, ids)
 
 
 def _fill_memory(tables: Tables, embedding: Embedding) -> None:
