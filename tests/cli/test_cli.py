@@ -192,7 +192,7 @@ def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
         (["train", "enc", "--resume"], 2, "--resume needs the run to go on with: --run FOLDER"),
         (["train", "enc", "--option", "dim"], 2, "--option must be NAME=VALUE"),
         (["train", "enc", "--epochs", "0"], 2, "epochs must be at least 1, not 0"),
-        (["train", "enc", "--row-bits", "4"], 2, "'4' is not one of '8', '16', '32'"),
+        (["train", "enc", "--row-bits", "5"], 2, "'5' is not one of '32', '16', '8', '4'"),
         (["train", "enc", "--row-bits", "8", "--table-dtype", "float32"], 2, "give one of the two"),
         (
             ["train", "enc", "--run", "runs/a", "--resume", "--row-bits", "8"],

@@ -262,9 +262,10 @@ def _read_in_place(folder: Path, manifest: Manifest, embedding: Embedding) -> No
         if checksum != manifest.files[name].crc32:
             raise damaged(path, "its checksum is wrong")
         for piece in in_file:
-            records, layout = places[_key(piece)].numpy(), manifest.layouts[piece.table]
+            layout = manifest.layouts[piece.table]
             for begin, ids in chunks_of(piece.ids, layout.stride):
-                check_scales(piece.table, records[begin : begin + len(ids)], layout, ids)
+                read = places[_key(piece)][begin : begin + len(ids)].numpy()
+                check_scales(piece.table, read, layout, ids)
 
 
 def _fill_memory(tables: Tables, embedding: Embedding) -> None:
