@@ -193,6 +193,11 @@ def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
         (["train", "enc", "--option", "dim"], 2, "--option must be NAME=VALUE"),
         (["train", "enc", "--epochs", "0"], 2, "epochs must be at least 1, not 0"),
         (["train", "enc", "--row-bits", "5"], 2, "'5' is not one of '32', '16', '8', '4'"),
+        (
+            ["train", "enc", "--row-bits", "4", "--option", "dim=7"],
+            1,
+            "rows of int4 need an even dim, not 7",
+        ),
         (["train", "enc", "--row-bits", "8", "--table-dtype", "float32"], 2, "give one of the two"),
         (
             ["train", "enc", "--run", "runs/a", "--resume", "--row-bits", "8"],
