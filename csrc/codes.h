@@ -8,7 +8,7 @@
 #define HOTROWS_ROW_OPTIMIZERS(name) name(sgd) name(adagrad) name(rowwise_adagrad) name(adam) name(ftrl)
 #define HOTROWS_INITIALIZERS(name) name(constant) name(uniform) name(normal)
 #define HOTROWS_RECORD_LAYOUT(name) \
-  name(dim) name(itemsize) name(state_offset) name(state_width) name(step_offset) name(stride)
+  name(dim) name(bits) name(state_offset) name(state_width) name(step_offset) name(stride)
 #define HOTROWS_PIECE(name) name(key) name(first_id) name(id_step) name(first_column) name(num_columns)
 #define HOTROWS_DEFERRED_RULES(name) name(sgd) name(adagrad) name(rmsprop) name(adam)
 #define HOTROWS_RECURRENT_KINDS(name) name(gru) name(augru) name(augru_code) name(agru)

@@ -11,10 +11,14 @@ namespace hotrows {
 struct Layout {
   HOTROWS_RECORD_LAYOUT(HOTROWS_FIELD)
 
+  int64_t weight_bytes() const { return dim * bits / 8; }
+  bool has_scale() const { return bits <= 8; }
+  float most() const { return static_cast<float>((1 << (bits - 1)) - 1); }  // the largest integer
+
   // Its parts follow one another, aligned, and end within a record.
   void check_all() const {
-    CHECK(dim > 0 && (itemsize == 1 || itemsize == 2 || itemsize == 4), dim, itemsize);
-    CHECK(state_offset >= dim * itemsize + 4 * (itemsize == 1), state_offset, dim, itemsize);
+    CHECK(dim > 0 && (bits == 4 || bits == 8 || bits == 16 || bits == 32) && dim * bits % 8 == 0, dim, bits);
+    CHECK(state_offset >= weight_bytes() + 4 * has_scale(), state_offset, dim, bits);
     CHECK(state_offset % 4 == 0, state_offset);
     CHECK(state_width >= 0 && state_offset + 4 * state_width <= stride, state_offset, state_width, stride);
     CHECK(step_offset < 0 || (step_offset >= state_offset + 4 * state_width && step_offset + 4 <= stride), step_offset);
@@ -48,7 +52,6 @@ inline uint16_t round_stochastically(float x, uint64_t random) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
-constexpr float kMost = 127;  // the largest integer of 8 bits
 constexpr int64_t kPart = 16;  // weights that are rounded to integers at once
 
 // The scale of integers: the float32 before the state.
@@ -60,30 +63,50 @@ inline float* scale_of(uint8_t* record, const Layout& layout) {
 template <int kDim>
 inline void read_weights(const uint8_t* record, const Layout& layout, float* __restrict w) {
   const int64_t width = kDim ? kDim : layout.dim;
-  if (layout.itemsize == 4) {
+  if (layout.bits == 32) {
     std::memcpy(w, record, static_cast<size_t>(width) * 4);
-  } else if (layout.itemsize == 2) {
+  } else if (layout.bits == 16) {
     const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
     for (int64_t d = 0; d < width; ++d) w[d] = from_bfloat16(half[d]);
   } else {
     const int8_t* integers = reinterpret_cast<const int8_t*>(record);
     const float scale = reinterpret_cast<const float*>(record + layout.state_offset)[-1];
+    if (layout.bits == 4) {
+#pragma GCC unroll 1
+      for (int64_t k = 0; k < width / 2; ++k) {
+        w[2 * k] = scale * static_cast<float>(static_cast<int8_t>(record[k] << 4) >> 4);
+        w[2 * k + 1] = scale * static_cast<float>(integers[k] >> 4);
+      }
+      return;
+    }
 #pragma GCC unroll 1  // else it becomes one conversion after the other
     for (int64_t d = 0; d < width; ++d) w[d] = scale * static_cast<float>(integers[d]);
   }
 }
 
+// A number of [0, 1) of random bits; each element is rounded by one.
+inline float unit_of(uint64_t random) { return static_cast<float>(static_cast<int32_t>(random >> 40)) * 0x1p-24f; }
+
 // The scale of a row, see `record.scale_of`; `before` is NaN where it has none.
-template <int kDim>
-inline float scale_for(const float* w, int64_t dim, float before) {
-  const int64_t width = kDim ? kDim : dim;
+template <int kDim, class Random>
+inline float scale_for(const float* w, const Layout& layout, float before, Random random) {
+  const int64_t width = kDim ? kDim : layout.dim;
+  const uint32_t digits = static_cast<uint32_t>(layout.bits) - 2;
+  const float most_integer = layout.most();
   uint32_t most = 0;
 #pragma GCC unroll 1
   for (int64_t d = 0; d < width; ++d) most = std::max(most, bits_of(w[d]) & 0x7FFFFFFF);
-  if (most > 0x7F7E0000) return float_of(0x7FC00000);  // beyond 127 * 2^121
-  const float largest = float_of(most);
-  if (largest <= kMost * before && 4 * largest >= kMost * before) return before;
-  return float_of((std::max((most + 0x1FFFF) >> 23, 33u) - 6) << 23);
+  if (most > bits_of(most_integer * 0x1p121f)) return float_of(0x7FC00000);
+  const float largest = float_of(most), limit = most_integer * before;
+  bool fits = largest <= limit;
+  if constexpr (!std::is_null_pointer_v<Random>)
+    if (!fits && layout.bits == 4 && largest < limit + before) {
+      fits = true;
+      for (int64_t d = 0; d < width; ++d)
+        if (std::fabs(w[d]) > limit) fits &= std::fabs(w[d]) - limit <= unit_of(random(d)) * before;
+    }
+  if (fits && static_cast<float>(layout.bits / 2) * largest >= limit) return before;
+  return float_of((std::max((most + (1u << (23 - digits)) - 1) >> 23, 27u + digits) - digits) << 23);
 }
 
 // Writes weights as integers in units of a scale. `random` gives the random bits of an element, which round it
@@ -91,8 +114,8 @@ inline float scale_for(const float* w, int64_t dim, float before) {
 template <int kDim, class Random>
 inline void write_integers(uint8_t* record, const Layout& layout, const float* w, float before, Random random) {
   const int64_t width = kDim ? kDim : layout.dim;
-  const float scale = *scale_of(record, layout) = scale_for<kDim>(w, width, before);
-  if (std::isnan(scale)) return void(std::memset(record, 0, static_cast<size_t>(width)));
+  const float scale = *scale_of(record, layout) = scale_for<kDim>(w, layout, before, random);
+  if (std::isnan(scale)) return void(std::memset(record, 0, static_cast<size_t>(layout.weight_bytes())));
   const float inverse = float_of((254u << 23) - bits_of(scale));  // of a power of two
   for (int64_t begin = 0; begin < width; begin += kPart) {
     const size_t size = static_cast<size_t>(std::min(kPart, width - begin));
@@ -116,14 +139,19 @@ inline void write_integers(uint8_t* record, const Layout& layout, const float* w
     }
 #pragma GCC unroll 1
     for (int64_t d = 0; d < kPart; ++d) integers[d] = static_cast<int8_t>(rounded[d]);
-    std::memcpy(record + begin, integers, size);
+    if (layout.bits == 4) {
+#pragma GCC unroll 1
+      for (int64_t k = 0; k < kPart / 2; ++k)
+        integers[k] = static_cast<int8_t>((rounded[2 * k] & 15) | static_cast<uint32_t>(rounded[2 * k + 1]) << 4);
+    }
+    std::memcpy(record + begin * layout.bits / 8, integers, size * static_cast<size_t>(layout.bits) / 8);
   }
 }
 
 // The weights of a new record, rounded to the nearest.
 inline void write_nearest(uint8_t* record, const Layout& layout, const float* w) {
-  if (layout.itemsize == 1) return write_integers<0>(record, layout, w, float_of(0x7FC00000), nullptr);
-  if (layout.itemsize == 4) return void(std::memcpy(record, w, static_cast<size_t>(layout.dim) * 4));
+  if (layout.has_scale()) return write_integers<0>(record, layout, w, float_of(0x7FC00000), nullptr);
+  if (layout.bits == 32) return void(std::memcpy(record, w, static_cast<size_t>(layout.dim) * 4));
   for (int64_t d = 0; d < layout.dim; ++d) reinterpret_cast<uint16_t*>(record)[d] = round_to_nearest(w[d]);
 }
 

@@ -238,7 +238,7 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
   uint8_t* record = target.record(u);
   float* state = reinterpret_cast<float*>(record + layout.state_offset);
   int32_t* step = layout.step_offset >= 0 ? reinterpret_cast<int32_t*>(record + layout.step_offset) : nullptr;
-  const bool is_narrow = layout.itemsize != 4;
+  const bool is_narrow = layout.bits != 32;
   float* w = is_narrow ? scratch : reinterpret_cast<float*>(record);
   if (is_narrow) read_weights<kDim>(record, layout, w);
   if (optimizer.weight_decay != 0) {
@@ -257,7 +257,7 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
     const uint64_t key = rounding.key(target.rows[u]), first = rounding.first(target.rows[u]);
     const auto random = [=](int64_t d) { return random_bits(key, first + d); };
     uint16_t* half = reinterpret_cast<uint16_t*>(record);
-    if (layout.itemsize == 1)
+    if (layout.has_scale())
       write_integers<kDim>(record, layout, w, *scale_of(record, layout), random);
     else
       for (int64_t d = 0; d < width; ++d) half[d] = round_stochastically(w[d], random(d));
@@ -374,7 +374,7 @@ HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints
               std::cos(kTwoPi * unit(random_bits(row, 2 * c + 1)));
         weights[d] = static_cast<float>(w);
       }
-      std::memset(record + layout.dim * layout.itemsize, 0, layout.state_offset - layout.dim * layout.itemsize);
+      std::memset(record + layout.weight_bytes(), 0, layout.state_offset - layout.weight_bytes());
       write_nearest(record, layout, weights.data());
       std::memcpy(record + layout.state_offset, state, layout.state_width * 4);
       if (layout.step_offset >= 0) std::memset(record + layout.step_offset, 0, 4);

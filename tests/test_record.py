@@ -10,7 +10,7 @@ from hotrows.table import Table
 def test_state_is_aligned_behind_narrow_weights():
     layout = RecordLayout(dim=3, dtype="bfloat16", state_width=2, has_step=True)
     assert (layout.state_offset, layout.step_offset, layout.stride) == (8, 16, 20)
-    assert layout.as_ints() == [3, 2, 8, 2, 16, 20, 1]
+    assert layout.as_ints() == [3, 16, 8, 2, 16, 20, 1]
 
 
 def test_views_write_the_record():
@@ -38,9 +38,22 @@ def test_integers_are_followed_by_their_scale():
     assert not records[0].any() and not records[1, 20:].any()
 
 
-def test_integers_of_4_bits_are_refused():
-    with pytest.raises(ValueError, match="one of float32, bfloat16, float16, int8, not 'int4'"):
-        Table("t", 9, 16, ("t",), dtype="int4")
+def test_two_integers_of_4_bits_are_a_byte_the_first_in_its_low_bits():
+    layout = RecordLayout(dim=16, dtype="int4", state_width=1)
+    assert (layout.state_offset, layout.stride) == (12, 16)
+    records = torch.zeros(2, layout.stride, dtype=torch.uint8)
+    stored = views(records, layout.as_ints())
+    weights = torch.linspace(-7, 7, 16).round() / 4
+    stored.write(weights[None], slice(1, 2))
+    assert records[1, 8:12].view(torch.float32).tolist() == [0.25]
+    assert records[1, 0] == (-6 & 15) << 4 | (-7 & 15)
+    assert torch.equal(stored.read()[1], weights)
+    assert not records[0].any() and not records[1, 12:].any()
+
+
+def test_integers_of_4_bits_need_an_even_dim():
+    with pytest.raises(ValueError, match="'t': rows of int4 need an even dim, not 7.* dim 8 or int8"):
+        Table("t", 9, 7, ("t",), dtype="int4")
 
 
 def test_a_layout_describes_itself():

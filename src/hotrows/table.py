@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from hotrows.optim import RowOptimizer
 
 
-TABLE_DTYPES = ("float32", "bfloat16", "float16", "int8")
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
+"""Of a stored weight, by its dtype."""
+TABLE_DTYPES = tuple(BITS)
+
+
+def is_integer(dtype: str) -> bool:
+    """True if weights of this dtype are integers, in units of a scale that each row has."""
+    return BITS[dtype] <= 8
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Table:
     features: the features that read it, in the order of the model's vectors.
     role: the model's name for these vectors; a feature may read several tables of different roles.
     dtype: of the stored weights, one of `TABLE_DTYPES`; float16 in host memory runs on the plain
-        PyTorch ops; int8 has a scale for each row.
+        PyTorch ops; int8 and int4, of an even dim, have a scale for each row.
     optimizer: the row optimizer (default: the one passed to `Embedding`).
     reserved: of a table of dynamic ids, how many ids stand for no key; the rows of the others take memory
         once they get one. None: all rows are made at first.
@@ -92,7 +99,7 @@ class Table:
         >>> Table("bias", rows=100, dim=1, features=("user",)).stored_as("int8").dtype
         'float32'
         """
-        return replace(self, dtype="float32" if dtype == "int8" and self.dim < 3 else dtype)
+        return replace(self, dtype="float32" if is_integer(dtype) and self.dim < 3 else dtype)
 
     def __post_init__(self) -> None:
         sizes = (self.rows, self.dim)
@@ -108,6 +115,11 @@ class Table:
         if self.dtype not in TABLE_DTYPES:
             raise ValueError(
                 f"table {self.name!r}: dtype must be one of {', '.join(TABLE_DTYPES)}, not {self.dtype!r}"
+            )
+        if self.dim * BITS[self.dtype] % 8:
+            raise ValueError(
+                f"table {self.name!r}: rows of {self.dtype} need an even dim, not {self.dim}, as two "
+                f"weights are a byte; use dim {self.dim + 1} or int8"
             )
         if not self.features:
             raise ValueError(f"table {self.name!r} is read by no feature; name at least one")

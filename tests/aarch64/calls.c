@@ -69,8 +69,8 @@ int main(int argc, char** argv) {
   const double hyper[][7] = {{0.1, 0.01}, {0.1, 0.01, 1e-8}, {0.1, 0.01, 1e-8},
                              {0.1, 0.01, 0.9, 0.999, 1e-8, 0.1, 0.001}, {0.1, 0, 0.01, 0.02, 1}};
   for (int rule = 0; rule < 5; ++rule) {
-    for (int itemsize = 4; itemsize >= 2; itemsize -= 2) {  // bfloat16: stochastic rounding, too
-      const int64_t layout[] = {kDim, itemsize, kDim * itemsize, widths[rule], -1, kStride};
+    for (int bits = 32; bits >= 4; bits /= 2) {  // below 32: stochastic rounding, too; below 16: with a scale
+      const int64_t layout[] = {kDim, bits, (kDim * bits + 31) / 32 * 4 + 4 * (bits < 16), widths[rule], -1, kStride};
       memset(records, 0, sizeof records);
       initialize(records, layout, rows, kRows, first_rows, piece, 1, 1, 0.05, state);
       for (int64_t step = 0; step < 3; ++step)

@@ -70,14 +70,25 @@ def test_what_was_saved_comes_back_bit_for_bit(run, optimizer):
     assert torch.equal(back.tensors["random_state"], torch.arange(9))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
 def test_rows_of_narrow_weights_come_back_too(run, dtype):
-    tables = [Table("A", 9, 3, ("A",), dtype=dtype)]
+    tables = [Table("A", 9, 6, ("A",), dtype=dtype)]
     rows, fresh = Embedding(tables, seed=1), Embedding(tables, seed=2)
     run.mkdir()
     checkpoint.save(run, rows, model(), state())
     checkpoint.load(run / "checkpoints" / "step-7", fresh, model())
     assert same_rows(rows, fresh)
+
+
+@pytest.mark.parametrize("saved", ["int8", "int4"])
+@pytest.mark.parametrize("wanted", ["int8", "int4"])
+def test_a_scale_that_is_not_finite_is_refused(run, saved, wanted):
+    rows, fresh = (Embedding([Table("A", 9, 6, ("A",), dtype=dtype)]) for dtype in (saved, wanted))
+    rows.stores[0].views.scale[4] = torch.nan
+    run.mkdir()
+    checkpoint.save(run, rows, model(), state())
+    with pytest.raises(ValueError, match="'A': the scale of row 4 .* finite number, not nan.* earlier"):
+        checkpoint.load(run / "checkpoints" / "step-7", fresh, model(), converts=True)
 
 
 def test_a_table_may_have_grown_and_new_rows_keep_their_first_values(run):
@@ -232,7 +243,7 @@ def test_a_table_may_be_in_any_pieces_that_cover_it_once(run):
         (lambda c: pieces_of(c, "B")[0].update(num_ids="50"), "num_ids of a saved piece must be of"),
         (lambda c: pieces_of(c, "B")[0].pop("num_ids"), "a saved piece lacks the fields \\['num_ids'\\]"),
         (lambda c: c["files"].pop("model.safetensors"), "it lacks the checksum of 'model.safetensors'"),
-        (lambda c: c["tables"][0]["layout"].update(dtype="int4"), "rows or layout of table 'A' are imp"),
+        (lambda c: c["tables"][0]["layout"].update(dtype="int2"), "rows or layout of table 'A' are imp"),
         (lambda c: c.update(base="../other"), "its base is named '../other'"),
     ],
 )

@@ -28,7 +28,7 @@ from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.table import Constant, Table
 from tests.support.choice import examples
 from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements, train
-from tests.support.sharded import assert_same_rows, random_whole, scatter, whole_rows
+from tests.support.sharded import MOST, assert_same_rows, random_whole, scatter, whole_rows, with_dtype
 
 RANKS = (1, 2, 3, 4, 7)
 NAMES = list(SHARDINGS)
@@ -85,30 +85,32 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, num_writers, 
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_records_of_any_optimizer_are_cut_anew(tmp_path, optimizer, dtype):
-    tables = [dataclasses.replace(table, dtype=dtype) for table in mixed_tables(optimizer)]
+    tables = with_dtype(mixed_tables(optimizer), dtype)
     rows = random_whole(tables)
     folder = saved_by(tmp_path, 3, "columns", tables, rows)
     for num_readers, name in ((2, "columns"), (1, "rows"), (4, "mixed columns"), (2, "mixed")):
-        if (name, dtype) != ("mixed columns", "int8"):
+        if name != "mixed columns" or dtype not in MOST:
             assert_same_rows(whole_rows(loaded_by(folder, num_readers, name, tables)), rows)
-
-
-def with_dtype(tables, dtype):
-    return [table.stored_as(dtype) for table in tables]
 
 
 @pytest.mark.parametrize(
     ("saved", "wanted", "sharding"),
-    [("float32", "int8", "mixed"), ("int8", "float32", "mixed columns"), ("bfloat16", "int8", "rows")],
+    [
+        ("float32", "int8", "mixed"),
+        ("int8", "float32", "mixed columns"),
+        ("bfloat16", "int8", "rows"),
+        ("int8", "int4", "rows"),
+        ("int4", "float32", "mixed columns"),
+    ],
 )
 @pytest.mark.parametrize("in_files", [False, True])
 def test_weights_of_other_bits_are_converted_where_that_is_wanted(
     tmp_path, saved, wanted, sharding, in_files
 ):
     tables = mixed_tables(LazyAdam(per_row_step=True))
-    rows = random_whole(with_dtype(tables, saved if saved == "int8" else "bfloat16"))
+    rows = random_whole(with_dtype(tables, saved if saved in MOST else "bfloat16"))
     folder = saved_by(tmp_path, 3, "mixed", with_dtype(tables, saved), rows)
     caching = {"caching": in_file(tmp_path / "store")} if in_files else {}
 
@@ -122,22 +124,23 @@ def test_weights_of_other_bits_are_converted_where_that_is_wanted(
 
     expected = {name: (by_column.clone(), by_row) for name, (by_column, by_row) in rows.items()}
     for table in with_dtype(tables, wanted):
-        if table.dtype == "int8":
+        if table.dtype in MOST:
             weights = expected[table.name][0][:, 0]
-            weights[:] = torch.from_numpy(nearest(weights.float().numpy()))
+            weights[:] = torch.from_numpy(nearest(weights.float().numpy(), MOST[table.dtype]))
     assert_same_rows(whole_rows(run(work, 2)), expected)
 
 
-def nearest(weights):
-    """[n, D] rounded to whole multiples of the least power of two that 127 of reach a row's largest."""
-    scale = np.exp2(np.ceil(np.log2(np.abs(weights).max(1, keepdims=True) / 127)))
+def nearest(weights, most):
+    """[n, D] rounded to multiples of the least power of two that `most` of reach a row's largest."""
+    scale = np.exp2(np.ceil(np.log2(np.abs(weights).max(1, keepdims=True) / most)))
     return np.rint(weights / scale) * scale
 
 
-def test_weights_of_other_bits_are_refused_where_nothing_asks_for_them(tmp_path):
-    tables = mixed_tables(Adagrad())
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_weights_of_other_bits_are_refused_where_nothing_asks_for_them(tmp_path, dtype):
+    tables = with_dtype(mixed_tables(Adagrad()), "float32")
     folder = saved_by(tmp_path, 2, "columns", tables, random_whole(tables))
-    embedding = Embedding(with_dtype(tables, "int8"))
+    embedding = Embedding(with_dtype(tables, dtype))
     with pytest.raises(ValueError, match="begin a new run with --init-from, which converts"):
         checkpoint.load(folder, embedding, dense(), "f")
     with pytest.raises(

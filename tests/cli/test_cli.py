@@ -192,7 +192,12 @@ def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
         (["train", "enc", "--resume"], 2, "--resume needs the run to go on with: --run FOLDER"),
         (["train", "enc", "--option", "dim"], 2, "--option must be NAME=VALUE"),
         (["train", "enc", "--epochs", "0"], 2, "epochs must be at least 1, not 0"),
-        (["train", "enc", "--row-bits", "4"], 2, "'4' is not one of '8', '16', '32'"),
+        (["train", "enc", "--row-bits", "5"], 2, "'5' is not one of '32', '16', '8', '4'"),
+        (
+            ["train", "enc", "--row-bits", "4", "--option", "dim=7"],
+            1,
+            "rows of int4 need an even dim, not 7",
+        ),
         (["train", "enc", "--row-bits", "8", "--table-dtype", "float32"], 2, "give one of the two"),
         (
             ["train", "enc", "--run", "runs/a", "--resume", "--row-bits", "8"],
@@ -266,17 +271,18 @@ def test_new_rows_go_on_with_the_model_of_a_run(hotrows, no_pictures):
         assert ours[name] == theirs[name]
 
 
-def test_a_run_of_8_bits_begins_with_the_rows_of_one_of_32(hotrows, no_pictures):
-    arguments = ["--from", "runs/a", "--row-bits", 8, "--steps", 5, "--run", "runs/bits"]
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_run_of_few_bits_begins_with_the_rows_of_one_of_32(hotrows, no_pictures, bits):
+    arguments = ["--from", "runs/a", "--row-bits", bits, "--steps", 5, "--run", f"runs/bits{bits}"]
     told = hotrows("train", "enc", *arguments)
     assert told.code == 0, told.err
-    tables = json.loads(hotrows("checkpoint", "inspect", "runs/bits", "--json").out)["tables"]
+    tables = json.loads(hotrows("checkpoint", "inspect", f"runs/bits{bits}", "--json").out)["tables"]
     assert {(table["dim"] > 2, table["dtype"]) for table in tables} == {
-        (True, "int8"),
+        (True, f"int{bits}"),
         (False, "float32"),
     }
-    assert hotrows("predict", "runs/bits", "raw/train.txt").code == 0
-    assert hotrows("train", "enc", "--run", "runs/bits", "--resume", "--steps", 8).code == 0
+    assert hotrows("predict", f"runs/bits{bits}", "raw/train.txt").code == 0
+    assert hotrows("train", "enc", "--run", f"runs/bits{bits}", "--resume", "--steps", 8).code == 0
 
 
 def test_train_says_what_batches_in_flight_pin(hotrows, no_pictures):

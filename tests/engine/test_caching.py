@@ -73,7 +73,7 @@ def test_policies_sizes_and_runners(policy, share, in_flight, plan_depth):
 @pytest.mark.few(7)
 @pytest.mark.pairs
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:40])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("share", [0.0, 0.15])
 def test_optimizers_and_stored_types(optimizer, dtype, share):
     like = engine(optimizer=optimizer, dtype=dtype)

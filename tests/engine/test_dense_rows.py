@@ -328,10 +328,10 @@ def test_new_ids_begin_where_they_come_in():
 # ---- what is refused
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
 def test_weights_of_16_bits_are_refused(dtype):
     with pytest.raises(ValueError, match="'a': dense_adam needs float32 weights, not"):
-        Embedding([Table("a", 10, 3, ("a",), dtype=dtype, optimizer=L2)])
+        Embedding([Table("a", 10, 4, ("a",), dtype=dtype, optimizer=L2)])
 
 
 def test_numbers_that_make_no_sense_are_refused():

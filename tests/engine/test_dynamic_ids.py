@@ -93,7 +93,7 @@ def test_micro_batches_change_sums_alone(share):
         torch.testing.assert_close(parts.weights(table.name), whole.weights(table.name))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_rounding_is_keyed_by_ids_and_steps_are_counted_from_a_birth(dtype):
     options = {"optimizer": LazyAdam(lr=0.01, per_row_step=True), "dtype": dtype}
     schema, batches = support.schema(support.POLICIES["lru"]), support.stream(12)

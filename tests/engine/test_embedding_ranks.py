@@ -25,7 +25,7 @@ from tests.support.embeddings import (
     single_batch,
     train,
 )
-from tests.support.sharded import whole_weights
+from tests.support.sharded import MOST, whole_weights, with_dtype
 
 
 def on_ranks(num_ranks, sharding, tables, batches, micro_batches=1, stages=1, **options):
@@ -209,12 +209,12 @@ def test_empty_shares_and_more_ranks_than_samples():
     check(3, "mixed", mixed_tables(Adagrad()), batches_of("jagged", 2, size=1))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_rounding_does_not_depend_on_the_sharding(dtype):
     """Stochastic rounding is keyed by table, id and column: where sums have one order, so do bits."""
     import dataclasses
 
-    tables = [dataclasses.replace(table, dtype=dtype) for table in mixed_tables(SGD(lr=0.5))]
+    tables = with_dtype(mixed_tables(SGD(lr=0.5)), dtype)
     torch.manual_seed(0)
     ids = torch.cat([torch.randperm(rows)[:3] for rows in (50, 300, 3, 300)])
     ids[9:] = (ids[3:6] + 1) % 300  # items read once each
@@ -222,21 +222,21 @@ def test_rounding_does_not_depend_on_the_sharding(dtype):
     batch = dataclasses.replace(batch, ids=ids)
     alone = Embedding(tables, seed=3)
     train(alone, [batch])
-    for name in ("rows", "tables", "columns")[: 2 if dtype == "int8" else 3]:
+    for name in ("rows", "tables", "columns")[: 2 if dtype in MOST else 3]:
         embeddings, _ = on_ranks(2, placements(name, 2), tables, [batch])
         for table, weights in whole_weights(embeddings).items():
             assert_close(weights, alone.weights(table).float(), rtol=1e-2, atol=1e-5)
 
 
-def test_tables_of_integers_are_dealt_by_rows_where_others_are_by_columns():
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_tables_of_integers_are_dealt_by_rows_where_others_are_by_columns(dtype):
     """A row has one scale, which a rank with some of its columns could not choose."""
-    import dataclasses
-
     tables = mixed_tables(SGD(lr=0.5))
-    of_integers = [dataclasses.replace(table, dtype="int8") for table in tables]
+    of_integers = with_dtype(tables, dtype)
     embeddings, _ = on_ranks(2, "columns", of_integers, batches_of("single", 1))
-    assert all(shard.dim in (1, 7, 16) for one in embeddings for shard in one.shards)
-    with pytest.raises(ValueError, match="rows of int8 have one scale for all columns.* by rows"):
+    shards = [shard for one in embeddings for shard in one.shards if shard.tables[0].dtype == dtype]
+    assert shards and all(shard.dim in (8, 16) for shard in shards)
+    with pytest.raises(ValueError, match=f"rows of {dtype} have one scale for all columns.* by rows"):
         on_ranks(2, {t.name: BY_COLUMNS for t in tables}, of_integers, batches_of("single", 1))
 
 

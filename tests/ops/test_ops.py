@@ -12,7 +12,7 @@ from hotrows.optim import initial_state
 from hotrows.plan import PackPlan
 from hotrows.record import RecordLayout, views
 from tests.support.choice import examples
-from tests.support.row_rules import hyper_tensor
+from tests.support.row_rules import hyper_tensor, width
 
 OPTIMIZERS = [
     SGD(),
@@ -127,9 +127,10 @@ def test_resolve_equals_the_reference(data):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_pool_equals_the_reference(dim, dtype):
+    dim = width(dim, dtype)
     layout = RecordLayout(dim, dtype, state_width=dim)
     records, ints = new_records(layout, [0.0] * dim), layout.as_ints()
     distinct, inverse, _, _ = reference.unique(torch.randint(0, 60, (90,)))
@@ -151,9 +152,10 @@ def test_sum_gradients_equals_the_reference(dim):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("dim", [1, 3, 16, 33])
 def test_update_equals_the_reference(optimizer, dtype, dim):
+    dim = width(dim, dtype)
     layout = layout_of(optimizer, dim, dtype)
     slow = new_records(layout, initial_state(optimizer, dim))
     fast = slow.clone()
@@ -172,7 +174,7 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
     assert_close(fast_parts.state, slow_parts.state, rtol=1e-4, atol=1e-5)
     # One ulp in float32 may tip a stochastic rounding to the next bfloat16, or integer.
     slack = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 1e-2, "atol": 1e-3}
-    if dtype == "int8":
+    if layout.has_scale:
         assert torch.equal(fast_parts.scale, slow_parts.scale)
         assert (fast_parts.weights != slow_parts.weights).float().mean() < 0.01
         slack = {"rtol": 0, "atol": float(fast_parts.scale.max())}
@@ -193,7 +195,7 @@ def test_update_of_nothing_changes_nothing(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 def test_any_number_of_threads_gives_the_same_bits(optimizer, dtype, threads):
     layout = layout_of(optimizer, 16, dtype)
     rows, inverse, order, starts = reference.unique(torch.randint(0, 60, (3000,)))
@@ -207,9 +209,9 @@ def test_any_number_of_threads_gives_the_same_bits(optimizer, dtype, threads):
 
 
 @pytest.mark.parametrize("kind", ["constant", "uniform", "normal"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_initialize_equals_the_reference(kind, dtype):
-    layout = RecordLayout(5, dtype, state_width=3, has_step=True)
+    layout = RecordLayout(width(5, dtype), dtype, state_width=3, has_step=True)
     wider = layout.stride + 8  # records may be parts of longer ones
     fast = torch.zeros(30, wider, dtype=torch.uint8)
     slow = fast.clone()
@@ -324,13 +326,21 @@ def test_stochastic_rounding_keeps_the_mean():
 
 @pytest.mark.parametrize("update", [torch.ops.hotrows.update, reference.update])
 @pytest.mark.parametrize(
-    ("lr", "scale"),
-    [(1e-4, 2.0**-6), (0.05, 2.0**-5), (-0.02, 2.0**-9)],
-    ids=["stays", "grows", "shrinks"],
+    ("dtype", "lr", "scales"),
+    [
+        ("int8", 1e-4, [2.0**-6]),
+        ("int8", 0.05, [2.0**-5]),
+        ("int8", -0.02, [2.0**-9]),
+        ("int4", 1e-4, [2.0**-2]),
+        ("int4", 0.05, [2.0**-1]),
+        ("int4", 0.02, [2.0**-2, 2.0**-1]),  # the largest weight comes to 7.2 of the scale
+        ("int4", -0.02, [2.0**-4]),
+    ],
+    ids=["stays", "grows", "shrinks", "stays-4", "grows-4", "grows seldom-4", "shrinks-4"],
 )
-def test_the_mean_of_updates_of_integers_over_seeds_is_that_of_float32(update, lr, scale):
+def test_the_mean_of_updates_of_integers_over_seeds_is_that_of_float32(update, dtype, lr, scales):
     """No step vanishes, far below the scale as it may be, while the scale stays, grows or shrinks."""
-    num_seeds, layout = 20_000, RecordLayout(6, "int8")
+    num_seeds, layout = 20_000, RecordLayout(6, dtype)
     records = torch.zeros(num_seeds, layout.stride, dtype=torch.uint8)
     stored = views(records, layout.as_ints())
     stored.write(torch.tensor([0.2, -0.1, 0.1, 0.0, -0.14, 1.0]).expand(num_seeds, -1))
@@ -341,18 +351,19 @@ def test_the_mean_of_updates_of_integers_over_seeds_is_that_of_float32(update, l
         records, layout.as_ints(), rows, rows, runs[:-1], runs, None, None, grad.expand(num_seeds, -1),
         "sgd", torch.tensor([3.0, lr, 0.0], dtype=torch.float64), runs.long(), keys,
     )  # fmt: skip
-    assert torch.equal(stored.scale, torch.full((num_seeds,), scale))
+    assert stored.scale.unique().tolist() == scales
     error = stored.read().double().mean(0) - (before - lr * grad)
-    assert float(error.abs().max()) < 4 * scale / 2 / num_seeds**0.5
+    assert float(error.abs().max()) < 4 * scales[-1] / 2 / num_seeds**0.5
 
 
-def test_integers_of_any_size_equal_the_reference():
+@pytest.mark.parametrize(("dim", "dtype", "most"), [(17, "int8", 127), (18, "int4", 7)])
+def test_integers_of_any_size_equal_the_reference(dim, dtype, most):
     """The largest, smallest and no number at all, alone in a row and beside others."""
-    layout = RecordLayout(17, "int8")
+    layout = RecordLayout(dim, dtype)
     sizes = torch.tensor(
-        [3.37e38, 2.0**100, 127.0, 127.0001, 0.0, 2.0**-100, 1e-30, 1e-42, 3.4e38, torch.inf]
+        [most * 2.0**121, 2.0**100, most, most + 1e-4, 0.0, 2.0**-100, 1e-30, 1e-42, 3.4e38, torch.inf]
     )
-    grad = torch.randn(10, 17).clamp(-1, 1) * sizes[:, None]
+    grad = torch.randn(10, dim).clamp(-1, 1) * sizes[:, None]
     grad[:, 3] = -sizes
     rows, runs = torch.arange(10), torch.arange(11).int()
     results = []
@@ -360,7 +371,7 @@ def test_integers_of_any_size_equal_the_reference():
         records = torch.zeros(10, layout.stride, dtype=torch.uint8)
         update(
             records, layout.as_ints(), rows, rows, runs[:-1], runs, None, None, grad, "sgd",
-            torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64), FIRST_ROWS, pieces(17),
+            torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64), FIRST_ROWS, pieces(dim),
         )  # fmt: skip
         results.append(records)
     assert torch.equal(*results)
@@ -368,5 +379,5 @@ def test_integers_of_any_size_equal_the_reference():
     assert stored.read()[8:].isnan().all()
     error = (stored.read()[:8] + grad[:8]).abs().amax(1)
     assert (error <= stored.scale[:8]).all() and (
-        stored.scale[:7] <= (sizes[:7] / 63).clamp(min=2.0**-100)
+        stored.scale[:7] <= (sizes[:7] / (most // 2)).clamp(min=2.0**-100)
     ).all()

@@ -708,12 +708,13 @@ def test_what_could_not_be_written_comes_with_the_next_delta(
         assert served.tobytes() == weights.astype(served.dtype).tobytes()
 
 
-def test_versions_of_a_run_of_8_bits_have_its_very_rows(clicks_encoded, tmp_path):
-    publisher, states = Publisher(tmp_path / "to", "2b", table_dtype="int8"), States()
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_versions_of_a_run_of_integers_have_its_very_rows(clicks_encoded, tmp_path, dtype):
+    publisher, states = Publisher(tmp_path / "to", "2b", table_dtype=dtype), States()
     callbacks = [states, publisher, Paced(publisher)]
-    Trainer(clicks_encoded, config(table_dtype="int8"), tmp_path / "run").fit(callbacks=callbacks)
+    Trainer(clicks_encoded, config(table_dtype=dtype), tmp_path / "run").fit(callbacks=callbacks)
     version = version_at(tmp_path / "to")
-    assert version.head.step == STEPS and "int8" in {table.dtype for table in version.tables.values()}
+    assert version.head.step == STEPS and dtype in {table.dtype for table in version.tables.values()}
     for name, weights in states.tables[STEPS].items():
         np.testing.assert_array_equal(version.tables[name][np.arange(len(weights))], weights)
 

@@ -22,7 +22,7 @@ def tables(optimizer, dtype="float32"):
     return [
         Table("user", 60, 8, ("user",), optimizer=optimizer, dtype=dtype),
         Table("shop", 3, 8, ("shop",), optimizer=optimizer, dtype=dtype),
-        Table("item", 300, 5, ("item", "last_item"), optimizer=optimizer, dtype=dtype),
+        Table("item", 300, 6, ("item", "last_item"), optimizer=optimizer, dtype=dtype),
         Table("user.linear", 60, 1, ("user",), "linear", Constant(0.0), optimizer=SGD(lr=0.1)),
         Table("shop.linear", 3, 1, ("shop",), "linear", Constant(0.0), optimizer=SGD(lr=0.1)),
     ]

@@ -52,7 +52,7 @@ def tables(of, optimizer=None, dtype="float32"):
     return [
         table("user", 8, "user", **stored),
         table("shop", 8, "shop", **stored),
-        table("item", 5, "item", "last_item", **stored),
+        table("item", 6, "item", "last_item", **stored),
         table("user.linear", 1, "user", **linear),
         table("item.linear", 1, "item", **linear),
     ]

@@ -1,5 +1,7 @@
 """The tables of several ranks, put together and dealt out."""
 
+from dataclasses import replace
+
 import torch
 
 from hotrows.planning.packing import layout_in
@@ -102,6 +104,15 @@ def scatter(by_table, embedding):
                 stored.step[rows] = by_row[ids][:, num_state].int()
 
 
+def with_dtype(tables, dtype):
+    """The tables with weights of a dtype, where it takes fewer bytes, of dims that fill bytes in any."""
+    return [replace(table, dim=table.dim + table.dim % 2).stored_as(dtype) for table in tables]
+
+
+MOST = {"int8": 127, "int4": 7}
+"""The largest integers of weights."""
+
+
 def random_whole(tables):
     """Rows of any weights and state, of the shape that `whole_rows` gives."""
     by_table = {}
@@ -112,8 +123,9 @@ def random_whole(tables):
         by_column = torch.randint(-999, 999, (table.rows, 1 + per_column, table.dim)).double() / 8
         if table.dtype == "bfloat16":
             by_column[:, 0] = by_column[:, 0].bfloat16().double()
-        if table.dtype == "int8":
-            by_column[:, 0] = torch.randint(-127, 128, (table.rows, table.dim)).double() / 8
+        if table.dtype in MOST:
+            most = MOST[table.dtype]
+            by_column[:, 0] = torch.randint(-most, most + 1, (table.rows, table.dim)).double() / 8
         by_table[table.name] = by_column, torch.randint(0, 999, (table.rows, num_row)).double()
     return by_table
 

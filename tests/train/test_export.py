@@ -12,6 +12,7 @@ from hotrows import TrainConfig, checkpoint, cli
 from hotrows.checkpoint.table_files import export_problems, table_file
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
+from hotrows.engine.embedding import Embedding
 from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
 from hotrows.optim import FTRL, SGD, Adagrad, DenseAdam, LazyAdam, RowWiseAdagrad
@@ -40,7 +41,7 @@ def trained(encoded, run, **options):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("store", ["all in memory", "memory", "file"])
 def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, dtype):
     options = {"table_dtype": dtype}
@@ -57,6 +58,13 @@ def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, 
     assert {(of["role"], *of["features"]) for of in found["tables"]} == {
         (role, feature) for role in ("vector", "linear") for feature in "ab"
     }
+
+
+def test_a_bundle_of_weights_that_are_not_finite_is_refused(encoded, tmp_path, monkeypatch):
+    run = trained(encoded, tmp_path / "run", table_dtype="int4")
+    monkeypatch.setattr(Embedding, "weight_chunks", lambda *_: iter([torch.full((3, 4), torch.nan)]))
+    with pytest.raises(ValueError, match="no finite numbers: training diverged; export an earlier"):
+        export(run, tmp_path / "out", format="onnx")
 
 
 STATES = {

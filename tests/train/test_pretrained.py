@@ -100,13 +100,14 @@ def test_rows_of_the_file_have_its_vectors_and_others_their_own(encoded, file, v
     ]
 
 
-def test_rows_of_8_bits_are_rounded_to_the_nearest(encoded, file, vectors, tmp_path):
-    changes = {"pretrained": {"item": str(file)}, "table_dtype": "int8"}
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 127), ("int4", 7)])
+def test_rows_of_integers_are_rounded_to_the_nearest(encoded, file, vectors, tmp_path, dtype, most):
+    changes = {"pretrained": {"item": str(file)}, "table_dtype": dtype}
     found, _ = weights_at_first(encoded, tmp_path / "run", **changes)
     for value, vector in zip(VALUES, torch.from_numpy(vectors), strict=True):
         if value != "unheard of":
             error = (found[id_of(encoded, value)] - vector).abs().max()
-            assert 0 < error <= vector.abs().max() / 127
+            assert 0 < error <= vector.abs().max() / most
 
 
 def test_every_format_gives_the_same(encoded, file, vectors, tmp_path):

@@ -98,7 +98,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, c
 def test_every_optimizer_goes_on_to_the_same_bits(encoded, tmp_path, optimizer, dense):
     config = dataclasses.replace(
         CONFIG, row_optimizer=optimizer, dense_optimizer=dense, steps=8, warmup_steps=6,
-        table_dtype={"adam": "float32", "adagrad": "int8", "sgd": "bfloat16"}[dense], clip_norm=1.0,
+        table_dtype={"adam": "int4", "adagrad": "int8", "sgd": "bfloat16"}[dense], clip_norm=1.0,
         precision="bfloat16" if dense == "adagrad" else "float32",
     )  # fmt: skip
     Trainer(encoded, config, tmp_path / "whole").fit()

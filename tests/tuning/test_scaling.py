@@ -65,10 +65,9 @@ def test_sequences_and_other_widths_and_types(tmp_path):
     )
     schema = schemas.load(str(tmp_path / "schema.json"))
     enc = data.prepare([path], schema, tmp_path / "enc", split="position:1.0")
-    job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype="bfloat16")
-    assert [load.weight_bytes for load in job.loads] == [2, 2]
-    job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype="int8")
-    assert [load.weight_bytes for load in job.loads] == [1, 1]
+    for dtype, size in {"bfloat16": 2, "int8": 1, "int4": 0.5}.items():
+        job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype=dtype)
+        assert [load.weight_bytes for load in job.loads] == [size, size]
     history = next(load for load in job.loads if "history" in load.name)
     assert history.lookups == pytest.approx(2, rel=0.01) and history.pooled
 

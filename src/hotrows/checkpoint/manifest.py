@@ -23,7 +23,7 @@ from hotrows.planning.sharding import Placement
 from hotrows.record import RecordLayout
 from hotrows.runtime.atomic_files import json_text
 from hotrows.runtime.file_sums import FileSum
-from hotrows.table import TABLE_DTYPES
+from hotrows.table import BITS
 
 NAME = "manifest.json"
 DENSE = ("model.safetensors", "trainer.safetensors")
@@ -278,7 +278,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "several of its tables have one name"
     for table in manifest.tables:
         layout = table.layout
-        if table.rows < 1 or layout.dim < 1 or layout.state_width < 0 or layout.dtype not in TABLE_DTYPES:
+        bits = BITS.get(layout.dtype)
+        fills_bytes = bits is not None and layout.dim * bits % 8 == 0
+        if table.rows < 1 or layout.dim < 1 or layout.state_width < 0 or not fills_bytes:
             yield f"rows or layout of table {table.name!r} are impossible: {table.rows:,}, {layout}"
     for name, of_file in manifest.files.items():
         if not all(map(is_name, name.split("/"))) or of_file.bytes < 0:

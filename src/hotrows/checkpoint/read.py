@@ -28,6 +28,7 @@ from hotrows.checkpoint.manifest import (
     check_files,
     read_manifest,
 )
+from hotrows.checkpoint.reshard import check_scales
 from hotrows.checkpoint.sources import FileStores, ReshardedSource, Tables, chunks_of, in_files
 from hotrows.checkpoint.write import State, placements_of
 from hotrows.distributed.all_or_none import together
@@ -246,35 +247,42 @@ def _key_of(shard: RankShard, piece: TableSlice) -> tuple:
 def _read_in_place(folder: Path, manifest: Manifest, embedding: Embedding) -> None:
     """Reads the files that this rank wrote, and those of shared rows, without a second copy."""
     places = {
-        _key_of(shard, piece): bytes_of(store.records[piece.first_row :][: piece.num_rows])
+        _key_of(shard, piece): store.records[piece.first_row :][: piece.num_rows]
         for shard, store in zip(embedding.shards, embedding.stores, strict=True)
         for piece in shard.slices
     }
     pieces = [piece for piece in manifest.pieces if piece.rank in (None, embedding.ranks.rank)]
     pieces.sort(key=lambda piece: (piece.file, piece.offset))
-    for name, in_file in itertools.groupby(pieces, lambda piece: piece.file):
-        path, checksum = folder / name, 0
+    for name, of_file in itertools.groupby(pieces, lambda piece: piece.file):
+        path, checksum, in_file = folder / name, 0, list(of_file)
         with open(path, "rb") as file:
             for piece in in_file:
                 if file.tell() != piece.offset:
                     raise damaged(path, f"table {piece.table!r} does not stand where it should")
-                size = piece.num_ids * manifest.column_slice(piece).layout.stride
-                checksum = files.read_into(file, places[_key(piece)][:size], checksum)
+                records = places[_key(piece)][: piece.num_ids]
+                checksum = files.read_into(file, bytes_of(records), checksum)
         if checksum != manifest.files[name].crc32:
             raise damaged(path, "its checksum is wrong")
+        for piece in in_file:
+            layout = manifest.layouts[piece.table]
+            for begin, ids in chunks_of(piece.ids, layout.stride):
+                read = places[_key(piece)][begin : begin + len(ids)].numpy()
+                check_scales(piece.table, read, layout, ids)
 
 
 def _fill_memory(tables: Tables, embedding: Embedding) -> None:
     """Copies what this rank holds from all saved records of its tables."""
     for shard, store in zip(embedding.shards, embedding.stores, strict=True):
         for piece in shard.slices:
-            saved = tables.get(shard.tables[piece.table].name, ())
+            name = shard.tables[piece.table].name
+            saved = tables.get(name, ())
             columns = sources.column_slice(shard, piece)
             known = below(piece.ids, sources.end_of(saved))
             for begin, ids in chunks_of(known, store.layout.stride):
                 first = piece.first_row + begin
                 records = store.copy_out(first, first + len(ids))
                 sources.fill(saved, ids, records.numpy(), columns)
+                check_scales(name, records.numpy(), columns.layout, ids)
                 if not store.device.on_host or store.block is not None:
                     store.copy_in(first, records)
 

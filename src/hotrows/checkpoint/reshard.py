@@ -108,6 +108,18 @@ def copy_records(
         target[target_rows, target_begin : target_begin + size] = source[:, begin : begin + size]
 
 
+def check_scales(table: str, records: np.ndarray, layout: RecordLayout, ids: Ids) -> None:
+    """Raises ValueError where records [n, stride] of rows of integers have a scale that is not finite."""
+    if layout.has_scale:
+        scales = records[:, layout.state_offset - 4 : layout.state_offset].copy().view(np.float32)[:, 0]
+        for wrong in np.flatnonzero(~np.isfinite(scales))[:1]:
+            raise ValueError(
+                f"table {table!r}: the scale of row {ids[wrong]:,} in the checkpoint should be a finite "
+                f"number, not {scales[wrong]}: training diverged; load an earlier checkpoint, or train "
+                f"again with lower learning rates"
+            )
+
+
 def _converted(records: np.ndarray, layout: RecordLayout, wanted: RecordLayout) -> np.ndarray:
     """Records with weights of another dtype, rounded to the nearest."""
     before = views(torch.from_numpy(np.array(records)), layout.as_ints())
@@ -130,7 +142,7 @@ def _spans(source: ColumnSlice, target: ColumnSlice) -> list[tuple[int, int, int
     end = min(source.columns[1], target.columns[1])
     if first >= end:
         return []
-    size = layout.as_ints()[1]
+    size = layout.bits // 8  # integers have no columns apart
     skip, target_skip = first - source.columns[0], first - target.columns[0]
     spans = [(skip * size, target_skip * size, (end - first) * size)]
     for k in range(source.per_column):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotrows.checkpoint import files
 from hotrows.checkpoint.manifest import Chain, Manifest
-from hotrows.checkpoint.reshard import ColumnSlice, Ids, Places, common, copy_records
+from hotrows.checkpoint.reshard import ColumnSlice, Ids, Places, check_scales, common, copy_records
 from hotrows.distributed.comm import Seat
 from hotrows.engine.embedding import Embedding
 from hotrows.json_file import build
@@ -208,5 +208,6 @@ def fill_packs(
     """Fills the records of the k-th piece of every pack of a group. records: [n, stride] by pack."""
     for shard, of_pack in zip(shards, records, strict=True):
         piece = shard.slices[k]
-        saved = tables.get(shard.tables[piece.table].name, ())
-        fill(saved, ids, of_pack.numpy(), column_slice(shard, piece))
+        name, columns = shard.tables[piece.table].name, column_slice(shard, piece)
+        fill(tables.get(name, ()), ids, of_pack.numpy(), columns)
+        check_scales(name, of_pack.numpy(), columns.layout, ids)

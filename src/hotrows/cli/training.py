@@ -18,6 +18,7 @@ from hotrows.cli.runs import print_metrics
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
 from hotrows.runtime.units import format_bytes
+from hotrows.table import BITS
 
 if TYPE_CHECKING:
     from hotrows import data
@@ -35,7 +36,7 @@ data_options = with_options(
     click.option("--validation", multiple=True, metavar="PARQUET", help="Samples that validate."),
     click.option("--test", multiple=True, metavar="PARQUET", help="Samples that test."),
 )
-_ROW_BITS = {"8": "int8", "16": "bfloat16", "32": "float32"}  # by the table_dtype that they mean
+_ROW_BITS = {str(bits): dtype for dtype, bits in BITS.items() if dtype != "float16"}
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
     click.option(
@@ -55,7 +56,7 @@ _row_options = with_options(
     click.option(
         "--row-bits",
         type=click.Choice(list(_ROW_BITS)),
-        help="Bits of a stored weight: 8, with a scale for each row, 16 (bfloat16) or 32.",
+        help="Bits of a stored weight: 4 or 8, with a scale for each row, 16 (bfloat16) or 32.",
     ),
 )
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.

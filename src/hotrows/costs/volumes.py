@@ -38,7 +38,7 @@ class TableLoad:
     record_bytes: int
     lookups: float
     ids: Frequencies
-    weight_bytes: int = 4
+    weight_bytes: float = 4
     pooled: bool = True
 
     @property

@@ -27,7 +27,7 @@ from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.record import layout_of
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, is_list, vocabulary_of
-from hotrows.table import Table
+from hotrows.table import BITS, Table
 
 ZIPF = 1.05  # exponent where it is not known how often ids are read
 _ROW_STATE = 4  # bytes of row-wise Adagrad
@@ -139,7 +139,7 @@ def _load(
         record_bytes=layout_of(table).stride,
         lookups=sum(lookups.get(name, 1.0) for name in table.features),
         ids=_frequencies(table, schema, counts),
-        weight_bytes={"float32": 4, "int8": 1}.get(table.dtype, 2),
+        weight_bytes=BITS[table.dtype] / 8,
         pooled=not any(name in sequences for name in table.features),
     )
 

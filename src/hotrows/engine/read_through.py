@@ -195,7 +195,11 @@ class BehindCache(AllInMemory):
             super().begin(plan, g, records)
             self._cache(g).mark_changed(plan.new_rows[g].slots)
         else:
-            self._cache(g).write(plan.host.new_rows[g].rows, torch.cat(list(records), 1))
+            cache, rows = self._cache(g), plan.host.new_rows[g].rows
+            spaced = torch.zeros(len(rows), cache.store.stride, dtype=torch.uint8)  # gaps, too
+            for part, of_pack in zip(cache.of_packs(spaced), records, strict=True):
+                part.copy_(of_pack)
+            cache.write(rows, spaced)
 
     def catch_up(self, p: int, rows: Int64[Tensor, "U"], dense_rows: DenseRows) -> None:
         dense_rows.catch_up_stored(self._cached[self._place[p][0]], rows)

@@ -229,7 +229,10 @@ def _write_table(
         for chunk in chunks:
             weights = chunk.float().numpy()
             if not np.isfinite(weights).all():
-                raise ValueError(f"table {table.name!r} has weights that are no finite numbers")
+                raise ValueError(
+                    f"table {table.name!r} has weights that are no finite numbers: training diverged; "
+                    f"export an earlier checkpoint, or train again with lower learning rates"
+                )
             stored = np.ascontiguousarray(table_rows.encode(weights, dtype))
             error = table_rows.decode(stored, dtype, table.dim).astype(np.float64) - weights
             largest = max(largest, float(np.abs(error).max(initial=0.0)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from hotrows.planning.sharding import Placement, Sharding, columns_of
 from hotrows.record import RankShard, RecordLayout, layout_of
-from hotrows.table import Table
+from hotrows.table import Table, is_integer
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def pack_tables(
     groups: dict[tuple, list[Table]] = {}
     for table in tables:
         columns = placements is not None and placements[table.name].columns
-        if columns and table.dtype == "int8":
+        if columns and is_integer(table.dtype):
             raise ValueError(
-                f"table {table.name!r}: rows of int8 have one scale for all columns, so that no rank can "
-                f"hold some of them; place it by rows"
+                f"table {table.name!r}: rows of {table.dtype} have one scale for all columns, so that no "
+                f"rank can hold some of them; place it by rows"
             )
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from hotrows.record import TableSlice
 from hotrows.shapes import Int64
-from hotrows.table import Table
+from hotrows.table import Table, is_integer
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Pla
 
     rows: ids dealt over all ranks; tables: whole, the largest first, each to the rank with least yet,
     but for giant ones, whose rows are dealt over as many ranks as they are shares (`num_shares`);
-    columns: where a table has as many columns as there are ranks, and none of int8, whose rows have one
-    scale; else by rows; replicated.
+    columns: where a table has as many columns as there are ranks, and none of integers, whose rows have
+    one scale; else by rows; replicated.
     """
     if kind == "tables":
         return _whole_tables(tables, num_ranks)
     placements = {}
     for t, table in enumerate(tables):
-        narrow = kind == "columns" and (table.dim < num_ranks or table.dtype == "int8")
+        narrow = kind == "columns" and (table.dim < num_ranks or is_integer(table.dtype))
         if kind == "rows" or narrow:
             # The most frequent ids of tables meet on one rank unless each begins with another.
             placements[table.name] = by_rows(num_ranks, t % num_ranks)

@@ -7,7 +7,7 @@ from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
 from hotrows.record import RecordLayout, views
 
-DTYPES = ("float32", "bfloat16", "float16", "int8")
+DTYPES = ("float32", "int4", "bfloat16", "int8", "float16")
 DIMS = (1, 3, 17, 128, 200)
 OPTIMIZERS = (
     SGD(lr=0.1),

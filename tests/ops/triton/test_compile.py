@@ -11,7 +11,7 @@ import torch
 from tests.ops.triton import cases
 from tests.support.choice import everything
 from tests.support.deferred import CASES, target_of
-from tests.support.row_rules import hyper_tensor
+from tests.support.row_rules import hyper_tensor, width
 
 
 def compile_all() -> None:
@@ -60,6 +60,7 @@ def compile_all() -> None:
     kernels.resolve(rows, None, 16, torch.arange(4), rows[:4], rows[:4], 2)
     layouts = zip(cases.OPTIMIZERS, (16, 1, 17, 128, 64, 3, 200), [*cases.DTYPES] * 3, strict=False)
     for optimizer, dim, dtype in list(layouts)[:: 1 if everything() else 3]:
+        dim = width(dim, dtype)
         layout = cases.layout_of(optimizer, dim, dtype)
         records, ints = torch.zeros(64, layout.stride, dtype=torch.uint8), layout.as_ints()
         kernels.copy_rows(records, rows, records, None)

@@ -8,6 +8,7 @@ from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
 from hotrows.record import RecordLayout
 from tests.ops.triton.cases import DIMS, DTYPES, new_records, on
+from tests.support.row_rules import width
 
 
 def bags(num_ids):
@@ -22,7 +23,7 @@ def bags(num_ids):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_pool_gives_the_bits_of_the_reference(dim, dtype, weighted, jagged, device):
-    layout = RecordLayout(dim, dtype, state_width=3)
+    layout = RecordLayout(width(dim, dtype), dtype, state_width=3)
     slots, inverse = torch.randperm(60)[:20], torch.randint(-1, 20, (70,)).int()
     weights = torch.rand(70) if weighted else None
     args = (slots, inverse, bags(70) if jagged else None, weights)

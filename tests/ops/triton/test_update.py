@@ -22,7 +22,7 @@ from tests.ops.triton.cases import (
     pieces,
     runs_of,
 )
-from tests.support.row_rules import hyper_tensor
+from tests.support.row_rules import hyper_tensor, width
 
 
 def updated(run, records, layout, optimizer, ids, grad, step=0, slots=None, decay=None, runs_of=runs_of):
@@ -48,6 +48,7 @@ def unpadded_runs_of(ids):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):
+    dim = width(dim, dtype)
     layout = layout_of(optimizer, dim, dtype)
     slow = new_records(layout, optimizer)
     fast = slow.to(device, copy=True)
@@ -60,7 +61,7 @@ def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):
     assert_close(result.state, expected.state, rtol=1e-4, atol=1e-5)
     # One ulp in float32 may tip a stochastic rounding to the next number.
     slack = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 1e-2, "atol": 1e-3}
-    if dtype == "int8":
+    if layout.has_scale:
         assert torch.equal(result.scale, expected.scale)
         slack = {"rtol": 0, "atol": float(expected.scale.max())}
     assert_close(result.read(), expected.read(), **slack)
@@ -68,13 +69,14 @@ def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):
         assert torch.equal(result.step, expected.step)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(
     "optimizer", [o for o in OPTIMIZERS if not isinstance(o, RowWiseAdagrad)], ids=repr
 )
 def test_runs_within_a_window_give_the_bits_of_the_native_core(optimizer, dtype, device):
-    layout = layout_of(optimizer, 17, dtype)
-    ids, grad = torch.randint(0, 60, (64,)), torch.randn(64, 17)
+    dim = width(17, dtype)
+    layout = layout_of(optimizer, dim, dtype)
+    ids, grad = torch.randint(0, 60, (64,)), torch.randn(64, dim)
     host = new_records(layout, optimizer)
     device_records = host.to(device, copy=True)
     for step in range(3):
@@ -185,7 +187,7 @@ def test_rows_wider_than_a_tile_equal_the_reference(device):
     assert_close(result.cpu(), updated(reference.update, records, layout, SGD(), ids, grad))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
 def test_stochastic_rounding_keeps_the_mean(dtype, device):
     layout = RecordLayout(64, dtype)
     records = new_records(layout).to(device)
@@ -200,9 +202,10 @@ def test_stochastic_rounding_keeps_the_mean(dtype, device):
     assert abs(sum(means) / 8 - (1 + move)) < 5e-5
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("weight", [torch.inf, -torch.inf, torch.nan])
-def test_rows_of_integers_with_a_weight_that_is_not_finite_are_nan(weight, device):
-    layout, grad = RecordLayout(5, "int8"), torch.ones(2, 5)
+def test_rows_of_integers_with_a_weight_that_is_not_finite_are_nan(weight, dtype, device):
+    layout, grad = RecordLayout(6, dtype), torch.ones(2, 6)
     grad[1, 3] = weight
     results = [
         updated(run, new_records(layout).to(where), layout, SGD(), torch.tensor([0, 1]), grad).cpu()

@@ -248,11 +248,13 @@ def update(
         row_pieces = pieces[piece_of(rows, first_rows)]  # [U, 5]
         index = (int(step) * row_pieces[:, 4] + row_pieces[:, 3])[:, None]
         index = index + _arange(layout[0], rows)  # [U, D]
+        drawn = random_bits(keys[:, None], index)
         if stored.scale is not None:
-            scale = stored.scale[slots] = scale_of(w, stored.scale[slots])
+            before = stored.scale[slots]
+            scale = stored.scale[slots] = scale_of(w, stored.bits, before, unit(drawn).float())
             w = integers(w, scale)
-        w = round_by_bits(w, random_bits(keys[:, None], index), stored.weights.dtype)
-    stored.weights[slots] = w
+        w = round_by_bits(w, drawn, stored.weights.dtype)
+    stored.put(w, slots)
     stored.state[slots] = state
 
 

@@ -50,12 +50,12 @@ def piece_of(rows: Tensor, first_rows: Tensor) -> Tensor:
 
 
 def round_by_bits(x: Tensor, bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """x float32 as bfloat16, float16 or int8: away from 0 with the probability of the part cut off, so
-    that the mean is x. A finite number never becomes a float16 infinity; infinities and NaN stay. Of int8
-    x is from -127 to 127."""
-    if dtype == torch.int8:
+    """x float32 as bfloat16, float16 or, of any other dtype, an int8: away from 0 with the probability of
+    the part cut off, so that the mean is x. A finite number never becomes a float16 infinity; infinities
+    and NaN stay. For an int8 x is from -127 to 127."""
+    if not dtype.is_floating_point:
         floor = x.abs().floor()
-        return (floor + (unit(bits).float() < x.abs() - floor)).copysign(x).to(dtype)
+        return (floor + (unit(bits).float() < x.abs() - floor)).copysign(x).to(torch.int8)
     return _to_bfloat16(x, bits) if dtype == torch.bfloat16 else _to_float16(x, bits)
 
 

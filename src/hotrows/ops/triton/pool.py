@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.triton import launch
+from hotrows.ops.triton.integers import read_weights
 from hotrows.record import views
 
 
@@ -101,9 +102,7 @@ def _weighted(
     b_distinct = tl.load(p_inverse + o_id, mask=m_id, other=-1).to(tl.int64)
     m_id = m_id & (b_distinct >= 0)
     b_slot = tl.load(p_slots + b_distinct, mask=m_id, other=0)
-    p_row = p_stored + b_slot[:, None] * STRIDE + o_d[None, :]
-    b_row = tl.load(p_row, mask=m_id[:, None] & m_d, other=0.0, eviction_policy="evict_last")
-    b_row = b_row.to(tl.float32)
+    b_row = read_weights(p_stored, b_slot, o_d, m_id, m_d, STRIDE, "evict_last")
     if p_scale is not None:
         b_row = b_row * tl.load(p_scale + b_slot * SCALE_STRIDE, mask=m_id, other=0.0)[:, None]
     if p_weights is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hotrows import record
 from hotrows.ops.rows import reference_random
 from hotrows.ops.triton.search import last_at_most
 
@@ -13,7 +12,6 @@ _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 _ROUNDING_STREAM = tl.constexpr(reference_random.ROUNDING_STREAM)
-_MOST = tl.constexpr(float(record.MOST))
 _FLOAT16_MAX = tl.constexpr(reference_random.FLOAT16_MAX)
 
 
@@ -42,6 +40,12 @@ def rounding_bits(p_first_rows, p_pieces, num_pieces, num_steps, b_row, m_row, o
 
 
 @triton.jit
+def unit(b_bits):
+    """`reference_random.unit` in float32."""
+    return (b_bits >> 40).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
 def to_bfloat16(b_x, b_bits):
     b_whole = b_x.to(tl.uint32, bitcast=True)
     m_finite = (b_whole & 0x7F800000) != 0x7F800000
@@ -59,33 +63,10 @@ def to_float16(b_x, b_bits):
     # Below 2^-14, whole steps of 2^-24.
     b_steps = b_magnitude * 16777216.0
     b_floor = tl.floor(b_steps)
-    m_up = (b_bits >> 40).to(tl.float32) * 5.9604644775390625e-08 < b_steps - b_floor
+    m_up = unit(b_bits) < b_steps - b_floor
     b_subnormal = (b_floor + m_up.to(tl.float32)) * 5.9604644775390625e-08
     b_rounded = tl.where(b_magnitude < 6.103515625e-05, b_subnormal, b_normal)
     b_rounded = tl.minimum(b_rounded, _FLOAT16_MAX)
     b_signed = b_rounded.to(tl.uint32, bitcast=True) | (b_whole & 0x80000000)
     m_finite = (b_whole & 0x7F800000) != 0x7F800000
     return tl.where(m_finite, b_signed.to(tl.float32, bitcast=True), b_x).to(tl.float16)
-
-
-@triton.jit
-def scale_of(b_w, b_before):
-    """[rows]: `record.scale_of` of [rows, columns], zeros beyond a row's."""
-    b_most = tl.max(b_w.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
-    b_largest = b_most.to(tl.float32, bitcast=True)
-    b_exponent = tl.maximum(((b_most + 0x1FFFF) >> 23) - 6, 27)
-    b_scale = (b_exponent << 23).to(tl.float32, bitcast=True)
-    m_keeps = (b_largest <= _MOST * b_before) & (4 * b_largest >= _MOST * b_before)
-    b_scale = tl.where(m_keeps, b_before, b_scale)
-    return tl.where(b_most > 0x7F7E0000, float("nan"), b_scale)
-
-
-@triton.jit
-def to_int8(b_w, b_scale, b_bits):
-    b_inverse = ((254 << 23) - b_scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)  # of 2^n
-    b_x = tl.where((b_scale == b_scale)[:, None], b_w * b_inverse[:, None], 0.0)
-    b_magnitude = tl.abs(b_x)
-    b_whole = tl.floor(b_magnitude)
-    m_up = (b_bits >> 40).to(tl.float32) * 5.9604644775390625e-08 < b_magnitude - b_whole
-    b_rounded = b_whole + m_up.to(tl.float32)
-    return tl.where(b_x < 0, -b_rounded, b_rounded).to(tl.int8)

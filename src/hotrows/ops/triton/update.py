@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hotrows.ops.rows import reference
 from hotrows.ops.triton import launch
+from hotrows.ops.triton.integers import read_weights, scale_of, to_integers, write_pairs
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
-from hotrows.ops.triton.random import rounding_bits, scale_of, to_bfloat16, to_float16, to_int8
+from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
 from hotrows.ops.triton.runs import sum_runs, sum_windows
 from hotrows.ops.triton.sum_gradients import sum_gradients
 from hotrows.record import MAX_KERNEL_DIM, views
@@ -47,10 +48,11 @@ def update(
     options = hyper, first_rows, pieces, decay, mean_squares
     sizes = num_rows, num_pieces, (num_pieces + 1).bit_length()
     tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, MAX_KERNEL_DIM)
+    row = {"KIND": kind, "D": dim, "BITS": stored.bits}
     strides = {"WEIGHTS_STRIDE": stored.weights.stride(0), "STATE_STRIDE": stored.state.stride(0)}
     tile = {"ROWS": tile_rows, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _update[(launch.cdiv(num_rows, tile_rows),)](
-        *places, *gradients, *options, *sizes, KIND=kind, D=dim, **strides, **tile, **launch.OPTIONS
+        *places, *gradients, *options, *sizes, **row, **strides, **tile, **launch.OPTIONS
     )
 
 
@@ -58,7 +60,7 @@ def update(
 def _update(
     p_stored, p_scale, p_state, p_step, p_slots, p_rows, p_grad, p_order, p_starts, p_bags, p_weights,
     p_heads, p_tails, p_hyper, p_first_rows, p_pieces, p_decay, p_mean_squares, num_rows, num_pieces,
-    num_steps, KIND: tl.constexpr, D: tl.constexpr, WEIGHTS_STRIDE: tl.constexpr,
+    num_steps, KIND: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, WEIGHTS_STRIDE: tl.constexpr,
     STATE_STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -70,8 +72,7 @@ def _update(
     m_row = b_row >= 0
     m = m_row[:, None] & m_d
     b_slot = tl.load(p_slots + o_row, mask=m_row, other=0)
-    p_weight = p_stored + b_slot[:, None] * WEIGHTS_STRIDE + o_d[None, :]
-    b_w = tl.load(p_weight, mask=m, other=0.0).to(tl.float32)  # [ROWS, COLUMNS]
+    b_w = read_weights(p_stored, b_slot, o_d, m_row, m_d, WEIGHTS_STRIDE, "")  # [ROWS, COLUMNS]
     if p_scale is not None:
         p_row_scale = p_scale + b_slot * STATE_STRIDE
         b_before = tl.load(p_row_scale, mask=m_row, other=1.0)
@@ -118,12 +119,15 @@ def _update(
     if p_stored.dtype.element_ty != tl.float32:
         b_bits = rounding_bits(p_first_rows, p_pieces, num_pieces, num_steps, b_row, m_row, o_d, step)
         if p_scale is not None:
-            b_scale = scale_of(tl.where(m, b_w, 0.0), b_before)
-            tl.debug_barrier()  # each row's scale is read by many threads and written by one
+            b_scale = scale_of(tl.where(m, b_w, 0.0), b_before, b_bits, BITS)
+            tl.debug_barrier()  # a row's scale and pairs are read by several threads and written by one
             tl.store(p_row_scale, b_scale, mask=m_row)
-            b_w = to_int8(b_w, b_scale, b_bits)
+            b_w = to_integers(b_w, b_scale, b_bits)
         elif p_stored.dtype.element_ty == tl.bfloat16:
             b_w = to_bfloat16(b_w, b_bits)
         else:
             b_w = to_float16(b_w, b_bits)
-    tl.store(p_weight, b_w, mask=m)
+    if BITS == 4:
+        write_pairs(p_stored, b_slot, b_w, m_row, D, WEIGHTS_STRIDE)
+    else:
+        tl.store(p_stored + b_slot[:, None] * WEIGHTS_STRIDE + o_d[None, :], b_w, mask=m)
