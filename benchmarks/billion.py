@@ -6,6 +6,7 @@ DLRM on tables of a billion rows, dim 16, weights of --dtype, row-wise Adagrad, 
 store that begins empty. The whole process is within a memory cgroup of 2 GiB, page cache included. Beside
 it, in turn with it, the same model trains on tables of ten million rows, all in memory.
 
+    criteo   26 tables in the proportions of Criteo Kaggle; zipf: 26 tables of equal size
     both     a stream of fresh samples, ids by a power law of exponent 1.05, popular rows scattered
 
 Each call goes on where the last one ended, for so many seconds: a piece trains in memory first, then the
