@@ -129,6 +129,17 @@ class Batch:
         """The features that carry ids, those that samples of a request share last."""
         return self.features + (() if self.requests is None else self.requests.shared.features)
 
+    @property
+    def num_ids(self) -> int:
+        """The number of ids of all samples, those that a request shares counted in each of them."""
+        if self.requests is None:
+            return len(self.ids)
+        shared, num_samples = self.requests.shared, self.requests.starts.diff()
+        if shared.offsets is None:
+            return len(self.ids) + len(shared.features) * self.size
+        of_requests = shared.offsets.diff().reshape(-1, shared.size).sum(0)
+        return len(self.ids) + int((of_requests * num_samples).sum())
+
     def expanded(self, features: Sequence[str] | None = None) -> Batch:
         """The batch with all its features in every sample, whatever a request shares.
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotrows.batch import Batch
+from hotrows.batch import Batch, RequestFeatures
 from hotrows.train.step_trainer import limited_threads, num_threads
 
 WEIGHTS = 492_000  # of DeepFM's matrices, 26 features of dim 16
@@ -30,6 +30,24 @@ def batch(size, features=26, length=1):
 )
 def test_a_short_step_takes_one_thread(size, features, length, weights, num):
     assert num_threads(batch(size, features, length), weights, 4) == num
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_what_requests_share_counts_in_each_of_their_samples(lists):
+    """Batches of requests hold a history once, but models compare it with every candidate."""
+    ids, offsets = torch.arange(4), None
+    if lists:
+        ids, offsets = torch.arange(162), torch.tensor([0, 1, 2, 102, 162])  # histories of 100 and 60
+    shared = Batch(("user", "history"), ids, torch.empty(2, 0), offsets=offsets)
+    starts = torch.tensor([0, 1, 64])
+    requests = Batch(
+        ("item",), torch.arange(64), torch.zeros(64, 0), requests=RequestFeatures(shared, starts)
+    )
+    expanded = requests.expanded()
+    assert requests.num_ids == expanded.num_ids == len(expanded.ids)
+    for weights in (0, 300_000, 3_000_000):
+        assert num_threads(requests, weights, 9) == num_threads(expanded, weights, 9)
+    assert num_threads(requests, 300_000, 9) == (8 if lists else 1)
 
 
 def test_other_work_has_all_threads_again(threads):

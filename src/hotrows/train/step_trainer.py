@@ -249,10 +249,10 @@ def num_threads(batch: Batch, weights: int, available: int) -> int:
     programs.
 
     weights: of the model's matrices. Each element of a list counts as a sample: of a sequence, models
-    multiply each, of other lists it is too many.
+    multiply each, of other lists it is too many; so it is where a request shares it.
     """
-    elements = batch.size + max(len(batch.ids) - batch.size * len(batch.features), 0)
-    work = elements * weights + len(batch.ids) * _ROW
+    elements = batch.size + max(batch.num_ids - batch.size * len(batch.all_features), 0)
+    work = elements * weights + batch.num_ids * _ROW
     return min(max(work // _WORTH, 1), available)
 
 
