@@ -26,13 +26,11 @@ from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.events import EventIndex
 from hotrows.data.hot_cold.profile import profile
 from hotrows.data.hot_cold.regroup import regroup
-from hotrows.data.raw.cells import Reading
 from hotrows.data.stored import part as parts
 from hotrows.data.stored.encoded import read_manifest, write_signed
 from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
-from hotrows.streams import table_events
 from hotrows.train import run_folder
 from tests.support.bundles import trained
 from tests.support.histories import copied, events_and_samples, schema
@@ -381,8 +379,6 @@ def test_rows_to_predict_have_histories_as_lists(tmp_path):
         ValueError, match=r"lacks the columns \['kinds'\]: rows to predict have a history as"
     ):
         list(Encoder.open(ours.path).encode(rows.drop(columns="kinds")))
-    with pytest.raises(ValueError, match="the stream lacks the columns"):
-        table_events({"user": [1], "item": [2], "at": [3]}).columns(Reading(schema(), 1))
     runs = [trained(data, tmp_path / f"run-{data.path.name}", "din") for data in (ours, theirs)]
     scorers = [
         Scorer(export(run, tmp_path / f"bundle-{run.name}", format="onnx"), trust=True) for run in runs

@@ -108,8 +108,9 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     if data.encodes_raw:  # what `Encoder.open` reads, as the run may outlive the data
         make_folder(run / _ENCODERS)
         copy_manifest(data, run / _ENCODERS)
-        for vocabulary in data.vocabularies.values():
-            link_or_copy(data.path / vocabulary.file, run / _ENCODERS / vocabulary.file)
+        files = [vocabulary.file for vocabulary in data.vocabularies.values()]
+        for file in (*files, *([data.events.file] if data.events else [])):
+            link_or_copy(data.path / file, run / _ENCODERS / file)
         sync(run / _ENCODERS)
     write_json(run / "choices.json", _JSON.sign(choices))
 

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ log = logging.getLogger("hotrows")
 _LOG = "stream.jsonl"
 _LINE = JsonFile("bring it back from a copy")
 DEAD_LETTERS = "dead_letters.jsonl"
+HISTORIES = "histories/"  # begins the names of tensors of a checkpoint with the events of users
 OnAlarm = Callable[[Alarm], None]
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
@@ -47,8 +48,8 @@ class StreamRun(Callback):
     """A callback of the Trainer whose run is on a stream.
 
     source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
-    with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what a
-    checkpoint has of the window that was open.
+    with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
+    `tensors` gave to a checkpoint.
     """
 
     name = "last window"
@@ -61,11 +62,15 @@ class StreamRun(Callback):
         config: StreamConfig | None = None,
         on_alarm: OnAlarm | None = None,
         repeat: Path | str | None = None,
-        window: dict[str, Tensor] | None = None,
+        window: Mapping[str, Tensor] | None = None,
     ) -> None:
         _check(steps)
         self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
-        self.window = ScoredWindow(steps, self._config.window, window or {})
+        window = window or {}
+        of_users = {n: tensor.numpy() for n, tensor in window.items() if n.startswith(HISTORIES)}
+        appended = {n.removeprefix(HISTORIES): values for n, values in of_users.items()}
+        of_window = {n: tensor for n, tensor in window.items() if n not in of_users}
+        self.window = ScoredWindow(steps, self._config.window, of_window)
         self.alarm: Alarm | None = None
         self.last: Metrics | None = None
         self._saved_at = time.monotonic()
@@ -84,7 +89,9 @@ class StreamRun(Callback):
             batches = [] if repeat is None else batches_after(Path(repeat), state.step)
             self._sizes = {batch.step: batch.size for batch in batches}
             cuts = None if repeat is None else [batch.reads for batch in batches]
-            events = EventStream(source, encoder, size, self._config, state.stream, letters, cuts)
+            histories = encoder.histories and encoder.histories.appended(appended)
+            how = (self._config, state.stream, letters, cuts, histories)
+            events = EventStream(source, encoder, size, *how)
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
             self._batches = steps.train_on(events, self.window.add)
@@ -95,6 +102,13 @@ class StreamRun(Callback):
 
     def __exit__(self, *error) -> None:
         self._opened.close()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has of the window that is open, and the events that users have got."""
+        histories = self._batches.histories
+        events = {} if histories is None else histories.since(0)
+        added = {HISTORIES + name: torch.from_numpy(values) for name, values in events.items()}
+        return {**self.window.tensors(), **added}
 
     def on_idle(self, trainer: Any) -> None:
         """Sounds the alarm of idleness, and requests the checkpoint that is due."""

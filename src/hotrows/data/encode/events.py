@@ -32,6 +32,7 @@ from hotrows.data.stored.histories import (
     END,
     EVENTS_FILE,
     StoredHistories,
+    events_before,
     last_begins,
     stored_schema,
     with_features,
@@ -142,21 +143,11 @@ class EventIndex:
                 f"give it one, or leave it out"
             )
         users = hash_values(raw)
-        place = np.minimum(np.searchsorted(self._users, users), len(self._users) - 1)
-        known = (self._users[place] == users) & (raw.lengths > 0)
-        begins = np.where(known, self._starts[place], 0)
-        low, high = begins, np.where(known, self._starts[place + 1], 0)
-        while (is_open := low < high).any():
-            middle = (low + high) >> 1
-            is_before = self._times[np.minimum(middle, self.rows - 1)] < moments
-            low, high = (
-                np.where(is_open & is_before, middle + 1, low),
-                np.where(is_open & ~is_before, middle, high),
-            )
-        self._check_past(columns, begins, low)
-        self._users_known |= bool(known.any())
+        begins, ends = events_before(self._users, self._starts, self._times, users, moments)
+        self._check_past(columns, begins, ends)
+        self._users_known = self._users_known or bool(np.isin(users, self._users).any())
         self._first_users[1] = self._first_users[1] or _text(raw)
-        return begins, low
+        return begins, ends
 
     def _check_past(self, columns: Columns, begins: np.ndarray, ends: np.ndarray) -> None:
         """Stops a preparation whose samples would see an event at or after their time."""
@@ -204,7 +195,7 @@ class EventIndex:
 
     def without_users(self, columns: Columns) -> Columns:
         """Samples as the schema has them: with empty histories in place of users."""
-        return _with_ids(columns, self.schema, dict(zip(self._names, columns.ids, strict=True)))
+        return with_ids(columns, self.schema, dict(zip(self._names, columns.ids, strict=True)))
 
     def encoded(self, encoder: Encoder, columns: Columns) -> Rows:
         """Encodes samples: rows of the stored schema."""
@@ -230,7 +221,8 @@ class EventIndex:
                     if feature.name in into:
                         into[feature.name][places] = ids
             with replaced(path) as part:
-                arrays = {f"ids/{name}": ids for name, ids in into.items()}
+                arrays = {"users": self._users, "starts": self._starts, "times": self._times}
+                arrays |= {f"ids/{name}": ids for name, ids in into.items()}
                 write_sections(part, {"kind": "events", "rows": self.rows}, arrays)
         return StoredHistories.open(path, encoder.schema, self.rows)
 
@@ -253,7 +245,7 @@ class EventIndex:
     def _values(self, events: Columns, names: Sequence[str]) -> Columns:
         """Events as the schema has its rows, with one value in each history."""
         features = zip(self._values_read.schema.id_features, events.ids, strict=True)
-        return _with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
+        return with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
 
     def _mapped(self, name: str, dtype: Any, size: int | None = None) -> np.ndarray:
         """A new file of zeros, mapped. size: number of values (default: of events)."""
@@ -264,7 +256,7 @@ class EventIndex:
         return np.memmap(path, dtype, "r+", shape=shape).view(np.ndarray)
 
 
-def _with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Columns:
+def with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Columns:
     """Columns with the id features of the schema; others than those by name have no values."""
     rows = columns.num_rows
     nothing, no_lists = no_values(rows), no_values(0, np.zeros(rows + 1, np.int64))

@@ -1,0 +1,175 @@
+"""Histories by reference on streams: a line reads what its user did before, and may be an event."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotrows.config import TrainConfig
+from hotrows.data import Encoder, prepare
+from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
+from hotrows.optim import Adagrad
+from hotrows.streams import EventStream, StreamConfig, open_source
+from hotrows.train import Trainer
+from tests.support.histories import LENGTHS, copied, events_and_samples, schema
+from tests.support.runs import Kill, Killed, weights_of
+
+DRAINED = StreamConfig(stop_when_idle=0.2)
+
+
+CONFIG = TrainConfig(
+    model="din",
+    model_options={"dim": 4, "attention": [8], "hidden": [8]},
+    batch_size=16,
+    row_optimizer=Adagrad(lr=0.1),
+    seed=3,
+    linear_paths="plain",
+    checkpoint_every=2,
+)
+UNBOUNDED = {"history": None, "kinds": None}
+
+
+def lines_and_lists(events, seed=9, size=200, users=12, late=False):
+    """Lines of a stream after the prepared events, and the same with copied lists: of each line those
+    events of earlier seconds that are prepared, or came before it with a positive label. late: in no
+    order, and of times before."""
+    random = np.random.default_rng(seed)
+    columns = {"user": users + 2, "at": 30, "item": 27, "kind": 5, "click": 2}
+    lines = pd.DataFrame({name: random.integers(0, most, size) for name, most in columns.items()})
+    lines["at"] += 10 if late else 25
+    lines = lines if late else lines.sort_values("at", kind="stable", ignore_index=True)
+    past = [events]
+    lists = []
+    for row in range(len(lines)):
+        lists.append(copied(pd.concat(past), lines[row : row + 1]))
+        if lines["click"][row]:
+            past.append(lines[row : row + 1])
+    return lines, pd.concat(lists)
+
+
+def write_lines(folder, *parts, columns=None):
+    """Writes frames as files of JSON lines, which a folder source reads in this order."""
+    folder.mkdir()
+    for number, part in enumerate(parts):
+        text = "".join(json.dumps(row, default=int) + "\n" for row in part.to_dict("records"))
+        (folder / f"{number:02}.jsonl").write_text(text)
+    return f"folder:{folder}"
+
+
+def both(tmp_path, late=False):
+    """Prepared data by reference and with copied lists, of one vocabulary, and a stream for each."""
+    events, samples = events_and_samples()
+    lines, lists = lines_and_lists(events, late=late)
+    lengths = UNBOUNDED if late else LENGTHS
+    ours = prepare(samples, schema(lengths=lengths), tmp_path / "ours", events=events)
+    theirs = prepare(copied(events, samples), schema(False, lengths), tmp_path / "theirs")
+    yield ours, write_lines(tmp_path / "lines", lines)
+    yield theirs, write_lines(tmp_path / "lists", lists)
+
+
+def batches(data, source, size=16, **how):
+    encoder = Encoder.open(data.path)
+    with EventStream(open_source(source, encoder.schema), encoder, size, DRAINED, **how) as stream:
+        return [(batch, stream.histories) for batch in stream]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("late", [False, True])
+def test_lines_read_the_histories_that_copied_lists_have(tmp_path, size, late):
+    (ours, lines), (theirs, lists) = both(tmp_path, late)
+    pairs = list(zip(batches(ours, lines, size), batches(theirs, lists, size), strict=True))
+    assert sum(batch.size for (batch, _), _ in pairs) == 200
+    for (one, _), (other, _) in pairs:
+        for name in ("features", "ids", "offsets", "labels"):
+            a, b = getattr(one, name), getattr(other, name)
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
+def seen(past, user, at, longest):
+    """The items that a line sees of what came before it, told without sorting runs."""
+    own = sorted((e for e in past if e[0] == user), key=lambda e: e[1])
+    newest = own[-1][1] if own else at
+    return [e[2] for e in [e for e in own if e[1] < max(newest, at)][-longest:] if e[1] < at]
+
+
+lines_of_few = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.booleans()), max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines_of_few, st.integers(1, 3), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 3))
+def test_a_user_has_the_same_events_however_they_were_added(
+    tmp_path_factory, lines, longest, cuts, restart
+):
+    """In whatever pieces, from a checkpoint or from a file of a bundle: those of the newest second and
+    the last before it, of which a line sees what is before its second."""
+    folder = tmp_path_factory.mktemp("histories")
+    declared = schema(lengths={"history": longest, "kinds": 1})
+    empty = np.zeros(0, np.int64)
+    columns = dict.fromkeys(("times", "numbers", "ids/history", "ids/kinds"), empty)
+    nobody = SortedEvents.joined({"users": empty.astype(np.uint64), **columns})
+    base = UserHistories({"history": longest, "kinds": 1}, (nobody,))
+    histories, past = base, []
+    bounds = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        users, times, clicks = (np.array(c) for c in zip(*lines[first:end], strict=True))
+        items = np.arange(first, end)
+        ids = {"history": items, "kinds": -items}
+        lists, histories = histories.read(users.astype(np.uint64), times, clicks, ids)
+        for name, length, sign in (("history", longest, 1), ("kinds", 1, -1)):
+            found = np.split(lists[name][0], lists[name][1][1:-1])
+            partial = list(past)
+            for row, (user, at, click) in enumerate(lines[first:end]):
+                expected = [sign * item for item in seen(partial, user, at, longest)][-length:]
+                assert found[row].tolist() == expected
+                partial += [(user, at, first + row)] if click else []
+        past = partial
+        if number == restart:
+            histories = base.appended(histories.since(base.count))
+        elif number + 1 == restart:
+            histories.write(folder / "events.shard")
+            histories = base = UserHistories.open(folder, declared)
+    assert histories.count == len(past)
+    sent = base.appended(histories.since(base.count))
+    users = np.arange(3, dtype=np.uint64)
+    newest = sent.lists(users, np.full(3, NEWEST))["history"]
+    for user, items in enumerate(np.split(newest[0], newest[1][1:-1])):
+        assert items.tolist() == seen(past, user, NEWEST, longest)
+
+
+def test_memory_holds_the_last_events_of_each_user(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    histories, users = Encoder.open(data.path).histories, np.arange(10, dtype=np.uint64)
+    for second in range(1000):
+        ids = {"history": users.astype(np.int64), "kinds": users.astype(np.int64)}
+        histories = histories.append(users, np.full(10, second), ids)
+    assert sum(len(run.columns["times"]) for run in histories.runs[1:]) < 3 * 10 * (histories.longest + 1)
+    assert len(histories.since(0)["times"]) < 3 * 10 * (histories.longest + 1)
+
+
+def test_training_equals_that_on_copied_lists_killed_or_not(tmp_path):
+    (ours, lines), (theirs, lists) = both(tmp_path)
+    train(ours, lines, tmp_path / "ours-run")
+    train(theirs, lists, tmp_path / "theirs-run")
+    assert_same(tmp_path / "ours-run", tmp_path / "theirs-run")
+    for step in (3, 9):
+        with pytest.raises(Killed):
+            train(ours, lines, tmp_path / "killed", callbacks=[Kill(step)])
+    train(ours, lines, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "theirs-run")
+
+
+def train(data, source, run, **how):
+    trainer = Trainer(data, CONFIG, run, resume=run.exists())
+    trainer.fit_stream(source, DRAINED, **how)
+    return trainer
+
+
+def assert_same(run, other):
+    pairs = zip(weights_of(run), weights_of(other), strict=True)
+    assert all(torch.equal(one, another) for one, another in pairs)
