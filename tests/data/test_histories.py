@@ -387,7 +387,7 @@ def test_rows_to_predict_have_histories_as_lists(tmp_path):
     scores = [scorer.logits(requests) for scorer in scorers]
     assert np.array_equal(*scores) and len(np.unique(scores[0])) > 5
     with pytest.raises(ValueError, match="the request lacks the columns"):
-        scorers[0].logits([{"user": 1, "item": 2}])
+        scorers[0].logits([{"user": 1, "item": 2, "history": [1]}])
 
 
 def test_a_draft_names_histories():

@@ -1,6 +1,7 @@
 """Histories by reference on streams: a line reads what its user did before, and may be an event."""
 
 import json
+from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
 from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
+from hotrows.export.publisher import Publisher
+from hotrows.export.whole import export
 from hotrows.optim import Adagrad
+from hotrows.serving import Scorer
 from hotrows.streams import EventStream, StreamConfig, open_source
 from hotrows.train import Trainer
 from tests.support.histories import LENGTHS, copied, events_and_samples, schema
@@ -173,3 +177,58 @@ def train(data, source, run, **how):
 def assert_same(run, other):
     pairs = zip(weights_of(run), weights_of(other), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs)
+
+
+def score_both(scorer, rows):
+    """Scores of rows with the lists, and of rows with user and time, and with the user alone."""
+    rows = rows.drop(columns=["click", "kind"])
+    alone = rows.drop(columns=["history", "kinds"])
+    tables = (rows, alone, alone.drop(columns="at"))
+    return [scorer.logits(table.to_dict("records")) for table in tables]
+
+
+def test_a_server_reads_the_newest_history_of_a_user_from_deltas(tmp_path):
+    """User alone scores as the list does, in a bundle, after a delta, on a later base, and in an export;
+    an event of the same second or a later one is not seen."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    folder = tmp_path / "lines"
+    source = write_lines(folder, lines[:100])
+    newest = pd.DataFrame({"user": range(14), "at": 10**6, "item": 3, "kind": 0, "click": 0})
+
+    def asked(num_lines):
+        past = pd.concat([events, lines[:num_lines][lines["click"][:num_lines] == 1]])
+        return copied(past, newest)
+
+    train(data, source, tmp_path / "run", callbacks=[publisher_of(tmp_path)])
+    with closing(Scorer.watch(tmp_path / "published", every=None)) as scorer:
+        before, by_time, by_user = score_both(scorer, asked(100))
+        assert np.array_equal(before, by_time) and np.array_equal(before, by_user)
+        assert len(np.unique(before)) > 5
+        text = "".join(json.dumps(row, default=int) + "\n" for row in lines[100:].to_dict("records"))
+        (folder / "01.jsonl").write_text(text)
+        train(data, source, tmp_path / "run", callbacks=[publisher_of(tmp_path)])
+        scorer.follower.look()
+        after, by_time, by_user = score_both(scorer, asked(200))
+        assert np.array_equal(after, by_time) and np.array_equal(after, by_user)
+        assert scorer.version.base > 1 and scorer.version.histories.count == lines["click"].sum()
+        one = scorer.logits([{"item": 3}, {"item": 4}], shared={"user": 5})
+        given = asked(200)
+        shared = {"user": 5, "history": given["history"][5], "kinds": given["kinds"][5]}
+        assert np.array_equal(one, scorer.logits([{"item": 3}, {"item": 4}], shared=shared))
+        moments = lines["at"].max()
+        told = scorer.logits([{"user": 5, "item": 3, "at": int(moments)}])
+        past = pd.concat([events, lines[lines["click"] == 1]])
+        of_then = copied(past, newest[5:6].assign(at=moments))
+        shared = {name: of_then[name].iloc[0] for name in ("user", "history", "kinds")}
+        assert np.array_equal(told, scorer.logits([{"item": 3}], shared=shared))
+        with pytest.raises(ValueError, match="the request lacks the columns"):
+            scorer.logits([{"item": 2}])
+    bundle = export(tmp_path / "run", tmp_path / "bundle", "last", format="onnx")
+    exported = score_both(Scorer(bundle), asked(200))
+    assert all(np.array_equal(exported[0], other) for other in exported[1:])
+
+
+def publisher_of(tmp_path):
+    return Publisher(tmp_path / "published", every="3b", base_every=4)

@@ -38,7 +38,6 @@ log = logging.getLogger("hotrows")
 _LOG = "stream.jsonl"
 _LINE = JsonFile("bring it back from a copy")
 DEAD_LETTERS = "dead_letters.jsonl"
-HISTORIES = "histories/"  # begins the names of tensors of a checkpoint with the events of users
 OnAlarm = Callable[[Alarm], None]
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
@@ -66,11 +65,7 @@ class StreamRun(Callback):
     ) -> None:
         _check(steps)
         self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
-        window = window or {}
-        of_users = {n: tensor.numpy() for n, tensor in window.items() if n.startswith(HISTORIES)}
-        appended = {n.removeprefix(HISTORIES): values for n, values in of_users.items()}
-        of_window = {n: tensor for n, tensor in window.items() if n not in of_users}
-        self.window = ScoredWindow(steps, self._config.window, of_window)
+        self.window = ScoredWindow(steps, self._config.window, window or {})
         self.alarm: Alarm | None = None
         self.last: Metrics | None = None
         self._saved_at = time.monotonic()
@@ -89,7 +84,7 @@ class StreamRun(Callback):
             batches = [] if repeat is None else batches_after(Path(repeat), state.step)
             self._sizes = {batch.step: batch.size for batch in batches}
             cuts = None if repeat is None else [batch.reads for batch in batches]
-            histories = encoder.histories and encoder.histories.appended(appended)
+            histories = run_folder.histories_at(run, window or {})
             how = (self._config, state.stream, letters, cuts, histories)
             events = EventStream(source, encoder, size, *how)
             opened.callback(events.close)
@@ -107,7 +102,7 @@ class StreamRun(Callback):
         """What a checkpoint has of the window that is open, and the events that users have got."""
         histories = self._batches.histories
         events = {} if histories is None else histories.since(0)
-        added = {HISTORIES + name: torch.from_numpy(values) for name, values in events.items()}
+        added = {run_folder.HISTORIES + name: torch.from_numpy(values) for name, values in events.items()}
         return {**self.window.tensors(), **added}
 
     def on_idle(self, trainer: Any) -> None:
@@ -208,11 +203,11 @@ class StreamRun(Callback):
 class ScoredWindow:
     """Logits and targets of the events scored since the last window. stored: of a checkpoint."""
 
-    def __init__(self, steps: StepTrainer, size: int, stored: dict[str, Tensor]) -> None:
+    def __init__(self, steps: StepTrainer, size: int, stored: Mapping[str, Tensor]) -> None:
         self._recommender, self._size = steps.recommender, size
         self._pieces: list[Evaluated] = []
         self._num_checked = self._num_samples = 0
-        if stored:
+        if "labels" in stored:
             targets = Targets(stored["labels"], stored.get("weights"))
             self._append((stored["logits"], targets, stored.get("groups")))
 

@@ -59,6 +59,13 @@ def stream_schema(schema: Schema) -> Schema:
     return _in_place(schema, [Sparse(END, schema.user), *values])
 
 
+def with_user(schema: Schema) -> Schema:
+    """The schema of rows whose histories are lists, or those of the user, who is a feature more."""
+    if not schema.histories:
+        return schema
+    return dataclasses.replace(schema, features=(*schema.features, Sparse(END, schema.user)))
+
+
 def _in_place(schema: Schema, places: Sequence[Sparse]) -> Schema:
     """The schema with other features in place of its histories."""
     shared = [name for name in schema.shared if name not in schema.histories]

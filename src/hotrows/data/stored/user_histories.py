@@ -202,10 +202,6 @@ class UserHistories:
             lists[name] = (ids if kept is None else ids[kept], all_ends)
         return lists
 
-    def on(self, base: UserHistories) -> UserHistories:
-        """These histories, with the events that a later base has read from its file."""
-        return base.appended(self.since(base.count))
-
     def write(self, path: Path) -> None:
         """Writes the events that are seen; memory holds them meanwhile."""
         joined = SortedEvents.joined(*(run.seen(self.longest) for run in self.runs))
