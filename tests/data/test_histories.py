@@ -281,6 +281,9 @@ BAD = {
     "no item": ({"item": None}, {}, r"lacks the columns \['item'\]"),
     "a time of a sample": ({}, {"at": [5, None]}, "has no time, which says where its history ends"),
     "no user of samples": ({}, {"user": None}, r"lacks the columns \['user'\]"),
+    "no events": ({"user": [], "at": [], "item": [], "kind": []}, {}, "the table has no rows"),
+    "other times": ({"at": ["2020-01-01", "2020-01-02"]}, {}, "expected a time unix .* found '2020-01-01'"),
+    "lists": ({"item": [[3], [4]]}, {}, "column 'item': expected a single value, found list"),
 }
 
 
@@ -292,6 +295,22 @@ def test_bad_input_is_one_message(case, tmp_path):
     events, samples = ({k: v for k, v in rows.items() if v is not None} for rows in (events, samples))
     with pytest.raises(ValueError, match=message):
         prepare(samples, schema(), tmp_path / "enc", events=events)
+
+
+def test_events_of_several_files_are_one_log_with_columns_in_any_order(tmp_path):
+    """Values in another type are the same; a file without a column is refused."""
+    events, samples = events_and_samples(8)
+    whole = prepare(samples, schema(), tmp_path / "whole", events=events)
+    events[:100].to_csv(tmp_path / "a.csv", index=False)
+    events[100:].astype({"item": str, "user": float})[["kind", "at", "user", "item"]].to_parquet(
+        tmp_path / "b.parquet"
+    )
+    files = [tmp_path / "a.csv", tmp_path / "b.parquet"]
+    in_two = prepare(samples, schema(), tmp_path / "two", events=files)
+    assert_equal_batches(in_two.parts["train"], whole.parts["train"])
+    events[100:].drop(columns="kind").to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b.parquet lacks the columns \['kind'\]"):
+        prepare(samples, schema(), tmp_path / "refused", events=files)
 
 
 def test_events_and_histories_belong_together(tmp_path):
