@@ -282,7 +282,11 @@ BAD = {
     "a time of a sample": ({}, {"at": [5, None]}, "has no time, which says where its history ends"),
     "no user of samples": ({}, {"user": None}, r"lacks the columns \['user'\]"),
     "no events": ({"user": [], "at": [], "item": [], "kind": []}, {}, "the table has no rows"),
-    "other times": ({"at": ["2020-01-01", "2020-01-02"]}, {}, "expected a time unix .* found '2020-01-01'"),
+    "other times": (
+        {"at": ["2020-01-01", "2020-01-02"]},
+        {},
+        "expected a time unix .* found '2020-01-01'",
+    ),
     "lists": ({"item": [[3], [4]]}, {}, "column 'item': expected a single value, found list"),
 }
 

@@ -125,9 +125,8 @@ class RequestEncoder:
                 f"{', '.join(names) or 'none'}"
             )
         columns = {*read, *shared.column_names}
-        if not self._has_histories or columns & {*self.schema.histories, self.schema.user} != {
-            self.schema.user
-        }:
+        of_users = columns & {*self.schema.histories, self.schema.user}
+        if not self._has_histories or of_users != {self.schema.user}:
             check_histories(self.schema, "the request", columns)
         table = table.select(read or names[:1]).combine_chunks()  # without a column it has no rows
         parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))

@@ -186,6 +186,12 @@ class StoredHistories:
         return take_lists(ids, bounds, order, offsets, into), offsets
 
 
+def places_between(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """begin .. end - 1 of each pair, one after the other."""
+    offsets = ends_of(ends - begins)
+    return np.repeat(begins - offsets[:-1], ends - begins) + np.arange(offsets[-1])
+
+
 def last_begins(begins: np.ndarray, ends: np.ndarray, max_length: int | None) -> np.ndarray:
     """Where the last `max_length` events of each list begin."""
     return begins if max_length is None else np.maximum(begins, ends - max_length)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.raw.values import last_ones
-from hotrows.data.stored.histories import EVENTS_FILE, events_before
+from hotrows.data.stored.histories import EVENTS_FILE, events_before, places_between
 from hotrows.data.stored.rows import ends_of, joined_offsets
 from hotrows.data.stored.sections import check_once, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
@@ -65,7 +65,7 @@ class SortedEvents:
     def seen(self, longest: int) -> Columns:
         """Of each user the events of the newest second, and so many before it."""
         _, ends = self.before(self.users, self.columns["times"][self.starts[1:] - 1])
-        return self.take(_places(np.maximum(self.starts[:-1], ends - longest), self.starts[1:]))
+        return self.take(places_between(np.maximum(self.starts[:-1], ends - longest), self.starts[1:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ class UserHistories:
             begins, ends = run.before(users, moment)
             begins = np.maximum(begins, ends - self.longest)
             samples.append(np.repeat(np.arange(len(users)), ends - begins))
-            places.append(_places(begins, ends))
+            places.append(places_between(begins, ends))
         # 2. Sort them by sample and time, and keep the last ones, of these those before the time.
         pairs = list(zip(self.runs, places, strict=True))
         sample = np.concatenate(samples)
@@ -215,12 +215,6 @@ class UserHistories:
         with replaced(path) as part:
             header = {"kind": "events", "rows": len(columns["times"]), "count": self.count}
             write_sections(part, header, arrays)
-
-
-def _places(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """begin .. end - 1 of each pair, one after the other."""
-    offsets = ends_of(ends - begins)
-    return np.repeat(begins - offsets[:-1], ends - begins) + np.arange(offsets[-1])
 
 
 def _offsets(samples: np.ndarray, size: int) -> np.ndarray:
