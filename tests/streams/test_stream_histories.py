@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotrows import Dynamic, Schema, Sequence, Sparse, Time
 from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
 from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
@@ -20,6 +21,7 @@ from hotrows.optim import Adagrad
 from hotrows.serving import Scorer
 from hotrows.streams import EventStream, StreamConfig, open_source
 from hotrows.train import Trainer
+from tests.support.bundles import trained
 from tests.support.histories import LENGTHS, copied, events_and_samples, schema
 from tests.support.runs import Kill, Killed, weights_of
 
@@ -232,3 +234,71 @@ def test_a_server_reads_the_newest_history_of_a_user_from_deltas(tmp_path):
 
 def publisher_of(tmp_path):
     return Publisher(tmp_path / "published", every="3b", base_every=4)
+
+
+def test_keys_are_histories_and_lines_may_be_delimited_text(tmp_path):
+    """Of dynamic features, whose keys users have; a header names no list."""
+    events, samples = events_and_samples()
+    lines, lists = lines_and_lists(events)
+    dynamic = Dynamic(capacity=100, evict="lru")
+
+    def declared(column, **fields):
+        history = Sequence("history", column, "item", max_length=5, dynamic=dynamic)
+        features = (Sparse("item", dynamic=dynamic), history)
+        return Schema(features, "click", time=Time("at"), delimiter=",", **fields)
+
+    by_user = declared("item", user="user", histories=("history",))
+    ours = prepare(samples, by_user, tmp_path / "ours", events=events)
+    theirs = prepare(copied(events, samples), declared(None), tmp_path / "theirs")
+    (tmp_path / "text").mkdir()
+    lines.to_csv(tmp_path / "text" / "a.csv", index=False)
+    pairs = zip(
+        batches(ours, f"folder:{tmp_path / 'text'}"),
+        batches(theirs, write_lines(tmp_path / "lists", lists)),
+        strict=True,
+    )
+    for (one, _), (other, _) in pairs:
+        assert torch.equal(one.ids, other.ids) and torch.equal(one.offsets, other.offsets)
+
+
+def test_a_line_without_a_time_is_malformed_and_one_without_a_user_has_no_history(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    lines = pd.DataFrame({"user": [5, None, None, 5], "at": [90, None, 91, 92], "item": 3, "kind": 1})
+    text = lines.assign(click=1).to_json(orient="records", lines=True)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_text(text)
+    encoder = Encoder.open(data.path)
+    source = open_source(f"folder:{tmp_path / 'lines'}", encoder.schema)
+    with EventStream(source, encoder, 8, DRAINED) as stream:
+        (batch,) = stream
+        assert stream.state.malformed == 1 and stream.histories.count == 2
+    lengths = batch.offsets.diff().reshape(4, 3)[2]
+    assert lengths.tolist() == [5, 0, 5]
+
+
+def test_an_encoder_without_events_is_refused(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    (data.path / "events.shard").unlink()
+    encoder = Encoder.open(data.path)
+    with pytest.raises(ValueError, match="has histories, and the encoder has no events of users"):
+        batches(data, f"folder:{tmp_path}")
+    assert encoder.histories is None
+
+
+def test_what_the_user_does_is_computed_once_for_all_candidates(tmp_path):
+    """A program for shared features, with the user, and the time, once; and counts of served values."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    run = trained(data, tmp_path / "run", "din")
+    shared = ("user", "history", "kinds")
+    scorer = Scorer(export(run, tmp_path / "bundle", "last", format="onnx", shared=shared))
+    rows = [{"item": item} for item in range(20)]
+    asked = copied(events, pd.DataFrame({"user": [5], "at": [30]}))
+    lists = {name: asked[name].iloc[0] for name in ("history", "kinds")}
+    given = scorer.logits(rows, {"user": 5, **lists})
+    assert np.array_equal(scorer.logits(rows, {"user": 5, "at": 30}), given)
+    assert np.allclose(scorer.logits([{**row, "user": 5, "at": 30} for row in rows[:3]]), given[:3])
+    served = scorer.requests.value_counts.by_feature()["history"]
+    assert served.values == 5 and not served.missing, "those of the lists that were given, cut"
