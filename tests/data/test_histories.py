@@ -301,6 +301,14 @@ def test_bad_input_is_one_message(case, tmp_path):
         prepare(samples, schema(), tmp_path / "enc", events=events)
 
 
+def test_events_whose_times_are_all_later_are_warned_of(tmp_path):
+    """As timestamps are, of which samples have numbers in another unit: all histories would be empty."""
+    events, samples = events_and_samples()
+    later = events.assign(at=pd.to_datetime(events["at"] + 10**9, unit="s"))
+    with pytest.warns(UserWarning, match="no sample has an event before its time: write times alike"):
+        prepare(samples, schema(), tmp_path / "enc", events=later)
+
+
 def test_events_of_several_files_are_one_log_with_columns_in_any_order(tmp_path):
     """Values in another type are the same; a file without a column is refused."""
     events, samples = events_and_samples(8)

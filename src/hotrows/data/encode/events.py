@@ -40,6 +40,7 @@ from hotrows.data.stored.histories import (
 from hotrows.data.stored.rows import Rows, id_type
 from hotrows.data.stored.sections import write_sections
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of, is_list
 
 _EVENT = np.dtype([("user", "u8"), ("time", "i8"), ("row", "i8")])
@@ -77,7 +78,8 @@ class EventIndex:
         of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
         values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
         self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
-        self._users_known, self._first_users = False, ["", ""]
+        self._users_known = self._has_past = False
+        self._first_users = ["", ""]
         shutil.rmtree(folder, ignore_errors=True)  # left by an interruption
         folder.mkdir()
         self.rows = self._deal(progress)
@@ -145,6 +147,7 @@ class EventIndex:
         users = hash_values(raw)
         begins, ends = events_before(self._users, self._starts, self._times, users, moments)
         self._check_past(columns, begins, ends)
+        self._has_past |= bool((ends > begins).any())
         self._users_known = self._users_known or bool(np.isin(users, self._users).any())
         self._first_users[1] = self._first_users[1] or _text(raw)
         return begins, ends
@@ -161,13 +164,16 @@ class EventIndex:
             )
 
     def check_users(self) -> None:
-        """Raises ValueError if no sample has a user of the events: their columns differ."""
+        """Raises ValueError if no sample has a user of the events: their columns differ. Warns where none
+        has an event before its time."""
         if not self._users_known:
             events, samples = self._first_users
             raise ValueError(
                 f"no sample has a user of the events: column {self.schema.user!r} has {events!r} in the "
                 f"events and {samples!r} in the samples; write users alike in both"
             )
+        if not self._has_past:
+            warn("no sample has an event before its time: write times alike in events and samples")
 
     def refer(self, columns: Columns, training: np.ndarray) -> None:
         """Notes which events the histories of the chosen samples have. training: [rows] bool."""
