@@ -26,13 +26,11 @@ from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.events import EventIndex
 from hotrows.data.hot_cold.profile import profile
 from hotrows.data.hot_cold.regroup import regroup
-from hotrows.data.raw.cells import Reading
 from hotrows.data.stored import part as parts
 from hotrows.data.stored.encoded import read_manifest, write_signed
 from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
-from hotrows.streams import table_events
 from hotrows.train import run_folder
 from tests.support.bundles import trained
 from tests.support.histories import copied, events_and_samples, schema
@@ -283,6 +281,13 @@ BAD = {
     "no item": ({"item": None}, {}, r"lacks the columns \['item'\]"),
     "a time of a sample": ({}, {"at": [5, None]}, "has no time, which says where its history ends"),
     "no user of samples": ({}, {"user": None}, r"lacks the columns \['user'\]"),
+    "no events": ({"user": [], "at": [], "item": [], "kind": []}, {}, "the table has no rows"),
+    "other times": (
+        {"at": ["2020-01-01", "2020-01-02"]},
+        {},
+        "expected a time unix .* found '2020-01-01'",
+    ),
+    "lists": ({"item": [[3], [4]]}, {}, "column 'item': expected a single value, found list"),
 }
 
 
@@ -294,6 +299,30 @@ def test_bad_input_is_one_message(case, tmp_path):
     events, samples = ({k: v for k, v in rows.items() if v is not None} for rows in (events, samples))
     with pytest.raises(ValueError, match=message):
         prepare(samples, schema(), tmp_path / "enc", events=events)
+
+
+def test_events_whose_times_are_all_later_are_warned_of(tmp_path):
+    """As timestamps are, of which samples have numbers in another unit: all histories would be empty."""
+    events, samples = events_and_samples()
+    later = events.assign(at=pd.to_datetime(events["at"] + 10**9, unit="s"))
+    with pytest.warns(UserWarning, match="no sample has an event before its time: write times alike"):
+        prepare(samples, schema(), tmp_path / "enc", events=later)
+
+
+def test_events_of_several_files_are_one_log_with_columns_in_any_order(tmp_path):
+    """Values in another type are the same; a file without a column is refused."""
+    events, samples = events_and_samples(8)
+    whole = prepare(samples, schema(), tmp_path / "whole", events=events)
+    events[:100].to_csv(tmp_path / "a.csv", index=False)
+    events[100:].astype({"item": str, "user": float})[["kind", "at", "user", "item"]].to_parquet(
+        tmp_path / "b.parquet"
+    )
+    files = [tmp_path / "a.csv", tmp_path / "b.parquet"]
+    in_two = prepare(samples, schema(), tmp_path / "two", events=files)
+    assert_equal_batches(in_two.parts["train"], whole.parts["train"])
+    events[100:].drop(columns="kind").to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b.parquet lacks the columns \['kind'\]"):
+        prepare(samples, schema(), tmp_path / "refused", events=files)
 
 
 def test_events_and_histories_belong_together(tmp_path):
@@ -381,8 +410,6 @@ def test_rows_to_predict_have_histories_as_lists(tmp_path):
         ValueError, match=r"lacks the columns \['kinds'\]: rows to predict have a history as"
     ):
         list(Encoder.open(ours.path).encode(rows.drop(columns="kinds")))
-    with pytest.raises(ValueError, match="the stream lacks the columns"):
-        table_events({"user": [1], "item": [2], "at": [3]}).columns(Reading(schema(), 1))
     runs = [trained(data, tmp_path / f"run-{data.path.name}", "din") for data in (ours, theirs)]
     scorers = [
         Scorer(export(run, tmp_path / f"bundle-{run.name}", format="onnx"), trust=True) for run in runs
@@ -391,7 +418,7 @@ def test_rows_to_predict_have_histories_as_lists(tmp_path):
     scores = [scorer.logits(requests) for scorer in scorers]
     assert np.array_equal(*scores) and len(np.unique(scores[0])) > 5
     with pytest.raises(ValueError, match="the request lacks the columns"):
-        scorers[0].logits([{"user": 1, "item": 2}])
+        scorers[0].logits([{"user": 1, "item": 2, "history": [1]}])
 
 
 def test_a_draft_names_histories():

@@ -23,7 +23,7 @@ from hotrows.train.metrics_log import read_metrics
 from hotrows.train.recommender import Targets
 from hotrows.train.run_data import RunBatches
 from hotrows.train.stream_run import ScoredWindow
-from tests.support.runs import SMALL, same_bits, weights_of, write_rows
+from tests.support.runs import SMALL, Kill, Killed, same_bits, weights_of, write_rows
 
 CONFIG = TrainConfig(
     model="deepfm", model_options=SMALL, batch_size=64, row_optimizer=Adagrad(lr=0.1), seed=3,
@@ -40,21 +40,6 @@ def folder(tmp_path, lines):
     (folder / "a.csv").write_text("".join(lines[:501]))
     (folder / "b.csv").write_text(lines[0] + "".join(lines[501:]))
     return folder
-
-
-class Killed(Exception):
-    pass
-
-
-class Kill(Callback):
-    """Ends a run after a step as a kill would, without a checkpoint of its own."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, trainer, progress):
-        if trainer.state.step == self.step:
-            raise Killed
 
 
 def train(data, folder, run, stream=DRAINED, config=CONFIG, **how):

@@ -12,7 +12,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import load_run
+from hotrows.train import Callback, load_run
 
 SMALL = {"dim": 4, "hidden": [16], "dropout": 0.1}
 CONFIG = TrainConfig(
@@ -25,6 +25,21 @@ CONFIG = TrainConfig(
     checkpoint_every=5,
     linear_paths="plain",  # measured ones may differ from run to run
 )
+
+
+class Killed(Exception):
+    pass
+
+
+class Kill(Callback):
+    """Ends a run after a step as a kill would, without a checkpoint of its own."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, trainer, progress):
+        if trainer.state.step == self.step:
+            raise Killed
 
 
 def write_rows(path, rows=1500, seed=0, clicks=True):

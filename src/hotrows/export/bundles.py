@@ -19,6 +19,8 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.checkpoint import files
+from hotrows.data.stored.histories import EVENTS_FILE
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.export.program import PlainModel, onnx_program, torch_program
 from hotrows.export.shared_program import SharedModel, shared_program
@@ -74,7 +76,7 @@ def write_bundle(
     recommender: what is served; run: its folder, which has the encoders.
     """
     # 1. Check that the run can be served.
-    run_folder.open_encoder(run)  # refuses a run whose data came encoded
+    encoder = run_folder.open_encoder(run)  # refuses a run whose data came encoded
     _check_shared(form.shared, recommender.schema)
     # 2. Write the program, and that of what a request shares.
     embedding, model = recommender.embedding, recommender.model
@@ -104,7 +106,7 @@ def write_bundle(
         progress("exporting", done, sum(num_rows.values()))
     keys = tuple(_write_keys(folder, embedding.dynamic))
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
-    sums |= _copy_encoders(run, folder)
+    sums |= _copy_encoders(run, folder, recommender.histories or encoder.histories)
     # 4. Describe it all.
     bundle = Bundle(
         path=folder,
@@ -253,12 +255,15 @@ def _npy_header(dtype: np.dtype, shape: tuple[int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
+def _copy_encoders(run: Path, folder: Path, histories: UserHistories | None) -> dict[str, FileSum]:
     source, sums = run / ENCODERS, {}
     for file in sorted(path for path in source.rglob("*") if path.is_file()):
         name = f"{ENCODERS}/{file.relative_to(source).as_posix()}"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(file, folder / name)
+        if histories is not None and file.name == EVENTS_FILE:
+            histories.write(folder / name)
+        else:
+            link_or_copy(file, folder / name)
         sums[name] = sum_of(folder / name)
     return sums
 

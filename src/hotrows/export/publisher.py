@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.changed_rows import ChangeReader, spans_of
 from hotrows.engine.embedding import Embedding
 from hotrows.export.bundles import BundleForm
@@ -80,13 +81,15 @@ class Every:
 @dataclass(frozen=True)
 class _Snapshot:
     """The content of a delta: weights [n, D] of ids [n] ascending by table, the dense part, and by
-    vocabulary, keys [n] whose rows are others, and their ids, `GONE` where they have none."""
+    vocabulary, keys [n] whose rows are others, and their ids, `GONE` where they have none; the histories
+    of users, all of them."""
 
     progress: Published
     time: float
     rows: Mapping[str, tuple[Tensor, Tensor]]
     dense: Mapping[str, Tensor]
     keys: Mapping[str, np.ndarray]
+    histories: UserHistories | None
 
 
 class Publisher(Callback):
@@ -157,6 +160,8 @@ class Publisher(Callback):
         with torch.random.fork_rng(devices=[]):
             self._version = self._first_version(trainer)
         self._head, self._published_at = self._version.head, time.monotonic()
+        known = self._version.histories
+        self._num_appended = 0 if known is None else known.count  # events that the last version has
         assert self._head is not None
         self._published = Published.before(self._head, trainer.state, self._differs)
         self._base, self._bytes, self._bytes_of_base = self._version.base, 0, 0
@@ -241,7 +246,8 @@ class Publisher(Callback):
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
         keys = {name: changed.take() for name, changed in self._keys.items()}
-        return _Snapshot(Published.from_state(trainer.state), time.time(), rows, dense, keys)
+        published, histories = Published.from_state(trainer.state), trainer.steps.batches.histories
+        return _Snapshot(published, time.time(), rows, dense, keys, histories)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
         """Notes that ids of tables have changed."""
@@ -268,6 +274,7 @@ class Publisher(Callback):
         if head is None:
             with new_folder(chain.base_path(self.folder, 1)) as part:
                 state, step = trainer.state, trainer.state.step
+                trainer.recommender.histories = trainer.steps.batches.histories
                 write_whole_bundle(part, trainer.recommender, trainer.run, f"step {step}", self.form)
                 first = VersionHead(name, 1, step, time.time(), num_events(state))
                 chain.write_base_head(part, first)
@@ -311,8 +318,8 @@ class Publisher(Callback):
         head = self._head
         assert head is not None
         number = head.number + 1
-        step, events, before = snapshot.progress.step, snapshot.progress.events, head.checksum
-        following = VersionHead(head.chain, number, step, snapshot.time, events, previous_checksum=before)
+        step, num, before = snapshot.progress.step, snapshot.progress.events, head.checksum
+        following = VersionHead(head.chain, number, step, snapshot.time, num, previous_checksum=before)
         rows = {
             name: (ids.numpy(), table_rows.encode(weights.float().numpy(), self._dtypes[name]))
             for name, (ids, weights) in snapshot.rows.items()
@@ -323,7 +330,10 @@ class Publisher(Callback):
         keys = {name: (pairs[0], pairs[1]) for name, pairs in live.items() if pairs.size}
         gone = {name: pairs[0, pairs[1] == GONE] for name, pairs in snapshot.keys.items()}
         gone = {name: keys for name, keys in gone.items() if len(keys)}
-        self._head = write_delta(path, Delta(following, rows, dense, keys, gone))
+        histories = snapshot.histories
+        events = {} if histories is None else histories.since(self._num_appended)
+        self._head = write_delta(path, Delta(following, rows, dense, keys, gone, events))
+        self._num_appended = self._num_appended if histories is None else histories.count
         self._bytes += path.stat().st_size
         if self._wants_base(number):
             make_base = partial(self._make_base, number, self._bytes)

@@ -7,6 +7,7 @@
     "dense.NAME"                             the parameters and statistics of the dense part, all of them
     "keys.VOCABULARY.keys", ".ids" [n]       keys of dynamic features that have got rows
     "gone.VOCABULARY.keys" [n]               keys that have lost theirs
+    "histories.NAME" [n]                     events that users have got: see `UserHistories.since`
 
 The file is one of safetensors, whose metadata say, signed: which chain of versions it is of, its number,
 the step and the moment of training, its checksum, and that of the version before. So a delta fits on one
@@ -62,7 +63,8 @@ class Delta:
     """The content of a delta.
 
     rows: by table, ids [n] ascending and rows [n, _] as stored; dense: by name, the values of the
-    dense part; keys: by vocabulary, keys [n] and their ids; gone: by vocabulary, keys without rows now.
+    dense part; keys: by vocabulary, keys [n] and their ids; gone: by vocabulary, keys without rows now;
+    histories: columns of events.
     """
 
     head: VersionHead
@@ -70,6 +72,7 @@ class Delta:
     dense: Mapping[str, np.ndarray]
     keys: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     gone: Mapping[str, np.ndarray] = field(default_factory=dict)
+    histories: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def write_delta(path: Path, delta: Delta) -> VersionHead:
@@ -117,6 +120,8 @@ def _tensors(delta: Delta) -> Iterator[tuple[str, np.ndarray]]:
         yield f"keys.{vocabulary}.ids", np.ascontiguousarray(ids, "<i8")
     for vocabulary, keys in delta.gone.items():
         yield f"gone.{vocabulary}.keys", np.ascontiguousarray(keys, "<i8")
+    for name, values in delta.histories.items():
+        yield f"histories.{name}", np.ascontiguousarray(values, "<i8")
 
 
 def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
@@ -132,6 +137,7 @@ def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
             dense={n[len("dense.") :]: t for n, t in tensors.items() if n.startswith("dense.")},
             keys=pairs("keys", "keys", "ids"),
             gone={n[5:-5]: t for n, t in tensors.items() if n.startswith("gone.")},
+            histories={n[10:]: t for n, t in tensors.items() if n.startswith("histories.")},
         )
     except KeyError as error:
         raise ValueError(f"it has no tensor {error}") from None

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
-from hotrows.serving.bundle import MANIFEST
+from hotrows.serving.bundle import ENCODERS, MANIFEST
 from hotrows.serving.table_rows import TableRows
 from hotrows.serving.version import Version, version_at
 
@@ -65,6 +66,8 @@ def write(
             progress("merging", done, total)
         elif name in keys:
             np.save(target, keys[name].pairs())
+        elif version.histories is not None and name == f"{ENCODERS}/{EVENTS_FILE}":
+            version.histories.write(target)
         elif name == version.bundle.program:
             target.write_bytes(version.program.content())
         elif version.shared_program is not None and name == version.bundle.shared_program:

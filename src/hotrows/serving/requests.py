@@ -19,7 +19,10 @@ from hotrows.data.raw.arrow import ArrowCells
 from hotrows.data.raw.cells import Columns, Reading, check_histories, columns_of
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table
-from hotrows.data.raw.values import mix64
+from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
+from hotrows.data.stored.histories import END, with_features, with_user
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.user_histories import NEWEST, UserHistories
 from hotrows.schema import Schema
 from hotrows.serving.served_values import ServedValues
 from hotrows.table import Cross
@@ -35,6 +38,7 @@ class Request:
     feature with lists [B + 1], or [2] where all B rows have the one list; None: one id a row.
     dense: [B, num_dense] float32, transformed. shared: the features that all rows have in common.
     Weights of a feature's ids are among the ids and offsets, by `weights_of(feature)`.
+    users: [B] or [1], hashes where histories are those that a version has, before times, [B] or [1].
     """
 
     size: int
@@ -42,6 +46,24 @@ class Request:
     offsets: Mapping[str, np.ndarray | None]
     dense: np.ndarray
     shared: frozenset[str] = frozenset()
+    users: np.ndarray | None = None
+    times: np.ndarray | None = None
+
+    def with_histories(self, histories: UserHistories | None) -> Request:
+        """The request with the lists of its users in place of none."""
+        if histories is None or self.users is None or self.times is None:
+            return self
+        lists = histories.lists(*np.broadcast_arrays(self.users, self.times))
+        ids = {name: ids for name, (ids, _) in lists.items()}
+        offsets = {name: offsets for name, (_, offsets) in lists.items()}
+        once = lists.keys() if len(next(iter(offsets.values()))) == 2 else ()
+        return dataclasses.replace(
+            self,
+            ids={**self.ids, **ids},
+            offsets={**self.offsets, **offsets},
+            shared=self.shared.union(once),
+            users=None,
+        )
 
     def lengths(self, feature: str) -> np.ndarray:
         """[B], or [1] where all rows have one list: how many ids each has."""
@@ -57,18 +79,28 @@ def weights_of(feature: str) -> str:
 class RequestEncoder:
     """Encodes raw rows as the training data was.
 
-    encoder: of the prepared data; crosses, equal_lengths: of the bundle.
+    encoder: of the prepared data; crosses, equal_lengths: of the bundle. has_histories: whether versions
+    have the histories of users.
     """
 
     def __init__(
-        self, encoder: Encoder, crosses: Sequence[Cross] = (), equal_lengths: Sequence[Sequence[str]] = ()
+        self,
+        encoder: Encoder,
+        crosses: Sequence[Cross] = (),
+        equal_lengths: Sequence[Sequence[str]] = (),
+        has_histories: bool = False,
     ) -> None:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
         columns = [self.schema.column_of(f) for f in self.schema.features]
         self._pairs = [(self.schema.column_of(f), str(f.weights)) for f in self.schema.weighted]
-        self._columns = dict.fromkeys([*columns, *(weights for _, weights in self._pairs)])
-        self._how = Reading(self.schema, encoder.threads, False)
+        columns += [weights for _, weights in self._pairs]
+        self._has_histories, self._read_schema = has_histories, self.schema
+        if has_histories and self.schema.user and self.schema.time:
+            columns += [self.schema.user, self.schema.time.column]
+            self._read_schema = with_user(self.schema)
+        self._columns = dict.fromkeys(columns)
+        self._how = Reading(self._read_schema, encoder.threads, False)
         self.value_counts = ServedValues(encoder)
 
     def encode(self, rows: Any, shared: Any = None) -> list[Request]:
@@ -92,7 +124,10 @@ class RequestEncoder:
                 f"the rows have none of the columns that are read: {', '.join(self._columns)}; they have "
                 f"{', '.join(names) or 'none'}"
             )
-        check_histories(self.schema, "the request", {*read, *shared.column_names})
+        columns = {*read, *shared.column_names}
+        of_users = columns & {*self.schema.histories, self.schema.user}
+        if not self._has_histories or of_users != {self.schema.user}:
+            check_histories(self.schema, "the request", columns)
         table = table.select(read or names[:1]).combine_chunks()  # without a column it has no rows
         parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))
         return [self._request(part, shared) for part in parts]
@@ -124,9 +159,10 @@ class RequestEncoder:
         columns = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
         if once:
             columns = self._joined(columns, self._read(pa.table(once)), set(once))
+        users, columns = self._without_user(columns, {*table.column_names, *once})
         encoded = self._encoder.encode_columns(columns)
         given_once = {f.name for f in self.schema.features if self.schema.column_of(f) in names}
-        self.value_counts.add(columns, encoded, given_once)
+        self.value_counts.add(columns, encoded if users is None else self._uncounted(encoded), given_once)
         features = [feature.name for feature in self.schema.id_features]
         arrays_of = [*features, *(weights_of(feature.name) for feature in self.schema.weighted)]
         request = Request(
@@ -135,13 +171,14 @@ class RequestEncoder:
             dict(zip(arrays_of, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
             encoded.all_dense,
             frozenset(f.name for f in self.schema.features if self.schema.column_of(f) in once),
+            *(users or ()),
         )
         self._check_lengths(request)
         return request
 
     def _joined(self, columns: Columns, once: Columns, names: set[str]) -> Columns:
         """Columns of all rows, those of `names` from the one row that all have in common."""
-        pairs = zip(self.schema.id_features, columns.ids, once.ids, strict=True)
+        pairs = zip(self._read_schema.id_features, columns.ids, once.ids, strict=True)
         ids = tuple(one if self.schema.column_of(f) in names else each_row for f, each_row, one in pairs)
         dense = columns.dense.copy()
         for into, feature, value in zip(dense, self.schema.dense, once.dense, strict=True):
@@ -157,10 +194,32 @@ class RequestEncoder:
             ids=ids,
             dense=dense,
             vectors=vectors,
+            times=once.times if columns.times is None else columns.times,
             id_weights=tuple(
                 one if of_ids in names else of_rows for (of_ids, _), of_rows, one in pairs_of_weights
             ),
         )
+
+    def _without_user(
+        self, columns: Columns, names: set[str]
+    ) -> tuple[tuple[np.ndarray, np.ndarray] | None, Columns]:
+        """Users and times whose histories a version has, None where there are lists; and the columns of
+        the schema."""
+        if not self._has_histories:
+            return None, columns
+        by_name = dict(zip([f.name for f in self._read_schema.id_features], columns.ids, strict=True))
+        raw = by_name.pop(END)
+        columns = dataclasses.replace(columns, ids=tuple(by_name.values()))
+        if names & {*self.schema.histories}:
+            return None, columns
+        times = np.array([NEWEST]) if columns.times is None else columns.times
+        return (hash_values(raw), np.where(times == MISSING_TIME, NEWEST, times)), columns
+
+    def _uncounted(self, rows: Rows) -> Rows:
+        """Encoded rows whose histories are not counted as empty: a version has them."""
+        features = self.schema.id_features
+        nothing = {name: (np.zeros(0, np.int64), np.zeros(1, np.int64)) for name in self.schema.histories}
+        return with_features(rows, features, features, nothing)
 
     def _read(self, table: Any) -> Columns:
         (batch,) = table.combine_chunks().to_batches()

@@ -59,7 +59,9 @@ class Scorer:
         self.bundle: Bundle = self._fixed.bundle
         checked = False  # as files of the bundle
         encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
-        self.requests = RequestEncoder(encoder, self.bundle.crosses, self.bundle.equal_lengths)
+        has_histories = self._fixed.histories is not None
+        of_bundle = (self.bundle.crosses, self.bundle.equal_lengths, has_histories)
+        self.requests = RequestEncoder(encoder, *of_bundle)
         self.schema = encoder.schema
         _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling
@@ -137,6 +139,7 @@ class Scorer:
         version: which is to compute all of them (default: the present one).
         """
         version = version or self.version
+        requests = [request.with_histories(version.histories) for request in requests]
         outputs: list[np.ndarray] = []
         group: list[Request] = []
         for piece in (piece for request in requests for piece in self._cut(request)):
@@ -158,6 +161,7 @@ class Scorer:
     def places_of(self, request: Request) -> int:
         """The rows of a request times its longest sequence, to which the program pads all, and the values
         of its lists that are pooled."""
+        request = request.with_histories(self.version.histories)
         pooled = [n for n, o in request.offsets.items() if o is not None and n not in self._sequences]
         return request.size * self._longest([request]) + sum(len(request.ids[n]) for n in pooled)
 

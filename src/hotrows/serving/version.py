@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.runtime.machine import total_memory
 from hotrows.serving import chain
-from hotrows.serving.bundle import Bundle, open_bundle
+from hotrows.serving.bundle import ENCODERS, Bundle, open_bundle
 from hotrows.serving.chain import Chain
 from hotrows.serving.deltas import Delta, VersionHead, read_delta
 from hotrows.serving.key_ids import GONE, KeyIds
@@ -29,6 +31,7 @@ class Version:
     bundle: whose files it is made of, and what its program takes; tables: by name; head: of the
     version of a chain, None of a bundle by itself; base: the number of the base that its files are of.
     keys: of dynamic features, by vocabulary. shared_program: for rows that share what the bundle says.
+    histories: of users, for rows without lists; None where the bundle has none.
     """
 
     bundle: Bundle
@@ -38,6 +41,7 @@ class Version:
     base: int = 0
     keys: Mapping[str, KeyIds] = field(default_factory=dict)
     shared_program: Program | None = None
+    histories: UserHistories | None = None
 
     @property
     def number(self) -> int:
@@ -72,7 +76,9 @@ def open_version(
     head = chain.base_head(bundle.path) if (bundle.path / chain.HEAD).exists() else None
     programs = open_program(bundle, threads, trust), open_shared_program(bundle, threads, trust)
     number = 0 if head is None else head.number
-    return Version(bundle, tables, programs[0], head, number, keys, programs[1])
+    encoders = bundle.path / ENCODERS
+    histories = UserHistories.open(encoders, EncodedData.open(encoders).schema, checked=False)
+    return Version(bundle, tables, programs[0], head, number, keys, programs[1], histories)
 
 
 def open_base(
@@ -92,7 +98,7 @@ def open_base(
 def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Version:
     """A version after these deltas of a folder, in order; ValueError where one does not follow."""
     tables, keys, dense = dict(version.tables), dict(version.keys), None
-    head = version.head
+    head, histories = version.head, version.histories
     for number in numbers:
         path = chain.delta_path(folder, number)
         delta = read_delta(path)
@@ -107,14 +113,14 @@ def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Versi
             except ValueError as error:
                 raise ValueError(f"{path}: table {name!r}: {error}; publish again") from None
         keys |= {name: of_keys.changed(*_news(delta, name), number) for name, of_keys in keys.items()}
+        histories = histories and histories.appended(delta.histories)
         head, dense = delta.head, delta.dense
     program, shared = version.program, version.shared_program
     if dense is not None:
         program = program.with_parameters(dense)
         shared = shared and shared.with_parameters(dense)
-    return dataclasses.replace(
-        version, tables=tables, program=program, head=head, keys=keys, shared_program=shared
-    )
+    version = dataclasses.replace(version, shared_program=shared, histories=histories)
+    return dataclasses.replace(version, tables=tables, program=program, head=head, keys=keys)
 
 
 def _news(delta: Delta, vocabulary: str) -> tuple[np.ndarray, np.ndarray]:
@@ -130,6 +136,9 @@ def on_base(version: Version, base: Version) -> Version:
     that changed after it."""
     tables = {name: table.on(base.tables[name], base.number) for name, table in version.tables.items()}
     keys = {name: of_keys.on(base.keys[name], base.number) for name, of_keys in version.keys.items()}
+    if version.histories is not None and base.histories is not None:
+        later = version.histories.since(base.histories.count)
+        version = dataclasses.replace(version, histories=base.histories.appended(later))
     return dataclasses.replace(version, bundle=base.bundle, tables=tables, base=base.number, keys=keys)
 
 

@@ -24,11 +24,14 @@ from hotrows.data import Encoder
 from hotrows.data.encode.encoder import batch_of
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.values import MISSING_TIME
+from hotrows.data.stored.histories import stream_schema
 from hotrows.data.stored.rows import Room, Rows, gathered
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.pipeline.prefetch import Queue
 from hotrows.runtime.background import Worker
 from hotrows.streams.dead_letters import LATE, MALFORMED, DeadLetters
 from hotrows.streams.events import RawEvents
+from hotrows.streams.line_histories import LineHistories
 from hotrows.streams.settings import StreamConfig
 from hotrows.streams.source import EventSource
 
@@ -56,11 +59,13 @@ class StreamState:
 
 @dataclass(frozen=True)
 class CutBatch:
-    """A batch, the state of the stream behind it, and the position behind each read that made it."""
+    """A batch, the state of the stream behind it, the position behind each read that made it, and the
+    histories of users behind its events."""
 
     batch: Batch
     state: StreamState
     reads: tuple[dict[str, Any], ...]
+    histories: UserHistories | None = None
 
 
 class EventStream:
@@ -70,6 +75,7 @@ class EventStream:
     dead_letters: where malformed and late events go; None: they are counted alone.
     cuts: the positions of the reads that each batch is made of, as an earlier run has logged them: the
     same batches are made anew.
+    histories: of users behind `state` (default: those of the encoder's data).
 
     >>> from hotrows.streams import StreamConfig, open_source
     >>> stop = StreamConfig(stop_when_idle=0.1)
@@ -88,6 +94,7 @@ class EventStream:
         state: StreamState | None = None,
         dead_letters: DeadLetters | None = None,
         cuts: Iterable[Sequence[dict[str, Any]]] | None = None,
+        histories: UserHistories | None = None,
     ) -> None:
         self._source, self._batch_size, self._config = source, batch_size, config or StreamConfig()
         _check_time(self._config, encoder)
@@ -95,7 +102,13 @@ class EventStream:
             _check_source(source, state)
             source.seek(state.position)
         self.state = state or StreamState(source.name, source.position)
-        self._decoder = _Decoder(encoder, self._config, self.state, dead_letters)
+        self.histories = histories or encoder.histories
+        if encoder.schema.histories and self.histories is None:
+            raise ValueError(
+                f"schema {encoder.schema.name!r} has histories, and the encoder has no events of users; "
+                f"open one that `prepare` wrote (Encoder.open)"
+            )
+        self._decoder = _Decoder(encoder, self._config, self.state, dead_letters, self.histories)
         self._cuts = None if cuts is None else iter(cuts)
         self._queue: Queue[CutBatch] = Queue(self._config.queue)
         self.last_arrival = time.monotonic()  # of an event that can be trained
@@ -113,7 +126,7 @@ class EventStream:
     def take(self) -> CutBatch:
         """Waits for the next batch, and returns it with its state; StopIteration: the stream ended."""
         cut = self._queue.take()
-        self.state = cut.state
+        self.state, self.histories = cut.state, cut.histories
         return cut
 
     @property
@@ -178,9 +191,8 @@ class EventStream:
             events=self._decoder.state.events + batch.size,
         )
         first = state.events - batch.size
-        return CutBatch(
-            batch_of(rows, self._decoder.schema.id_features, first), state, tuple(batch.reads)
-        )
+        encoded = batch_of(rows, self._decoder.schema.id_features, first)
+        return CutBatch(encoded, state, tuple(batch.reads), self._decoder.histories)
 
     def _fill(self, batch: _OpenBatch) -> None:
         """Reads until the batch is full or old enough, or nothing comes any more."""
@@ -238,11 +250,23 @@ class _Decoder:
     """
 
     def __init__(
-        self, encoder: Encoder, config: StreamConfig, state: StreamState, letters: DeadLetters | None
+        self,
+        encoder: Encoder,
+        config: StreamConfig,
+        state: StreamState,
+        letters: DeadLetters | None,
+        histories: UserHistories | None,
     ) -> None:
-        self._encoder, self._config, self.state, self._letters = encoder, config, state, letters
-        self._how = Reading(encoder.schema, encoder.threads)
+        self._config, self.state, self._letters = config, state, letters
+        self._how = Reading(stream_schema(encoder.schema), encoder.threads)
         self.schema = encoder.schema
+        self._lines = None if histories is None else LineHistories(encoder, histories)
+        self._encoded = encoder.encode_columns if self._lines is None else self._lines.encoded
+
+    @property
+    def histories(self) -> UserHistories | None:
+        """Those behind the events that were decoded."""
+        return None if self._lines is None else self._lines.histories
 
     def decode(self, events: RawEvents) -> list[Rows]:
         """The events that can be trained, in order."""
@@ -254,7 +278,7 @@ class _Decoder:
         """Decodes them together; where that fails, by halves, down to the events that are malformed."""
         try:
             columns = events.columns(self._how)
-            rows = self._encoder.encode_columns(columns)
+            rows = self._encoded(columns)
         except ValueError as error:
             if len(events) == 1:
                 self._drop(MALFORMED, read, str(error), events)
@@ -263,19 +287,15 @@ class _Decoder:
             yield from self._decode(events[:half], read)
             yield from self._decode(events[half:], read + half)
             return
-        late = self._late(columns.times)
-        if not late.any():
-            yield rows
-            return
-        num_late = int(late.sum())
+        late, chosen = self._late(columns.times), np.arange(len(rows))
         if self._config.late == "train":
-            self.state = dataclasses.replace(self.state, late=self.state.late + num_late)
-            yield rows
-            return
-        for place in np.flatnonzero(late).tolist():
-            what = f"more than {self._config.lateness:g} s older than the newest event before it"
-            self._drop(LATE, read + place, what, events[place : place + 1])
-        yield rows.take(np.flatnonzero(~late))
+            self.state = dataclasses.replace(self.state, late=self.state.late + int(late.sum()))
+        elif late.any():
+            for place in np.flatnonzero(late).tolist():
+                what = f"more than {self._config.lateness:g} s older than the newest event before it"
+                self._drop(LATE, read + place, what, events[place : place + 1])
+            chosen, rows = chosen[~late], rows.take(np.flatnonzero(~late))
+        yield rows if self._lines is None else self._lines.read(rows, columns, chosen)
 
     def _late(self, times: np.ndarray | None) -> np.ndarray:
         """Which events are late, [events]; those without a time are not."""

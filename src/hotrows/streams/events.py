@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.cells import Columns, Reading, check_histories, columns_of
+from hotrows.data.raw.cells import Columns, Reading, columns_of
 from hotrows.data.raw.files import Chunk, pyarrow
 from hotrows.data.raw.json_lines import table_of_lines, with_columns
 from hotrows.data.raw.tables import as_table
@@ -205,7 +205,6 @@ def _text(value: Any) -> str:
 
 
 def _columns_of_table(table: Any, name: str, first_row: int, how: Reading) -> Columns:
-    check_histories(how.schema, name, table.column_names)
     complete = with_columns(table, how.schema.raw_columns).combine_chunks()
     batches = complete.to_batches()
     batch = batches[0] if batches else pyarrow().RecordBatch.from_pylist([], schema=complete.schema)

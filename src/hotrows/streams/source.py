@@ -71,12 +71,15 @@ class EventSource(Protocol):
 
 def open_source(text: str, schema: Schema) -> EventSource:
     """Opens the source that a text names.
-    schema: of the events; text files are read by it.
+    schema: of the data; text files are read by it, without its histories.
 
     >>> open_source(f"folder:{folder}", data.schema).name.startswith("folder:")
     True
     """
+    from hotrows.data.stored.histories import stream_schema
+
     scheme, _, rest_of_text = text.partition(":")
+    schema = stream_schema(schema)
     if text == "-" or text == "-:replay":
         from hotrows.streams.standard_input import StandardInput
 

@@ -19,6 +19,7 @@ from hotrows import losses, models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
@@ -65,7 +66,10 @@ class Recommender:
     ranks: the processes that share the tables; they train, predict and evaluate together.
     place: returns how the tables of the model are dealt over ranks and packs.
     model: a class, or an object that is used as it is; None: the one that `config` names.
+    histories: of users, to be served beside the model; None: those of the data.
     """
+
+    histories: UserHistories | None = None
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
 from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
 from hotrows.models.tables import LINEAR
@@ -37,7 +38,8 @@ class RunBatches:
     total_steps: how many there are; known_steps: the same, or 0 where no one knows it beforehand;
     epoch_steps: how many an epoch has.
     arrived: True if the next batch has arrived, or none will; None: no batch is waited for. See
-    `hotrows.engine.stages`. callbacks: each a `Callback`, called after those of a user.
+    `hotrows.engine.stages`. callbacks: each a `Callback`, called after those of a user. histories: of
+    users, behind the last batch that was trained; None: those of the data.
     """
 
     total_steps: int
@@ -45,6 +47,7 @@ class RunBatches:
     epoch_steps: int
     arrived: Callable[[], bool] | None = None
     callbacks: Sequence[Any] = ()
+    histories: UserHistories | None = None
 
     def first_state(self) -> RunState:
         """The state of a run that has trained on nothing."""
@@ -125,6 +128,7 @@ class StreamBatches(RunBatches):
         self._first_step = state.step
         self._taken: deque[CutBatch] = deque()  # and not trained
         self.trained: CutBatch | None = None
+        self.histories = events.histories
         self.arrived = lambda: events.has_arrived or self._next_step >= self._limit
 
     @property
@@ -154,6 +158,7 @@ class StreamBatches(RunBatches):
 
     def advance(self, state: RunState) -> RunState:
         self.trained = self._taken.popleft()
+        self.histories = self.trained.histories
         return dataclasses.replace(state, step=state.step + 1, stream=self.trained.state)
 
 

@@ -41,6 +41,7 @@ from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.vocabulary import Values
 from hotrows.data.stored.encoded import copy_manifest
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed.all_or_none import together
 from hotrows.distributed.comm import Ranks
 from hotrows.json_file import JsonFile, PathText, build, value_of
@@ -53,6 +54,7 @@ from hotrows.storage.unsaved import remove_unsaved
 log = logging.getLogger("hotrows")
 
 _ENCODERS = "encoders"
+HISTORIES = "histories/appended/"  # in the names of tensors of a checkpoint with the events of users
 _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
 # Settings whose None on resume means: as the run has it.
 _MAY_BE_OPEN = (
@@ -108,8 +110,9 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     if data.encodes_raw:  # what `Encoder.open` reads, as the run may outlive the data
         make_folder(run / _ENCODERS)
         copy_manifest(data, run / _ENCODERS)
-        for vocabulary in data.vocabularies.values():
-            link_or_copy(data.path / vocabulary.file, run / _ENCODERS / vocabulary.file)
+        files = [vocabulary.file for vocabulary in data.vocabularies.values()]
+        for file in (*files, *([data.events.file] if data.events else [])):
+            link_or_copy(data.path / file, run / _ENCODERS / file)
         sync(run / _ENCODERS)
     write_json(run / "choices.json", _JSON.sign(choices))
 
@@ -213,6 +216,14 @@ def open_encoder(run: Path) -> Encoder:
             f"predict with load_run(run).predict(batches)"
         )
     return Encoder.open(run / _ENCODERS)
+
+
+def histories_at(run: Path, tensors: Mapping[str, Any]) -> UserHistories | None:
+    """The histories of users at a checkpoint of the run, which has these tensors; None: those of the
+    data."""
+    events = {n.split(HISTORIES)[1]: tensors[n].numpy() for n in tensors if HISTORIES in n}
+    histories = open_encoder(run).histories if events else None
+    return histories and histories.appended(events)
 
 
 def raw_values(run: Path) -> Mapping[str, Values] | None:

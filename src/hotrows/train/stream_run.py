@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +47,8 @@ class StreamRun(Callback):
     """A callback of the Trainer whose run is on a stream.
 
     source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
-    with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what a
-    checkpoint has of the window that was open.
+    with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
+    `tensors` gave to a checkpoint.
     """
 
     name = "last window"
@@ -61,7 +61,7 @@ class StreamRun(Callback):
         config: StreamConfig | None = None,
         on_alarm: OnAlarm | None = None,
         repeat: Path | str | None = None,
-        window: dict[str, Tensor] | None = None,
+        window: Mapping[str, Tensor] | None = None,
     ) -> None:
         _check(steps)
         self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
@@ -84,7 +84,9 @@ class StreamRun(Callback):
             batches = [] if repeat is None else batches_after(Path(repeat), state.step)
             self._sizes = {batch.step: batch.size for batch in batches}
             cuts = None if repeat is None else [batch.reads for batch in batches]
-            events = EventStream(source, encoder, size, self._config, state.stream, letters, cuts)
+            histories = run_folder.histories_at(run, window or {})
+            how = (self._config, state.stream, letters, cuts, histories)
+            events = EventStream(source, encoder, size, *how)
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
             self._batches = steps.train_on(events, self.window.add)
@@ -95,6 +97,13 @@ class StreamRun(Callback):
 
     def __exit__(self, *error) -> None:
         self._opened.close()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has of the window that is open, and the events that users have got."""
+        histories = self._batches.histories
+        events = {} if histories is None else histories.since(0)
+        added = {run_folder.HISTORIES + name: torch.from_numpy(values) for name, values in events.items()}
+        return {**self.window.tensors(), **added}
 
     def on_idle(self, trainer: Any) -> None:
         """Sounds the alarm of idleness, and requests the checkpoint that is due."""
@@ -194,11 +203,11 @@ class StreamRun(Callback):
 class ScoredWindow:
     """Logits and targets of the events scored since the last window. stored: of a checkpoint."""
 
-    def __init__(self, steps: StepTrainer, size: int, stored: dict[str, Tensor]) -> None:
+    def __init__(self, steps: StepTrainer, size: int, stored: Mapping[str, Tensor]) -> None:
         self._recommender, self._size = steps.recommender, size
         self._pieces: list[Evaluated] = []
         self._num_checked = self._num_samples = 0
-        if stored:
+        if "labels" in stored:
             targets = Targets(stored["labels"], stored.get("weights"))
             self._append((stored["logits"], targets, stored.get("groups")))
 

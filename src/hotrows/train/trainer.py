@@ -318,7 +318,7 @@ class Trainer:
         """
         steps, checkpoints = self.steps, self.checkpoints
         with StreamRun(self.run, steps, source, stream, on_alarm, repeat, checkpoints.window) as running:
-            checkpoints.window, checkpoints.open_window = {}, running.window.tensors
+            checkpoints.window, checkpoints.open_window = {}, running.tensors
             self._validation = running
             result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
         if running.alarm is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -68,6 +70,7 @@ class Encoder:
         memory: int | None = None,
         parts: Iterable[Part] = (),
     ) -> None:
+        self._folder: Path | None = None
         self.threads = num_threads(threads)
         self._parts = tuple(parts)
         self.statistics = dict(statistics)
@@ -100,7 +103,14 @@ class Encoder:
         """
         data = EncodedData.open(path)
         values, parts = stored_values(data, checked), data.parts.values()
-        return Encoder(data.schema, values, data.statistics, threads, memory, parts)
+        encoder = Encoder(data.schema, values, data.statistics, threads, memory, parts)
+        encoder._folder = data.path
+        return encoder
+
+    @cached_property
+    def histories(self) -> UserHistories | None:
+        """The events of users that are stored with it, if any."""
+        return None if self._folder is None else UserHistories.open(self._folder, self.schema)
 
     def encode(
         self, raw: Any, batch_size: int = 8192, columns: tuple[str, ...] | None = ()

@@ -32,6 +32,7 @@ from hotrows.data.stored.histories import (
     END,
     EVENTS_FILE,
     StoredHistories,
+    events_before,
     last_begins,
     stored_schema,
     with_features,
@@ -39,6 +40,7 @@ from hotrows.data.stored.histories import (
 from hotrows.data.stored.rows import Rows, id_type
 from hotrows.data.stored.sections import write_sections
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of, is_list
 
 _EVENT = np.dtype([("user", "u8"), ("time", "i8"), ("row", "i8")])
@@ -76,7 +78,8 @@ class EventIndex:
         of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
         values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
         self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
-        self._users_known, self._first_users = False, ["", ""]
+        self._users_known = self._has_past = False
+        self._first_users = ["", ""]
         shutil.rmtree(folder, ignore_errors=True)  # left by an interruption
         folder.mkdir()
         self.rows = self._deal(progress)
@@ -142,21 +145,12 @@ class EventIndex:
                 f"give it one, or leave it out"
             )
         users = hash_values(raw)
-        place = np.minimum(np.searchsorted(self._users, users), len(self._users) - 1)
-        known = (self._users[place] == users) & (raw.lengths > 0)
-        begins = np.where(known, self._starts[place], 0)
-        low, high = begins, np.where(known, self._starts[place + 1], 0)
-        while (is_open := low < high).any():
-            middle = (low + high) >> 1
-            is_before = self._times[np.minimum(middle, self.rows - 1)] < moments
-            low, high = (
-                np.where(is_open & is_before, middle + 1, low),
-                np.where(is_open & ~is_before, middle, high),
-            )
-        self._check_past(columns, begins, low)
-        self._users_known |= bool(known.any())
+        begins, ends = events_before(self._users, self._starts, self._times, users, moments)
+        self._check_past(columns, begins, ends)
+        self._has_past |= bool((ends > begins).any())
+        self._users_known = self._users_known or bool(np.isin(users, self._users).any())
         self._first_users[1] = self._first_users[1] or _text(raw)
-        return begins, low
+        return begins, ends
 
     def _check_past(self, columns: Columns, begins: np.ndarray, ends: np.ndarray) -> None:
         """Stops a preparation whose samples would see an event at or after their time."""
@@ -170,13 +164,16 @@ class EventIndex:
             )
 
     def check_users(self) -> None:
-        """Raises ValueError if no sample has a user of the events: their columns differ."""
+        """Raises ValueError if no sample has a user of the events: their columns differ. Warns where none
+        has an event before its time."""
         if not self._users_known:
             events, samples = self._first_users
             raise ValueError(
                 f"no sample has a user of the events: column {self.schema.user!r} has {events!r} in the "
                 f"events and {samples!r} in the samples; write users alike in both"
             )
+        if not self._has_past:
+            warn("no sample has an event before its time: write times alike in events and samples")
 
     def refer(self, columns: Columns, training: np.ndarray) -> None:
         """Notes which events the histories of the chosen samples have. training: [rows] bool."""
@@ -204,7 +201,7 @@ class EventIndex:
 
     def without_users(self, columns: Columns) -> Columns:
         """Samples as the schema has them: with empty histories in place of users."""
-        return _with_ids(columns, self.schema, dict(zip(self._names, columns.ids, strict=True)))
+        return with_ids(columns, self.schema, dict(zip(self._names, columns.ids, strict=True)))
 
     def encoded(self, encoder: Encoder, columns: Columns) -> Rows:
         """Encodes samples: rows of the stored schema."""
@@ -230,7 +227,8 @@ class EventIndex:
                     if feature.name in into:
                         into[feature.name][places] = ids
             with replaced(path) as part:
-                arrays = {f"ids/{name}": ids for name, ids in into.items()}
+                arrays = {"users": self._users, "starts": self._starts, "times": self._times}
+                arrays |= {f"ids/{name}": ids for name, ids in into.items()}
                 write_sections(part, {"kind": "events", "rows": self.rows}, arrays)
         return StoredHistories.open(path, encoder.schema, self.rows)
 
@@ -253,7 +251,7 @@ class EventIndex:
     def _values(self, events: Columns, names: Sequence[str]) -> Columns:
         """Events as the schema has its rows, with one value in each history."""
         features = zip(self._values_read.schema.id_features, events.ids, strict=True)
-        return _with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
+        return with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
 
     def _mapped(self, name: str, dtype: Any, size: int | None = None) -> np.ndarray:
         """A new file of zeros, mapped. size: number of values (default: of events)."""
@@ -264,7 +262,7 @@ class EventIndex:
         return np.memmap(path, dtype, "r+", shape=shape).view(np.ndarray)
 
 
-def _with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Columns:
+def with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Columns:
     """Columns with the id features of the schema; others than those by name have no values."""
     rows = columns.num_rows
     nothing, no_lists = no_values(rows), no_values(0, np.zeros(rows + 1, np.int64))

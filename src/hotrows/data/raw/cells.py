@@ -394,7 +394,8 @@ def check_histories(schema: Schema, where: str, names: Collection[str]) -> None:
     if absent := [name for name in schema.histories if name not in names]:
         raise ValueError(
             f"{where} lacks the columns {absent}: rows to predict have a history as a list of the user's "
-            f"earlier events, since only `prepare` (--vocab-from, --events) reads an events file"
+            f"earlier events, since only `prepare` (--vocab-from, --events) reads an events file; a "
+            f"server knows those of the user, column {schema.user!r}, for rows without any such list"
         )
 
 

@@ -5,9 +5,10 @@
     sample (bob, before the event 2)    begin 4, end 5                 history 5
 
 The file `events.shard` has `ids/NAME` of every history: an id of each event, users one after the other,
-those of one by time, those of one time in the order of the file. A shard has no lists of histories but
-`ids/histories/begin` and `ids/histories/end` [rows], as of two features with ids: shards hold the rows of
-the `stored_schema`. A loader slices the lists; those of `max_length` are the last ids before the end.
+those of one by time, those of one time in the order of the file; `users`, `starts` and `times` say whose
+and of when they are (`UserHistories`). A shard has no lists of histories but `ids/histories/begin` and
+`ids/histories/end` [rows], as of two features with ids: shards hold the rows of the `stored_schema`. A
+loader slices the lists; those of `max_length` are the last ids before the end.
 """
 
 from __future__ import annotations
@@ -45,15 +46,55 @@ def stored_schema(schema: Schema, num_events: int = 0) -> Schema:
     histories."""
     if not schema.histories:
         return schema
-    places = tuple(Sparse(name, schema.user, rows=num_events + 1) for name in (BEGIN, END))
-    shared = tuple(name for name in schema.shared if name not in schema.histories)
-    return dataclasses.replace(
-        schema,
-        features=(*(f for f in schema.features if f.name not in schema.histories), *places),
-        shared=shared + ((BEGIN, END) if len(shared) < len(schema.shared) else ()),
-        user=None,
-        histories=(),
-    )
+    return _in_place(schema, [Sparse(name, schema.user, rows=num_events + 1) for name in (BEGIN, END)])
+
+
+@lru_cache(maxsize=64)
+def stream_schema(schema: Schema) -> Schema:
+    """The schema of the lines of a stream, which may be events: the user, and a value of each history, in
+    place of the histories."""
+    if not schema.histories:
+        return schema
+    values = (Sparse(f"{END}/{f.name}", f.column) for f in schema.sequences if f.name in schema.histories)
+    return _in_place(schema, [Sparse(END, schema.user), *values])
+
+
+def with_user(schema: Schema) -> Schema:
+    """The schema of rows whose histories are lists, or those of the user, who is a feature more."""
+    if not schema.histories:
+        return schema
+    return dataclasses.replace(schema, features=(*schema.features, Sparse(END, schema.user)))
+
+
+def _in_place(schema: Schema, places: Sequence[Sparse]) -> Schema:
+    """The schema with other features in place of its histories."""
+    shared = [name for name in schema.shared if name not in schema.histories]
+    shared += [f.name for f in places] if len(shared) < len(schema.shared) else []
+    features = (*(f for f in schema.features if f.name not in schema.histories), *places)
+    return dataclasses.replace(schema, features=features, shared=tuple(shared), user=None, histories=())
+
+
+def events_before(
+    users: np.ndarray, starts: np.ndarray, times: np.ndarray, wanted: np.ndarray, moments: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end [n] int64 of the events of users `wanted` [n] before moments [n].
+
+    users [U] ascending; starts [U + 1]: where the events of each begin; times: of all events.
+    """
+    if not len(times):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+    place = np.minimum(np.searchsorted(users, wanted), len(users) - 1)
+    known = users[place] == wanted
+    begins = np.where(known, starts[place], 0)
+    low, high = begins, np.where(known, starts[place + 1], 0)
+    while (is_open := low < high).any():
+        middle = (low + high) >> 1
+        is_before = times[np.minimum(middle, len(times) - 1)] < moments
+        low, high = (
+            np.where(is_open & is_before, middle + 1, low),
+            np.where(is_open & ~is_before, middle, high),
+        )
+    return begins, low
 
 
 def cut_histories(schema: Schema, last: int) -> Schema:
@@ -143,6 +184,12 @@ class StoredHistories:
         offsets = ends_of(measured(bounds, len(ids), order))
         into = room.array(feature.name, (int(offsets[-1]),), ids.dtype)
         return take_lists(ids, bounds, order, offsets, into), offsets
+
+
+def places_between(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """begin .. end - 1 of each pair, one after the other."""
+    offsets = ends_of(ends - begins)
+    return np.repeat(begins - offsets[:-1], ends - begins) + np.arange(offsets[-1])
 
 
 def last_begins(begins: np.ndarray, ends: np.ndarray, max_length: int | None) -> np.ndarray:

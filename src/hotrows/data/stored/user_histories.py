@@ -1,0 +1,222 @@
+"""UserHistories: the last events of each user, which grow as events come, for streams and servers.
+
+    runs[0]     the events of prepared data, or of a bundle: a file
+    runs[1:]    those that were appended since, each run at most half of the run before it
+
+A value is never changed: `append` returns the next one, so that a batch, a checkpoint and a version each
+have that of their moment. What one sees of a user are the last `longest` events before the newest second,
+and those of that second; older ones are dropped as runs are joined, so memory is bounded. Whatever was
+joined when, `lists` gives the same lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from hotrows.data.raw.values import last_ones
+from hotrows.data.stored.histories import EVENTS_FILE, events_before, places_between
+from hotrows.data.stored.rows import ends_of, joined_offsets
+from hotrows.data.stored.sections import check_once, open_sections, write_sections
+from hotrows.runtime.atomic_files import replaced
+from hotrows.schema import Schema
+
+NEWEST = np.iinfo(np.int64).max  # a moment after all events
+_UNBOUNDED = 1 << 40
+Lists = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+Columns = Mapping[str, np.ndarray]  # of events: users, times, numbers, and ids/NAME of each history
+
+
+@dataclass(frozen=True, eq=False)
+class SortedEvents:
+    """Events by user, of one by time, of one time by arrival.
+
+    users [U] uint64: hashes, ascending; starts [U + 1]: where the events of each begin; columns [N]:
+    times, numbers (how many were appended up to each), ids.
+    """
+
+    users: np.ndarray
+    starts: np.ndarray
+    columns: Columns
+
+    @staticmethod
+    def joined(*parts: Columns) -> SortedEvents:
+        """Sorts events, of which the later parts came later."""
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        order = np.lexsort((columns["numbers"], columns["times"], columns["users"]))
+        users, starts = np.unique(columns.pop("users")[order], return_index=True)
+        columns = {name: values[order] for name, values in columns.items()}
+        return SortedEvents(users, np.append(starts, len(order)), columns)
+
+    def take(self, places: np.ndarray) -> Columns:
+        users = np.repeat(self.users, np.diff(self.starts))
+        return {name: values[places] for name, values in {"users": users, **self.columns}.items()}
+
+    def before(self, users: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return events_before(self.users, self.starts, self.columns["times"], users, moments)
+
+    def seen(self, longest: int) -> Columns:
+        """Of each user the events of the newest second, and so many before it."""
+        _, ends = self.before(self.users, self.columns["times"][self.starts[1:] - 1])
+        return self.take(places_between(np.maximum(self.starts[:-1], ends - longest), self.starts[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class UserHistories:
+    """The histories of all users. lengths: `max_length` by history; count: of all appended events."""
+
+    lengths: Mapping[str, int | None]
+    runs: tuple[SortedEvents, ...]
+    count: int = 0
+
+    @staticmethod
+    def open(folder: Path, schema: Schema, checked: bool = True) -> UserHistories | None:
+        """Those of prepared data, or of a bundle's encoders; None where the folder has none.
+
+        checked: compare the file with its checksums, for which it is read whole.
+        """
+        path = folder / EVENTS_FILE
+        if not schema.histories or not path.exists():
+            return None
+        if checked:
+            check_once(path)
+        sections = open_sections(path)
+        names = ("times", *(f"ids/{name}" for name in schema.histories))
+        columns = {name: sections[name] for name in names}
+        columns["numbers"] = np.broadcast_to(np.int64(0), columns["times"].shape)
+        lengths = {f.name: f.max_length for f in schema.sequences if f.name in schema.histories}
+        events = SortedEvents(sections["users"], sections["starts"], columns)
+        return UserHistories(lengths, (events,), sections.header.get("count", 0))
+
+    @property
+    def longest(self) -> int:
+        return max(length or _UNBOUNDED for length in self.lengths.values())
+
+    def append(self, users: np.ndarray, times: np.ndarray, ids: Columns) -> UserHistories:
+        """The histories with events [n] more, in the order in which they came. ids: by history."""
+        columns = {"users": users, "times": times, **{f"ids/{name}": ids[name] for name in self.lengths}}
+        columns["numbers"] = self.count + 1 + np.arange(len(users))
+        return self._with(columns, self.count + len(users))
+
+    def appended(self, events: Columns) -> UserHistories:
+        """The histories with what `since` gave."""
+        if not events:
+            return self
+        columns = {name: values for name, values in events.items() if name != "count"}
+        return self._with({**columns, "users": events["users"].view(np.uint64)}, int(events["count"][0]))
+
+    def _with(self, columns: Columns, count: int) -> UserHistories:
+        """Joins what was appended before, and leaves the new run whole: its own lines read it next."""
+        if count == self.count:
+            return self
+        runs = self.runs
+        while len(runs) > 2 and len(runs[-2].columns["times"]) < 2 * len(runs[-1].columns["times"]):
+            runs = (*runs[:-2], SortedEvents.joined(*(run.seen(self.longest) for run in runs[-2:])))
+        return dataclasses.replace(self, runs=(*runs, SortedEvents.joined(columns)), count=count)
+
+    def since(self, count: int) -> dict[str, np.ndarray]:
+        """The events that came after the first `count`, int64 arrays by name; empty if there is none."""
+        if self.count <= count:
+            return {}
+        runs = (run.take(np.flatnonzero(run.columns["numbers"] > count)) for run in self.runs[1:])
+        events = SortedEvents.joined(*runs)
+        columns = events.take(np.arange(len(events.columns["times"])))
+        columns = {name: values.astype(np.int64) for name, values in columns.items()}
+        return {**columns, "count": np.array([self.count])}
+
+    def newest(self, users: np.ndarray) -> np.ndarray:
+        """The time of the newest event of each user [n]; the least int64 of those without one."""
+        newest = np.full(len(users), np.iinfo(np.int64).min)
+        for run in self.runs:
+            begins, ends = run.before(users, np.full(len(users), NEWEST))
+            known = ends > begins
+            newest[known] = np.maximum(newest[known], run.columns["times"][ends[known] - 1])
+        return newest
+
+    def lists(self, users: np.ndarray, times: np.ndarray) -> Lists:
+        """The lists of users [n] before times [n], by history: ids and offsets [n + 1]."""
+        return self._lists_before(users, times, [np.maximum(times, self.newest(users))] * len(self.runs))
+
+    def read(
+        self, users: np.ndarray, times: np.ndarray, is_event: np.ndarray, ids: Columns
+    ) -> tuple[Lists, UserHistories]:
+        """The lists of lines [n] in the order in which they came, some of them events with ids [n]; and
+        the histories after them. A line sees the events of earlier seconds that came before it."""
+        parts, histories = [], self
+        for first, end in pairwise([0, *self._cuts(users, times), len(users)]):
+            added = first + np.flatnonzero(is_event[first:end])
+            moments = np.maximum(times[first:end], histories.newest(users[first:end]))
+            of_added = {name: of_history[added] for name, of_history in ids.items()}
+            histories = histories.append(users[added], times[added], of_added)
+            old = len(histories.runs) - bool(len(added))
+            seen = [moments] * old + [times[first:end]] * bool(len(added))
+            parts.append(histories._lists_before(users[first:end], times[first:end], seen))
+        lists = {name: list(zip(*(part[name] for part in parts), strict=True)) for name in self.lengths}
+        return {name: (np.concatenate(v), joined_offsets(o)) for name, (v, o) in lists.items()}, histories
+
+    def _cuts(self, users: np.ndarray, times: np.ndarray) -> list[int]:
+        """The lines, not the first of their users, that are older than an event or a line before them:
+        what these see does not follow from their time."""
+        order = np.argsort(users, kind="stable")
+        is_first = np.append(True, users[order][1:] != users[order][:-1])[: len(users)]
+        low = times.min(initial=NEWEST)
+        span = times.max(initial=low) - low + 2
+        base = is_first.cumsum() * span  # apart, so that one maximum runs over all users
+        newest = np.clip(self.newest(users[order]), low, low + span - 1) - low
+        moments = base + times[order] - low
+        is_late = moments < np.maximum.accumulate(np.maximum(moments, base + newest))
+        return np.sort(order[is_late & ~is_first]).tolist()
+
+    def _lists_before(self, users: np.ndarray, times: np.ndarray, moments: Sequence[np.ndarray]) -> Lists:
+        """moments: by run, the time [n] before which its events are seen, of which some are too late."""
+        # 1. Find the last events of each run.
+        samples, places = [], []
+        for run, moment in zip(self.runs, moments, strict=True):
+            begins, ends = run.before(users, moment)
+            begins = np.maximum(begins, ends - self.longest)
+            samples.append(np.repeat(np.arange(len(users)), ends - begins))
+            places.append(places_between(begins, ends))
+        # 2. Sort them by sample and time, and keep the last ones, of these those before the time.
+        pairs = list(zip(self.runs, places, strict=True))
+        sample = np.concatenate(samples)
+        seconds = np.concatenate([run.columns["times"][of_run] for run, of_run in pairs])
+        order = np.lexsort((seconds, sample))
+        kept = last_ones(_offsets(sample, len(users)), self.longest)
+        order = order if kept is None else order[kept]
+        order = order[seconds[order] < times[sample[order]]]
+        offsets = _offsets(sample[order], len(users))
+        # 3. Cut them to the length of each history.
+        lists = {}
+        for name, length in self.lengths.items():
+            parts = (run.columns[f"ids/{name}"][of_run] for run, of_run in pairs)
+            ids = np.concatenate([part.astype(np.int64) for part in parts])[order]
+            kept = last_ones(offsets, length)
+            all_ends = offsets if kept is None else ends_of(kept)[offsets]
+            lists[name] = (ids if kept is None else ids[kept], all_ends)
+        return lists
+
+    def write(self, path: Path) -> None:
+        """Writes the events that are seen; memory holds them meanwhile."""
+        joined = SortedEvents.joined(*(run.seen(self.longest) for run in self.runs))
+        events = SortedEvents.joined(joined.seen(self.longest))
+        columns = {
+            name: values.astype(self.runs[0].columns[name].dtype)
+            for name, values in events.columns.items()
+        }
+        del columns["numbers"]
+        arrays = {"users": events.users, "starts": events.starts, **columns}
+        with replaced(path) as part:
+            header = {"kind": "events", "rows": len(columns["times"]), "count": self.count}
+            write_sections(part, header, arrays)
+
+
+def _offsets(samples: np.ndarray, size: int) -> np.ndarray:
+    """The offsets [size + 1] of the lists of samples, by the sample of each value."""
+    return ends_of(np.bincount(samples, minlength=size))

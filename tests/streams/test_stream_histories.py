@@ -1,0 +1,304 @@
+"""Histories by reference on streams: a line reads what its user did before, and may be an event."""
+
+import json
+from contextlib import closing
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotrows import Dynamic, Schema, Sequence, Sparse, Time
+from hotrows.config import TrainConfig
+from hotrows.data import Encoder, prepare
+from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
+from hotrows.export.publisher import Publisher
+from hotrows.export.whole import export
+from hotrows.optim import Adagrad
+from hotrows.serving import Scorer
+from hotrows.streams import EventStream, StreamConfig, open_source
+from hotrows.train import Trainer
+from tests.support.bundles import trained
+from tests.support.histories import LENGTHS, copied, events_and_samples, schema
+from tests.support.runs import Kill, Killed, weights_of
+
+DRAINED = StreamConfig(stop_when_idle=0.2)
+
+
+CONFIG = TrainConfig(
+    model="din",
+    model_options={"dim": 4, "attention": [8], "hidden": [8]},
+    batch_size=16,
+    row_optimizer=Adagrad(lr=0.1),
+    seed=3,
+    linear_paths="plain",
+    checkpoint_every=2,
+)
+UNBOUNDED = {"history": None, "kinds": None}
+
+
+def lines_and_lists(events, seed=9, size=200, users=12, late=False):
+    """Lines of a stream after the prepared events, and the same with copied lists: of each line those
+    events of earlier seconds that are prepared, or came before it with a positive label. late: in no
+    order, and of times before."""
+    random = np.random.default_rng(seed)
+    columns = {"user": users + 2, "at": 30, "item": 27, "kind": 5, "click": 2}
+    lines = pd.DataFrame({name: random.integers(0, most, size) for name, most in columns.items()})
+    lines["at"] += 10 if late else 25
+    lines = lines if late else lines.sort_values("at", kind="stable", ignore_index=True)
+    past = [events]
+    lists = []
+    for row in range(len(lines)):
+        lists.append(copied(pd.concat(past), lines[row : row + 1]))
+        if lines["click"][row]:
+            past.append(lines[row : row + 1])
+    return lines, pd.concat(lists)
+
+
+def write_lines(folder, *parts, columns=None):
+    """Writes frames as files of JSON lines, which a folder source reads in this order."""
+    folder.mkdir()
+    for number, part in enumerate(parts):
+        text = "".join(json.dumps(row, default=int) + "\n" for row in part.to_dict("records"))
+        (folder / f"{number:02}.jsonl").write_text(text)
+    return f"folder:{folder}"
+
+
+def both(tmp_path, late=False):
+    """Prepared data by reference and with copied lists, of one vocabulary, and a stream for each."""
+    events, samples = events_and_samples()
+    lines, lists = lines_and_lists(events, late=late)
+    lengths = UNBOUNDED if late else LENGTHS
+    ours = prepare(samples, schema(lengths=lengths), tmp_path / "ours", events=events)
+    theirs = prepare(copied(events, samples), schema(False, lengths), tmp_path / "theirs")
+    yield ours, write_lines(tmp_path / "lines", lines)
+    yield theirs, write_lines(tmp_path / "lists", lists)
+
+
+def batches(data, source, size=16, **how):
+    encoder = Encoder.open(data.path)
+    with EventStream(open_source(source, encoder.schema), encoder, size, DRAINED, **how) as stream:
+        return [(batch, stream.histories) for batch in stream]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("late", [False, True])
+def test_lines_read_the_histories_that_copied_lists_have(tmp_path, size, late):
+    (ours, lines), (theirs, lists) = both(tmp_path, late)
+    pairs = list(zip(batches(ours, lines, size), batches(theirs, lists, size), strict=True))
+    assert sum(batch.size for (batch, _), _ in pairs) == 200
+    for (one, _), (other, _) in pairs:
+        for name in ("features", "ids", "offsets", "labels"):
+            a, b = getattr(one, name), getattr(other, name)
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
+def seen(past, user, at, longest):
+    """The items that a line sees of what came before it, told without sorting runs."""
+    own = sorted((e for e in past if e[0] == user), key=lambda e: e[1])
+    newest = own[-1][1] if own else at
+    return [e[2] for e in [e for e in own if e[1] < max(newest, at)][-longest:] if e[1] < at]
+
+
+lines_of_few = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.booleans()), max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines_of_few, st.integers(1, 3), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 3))
+def test_a_user_has_the_same_events_however_they_were_added(
+    tmp_path_factory, lines, longest, cuts, restart
+):
+    """In whatever pieces, from a checkpoint or from a file of a bundle: those of the newest second and
+    the last before it, of which a line sees what is before its second."""
+    folder = tmp_path_factory.mktemp("histories")
+    declared = schema(lengths={"history": longest, "kinds": 1})
+    empty = np.zeros(0, np.int64)
+    columns = dict.fromkeys(("times", "numbers", "ids/history", "ids/kinds"), empty)
+    nobody = SortedEvents.joined({"users": empty.astype(np.uint64), **columns})
+    base = UserHistories({"history": longest, "kinds": 1}, (nobody,))
+    histories, past = base, []
+    bounds = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        users, times, clicks = (np.array(c) for c in zip(*lines[first:end], strict=True))
+        items = np.arange(first, end)
+        ids = {"history": items, "kinds": -items}
+        lists, histories = histories.read(users.astype(np.uint64), times, clicks, ids)
+        for name, length, sign in (("history", longest, 1), ("kinds", 1, -1)):
+            found = np.split(lists[name][0], lists[name][1][1:-1])
+            partial = list(past)
+            for row, (user, at, click) in enumerate(lines[first:end]):
+                expected = [sign * item for item in seen(partial, user, at, longest)][-length:]
+                assert found[row].tolist() == expected
+                partial += [(user, at, first + row)] if click else []
+        past = partial
+        if number == restart:
+            histories = base.appended(histories.since(base.count))
+        elif number + 1 == restart:
+            histories.write(folder / "events.shard")
+            histories = base = UserHistories.open(folder, declared)
+    assert histories.count == len(past)
+    sent = base.appended(histories.since(base.count))
+    users = np.arange(3, dtype=np.uint64)
+    newest = sent.lists(users, np.full(3, NEWEST))["history"]
+    for user, items in enumerate(np.split(newest[0], newest[1][1:-1])):
+        assert items.tolist() == seen(past, user, NEWEST, longest)
+
+
+def test_memory_holds_the_last_events_of_each_user(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    histories, users = Encoder.open(data.path).histories, np.arange(10, dtype=np.uint64)
+    for second in range(1000):
+        ids = {"history": users.astype(np.int64), "kinds": users.astype(np.int64)}
+        histories = histories.append(users, np.full(10, second), ids)
+    assert sum(len(run.columns["times"]) for run in histories.runs[1:]) < 3 * 10 * (histories.longest + 1)
+    assert len(histories.since(0)["times"]) < 3 * 10 * (histories.longest + 1)
+
+
+def test_training_equals_that_on_copied_lists_killed_or_not(tmp_path):
+    (ours, lines), (theirs, lists) = both(tmp_path)
+    train(ours, lines, tmp_path / "ours-run")
+    train(theirs, lists, tmp_path / "theirs-run")
+    assert_same(tmp_path / "ours-run", tmp_path / "theirs-run")
+    for step in (3, 9):
+        with pytest.raises(Killed):
+            train(ours, lines, tmp_path / "killed", callbacks=[Kill(step)])
+    train(ours, lines, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "theirs-run")
+
+
+def train(data, source, run, **how):
+    trainer = Trainer(data, CONFIG, run, resume=run.exists())
+    trainer.fit_stream(source, DRAINED, **how)
+    return trainer
+
+
+def assert_same(run, other):
+    pairs = zip(weights_of(run), weights_of(other), strict=True)
+    assert all(torch.equal(one, another) for one, another in pairs)
+
+
+def score_both(scorer, rows):
+    """Scores of rows with the lists, and of rows with user and time, and with the user alone."""
+    rows = rows.drop(columns=["click", "kind"])
+    alone = rows.drop(columns=["history", "kinds"])
+    tables = (rows, alone, alone.drop(columns="at"))
+    return [scorer.logits(table.to_dict("records")) for table in tables]
+
+
+def test_a_server_reads_the_newest_history_of_a_user_from_deltas(tmp_path):
+    """User alone scores as the list does, in a bundle, after a delta, on a later base, and in an export;
+    an event of the same second or a later one is not seen."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    folder = tmp_path / "lines"
+    source = write_lines(folder, lines[:100])
+    newest = pd.DataFrame({"user": range(14), "at": 10**6, "item": 3, "kind": 0, "click": 0})
+
+    def asked(num_lines):
+        past = pd.concat([events, lines[:num_lines][lines["click"][:num_lines] == 1]])
+        return copied(past, newest)
+
+    train(data, source, tmp_path / "run", callbacks=[publisher_of(tmp_path)])
+    with closing(Scorer.watch(tmp_path / "published", every=None)) as scorer:
+        before, by_time, by_user = score_both(scorer, asked(100))
+        assert np.array_equal(before, by_time) and np.array_equal(before, by_user)
+        assert len(np.unique(before)) > 5
+        text = "".join(json.dumps(row, default=int) + "\n" for row in lines[100:].to_dict("records"))
+        (folder / "01.jsonl").write_text(text)
+        train(data, source, tmp_path / "run", callbacks=[publisher_of(tmp_path)])
+        scorer.follower.look()
+        after, by_time, by_user = score_both(scorer, asked(200))
+        assert np.array_equal(after, by_time) and np.array_equal(after, by_user)
+        assert scorer.version.base > 1 and scorer.version.histories.count == lines["click"].sum()
+        one = scorer.logits([{"item": 3}, {"item": 4}], shared={"user": 5})
+        given = asked(200)
+        shared = {"user": 5, "history": given["history"][5], "kinds": given["kinds"][5]}
+        assert np.array_equal(one, scorer.logits([{"item": 3}, {"item": 4}], shared=shared))
+        moments = lines["at"].max()
+        told = scorer.logits([{"user": 5, "item": 3, "at": int(moments)}])
+        past = pd.concat([events, lines[lines["click"] == 1]])
+        of_then = copied(past, newest[5:6].assign(at=moments))
+        shared = {name: of_then[name].iloc[0] for name in ("user", "history", "kinds")}
+        assert np.array_equal(told, scorer.logits([{"item": 3}], shared=shared))
+        with pytest.raises(ValueError, match="the request lacks the columns"):
+            scorer.logits([{"item": 2}])
+    bundle = export(tmp_path / "run", tmp_path / "bundle", "last", format="onnx")
+    exported = score_both(Scorer(bundle), asked(200))
+    assert all(np.array_equal(exported[0], other) for other in exported[1:])
+
+
+def publisher_of(tmp_path):
+    return Publisher(tmp_path / "published", every="3b", base_every=4)
+
+
+def test_keys_are_histories_and_lines_may_be_delimited_text(tmp_path):
+    """Of dynamic features, whose keys users have; a header names no list."""
+    events, samples = events_and_samples()
+    lines, lists = lines_and_lists(events)
+    dynamic = Dynamic(capacity=100, evict="lru")
+
+    def declared(column, **fields):
+        history = Sequence("history", column, "item", max_length=5, dynamic=dynamic)
+        features = (Sparse("item", dynamic=dynamic), history)
+        return Schema(features, "click", time=Time("at"), delimiter=",", **fields)
+
+    by_user = declared("item", user="user", histories=("history",))
+    ours = prepare(samples, by_user, tmp_path / "ours", events=events)
+    theirs = prepare(copied(events, samples), declared(None), tmp_path / "theirs")
+    (tmp_path / "text").mkdir()
+    lines.to_csv(tmp_path / "text" / "a.csv", index=False)
+    pairs = zip(
+        batches(ours, f"folder:{tmp_path / 'text'}"),
+        batches(theirs, write_lines(tmp_path / "lists", lists)),
+        strict=True,
+    )
+    for (one, _), (other, _) in pairs:
+        assert torch.equal(one.ids, other.ids) and torch.equal(one.offsets, other.offsets)
+
+
+def test_a_line_without_a_time_is_malformed_and_one_without_a_user_has_no_history(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    lines = pd.DataFrame({"user": [5, None, None, 5], "at": [90, None, 91, 92], "item": 3, "kind": 1})
+    text = lines.assign(click=1).to_json(orient="records", lines=True)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_text(text)
+    encoder = Encoder.open(data.path)
+    source = open_source(f"folder:{tmp_path / 'lines'}", encoder.schema)
+    with EventStream(source, encoder, 8, DRAINED) as stream:
+        (batch,) = stream
+        assert stream.state.malformed == 1 and stream.histories.count == 2
+    lengths = batch.offsets.diff().reshape(4, 3)[2]
+    assert lengths.tolist() == [5, 0, 5]
+
+
+def test_an_encoder_without_events_is_refused(tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    (data.path / "events.shard").unlink()
+    encoder = Encoder.open(data.path)
+    with pytest.raises(ValueError, match="has histories, and the encoder has no events of users"):
+        batches(data, f"folder:{tmp_path}")
+    assert encoder.histories is None
+
+
+def test_what_the_user_does_is_computed_once_for_all_candidates(tmp_path):
+    """A program for shared features, with the user, and the time, once; and counts of served values."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    run = trained(data, tmp_path / "run", "din")
+    shared = ("user", "history", "kinds")
+    scorer = Scorer(export(run, tmp_path / "bundle", "last", format="onnx", shared=shared))
+    rows = [{"item": item} for item in range(20)]
+    asked = copied(events, pd.DataFrame({"user": [5], "at": [30]}))
+    lists = {name: asked[name].iloc[0] for name in ("history", "kinds")}
+    given = scorer.logits(rows, {"user": 5, **lists})
+    assert np.array_equal(scorer.logits(rows, {"user": 5, "at": 30}), given)
+    assert np.allclose(scorer.logits([{**row, "user": 5, "at": 30} for row in rows[:3]]), given[:3])
+    served = scorer.requests.value_counts.by_feature()["history"]
+    assert served.values == 5 and not served.missing, "those of the lists that were given, cut"
