@@ -89,7 +89,7 @@ class Recommender:
             self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
-        self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
+        self.model.tables = with_linear(frozen(self.model.tables, config.frozen), config)
         self.device = find(config.device)
         self.model.to(self.device.torch)
         # 2. What it learns
@@ -248,7 +248,7 @@ def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
     return two_stages.over(ranks, required)
 
 
-def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:
+def with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:
     """The tables, of which those with weights of ids have the config's optimizer where they name none."""
     linear = config.linear_optimizer
     return tuple(
