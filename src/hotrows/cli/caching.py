@@ -252,8 +252,9 @@ def _print_words(simulation: Simulation) -> None:
         option = f"--rows-budget {enough.replace(' ', '')}"
         if owned.min_count is not None:
             option = f"prepare --min-count {owned.min_count} (rows of {enough})"
-        click.echo(f"lookups that can own a row, by bytes of all rows: {shares}")
-        click.echo(f"the smallest that loses less than 1 % of them: {option}")
+        click.echo(
+            f"lookups that can own a row, by bytes of all rows: {shares}; {option} loses less than 1 %"
+        )
     if simulation.shuffled is not None:
         print_table(_order_table(simulation, simulation.shuffled))
         click.echo(
