@@ -50,7 +50,7 @@ from hotrows import Adagrad, Batch, Constant, Dynamic, Embedding, Normal, Table
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.metrics import auc
 from hotrows.schema import Schema, Sparse
-from hotrows.train.rows_budget import Reads, divide
+from hotrows.train.rows_budget import ValueReads, divide
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -154,7 +154,7 @@ def divided(samples: Samples, num_rows: int) -> list[int]:
     """So many rows divided over the features by the counts of the parts that are trained."""
     trained = samples.keys[:, : samples.of_part(PARTS - 1).start]
     counts = [np.sort(np.unique(keys, return_counts=True)[1])[::-1] for keys in trained]
-    read = {str(f): Reads(num, 0, RECORD, dynamic=Dynamic()) for f, num in enumerate(counts)}
+    read = {str(f): ValueReads(num, RECORD) for f, num in enumerate(counts)}
     return list(divide(read, num_rows * RECORD).values())
 
 

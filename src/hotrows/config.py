@@ -73,13 +73,10 @@ class TrainConfig:
         option="--init-from",
     )
     rows_budget: int | None = setting(
-        None, "Size of all rows, which dynamic ids share", unset="as declared", least=1, unit="bytes"
+        None, "Size of all rows, divided over dynamic ids", unset="as declared", least=1, unit="bytes"
     )
     pretrained: dict[str, str] = setting(
-        {},
-        "File with the initial values of a table, by raw value, such as item=vectors.parquet",
-        unset="none",
-        option="--pretrained",
+        {}, "File of initial values of a table, by raw value, such as item=vectors.parquet", unset="none"
     )
     frozen: str | None = setting(None, "Tables that are not trained, with commas between", unset="none")
     epochs: int | None = setting(

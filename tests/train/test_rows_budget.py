@@ -12,7 +12,7 @@ from hotrows.dynamic import Dynamic
 from hotrows.record import layout_of
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run, run_folder
-from hotrows.train.rows_budget import Reads, coverage, divide
+from hotrows.train.rows_budget import ValueReads, coverage, divide
 from hotrows.tuning.owned_rows import owned_rows
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, write_rows
 
@@ -37,7 +37,7 @@ def keys(tmp_path_factory):
 def read_of(draw, sizes, row_bytes):
     counts = (np.sort(draw.integers(1, 40, num))[::-1] for num in sizes)
     pairs = zip(counts, row_bytes, strict=True)
-    return {f"v{n}": Reads(c, 0, size, dynamic=Dynamic()) for n, (c, size) in enumerate(pairs)}
+    return {f"v{n}": ValueReads(c, size) for n, (c, size) in enumerate(pairs)}
 
 
 @pytest.mark.parametrize("row_bytes", [(8, 8, 8), (8, 12, 40)])
@@ -148,7 +148,7 @@ def test_the_advised_min_count_keeps_the_budget(tmp_path):
 def test_the_smallest_bytes_that_lose_little_do_so():
     draw = default_rng(1)
     read = read_of(draw, (200, 100), (8, 16))
-    owned = owned_rows((), Schema(()), read)
+    owned = owned_rows((), Schema(()), read, {})
     fixed = 3 * 8 + 3 * 16
     assert coverage(read, divide(read, owned.enough - fixed)) >= 0.99
     assert coverage(read, divide(read, owned.enough - fixed - 8)) < 0.99

@@ -19,6 +19,7 @@ from hotrows import losses, models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
+from hotrows.costs.workload import stored_tables
 from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
@@ -89,7 +90,7 @@ class Recommender:
             self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
-        self.model.tables = with_linear(frozen(self.model.tables, config.frozen), config)
+        self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
         self.device = find(config.device)
         self.model.to(self.device.torch)
         # 2. What it learns
@@ -248,7 +249,18 @@ def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
     return two_stages.over(ranks, required)
 
 
-def with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:
+def model_and_tables(
+    config: TrainConfig, schema: Schema, model: type[models.Model] | None = None
+) -> tuple[models.Model, list[Table]]:
+    """The model of a settled config, and its tables as they are stored; model: in place of its own."""
+    assert config.model is not None, "settle the config first"
+    with torch.random.fork_rng(devices=[]):
+        built = models.build(model or config.model, schema, **config.model_options)
+    built.tables = _with_linear(frozen(built.tables, config.frozen), config)
+    return built, stored_tables(built, config.table_dtype, config.row_optimizer)
+
+
+def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:
     """The tables, of which those with weights of ids have the config's optimizer where they name none."""
     linear = config.linear_optimizer
     return tuple(

@@ -1,7 +1,7 @@
 """Rows budget: bytes for all rows of a model, divided over its key tables so that most lookups own a row.
 
     data = budgeted(data, config)                # its schema has a capacity for each key table
-    divide(reads(data, tables), num_bytes)       # by vocabulary: how many values own a row
+    divide(reads(data, tables)[0], num_bytes)    # by vocabulary: how many keys own a row
 
 Values of all vocabularies are ranked by how often the training part reads them, per byte of their rows; a
 table has as many rows as it has values among the first that fit. Which keys own them, training decides.
@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 
 from hotrows import models
 from hotrows.config import TrainConfig
-from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
 from hotrows.data.encode.vocabulary import IdCounts
@@ -32,8 +32,7 @@ from hotrows.record import layout_of
 from hotrows.runtime.units import format_bytes
 from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
 from hotrows.table import Table
-from hotrows.train.pretrained import frozen
-from hotrows.train.recommender import with_linear
+from hotrows.train.recommender import model_and_tables
 
 log = logging.getLogger("hotrows")
 
@@ -41,64 +40,57 @@ _BEST = {"admit": "frequent:2", "evict": "lfu:8"}  # of those in docs/evidence/q
 
 
 @dataclass(frozen=True)
-class Reads:
-    """How the training part reads a vocabulary.
+class ValueReads:
+    """How the training part reads the values of a vocabulary.
 
-    counts: lookups of each value, falling; others: lookups of unknown values. row_bytes: of the records
-    of a value, in all tables. dynamic: of a key table.
+    counts: lookups of each value, falling; unknown: of values without an id. row_bytes: of a value's
+    records in all tables. least: rows that it has at any budget; reserved: those that stand for no value.
     """
 
     counts: np.ndarray
-    others: int
     row_bytes: int
-    num_unknown: int = 1
-    dynamic: Dynamic | None = None
-
-    @property
-    def least(self) -> int:
-        """The least rows that it may have for values."""
-        return len(self.counts) if self.dynamic is None else self.dynamic.partitions
+    least: int = 1
+    reserved: int = FIRST_UNKNOWN + 1
+    unknown: int = 0
 
 
-def reads(data: EncodedData, tables: Sequence[Table]) -> dict[str, Reads]:
-    """The reads of each vocabulary; without those of numbered ids that were never counted.
+Vocabularies = Mapping[str, ValueReads]
+
+
+def reads(data: EncodedData, tables: Sequence[Table]) -> tuple[Vocabularies, Vocabularies]:
+    """The reads of keys, and of values that `prepare` has counted, by vocabulary.
 
     tables: as they are stored, with their optimizers.
     """
-    features = {vocabulary_of(f): f for f in data.schema.id_features}
     owner = {f.name: vocabulary_of(f) for f in data.schema.id_features}
+    reserved = {vocabulary_of(f): FIRST_UNKNOWN + f.num_unknown for f in data.schema.id_features}
     row_bytes: Counter[str] = Counter()
     for table in tables:
-        if table.features[0] in owner:  # which a cross is not
-            row_bytes[owner[table.features[0]]] += layout_of(table).stride
-    keys = _key_counts(data, tables)
-    ids = row_counts(data) if data.vocabularies else {}
-    found = {}
-    for name, num_bytes in row_bytes.items():
-        reserved = FIRST_UNKNOWN + features[name].num_unknown
-        if (dynamic := features[name].dynamic) is not None:
-            found[name] = Reads(keys[name], 0, num_bytes, reserved - FIRST_UNKNOWN, dynamic)
-        elif name in ids:
-            counts, others = ids[name][reserved:], int(ids[name][FIRST_UNKNOWN:reserved].sum())
-            found[name] = Reads(np.sort(counts)[::-1], others, num_bytes, reserved - FIRST_UNKNOWN)
-    return found
-
-
-def _key_counts(data: EncodedData, tables: Sequence[Table]) -> dict[str, np.ndarray]:
-    """How often each key is read, falling, by the vocabulary of dynamic features."""
+        row_bytes[owner.get(table.features[0], "")] += layout_of(table).stride  # "": of crosses
     ids = DynamicIds.of_schema(data.schema, tables)
-    counted = [IdCounts() for _ in ids.vocabularies]
-    for batch in Loader(data.parts["train"], BLOCK_ROWS).batches(0) if counted else ():
-        for counts, keys in zip(counted, ids.present_keys(batch.expanded()), strict=True):
+    seen = [IdCounts() for _ in ids.vocabularies]
+    for batch in Loader(data.parts["train"], BLOCK_ROWS).batches(0) if seen else ():
+        for counts, keys in zip(seen, ids.present_keys(batch.expanded()), strict=True):
             counts.add(keys.numpy())
-    of_keys = [np.sort(counts.merged()[1])[::-1] for counts in counted]
-    return dict(zip(ids.vocabularies, of_keys, strict=True))
+    dynamic = {
+        name: ValueReads(
+            np.sort(counts.merged()[1])[::-1], row_bytes[name], v.dynamic.partitions, reserved[name]
+        )
+        for (name, v), counts in zip(ids.vocabularies.items(), seen, strict=True)
+    }
+    static = {}
+    for name, lookups in (row_counts(data) if data.vocabularies else {}).items():
+        if row_bytes[name] and name not in dynamic:
+            values, unknown = lookups[reserved[name] :], lookups[FIRST_UNKNOWN : reserved[name]]
+            sizes = (row_bytes[name], len(values), reserved[name])
+            static[name] = ValueReads(np.sort(values)[::-1], *sizes, int(unknown.sum()))
+    return dynamic, static
 
 
-def divide(read: Mapping[str, Reads], num_bytes: int) -> dict[str, int]:
+def divide(read: Vocabularies, num_bytes: int) -> dict[str, int]:
     """The rows for values of each vocabulary that together take so many bytes at most.
 
-    Where all values have a row, what is left is room for more keys, in proportion.
+    Where all values have a row, the rest is room for more keys, in proportion; even if none is counted.
     """
     if not read:
         return {}
@@ -112,7 +104,7 @@ def divide(read: Mapping[str, Reads], num_bytes: int) -> dict[str, int]:
     return dict(zip(read, np.minimum(rows, MOST_ROWS).tolist(), strict=True))
 
 
-def ranked(read: Mapping[str, Reads]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def ranked(read: Vocabularies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The values beyond the least in the order in which they get rows: the number of their vocabulary,
     their lookups, and the bytes up to each."""
     more = [one.counts[one.least :] for one in read.values()]
@@ -122,18 +114,18 @@ def ranked(read: Mapping[str, Reads]) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return owners[order], counts[order], np.cumsum(sizes[order])
 
 
-def coverage(read: Mapping[str, Reads], rows: Mapping[str, int]) -> float:
+def coverage(read: Vocabularies, rows: Mapping[str, int]) -> float:
     """The fraction of lookups that own a row if the values that are read most have them."""
-    lookups = sum(int(one.counts.sum()) + one.others for one in read.values())
+    lookups = sum(int(one.counts.sum()) + one.unknown for one in read.values())
     owned = sum(int(one.counts[: rows[name]].sum()) for name, one in read.items())
     return owned / max(lookups, 1)
 
 
-def fixed_bytes(tables: Sequence[Table], schema: Schema, read: Mapping[str, Reads]) -> int:
+def fixed_bytes(tables: Sequence[Table], schema: Schema, read: Vocabularies) -> int:
     """The bytes of all rows but those for values of these vocabularies."""
     divided = {f.name for f in schema.id_features if vocabulary_of(f) in read}
     others = (table for table in tables if table.features[0] not in divided)
-    reserved = sum((FIRST_UNKNOWN + one.num_unknown) * one.row_bytes for one in read.values())
+    reserved = sum(one.reserved * one.row_bytes for one in read.values())
     return reserved + sum(table.rows * layout_of(table).stride for table in others)
 
 
@@ -153,28 +145,18 @@ def budgeted(
         return data
     if isinstance(model, models.Model):
         raise ValueError("rows_budget sizes the tables of a model, and this one is made: give its class")
-    # 1. What tables take that have their rows by the data
-    assert config.model is not None, "settle the config first"
-    with torch.random.fork_rng(devices=[]):
-        built = models.build(model or config.model, data.schema, **config.model_options)
-    built.tables = with_linear(frozen(built.tables, config.frozen), config)
-    tables = stored_tables(built, config.table_dtype, config.row_optimizer)
-    read = reads(data, tables)
-    of_keys = {name: one for name, one in read.items() if one.dynamic is not None}
-    fixed = fixed_bytes(tables, data.schema, of_keys)
-    least = fixed + sum(one.least * one.row_bytes for one in of_keys.values())
+    # 1. What the rows take that are not divided
+    tables = model_and_tables(config, data.schema, model)[1]
+    keys, static = reads(data, tables)
+    fixed = fixed_bytes(tables, data.schema, keys)
+    least = fixed + sum(one.least * one.row_bytes for one in keys.values())
     if budget < least:
-        raise ValueError(_too_small(budget, least, read))
+        raise ValueError(_too_small(budget, least, tuple(static.values())))
     # 2. The capacities of the others
-    if of_keys and not data.parts["train"].rows:
-        raise ValueError(
-            f"rows_budget is divided by how often keys are read, and {data.path} has no rows: give each "
-            f"dynamic feature a capacity"
-        )
-    rows = divide(of_keys, budget - fixed)
+    rows = divide(keys, budget - fixed)
     if rows and (ranks is None or ranks.rank == 0):
         sizes = ", ".join(f"{name} {num:,}" for name, num in rows.items())
-        share = f"{coverage(of_keys, rows):.1%}".replace("%", " %")
+        share = f"{coverage(keys, rows):.1%}".replace("%", " %")
         log.info(f"rows of {format_bytes(budget)}: {sizes} keys; {share} of their lookups can own a row")
     schema = with_capacities(data.schema, rows, **_BEST)
     return dataclasses.replace(data.read_by(schema), rows_budget=budget)
@@ -188,19 +170,19 @@ def with_capacities(schema: Schema, rows: Mapping[str, int], **policy: str) -> S
 
     def sized(dynamic: Dynamic, capacity: int) -> Dynamic:
         plain = (dynamic.admit, dynamic.evict) == (Dynamic.admit, Dynamic.evict)
-        return dataclasses.replace(dynamic, capacity=capacity, **(policy if plain else {}))
+        changes: dict[str, Any] = {"capacity": capacity, **(policy if plain else {})}
+        return dataclasses.replace(dynamic, **changes)
 
     features = {
         f.name: dataclasses.replace(f, dynamic=sized(f.dynamic, rows[vocabulary_of(f)]))
         for f in schema.id_features
-        if f.dynamic is not None and vocabulary_of(f) in rows
+        if f.dynamic and vocabulary_of(f) in rows
     }
     return dataclasses.replace(schema, features=tuple(features.get(f.name, f) for f in schema.features))
 
 
-def _too_small(budget: int, least: int, read: Mapping[str, Reads]) -> str:
-    """What to do where a budget holds less than the rows that no one divides."""
-    static = [one for one in read.values() if one.dynamic is None]
+def _too_small(budget: int, least: int, static: Sequence[ValueReads]) -> str:
+    """What to do where a budget holds less than the rows that are not divided."""
     left = budget - least + sum(len(one.counts) * one.row_bytes for one in static)
     message = (
         f"rows_budget is {format_bytes(budget)}, and the rows of vocabularies, with one for each dynamic "
@@ -208,12 +190,10 @@ def _too_small(budget: int, least: int, read: Mapping[str, Reads]) -> str:
     )
     if left < 0 or not static:
         return message
-    counts = np.concatenate([one.counts for one in static])
-    order = np.argsort(-counts, kind="stable")
-    taken = np.cumsum(
-        np.repeat([one.row_bytes for one in static], [len(one.counts) for one in static])[order]
-    )
-    first = int(counts[order[np.searchsorted(taken, left, "right")]])
-    return (
-        f"{message}, or prepare the data with --min-count {first + 1}, which keeps the values read most"
-    )
+
+    def fits(min_count: int) -> bool:
+        return sum(int((one.counts >= min_count).sum()) * one.row_bytes for one in static) <= left
+
+    all_counts = np.unique(np.concatenate([one.counts for one in static])) + 1
+    min_count = all_counts[bisect_left(all_counts, True, key=fits)]
+    return f"{message}, or prepare the data with --min-count {min_count}, which keeps what is read most"

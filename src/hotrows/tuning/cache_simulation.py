@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrows import models, ops
+from hotrows import ops
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
-from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData, Loader
 from hotrows.data.stored.order import parse_order
 from hotrows.engine.caching import Caching
@@ -38,8 +37,9 @@ from hotrows.planning.planner import Planner
 from hotrows.planning.policy import SIMULATED, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
-from hotrows.table import Table
+from hotrows.schema import vocabulary_of
 from hotrows.train.defaults import settle
+from hotrows.train.recommender import model_and_tables
 from hotrows.train.rows_budget import reads, with_capacities
 from hotrows.tuning.file_replay import FileCounts, FileReplay
 from hotrows.tuning.owned_rows import SHARES, Owned, owned_rows
@@ -170,11 +170,12 @@ def simulate(
         order=order,
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
-    tables = _tables(data, config)[1]
-    read = reads(data, tables)
-    owned = owned_rows(tables, data.schema, read)
-    grow = {n: max(len(r.counts), 1) for n, r in read.items() if r.dynamic and r.dynamic.capacity is None}
-    data = data.read_by(with_capacities(data.schema, grow))
+    tables = model_and_tables(config, data.schema)[1]
+    keys, static = reads(data, tables)
+    owned = owned_rows(tables, data.schema, keys, static)
+    growing = {vocabulary_of(f) for f in data.schema.id_features if f.dynamic and not f.dynamic.capacity}
+    rows = {name: max(len(one.counts), 1) for name, one in keys.items() if name in growing}
+    data = data.read_by(with_capacities(data.schema, rows))
     how = (batches, fast_memory, in_flight, in_file, report)
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
     simulation = replace(_simulate(data, config, chosen, *how), owned=owned)
@@ -280,7 +281,7 @@ def _read_trace(
     assert config.batch_size is not None and config.model is not None
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
-    model, tables = _tables(data, config)
+    model, tables = model_and_tables(config, data.schema)
     packs = pack_tables(tables, model.sequences)
     groups = group_packs(packs)
     planner = Planner(packs, crosses=model.crosses)
@@ -303,14 +304,6 @@ def _read_trace(
             trace.batches.append([_read(rows, is_touched) for rows, is_touched in pairs])
             report("reading", len(trace.batches), total)
     return groups, trace
-
-
-def _tables(data: EncodedData, config: TrainConfig) -> tuple[models.Model, list[Table]]:
-    """The model, and its tables as they are stored."""
-    assert config.model is not None, "settle the config first"
-    with torch.random.fork_rng(devices=[]):
-        model = models.build(config.model, data.schema, **config.model_options)
-    return model, stored_tables(model, config.table_dtype, config.row_optimizer)
 
 
 def _timed(rows: Iterator[list[Tensor]], trace: _Trace) -> Iterator[list[Tensor]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotrows.dynamic import Dynamic
 from hotrows.schema import Schema
 from hotrows.table import Table
-from hotrows.train.rows_budget import Reads, coverage, divide, fixed_bytes, ranked
+from hotrows.train.rows_budget import Vocabularies, fixed_bytes, ranked
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of the bytes of all rows
 _KEPT = 0.99  # of lookups
@@ -29,28 +28,28 @@ class Owned:
     min_count: int | None
 
 
-def owned_rows(tables: Sequence[Table], schema: Schema, read: Mapping[str, Reads]) -> Owned | None:
+def owned_rows(
+    tables: Sequence[Table], schema: Schema, keys: Vocabularies, static: Vocabularies
+) -> Owned | None:
     """Looks at dynamic features or, if there are none, at values that `min_count` can leave out.
 
-    tables, read: as in `hotrows.train.rows_budget.reads`. None: no value is counted.
+    tables, keys, static: as in `hotrows.train.rows_budget.reads`. None: no value is counted.
     """
     # 1. What can have fewer rows
-    keys = {name: one for name, one in read.items() if one.dynamic is not None}
-    divided = keys or {name: replace(one, dynamic=Dynamic()) for name, one in read.items()}
+    divided = keys or {name: replace(one, least=1) for name, one in static.items()}
     if not any(len(one.counts) for one in divided.values()):
         return None
-    fixed = fixed_bytes(tables, schema, divided)
     least = sum(one.least * one.row_bytes for one in divided.values())
-    most = sum(len(one.counts) * one.row_bytes for one in divided.values())
     # 2. The curve, and the first point of it that loses little
-    sizes = [max(int(share * (fixed + most)), fixed + least) for share in SHARES]
-    shares = {size: coverage(divided, divide(divided, size - fixed)) for size in sizes}
     _, counts, taken = ranked(divided)
     first = sum(int(one.counts[: one.least].sum()) for one in divided.values())
-    lookups, bytes_up_to = np.append(first, first + counts.cumsum()), np.append(0, taken)
-    num = int(np.searchsorted(lookups, _KEPT * lookups[-1]))
-    if keys:
-        return Owned(shares, fixed + least + int(bytes_up_to[num]), None)
-    min_count = int(counts[max(num - 1, 0)]) if len(counts) else 1
-    num = int((counts >= min_count).sum())  # values of one count are left out together
-    return Owned(shares, fixed + least + int(bytes_up_to[num]), min_count)
+    lookups = np.cumsum([first, *counts])
+    sizes = fixed_bytes(tables, schema, divided) + least + np.append(0, taken)
+    all_lookups = int(lookups[-1]) + sum(one.unknown for one in divided.values())
+    points = [max(int(np.searchsorted(sizes, share * sizes[-1], "right")) - 1, 0) for share in SHARES]
+    shares = {int(sizes[num]): float(lookups[num] / all_lookups) for num in points}
+    num, min_count = int(np.searchsorted(lookups, _KEPT * lookups[-1])), None
+    if not keys:  # values of one count are left out together
+        min_count = int(counts[max(num - 1, 0)]) if len(counts) else 1
+        num = int((counts >= min_count).sum())
+    return Owned(shares, int(sizes[num]), min_count)
