@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from hotrows.data import prepare
+from hotrows.data import prepare, prepare_schema
 from hotrows.dynamic import Dynamic
 from hotrows.record import layout_of
 from hotrows.schema import Dense, Schema, Sparse
@@ -65,7 +65,6 @@ def test_no_other_division_serves_more_lookups(row_bytes):
 def test_bytes_that_no_key_needs_are_room_for_more_of_them():
     read = read_of(default_rng(0), (4, 2), (8, 8))
     assert divide(read, 480) == {"v0": 40, "v1": 20} and coverage(read, divide(read, 480)) == 1
-    assert divide({}, 100) == {}
 
 
 def test_the_records_of_all_tables_fit_into_the_budget(keys, tmp_path, caplog):
@@ -78,6 +77,15 @@ def test_the_records_of_all_tables_fit_into_the_budget(keys, tmp_path, caplog):
     assert (a.admit, a.evict, b.admit, b.evict) == ("frequent:2", "lfu:8", "after:2", "none")
     assert f"rows of 1.95 KiB: a {a.capacity}, b {b.capacity} keys; " in caplog.text
     assert a.capacity + b.capacity < 60, "of as many values"
+
+
+def test_keys_of_a_stream_are_not_counted_and_share_evenly(tmp_path, caplog):
+    caplog.set_level("INFO", "hotrows")
+    many = Schema((Sparse("a", dynamic=Dynamic()), Sparse("b", dynamic=Dynamic())), name="stream")
+    prepare_schema(many, tmp_path / "enc")
+    trainer = Trainer(tmp_path / "enc", dataclasses.replace(SMALL, rows_budget=BUDGET), tmp_path / "run")
+    a, b = (feature.dynamic.capacity for feature in trainer.data.schema.sparse)
+    assert a == b > 15 and f"a {a}, b {b} keys; even, as none is counted" in caplog.text
 
 
 def test_a_budgeted_run_resumes_to_the_same_bits_and_knows_what_it_was_made_with(keys, tmp_path):

@@ -245,9 +245,7 @@ def _print_words(simulation: Simulation) -> None:
         f"({format_bytes(simulation.pinned_bytes)}), and wait for one another if fewer fit"
     )
     if (owned := simulation.owned) is not None:
-        shares = ", ".join(
-            f"{format_bytes(size)} {share:.1%}".replace("%", " %") for size, share in owned.shares.items()
-        )
+        shares = ", ".join(f"{format_bytes(n)} {100 * s:.1f} %" for n, s in owned.shares.items())
         enough = format_bytes(owned.enough)
         option = f"--rows-budget {enough.replace(' ', '')}"
         if owned.min_count is not None:

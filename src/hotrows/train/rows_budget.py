@@ -72,13 +72,10 @@ def reads(data: EncodedData, tables: Sequence[Table]) -> tuple[Vocabularies, Voc
     for batch in Loader(data.parts["train"], BLOCK_ROWS).batches(0) if seen else ():
         for counts, keys in zip(seen, ids.present_keys(batch.expanded()), strict=True):
             counts.add(keys.numpy())
-    dynamic = {
-        name: ValueReads(
-            np.sort(counts.merged()[1])[::-1], row_bytes[name], v.dynamic.partitions, reserved[name]
-        )
-        for (name, v), counts in zip(ids.vocabularies.items(), seen, strict=True)
-    }
-    static = {}
+    dynamic, static = {}, {}
+    for (name, v), counts in zip(ids.vocabularies.items(), seen, strict=True):
+        sizes = (row_bytes[name], v.dynamic.partitions, reserved[name])
+        dynamic[name] = ValueReads(np.sort(counts.merged()[1])[::-1], *sizes)
     for name, lookups in (row_counts(data) if data.vocabularies else {}).items():
         if row_bytes[name] and name not in dynamic:
             values, unknown = lookups[reserved[name] :], lookups[FIRST_UNKNOWN : reserved[name]]
@@ -92,8 +89,6 @@ def divide(read: Vocabularies, num_bytes: int) -> dict[str, int]:
 
     Where all values have a row, the rest is room for more keys, in proportion; even if none is counted.
     """
-    if not read:
-        return {}
     least = np.array([one.least for one in read.values()])
     row_bytes = np.array([one.row_bytes for one in read.values()], np.int64)
     owners, _, taken = ranked(read)
@@ -153,11 +148,12 @@ def budgeted(
     if budget < least:
         raise ValueError(_too_small(budget, least, tuple(static.values())))
     # 2. The capacities of the others
-    rows = divide(keys, budget - fixed)
-    if rows and (ranks is None or ranks.rank == 0):
+    rows = divide(keys, budget - fixed) if keys else {}
+    if keys and (ranks is None or ranks.rank == 0):
         sizes = ", ".join(f"{name} {num:,}" for name, num in rows.items())
-        share = f"{coverage(keys, rows):.1%}".replace("%", " %")
-        log.info(f"rows of {format_bytes(budget)}: {sizes} keys; {share} of their lookups can own a row")
+        share = f"{coverage(keys, rows):.1%} of their lookups can own a row".replace("%", " %")
+        counted = share if any(len(one.counts) for one in keys.values()) else "even, as none is counted"
+        log.info(f"rows of {format_bytes(budget)}: {sizes} keys; {counted}")
     schema = with_capacities(data.schema, rows, **_BEST)
     return dataclasses.replace(data.read_by(schema), rows_budget=budget)
 
@@ -168,17 +164,15 @@ def with_capacities(schema: Schema, rows: Mapping[str, int], **policy: str) -> S
     policy: fields of `Dynamic` for those that declare neither `admit` nor `evict`.
     """
 
-    def sized(dynamic: Dynamic, capacity: int) -> Dynamic:
+    def sized(feature: Any) -> Any:
+        dynamic = getattr(feature, "dynamic", None)
+        if not dynamic or vocabulary_of(feature) not in rows:
+            return feature
         plain = (dynamic.admit, dynamic.evict) == (Dynamic.admit, Dynamic.evict)
-        changes: dict[str, Any] = {"capacity": capacity, **(policy if plain else {})}
-        return dataclasses.replace(dynamic, **changes)
+        changes = {"capacity": rows[vocabulary_of(feature)], **(policy if plain else {})}
+        return dataclasses.replace(feature, dynamic=dataclasses.replace(dynamic, **changes))
 
-    features = {
-        f.name: dataclasses.replace(f, dynamic=sized(f.dynamic, rows[vocabulary_of(f)]))
-        for f in schema.id_features
-        if f.dynamic and vocabulary_of(f) in rows
-    }
-    return dataclasses.replace(schema, features=tuple(features.get(f.name, f) for f in schema.features))
+    return dataclasses.replace(schema, features=tuple(map(sized, schema.features)))
 
 
 def _too_small(budget: int, least: int, static: Sequence[ValueReads]) -> str:

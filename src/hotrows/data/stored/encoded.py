@@ -272,7 +272,6 @@ class _Manifest:
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
     events: Shard | None = None
-    rows_budget: int | None = None
     format: str = ""
 
 
