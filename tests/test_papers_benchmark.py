@@ -4,11 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.gpu_parts.part import read
 from benchmarks.papers import __main__ as command
 from benchmarks.papers.__main__ import PAPERS, main, tables
+from benchmarks.papers.cafe import CafeRows, HotSketch, Setting
 from benchmarks.papers.hybrid_hash import hybrid_hash
 from benchmarks.papers.part import Paper, Part
+
+from hotrows import Batch
 
 PARTS = [(paper, part) for paper in PAPERS for part in PAPERS[paper].parts]
 
@@ -41,6 +45,49 @@ def test_hybrid_hash_as_described():
     assert fetched.tolist() == [2, 1, 1, 1, 1, 2, 0] and swapped.tolist() == [0, 1, 0, 0, 0, 0, 1]
     fetched, swapped = hybrid_hash(4, 2, batches, warm_up=2, refresh_every=3)  # holds 0, 1, then 0, 2
     assert fetched.tolist() == [2, 2, 0, 1, 1, 1, 0] and swapped.tolist() == [0, 0, 2, 0, 0, 1, 0]
+
+
+def test_hot_sketch_is_a_dictionary_of_the_keys_it_has_room_for():
+    """The twin keeps keys in dictionaries, one for each bucket, and looks at all of them."""
+    draw, sketch = np.random.default_rng(0), HotSketch(rows=7, threshold=5.0, decay=0.5)
+    scores, rows, added = [{} for _ in range(7)], {}, 0.0
+    for key, score in zip(draw.zipf(1.3, 6000) % 90, draw.exponential(1.0, 6000), strict=True):
+        key, score, of_bucket = int(key), float(score), scores[int(key) % 7]
+        got, added = sketch.add(key, score), added + score
+        if key in of_bucket or len(of_bucket) < 4:
+            was_known = key in of_bucket
+            of_bucket[key] = of_bucket.get(key, 0.0) + score
+            is_hot = was_known and of_bucket[key] >= 5.0 and key not in rows and len(rows) < 7
+            assert (got is not None) == is_hot and got not in rows.values()
+            rows |= {key: got} if is_hot else {}
+        elif (least := min(of_bucket, key=of_bucket.get)) not in rows:
+            of_bucket[key] = of_bucket.pop(least) + score
+        if added > 10 * 7 * 5.0:
+            added, scores = 0.0, [{k: s * 0.5 for k, s in bucket.items()} for bucket in scores]
+            rows = {k: row for k, row in rows.items() if scores[k % 7][k] >= 5.0}
+        sketch.fade()
+        found = {slot[0]: slot[1] for bucket in sketch.buckets for slot in bucket}
+        assert found == pytest.approx({k: s for bucket in scores for k, s in bucket.items()})
+        assert {k: row for k in range(90) if (row := sketch.row(k)) is not None} == rows
+    assert len(set(rows.values())) == len(rows) and sorted([*rows.values(), *sketch.free]) == [*range(7)]
+
+
+def test_a_hot_key_of_cafe_begins_as_its_shared_row_and_all_take_the_bytes_of_frequent():
+    rows = CafeRows([40 * 128, 90 * 128], dim=8, setting=Setting(threshold=2, shared=0.3), seed=0)
+    taken = rows.own * (72 + 4 * 12) + sum(rows.shared) * 72
+    assert 130 * 128 - 3 * 120 < taken <= 130 * 128
+    keys = torch.tensor([5, 5, 5, 6, 1, 2, 1, 2])
+    batch = Batch(("a", "b"), keys, torch.zeros(4, 0), torch.ones(4))
+    before = rows.plan(batch)
+    assert torch.equal(before.rows, before.shared)
+    vectors = rows.lookup(before)
+    sum((leaf * torch.randn(leaf.shape)).sum() for leaf in vectors.leaves).backward()
+    rows.update(before, vectors)
+    after = rows.plan(batch)
+    hot = after.rows != after.shared
+    assert hot[0, :3].all() and not hot[0, 3], "read three times, and once"
+    assert torch.equal(rows.weights[after.rows], rows.weights[after.shared])
+    assert (rows.squares[after.rows[0, 0]] == 0).all()
 
 
 def paper_of(run) -> dict[str, Paper]:

@@ -29,7 +29,7 @@ SETS = {
     "movielens": "MovieLens-1M, a quarter of the users",
     "clicks": "synthetic clicks with histories",
 }
-WAYS = ("frequent", "lru", "lfu", "ahead", "hashing")
+WAYS = ("budget", "frequent", "lru", "lfu", "ahead", "cafe", "hashing")
 
 
 MODELS = {  # what each adds, what it needs, how many labels it learns
@@ -288,7 +288,7 @@ TABLES = [
     Table("definitions", "library: layer | how its definition differs", definitions),
     Table(
         "dynamic",
-        "data | keys held | all keys | frequent | LRU | LFU | look-ahead | hashing",
+        "data | keys held | all keys | budget | frequent | LRU | LFU | look-ahead | CAFE | hashing",
         dynamic,
         tuple(
             Origin(f"dynamic-{name}", "benchmarks.dynamic") for name in ("movielens", "avazu", "drift")

@@ -72,11 +72,11 @@ class TrainConfig:
         unset="initial values",
         option="--init-from",
     )
+    rows_budget: int | None = setting(
+        None, "Size of all rows, divided over dynamic ids", unset="as declared", least=1, unit="bytes"
+    )
     pretrained: dict[str, str] = setting(
-        {},
-        "File with the initial values of a table, by raw value, such as item=vectors.parquet",
-        unset="none",
-        option="--pretrained",
+        {}, "File of initial values of a table, by raw value, such as item=vectors.parquet", unset="none"
     )
     frozen: str | None = setting(None, "Tables that are not trained, with commas between", unset="none")
     epochs: int | None = setting(
@@ -417,7 +417,10 @@ def _check_together(config: TrainConfig) -> None:
 
 GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
-    "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
+    "Model": (
+        *("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
+        "rows_budget",
+    ),
     "Optimisation": (
         *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "dense_weight_decay"),
         *("clip_norm", "clip_rows", "warmup_steps", "decay_factor", "decay_patience"),

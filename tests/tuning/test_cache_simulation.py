@@ -1,6 +1,7 @@
 """Cache simulation: its counts, and what the command line prints of it."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -140,13 +141,12 @@ def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
         schema = Schema((Dense("n"), Sparse("a", dynamic=dynamic), Sparse("b")), name="keys")
         of_both.append(data.prepare(rows, schema, tmp_path / f"{len(of_both)}", split="position:1,0,0"))
     how = {"model": "dlrm", "model_options": {"dim": 4}, "batch_size": 50, "policies": {"lru": LRU}}
-    static, keys, few = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both[:3])
+    static, keys, few, growing = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both)
     assert (keys.lookups, keys.rows, keys.untouched) == (static.lookups, static.rows, static.untouched)
     (expected, _), (found, _) = static.measured, keys.measured
     assert found.misses == pytest.approx(expected.misses, rel=0.1) and found.misses > 5
     assert few.rows < keys.rows, "keys without a row share the unknown one"
-    with pytest.raises(ValueError, match="needs the size of tables, and the keys of 'a' .* no capacity"):
-        simulate(of_both[3], **how)
+    assert growing.rows == keys.rows and growing.table_rows == 49 + 3 + of_both[3].schema.rows_of("b")
 
 
 def test_crosses_of_a_model_are_rows_as_any(encoded):
@@ -194,6 +194,11 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     lines = run.out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:14:2]] == list(SIMULATED)
     assert "of in-memory speed; the knee is" in lines[0]
+    assert re.fullmatch(
+        r"lookups that can own a row, by bytes of all rows: (\S+ KiB \S+ %,? ?)+; prepare --min-count 11 "
+        r"\(rows of 50.1 KiB\) loses less than 1 %",
+        lines[15],
+    )
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     figures = json.loads(hotrows(*common, "--json").out)
     assert figures["advice"]["speeds"] is None and len(figures["measured"]) == 12

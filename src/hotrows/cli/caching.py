@@ -239,15 +239,20 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
 def _print_words(simulation: Simulation) -> None:
     """Prints rows of a batch, rows that are pinned, and what an order saves."""
     click.echo(
-        f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
-        f"{simulation.untouched:,.0f} of them never read before; means of batches "
-        f"{simulation.skipped:,} to {simulation.batches:,}"
+        f"means of batches {simulation.skipped:,} to {simulation.batches:,} of {simulation.batch_size:,} "
+        f"samples: {simulation.rows:,.0f} distinct rows, {simulation.untouched:,.0f} of them never read "
+        f"before; {simulation.in_flight} batches in flight pin at most {simulation.pinned_rows:,} "
+        f"({format_bytes(simulation.pinned_bytes)}), and wait for one another if fewer fit"
     )
-    click.echo(
-        f"{simulation.in_flight} batches in flight pin at most {simulation.pinned_rows:,} rows "
-        f"({format_bytes(simulation.pinned_bytes)}); where fast memory holds fewer, batches wait for one "
-        f"another"
-    )
+    if (owned := simulation.owned) is not None:
+        shares = ", ".join(f"{format_bytes(n)} {100 * s:.1f} %" for n, s in owned.shares.items())
+        enough = format_bytes(owned.enough)
+        option = f"--rows-budget {enough.replace(' ', '')}"
+        if owned.min_count is not None:
+            option = f"prepare --min-count {owned.min_count} (rows of {enough})"
+        click.echo(
+            f"lookups that can own a row, by bytes of all rows: {shares}; {option} loses less than 1 %"
+        )
     if simulation.shuffled is not None:
         print_table(_order_table(simulation, simulation.shuffled))
         click.echo(

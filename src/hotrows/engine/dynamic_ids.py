@@ -111,7 +111,7 @@ class DynamicIds:
         while True:
             step, batch = next(numbered, (0, None))
             batch = None if batch is None else batch.expanded()
-            sent = self.keys.send(None if batch is None else self._present_keys(batch), self._time(batch))
+            sent = self.keys.send(None if batch is None else self.present_keys(batch), self._time(batch))
             if sent is None:
                 break
             if batch is None:
@@ -183,7 +183,7 @@ class DynamicIds:
         if batch.new_ids is not None:
             return batch
         batch = batch.expanded()
-        ids = self.keys.find(self._present_keys(batch))
+        ids = self.keys.find(self.present_keys(batch))
         return dataclasses.replace(self._with_ids(batch, ids), new_ids=())
 
     def live(self, table: Table) -> tuple[Tensor, Tensor] | None:
@@ -218,7 +218,7 @@ class DynamicIds:
 
     # ---- the ids of a batch
 
-    def _present_keys(self, batch: Batch) -> list[Tensor]:
+    def present_keys(self, batch: Batch) -> list[Tensor]:
         """By vocabulary, the keys of all its features that are not missing, end to end."""
         keys = [self._keys(batch, name) for name in self.vocabularies]
         return [_present(part) for part in keys] if (batch.ids == MISSING_KEY).any() else keys

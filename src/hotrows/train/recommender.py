@@ -19,6 +19,7 @@ from hotrows import losses, models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
+from hotrows.costs.workload import stored_tables
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
@@ -250,6 +251,17 @@ def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
     if ranks.num_ranks == 1 or not (required or (exchange == "auto" and predicted == 2)):
         return ranks
     return two_stages.over(ranks, required)
+
+
+def model_and_tables(
+    config: TrainConfig, schema: Schema, model: type[models.Model] | None = None
+) -> tuple[models.Model, list[Table]]:
+    """The model of a settled config, and its tables as they are stored; model: in place of its own."""
+    assert config.model is not None, "settle the config first"
+    with torch.random.fork_rng(devices=[]):
+        built = models.build(model or config.model, schema, **config.model_options)
+    built.tables = _with_linear(frozen(built.tables, config.frozen), config)
+    return built, stored_tables(built, config.table_dtype, config.row_optimizer)
 
 
 def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:

@@ -157,10 +157,11 @@ def rank_seed(steps: StepTrainer) -> int:
 
 
 def _ids_differ(then: Schema, fingerprint: str, data: EncodedData) -> bool:
-    """True if a run was trained on other data than this, or this extends, and features of either are
-    dynamic: keys find their rows wherever they come from."""
-    features = (*then.id_features, *data.schema.id_features)
-    return fingerprint not in data.lineage and any_dynamic(features)
+    """True if ids of dynamic features stand for other keys: a run was trained on other data than this, or
+    this extends, or with another rows_budget. Keys find their rows wherever they come from."""
+    old, new = then.id_features, data.schema.id_features
+    other = fingerprint not in data.lineage or [f.dynamic for f in old] != [f.dynamic for f in new]
+    return other and any_dynamic((*old, *new))
 
 
 def _load_by_keys(

@@ -59,6 +59,7 @@ _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped
 # Settings whose None on resume means: as the run has it.
 _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
+    "rows_budget",
 )
 _PLACING, _STREAM = "placing.json", "stream.json"
 _RUN_OF_STORE = "run"  # a file in the folder of a file store, with the path of its run

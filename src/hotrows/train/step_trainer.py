@@ -39,6 +39,7 @@ from hotrows.train.blocks import batches_of, popular_ids
 from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
 from hotrows.train.predictor import Predictor
+from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step, dense_optimizer
 
@@ -68,8 +69,8 @@ class StepTrainer:
         model: Model | type[Model] | None = None,
     ) -> None:
         # 1. The batches, and the model with its tables
-        self.data, self.ranks = data, ranks or OneRank()
-        self.config = settle(config, data)
+        self.ranks, self.config = ranks or OneRank(), settle(config, data)
+        self.data = data = budgeted(data, self.config, model, self.ranks)
         batches = batches_of(data, self.config, self.ranks)
         self.batches: RunBatches = batches
         self._popular = popular_ids(data, self.config)

@@ -40,6 +40,7 @@ from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
 from hotrows.train.reports import Reports
 from hotrows.train.result import Result
+from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
@@ -78,8 +79,7 @@ class Trainer:
     model: in place of the config's: a name, a class made of `hotrows.models.Model`, or an object of one,
         which is trained as it is. `config.model_options` are the arguments of the class.
     progress: called after every step, and after every batch of an evaluation.
-    trace: a file for the times of every stage of the last batches, which Perfetto opens; a picture
-        of them goes beside it.
+    trace: a file for the stages of the last batches, which Perfetto opens; a picture goes beside it.
     ranks: the processes that train together (`hotrows.distributed.process_group.start()`), each with this
         Trainer; None: this one alone. They share the folder of the run and read the same data. The
         first one writes what is written, and every other a log of its own (`ranks/`).
@@ -113,9 +113,9 @@ class Trainer:
             config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
         self.config = settle(config, self.data, is_made=isinstance(model, Model))
-        self.run = Path(
-            run or self.ranks.gather_objects(run_folder.next_folder(str(self.config.model)))[0]
-        )
+        self.data = budgeted(self.data, self.config, self._given_model, self.ranks)
+        next_run = run_folder.next_folder(str(self.config.model))
+        self.run = Path(run or self.ranks.gather_objects(next_run)[0])
         run_folder.check(self.run, resume)
         self._lock = RunLock(self.run, self.ranks)
         self.callbacks: Sequence[Callback] = ()

@@ -16,17 +16,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrows import models, ops
+from hotrows import ops
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
-from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData, Loader
 from hotrows.data.stored.order import parse_order
 from hotrows.engine.caching import Caching
@@ -38,10 +37,13 @@ from hotrows.planning.planner import Planner
 from hotrows.planning.policy import SIMULATED, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
+from hotrows.schema import vocabulary_of
 from hotrows.train.defaults import settle
+from hotrows.train.recommender import model_and_tables
+from hotrows.train.rows_budget import reads, with_capacities
 from hotrows.tuning.file_replay import FileCounts, FileReplay
+from hotrows.tuning.owned_rows import SHARES, Owned, owned_rows
 
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 BOUNDS = ("lru", "belady")
 
 
@@ -88,6 +90,7 @@ class Simulation:
     pinned_bytes: of their records.
     batches: number of batches replayed; skipped: batches of these that no figure counts.
     measured: results, by policy and size.
+    owned: how many lookups own a row if there are fewer rows; None: the data has no counts.
     order: of the samples; shuffled: where it is another, what a plain shuffle gives, of LRU and Bélády.
     """
 
@@ -107,6 +110,7 @@ class Simulation:
     measured: tuple[PolicyResult, ...]
     order: str = "shuffle"
     shuffled: Simulation | None = None
+    owned: Owned | None = None
 
     @property
     def distinct_rows(self) -> float:
@@ -166,16 +170,19 @@ def simulate(
         order=order,
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
+    tables = model_and_tables(config, data.schema)[1]
+    keys, static = reads(data, tables)
+    owned = owned_rows(tables, data.schema, keys, static)
+    growing = {vocabulary_of(f) for f in data.schema.id_features if f.dynamic and not f.dynamic.capacity}
+    rows = {name: max(len(one.counts), 1) for name, one in keys.items() if name in growing}
+    data = data.read_by(with_capacities(data.schema, rows))
     how = (batches, fast_memory, in_flight, in_file, report)
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
-    simulation = _simulate(data, config, chosen, *how)
+    simulation = replace(_simulate(data, config, chosen, *how), owned=owned)
     if parse_order(order) == 1:
         return simulation
-    plain, bounds = (
-        dataclasses.replace(config, order="shuffle"),
-        {name: SIMULATED[name] for name in BOUNDS},
-    )
-    return dataclasses.replace(simulation, shuffled=_simulate(data, plain, bounds, *how))
+    plain, bounds = (replace(config, order="shuffle"), {name: SIMULATED[name] for name in BOUNDS})
+    return replace(simulation, shuffled=_simulate(data, plain, bounds, *how))
 
 
 def _simulate(
@@ -274,9 +281,7 @@ def _read_trace(
     assert config.batch_size is not None and config.model is not None
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
-    with torch.random.fork_rng(devices=[]):
-        model = models.build(config.model, data.schema, **config.model_options)
-    tables = stored_tables(model, config.table_dtype, config.row_optimizer)
+    model, tables = model_and_tables(config, data.schema)
     packs = pack_tables(tables, model.sequences)
     groups = group_packs(packs)
     planner = Planner(packs, crosses=model.crosses)
@@ -287,7 +292,6 @@ def _read_trace(
     total = (batches or len(loader)) if len(loader) else 0
     trace = _Trace(config.batch_size)
     dynamic = DynamicIds.of_schema(data.schema, tables)
-    _check_capacities(data, dynamic)
     dynamic.begin(planner.ranks, model.crosses)
     # 3. Note the distinct rows of each batch, and which of them were never read before.
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
@@ -314,16 +318,7 @@ def _with_ids(batches: Iterator[Batch], dynamic: DynamicIds) -> Iterator[Batch]:
     """Batches in which keys have become ids, as if each were trained at once."""
     for _, batch in dynamic.resolved(enumerate(batches)):
         dynamic.trained()
-        yield dataclasses.replace(batch, new_ids=())  # they are among the rows that the batch reads
-
-
-def _check_capacities(data: EncodedData, dynamic: DynamicIds) -> None:
-    for name, vocabulary in dynamic.vocabularies.items():
-        if vocabulary.dynamic.capacity is None:
-            raise ValueError(
-                f"a simulation needs the size of tables, and the keys of {name!r} in {data.path} have no "
-                f"capacity: prepare the data with --dynamic '{name} capacity=ROWS ...'"
-            )
+        yield replace(batch, new_ids=())  # they are among the rows that the batch reads
 
 
 def _read(rows: Tensor, touched: Tensor) -> _Read:

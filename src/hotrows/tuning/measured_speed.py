@@ -15,15 +15,14 @@ from pathlib import Path
 
 import torch
 
-from hotrows import models
 from hotrows.config import TrainConfig
 from hotrows.costs.measure_disk import DiskRates, measure_disk
-from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData
 from hotrows.planning.packing import Group, group_packs, pack_tables
 from hotrows.runtime.machine import available_memory, num_cores
 from hotrows.runtime.units import format_bytes
 from hotrows.train.defaults import settle
+from hotrows.train.recommender import model_and_tables
 from hotrows.tuning.benchmark import PairedBenchmark, TimedSteps, TimedTraining
 from hotrows.tuning.file_speed import CacheCost, FileSpeed
 
@@ -135,10 +134,7 @@ def _request_hinders(measured: _Measured) -> float:
 
 
 def _groups(data: EncodedData, config: TrainConfig) -> tuple[Group, ...]:
-    assert config.model is not None
-    with torch.random.fork_rng(devices=[]):
-        model = models.build(config.model, data.schema, **config.model_options)
-    tables = stored_tables(model, config.table_dtype, config.row_optimizer)
+    model, tables = model_and_tables(config, data.schema)
     return group_packs(pack_tables(tables, model.sequences))
 
 

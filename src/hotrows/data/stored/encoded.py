@@ -102,6 +102,7 @@ class EncodedData:
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
     events: the file of the events that are histories; None if the schema has no histories.
+    rows_budget: the bytes that gave the dynamic features of the schema their capacities, if any did.
 
     >>> EncodedData.open(data.path).parts["test"].rows
     10
@@ -121,6 +122,7 @@ class EncodedData:
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
     events: Shard | None = None
+    rows_budget: int | None = None
 
     _repr_html_ = notebook.data
 
@@ -139,7 +141,7 @@ class EncodedData:
         return self.read_by(cut_histories(self.schema, last))
 
     def read_by(self, schema: Schema) -> EncodedData:
-        """The data read by a schema that differs in how many events histories have, if at all."""
+        """The data read by a schema that differs in the length of histories or the capacity of keys."""
         if schema == self.schema:
             return self
         parts = {name: replace(part, schema=schema) for name, part in self.parts.items()}

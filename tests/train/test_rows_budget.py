@@ -1,0 +1,163 @@
+"""A budget of bytes for all rows: how it is divided over key tables, what it allows, what it refuses."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from numpy.random import default_rng
+
+from hotrows.data import prepare, prepare_schema
+from hotrows.dynamic import Dynamic
+from hotrows.record import layout_of
+from hotrows.schema import Dense, Schema, Sparse
+from hotrows.train import Interrupted, Trainer, load_run, run_folder
+from hotrows.train.rows_budget import ValueReads, coverage, divide
+from hotrows.tuning.owned_rows import owned_rows
+from tests.support.runs import CONFIG, assert_same_run, interrupt_after, write_rows
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+
+SMALL = dataclasses.replace(CONFIG, batch_size=32, epochs=1, checkpoint_every=4, shuffle=False)
+BUDGET = 2000
+
+
+def data_of(folder, a=None, b=None, rows=800):
+    raw = write_rows(folder / "raw.csv", rows)
+    features = (Dense("n", transform="standard"), Sparse("a", dynamic=a), Sparse("b", dynamic=b))
+    of = Schema(features, delimiter=",", name="tiny")
+    return prepare([raw], of, folder / "enc", split="position:0.6,0.2,0.2")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return data_of(tmp_path_factory.mktemp("keys"), Dynamic(), Dynamic(admit="after:2", partitions=3))
+
+
+def read_of(draw, sizes, row_bytes):
+    counts = (np.sort(draw.integers(1, 40, num))[::-1] for num in sizes)
+    pairs = zip(counts, row_bytes, strict=True)
+    return {f"v{n}": ValueReads(c, size) for n, (c, size) in enumerate(pairs)}
+
+
+@pytest.mark.parametrize("row_bytes", [(8, 8, 8), (8, 12, 40)])
+def test_no_other_division_serves_more_lookups(row_bytes):
+    draw = default_rng(0)
+    for _ in range(40):
+        sizes = draw.integers(1, 7, 3)
+        read, budget = read_of(draw, sizes, row_bytes), int(draw.integers(60, 160))
+        all_rows = itertools.product(*(range(1, num + 1) for num in sizes))
+
+        def served(rows, read=read):
+            return coverage(read, dict(zip(read, rows, strict=True)))
+
+        def best(most, all_rows=tuple(all_rows)):
+            return max(served(rows) for rows in all_rows if np.dot(rows, row_bytes) <= most)
+
+        rows = divide(read, budget)
+        assert np.dot(list(rows.values()), row_bytes) <= budget
+        if row_bytes == (8, 8, 8):
+            assert served(rows.values()) == best(budget)
+        else:  # rows of unequal size may leave a gap, less than the largest of them
+            assert served(rows.values()) >= best(max(budget - 40, 60))
+
+
+def test_bytes_that_no_key_needs_are_room_for_more_of_them():
+    read = read_of(default_rng(0), (4, 2), (8, 8))
+    assert divide(read, 480) == {"v0": 40, "v1": 20} and coverage(read, divide(read, 480)) == 1
+
+
+def test_the_records_of_all_tables_fit_into_the_budget(keys, tmp_path, caplog):
+    caplog.set_level("INFO", "hotrows")
+    trainer = Trainer(keys, dataclasses.replace(SMALL, rows_budget="2000B"), tmp_path / "run")
+    tables = trainer.embedding.tables
+    taken = sum(table.rows * layout_of(table).stride for table in tables)
+    assert BUDGET - 2 * max(layout_of(table).stride for table in tables) < taken <= BUDGET
+    a, b = (feature.dynamic for feature in trainer.data.schema.sparse)
+    assert (a.admit, a.evict, b.admit, b.evict) == ("frequent:2", "lfu:8", "after:2", "none")
+    assert f"rows of 1.95 KiB: a {a.capacity}, b {b.capacity} keys; " in caplog.text
+    assert a.capacity + b.capacity < 60, "of as many values"
+
+
+def test_keys_of_a_stream_are_not_counted_and_share_evenly(tmp_path, caplog):
+    caplog.set_level("INFO", "hotrows")
+    many = Schema((Sparse("a", dynamic=Dynamic()), Sparse("b", dynamic=Dynamic())), name="stream")
+    prepare_schema(many, tmp_path / "enc")
+    trainer = Trainer(tmp_path / "enc", dataclasses.replace(SMALL, rows_budget=BUDGET), tmp_path / "run")
+    a, b = (feature.dynamic.capacity for feature in trainer.data.schema.sparse)
+    assert a == b > 15 and f"a {a}, b {b} keys; even, as none is counted" in caplog.text
+
+
+def test_a_budgeted_run_resumes_to_the_same_bits_and_knows_what_it_was_made_with(keys, tmp_path):
+    config = dataclasses.replace(SMALL, rows_budget=BUDGET)
+    whole = (tmp_path / "whole", Trainer(keys, config, tmp_path / "whole").fit())
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        Trainer(keys, config, run, progress=interrupt_after(5)).fit()
+    with pytest.raises(ValueError, match="begun with rows_budget=2000, not 5000"):
+        Trainer(keys, dataclasses.replace(config, rows_budget=5000), run, resume=True)
+    resumed = Trainer(keys, SMALL, run, resume=True)  # the budget of the run
+    assert_same_run(run, resumed.fit(), whole)
+    assert run_folder.read_config(run).rows_budget == BUDGET
+    assert load_run(run).schema == run_folder.read_schema(run) == resumed.data.schema
+    assert resumed.data.schema != keys.schema
+
+
+def test_a_run_begins_with_one_of_another_budget(keys, tmp_path):
+    Trainer(keys, dataclasses.replace(SMALL, rows_budget=BUDGET), tmp_path / "a").fit()
+    start = dataclasses.replace(SMALL, start_from=str(tmp_path / "a"), steps=1, epochs=None)
+    trained = load_run(tmp_path / "a").vectors("a").to_pydict()
+    for name, changes in (("b", {"rows_budget": 8000}), ("c", {})):
+        larger = Trainer(keys, dataclasses.replace(start, **changes), tmp_path / name)
+        vectors = larger.recommender.vectors("a").to_pydict()
+        assert dict(zip(vectors["value"], vectors["vector"], strict=True)) == dict(
+            zip(trained["value"], trained["vector"], strict=True)
+        )
+
+
+def test_budgets_that_cannot_be_met_are_refused(keys, tmp_path):
+    def refused(data, match, **changes):
+        with pytest.raises(ValueError, match=match):
+            Trainer(data, dataclasses.replace(SMALL, **changes), tmp_path / "run")
+
+    refused(keys, r"rows_budget is 100 bytes, and .* one for each dynamic feature, need .*: give more$",
+            rows_budget=100)  # fmt: skip
+    static = data_of(tmp_path)
+    refused(static, r"give more, or prepare the data with --min-count 1\d, which keeps", rows_budget=1500)
+    assert Trainer(
+        static, dataclasses.replace(SMALL, rows_budget=10_000), tmp_path / "fits"
+    ).data.rows_budget
+    for value in (0, "a lot"):
+        with pytest.raises(ValueError, match=r"rows_budget|a size must be"):
+            dataclasses.replace(SMALL, rows_budget=value)
+
+
+def test_the_advised_min_count_keeps_the_budget(tmp_path):
+    raw = {"label": [0, 1] * 200, "a": [n * n % 61 for n in range(400)], "b": [n % 7 for n in range(400)]}
+    of = Schema((Sparse("a"), Sparse("b")), name="few")
+    data = prepare(raw, of, tmp_path / "all", split="position:1,0,0")
+    config = dataclasses.replace(SMALL, model="fm", model_options={"dim": 4}, rows_budget=1200)
+    with pytest.raises(ValueError, match=r"--min-count (\d+)") as refusal:
+        Trainer(data, config, tmp_path / "run")
+    least = int(str(refusal.value).split("--min-count ")[1].split(",")[0])
+    fits = [
+        prepare(
+            raw, dataclasses.replace(of, features=tuple(
+                dataclasses.replace(f, min_count=num) for f in of.features)),
+            tmp_path / f"{num}", split="position:1,0,0",
+        )
+        for num in (least, least - 1)
+    ]  # fmt: skip
+    Trainer(fits[0], config, tmp_path / "run")
+    with pytest.raises(ValueError, match="--min-count"):
+        Trainer(fits[1], config, tmp_path / "other")
+
+
+def test_the_smallest_bytes_that_lose_little_do_so():
+    draw = default_rng(1)
+    read = read_of(draw, (200, 100), (8, 16))
+    owned = owned_rows((), Schema(()), read, {})
+    fixed = 3 * 8 + 3 * 16
+    assert coverage(read, divide(read, owned.enough - fixed)) >= 0.99
+    assert coverage(read, divide(read, owned.enough - fixed - 8)) < 0.99
+    assert list(owned.shares.values()) == sorted(owned.shares.values())
