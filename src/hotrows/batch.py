@@ -118,6 +118,11 @@ class Batch:
                 f"starts of requests must end with the {self.size} samples of the batch, not with "
                 f"{int(self.requests.starts[-1])}"
             )
+        if self.requests is not None and len(empty := (self.requests.starts.diff() < 1).nonzero()):
+            raise ValueError(
+                f"every request needs a sample, but request {int(empty[0])} has none; leave it out of "
+                f"shared and starts"
+            )
 
     @property
     def size(self) -> int:
