@@ -1,26 +1,28 @@
 """What does it cost in quality to train on requests in random order, next to samples in random order?
 
-    python -m benchmarks.request_order                       # twenty seeds
-    python -m benchmarks.request_order --models din --seeds 3
+    python -m benchmarks.request_order                               # twenty seeds
+    python -m benchmarks.request_order --models din --arms samples whole --seeds 3
 
-Both arms have the same samples, first values and settings; a batch of 64 samples holds those of some 8
-requests, or of as many as 64. A seed draws users of MovieLens-1M, first values and order. `rated`: a
-request is 8 ratings of a user in a row, liked or not; `drawn`: one liked movie and 7 drawn ones. Models
-normalise by the batch (`batch`: Dice, batch normalisation) or not (`none`: PReLU, none). Runs that are in
-the result file already are not made again.
+Orders have equal samples, first values and settings. A batch of 64 samples holds those of 8 `whole`
+requests, of 32 `parts` of requests, as the loader cuts them, or single `samples`; `samples-256` and
+`whole-256` are batches of 256. A seed draws users of MovieLens-1M, first values and order. `rated`: a
+request is 8 ratings of a user in a row, liked or not; `drawn`: a liked movie and 7 drawn ones. Models
+normalise by the batch (`batch`: Dice, batch normalisation) or not (`none`: PReLU). Runs that are in the
+result file already are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -28,30 +30,31 @@ import torch
 from torch import nn
 
 from benchmarks.harness import add, conditions, stored
-from benchmarks.order import RAW
+from benchmarks.order import RAW, t_95
 from hotrows import Adagrad, Schema, Sequence, Sparse, Time, TrainConfig, Trainer, models
 from hotrows.data import EncodedData, prepare
+from hotrows.data.load import loader
+from hotrows.data.stored.part import NAMES
 from hotrows.datasets import event_samples
+from hotrows.datasets.history import places
 from hotrows.datasets.movielens import LIKED
+from hotrows.nn import BatchNorm
 from hotrows.train.step_trainer import keep_freed_memory
 
 NAME, QUESTION = "request_order", __doc__.splitlines()[0]
-CANDIDATES, USERS = 8, {"rated": 320, "drawn": 320}
-SETS, MODELS, NORMS, ARMS = (
-    ("rated", "drawn"),
-    ("din", "deepfm", "hstu", "dien"),
-    ("batch", "none"),
-    ("samples", "requests"),
-)
+CANDIDATES, USERS = 8, 320
+SETS, MODELS, NORMS = ("rated", "drawn"), ("din", "deepfm", "hstu", "dien"), ("batch", "none")
+ARMS = {  # data, samples of a batch, parts of requests that it mixes at least
+    "samples": ("samples", 64, 1),
+    "whole": ("requests", 64, 1),
+    "parts": ("requests", 64, loader.FEWEST_REQUESTS),
+    "samples-256": ("samples", 256, 1),
+    "whole-256": ("requests", 256, 1),
+}
 FIGURES = ("auc", "gauc", "log_loss")
 SIZES: dict[str, Any] = {"dim": 8, "hidden": (64, 32)}
 CONFIG = TrainConfig(
-    batch_size=64,
-    epochs=1,
-    row_optimizer=Adagrad(),
-    linear_paths="plain",
-    plan_depth=0,
-    evaluate_every=1 << 30,
+    epochs=1, row_optimizer=Adagrad(), linear_paths="plain", plan_depth=0, evaluate_every=1 << 30
 )
 EXPANDED = Schema(
     features=(
@@ -74,27 +77,25 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--norms", nargs="+", default=NORMS, choices=NORMS)
+    parser.add_argument("--arms", nargs="+", default=[*ARMS][:3], choices=ARMS)
     parser.add_argument("--seeds", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     for seed, name in product(range(args.seeds), args.sets):
-        runs = [[name, *key, str(seed)] for key in product(args.models, args.norms, ARMS)]
-        runs = [run for run in runs if not _known(run)]
+        runs = [[name, *key, str(seed)] for key in product(args.models, args.norms, args.arms)]
+        runs = [run for run in runs if not reduce(lambda at, key: at.get(key, {}), run, _runs())]
         with tempfile.TemporaryDirectory() as folder:
             data = made(name, seed, Path(folder)) if runs else {}
             for run in runs:
-                figures = trained(data[run[3]], run[1], run[2], seed)
+                figures = trained(data, run[1], run[2], run[3], seed)
                 add(NAME, ["runs", *run], figures, {"question": QUESTION, **conditions(1)})
                 print(*run, figures, flush=True)
     print(*summary(), sep="\n")
 
 
-def _known(run: list[str]) -> bool:
-    place = stored(NAME).get("runs", {})
-    for key in run:
-        place = place.get(key, {})
-    return bool(place)
+def _runs() -> dict[str, Any]:
+    return stored(NAME).get("runs", {})
 
 
 def made(name: str, seed: int, folder: Path) -> dict[str, EncodedData]:
@@ -103,18 +104,12 @@ def made(name: str, seed: int, folder: Path) -> dict[str, EncodedData]:
     user, movie, rating, at = np.loadtxt(
         RAW / "movielens_1m_ratings.csv.gz", np.int64, delimiter=",", skiprows=1
     ).T
-    chosen = np.isin(user, random.choice(user.max(), USERS[name], replace=False) + 1)
+    chosen = np.isin(user, random.choice(user.max(), USERS, replace=False) + 1)
     order = np.flatnonzero(chosen)[np.lexsort((at[chosen], user[chosen]))]
-    user, movie, rating, at = user[order], movie[order], rating[order], at[order]
-    liked, at = rating >= LIKED, at + 10**9  # a place in time, as seconds
-    events = pa.table({"user": user[liked], "movie": movie[liked], "at": at[liked]})
-    make = {"rated": _rated, "drawn": _drawn}[name]
-    parts = make(
-        pa.table({"user": user, "movie": movie, "at": at, "label": liked.astype(np.int64)}),
-        events,
-        seed,
-        folder,
-    )
+    columns = {"user": user, "movie": movie, "at": at + 10**9}  # a place in time, as seconds
+    ratings = pa.table({**columns, "label": (rating >= LIKED).astype(np.int64)}).take(order)
+    events = ratings.filter(pa.array(rating[order] >= LIKED)).drop_columns("label")
+    parts = _rated(ratings) if name == "rated" else _drawn(events, seed, folder)
     parts = {part: _with_users(samples) for part, samples in parts.items()}
     train = parts.pop("train")
     return {
@@ -123,37 +118,27 @@ def made(name: str, seed: int, folder: Path) -> dict[str, EncodedData]:
     }
 
 
-def _rated(ratings: pa.Table, events: pa.Table, seed: int, folder: Path) -> dict[str, pa.Table]:
+def _rated(ratings: pa.Table) -> dict[str, pa.Table]:
     """Requests of ratings in a row, at the time of the first; the last tenth of each user's tests."""
     user, at = ratings["user"].to_numpy(), ratings["at"].to_numpy()
-    _, first, inverse, counts = np.unique(
-        user, return_index=True, return_inverse=True, return_counts=True
-    )
-    page = (np.arange(len(user)) - first[inverse]) // CANDIDATES
+    place, total = places(user, at)
+    page, pages = place // CANDIDATES, -(-total // CANDIDATES)
     _, begin, request = np.unique(np.stack([user, page]), axis=1, return_index=True, return_inverse=True)
-    pages = -(-counts // CANDIDATES)[inverse]
+    samples = ratings.set_column(2, "at", pa.array(at[begin[request]]))
+    samples = samples.append_column("request", pa.array(request))
     tenth = np.maximum(pages // 10, 1)
     part = np.select([page >= pages - tenth, page >= pages - 2 * tenth], [2, 1], 0)
-    samples = ratings.set_column(2, "at", pa.array(at[begin[request]])).append_column(
-        "request", pa.array(request)
-    )
-    return {
-        name: samples.filter(pa.array(part == k))
-        for k, name in enumerate(("train", "validation", "test"))
-    }
+    return {part_name: samples.filter(pa.array(part == k)) for k, part_name in enumerate(NAMES)}
 
 
-def _drawn(ratings: pa.Table, events: pa.Table, seed: int, folder: Path) -> dict[str, pa.Table]:
+def _drawn(events: pa.Table, seed: int, folder: Path) -> dict[str, pa.Table]:
     """A liked movie and drawn ones that the user never liked; every fourth such request trains."""
     columns = {"user": "user", "time": "at", "item": "movie"}
-    negatives = CANDIDATES - 1
-    paths = event_samples.samples_of(
-        events, folder / "drawn", **columns, num_negatives=negatives, last=3, seed=seed
-    )
+    more = {"num_negatives": CANDIDATES - 1, "last": 3, "seed": seed}
+    paths = event_samples.samples_of(events, folder / "drawn", **columns, **more)  # type: ignore[arg-type]
     parts = {name: pa.parquet.read_table(path) for name, path in paths.items()}
-    return parts | {
-        "train": parts["train"].filter(pa.array(parts["train"]["request"].to_numpy() % 4 == 0))
-    }
+    fourth = pa.array(parts["train"]["request"].to_numpy() % 4 == 0)
+    return parts | {"train": parts["train"].filter(fourth)}
 
 
 def _with_users(samples: pa.Table) -> pa.Table:
@@ -165,56 +150,55 @@ def _with_users(samples: pa.Table) -> pa.Table:
     return samples
 
 
-def trained(data: EncodedData, model: str, norm: str, seed: int, **changes: Any) -> dict[str, float]:
+def trained(data: dict[str, EncodedData], model: str, norm: str, arm: str, seed: int) -> dict[str, float]:
     """Figures of the test part."""
     torch.manual_seed(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        config = replace(CONFIG, seed=seed, **changes)
-        result = Trainer(data, config, Path(folder) / "run", model=built(model, norm, data.schema)).fit(
-            verbose=False
-        )
+    kind, batch_size, fewest = ARMS[arm]
+    config = replace(CONFIG, seed=seed, batch_size=batch_size)
+    made = built(model, norm, data[kind].schema)
+    with tempfile.TemporaryDirectory() as folder, patch.object(loader, "FEWEST_REQUESTS", fewest):
+        result = Trainer(data[kind], config, Path(folder) / "run", model=made).fit(verbose=False)
     assert result.test is not None
     return {name: round(getattr(result.test, name), 6) for name in FIGURES}
 
 
 def built(model: str, norm: str, schema: Schema) -> models.Model:
+    """The model, with statistics of batches or without any."""
     if model == "deepfm":
         return models.build(model, schema, **SIZES, batch_norm=norm == "batch")
     made = models.build(model, schema, **SIZES, activation="dice" if norm == "batch" else "prelu")
-    if norm == "none":
-        made.norm = nn.Identity()
+    for module in [*made.modules()] if norm == "none" else ():
+        for name, layer in module.named_children():
+            if isinstance(layer, BatchNorm):
+                setattr(module, name, nn.Identity())
     return made
 
 
 def summary() -> list[str]:
-    """A line for each set, model, normalisation and figure."""
+    """A line for each set, model, normalisation and order."""
     return [
-        f"{' '.join(key):22} {len(less):3} seeds  {figure:8} {level:.4f} "
-        f"{mean(less):+.5f} ± {half(less):.5f}"
-        for key, figure, level, less in differences()
+        f"{' '.join(key):30} {len(gains['auc']):3} seeds, AUC {level:.4f}: "
+        + ", ".join(f"{name} {mean(more):+.5f} ± {half(more):.5f}" for name, more in gains.items())
+        for key, level, gains in differences()
     ]
 
 
-def differences() -> Iterator[tuple[tuple[str, ...], str, float, list[float]]]:
-    """Of each set, model and normalisation: a figure in order of samples, and by seed what requests add."""
-    for (name, of_set), figure in product(stored(NAME)["runs"].items(), FIGURES):
-        for model, norm in product(MODELS, NORMS):
-            by_arm = of_set.get(model, {}).get(norm, {})
-            plain, other = (by_arm.get(arm, {}) for arm in ARMS)
-            less = [other[seed][figure] - plain[seed][figure] for seed in plain if seed in other]
-            if len(less) > 2:
-                yield (
-                    (name, model, norm),
-                    figure,
-                    mean([plain[s][figure] for s in plain if s in other]),
-                    less,
-                )
+def differences() -> Iterator[tuple[tuple[str, ...], float, dict[str, list[float]]]]:
+    """Of each set, model, normalisation and order of requests: mean AUC in order of samples, and by seed
+    what the order adds to each figure."""
+    runs = _runs()
+    for name, model, norm, arm in product(SETS, MODELS, NORMS, ARMS):
+        by_arm = runs.get(name, {}).get(model, {}).get(norm, {})
+        plain = by_arm.get("samples-256" if arm.endswith("256") else "samples", {})
+        both = [seed for seed in by_arm.get(arm, {}) if seed in plain and ARMS[arm][0] == "requests"]
+        if len(both) > 2:
+            gains = {f: [by_arm[arm][seed][f] - plain[seed][f] for seed in both] for f in FIGURES}
+            yield (name, model, norm, arm), mean([plain[seed]["auc"] for seed in both]), gains
 
 
 def half(values: list[float]) -> float:
     """Half of the 95 % interval of the mean."""
-    freedom = len(values) - 1
-    return (1.96 + 2.37 / freedom + 2.8 / freedom**2) * stdev(values) / math.sqrt(len(values))
+    return t_95(len(values) - 1) * stdev(values) / len(values) ** 0.5
 
 
 if __name__ == "__main__":
