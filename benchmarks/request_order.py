@@ -4,11 +4,10 @@
     python -m benchmarks.request_order --models din --arms samples whole --seeds 3
 
 Orders have equal samples, first values and settings. A batch of 64 samples holds those of 8 `whole`
-requests, of 32 `parts` of requests, as the loader cuts them, or single `samples`; `samples-256` and
-`whole-256` are batches of 256. A seed draws users of MovieLens-1M, first values and order. `rated`: a
-request is 8 ratings of a user in a row, liked or not; `drawn`: a liked movie and 7 drawn ones. Models
-normalise by the batch (`batch`: Dice, batch normalisation) or not (`none`: PReLU). Runs that are in the
-result file already are not made again.
+requests, of 32 `parts`, as the loader cuts them, or single `samples`. A seed draws users of
+MovieLens-1M, first values and order. `rated`: a request is 8 ratings of a user in a row, liked or not;
+`drawn`: a liked movie and 7 drawn ones. Models normalise by the batch (`batch`: Dice, batch
+normalisation) or not (`none`: PReLU). Runs that are in the result file already are not made again.
 """
 
 from __future__ import annotations
@@ -44,21 +43,22 @@ from hotrows.train.step_trainer import keep_freed_memory
 NAME, QUESTION = "request_order", __doc__.splitlines()[0]
 CANDIDATES, USERS = 8, 320
 SETS, MODELS, NORMS = ("rated", "drawn"), ("din", "deepfm", "hstu", "dien"), ("batch", "none")
-ARMS = {  # data, samples of a batch, parts of requests that it mixes at least
-    "samples": ("samples", 64, 1),
-    "whole": ("requests", 64, 1),
-    "parts": ("requests", 64, loader.FEWEST_REQUESTS),
-    "samples-256": ("samples", 256, 1),
-    "whole-256": ("requests", 256, 1),
+# Data, and parts of requests that a batch mixes at least.
+ARMS = {
+    "samples": ("samples", 1),
+    "whole": ("requests", 1),
+    "parts": ("requests", loader.FEWEST_REQUESTS),
 }
+USER = ("user", "gender", "age", "occupation")
 FIGURES = ("auc", "gauc", "log_loss")
 SIZES: dict[str, Any] = {"dim": 8, "hidden": (64, 32)}
 CONFIG = TrainConfig(
-    epochs=1, row_optimizer=Adagrad(), linear_paths="plain", plan_depth=0, evaluate_every=1 << 30
-)
+    batch_size=64, epochs=1, row_optimizer=Adagrad(), evaluate_every=1 << 30, plan_depth=0,
+    linear_paths="plain",
+)  # fmt: skip
 EXPANDED = Schema(
     features=(
-        *map(Sparse, ("user", "gender", "age", "occupation", "movie")),
+        *map(Sparse, (*USER, "movie")),
         Sequence("history", column="movie", vocabulary="movie", max_length=20),
     ),
     label="label",
@@ -67,9 +67,7 @@ EXPANDED = Schema(
     user="user",
     histories=("history",),
 )
-ONCE = replace(
-    EXPANDED, group=None, request="request", shared=("user", "gender", "age", "occupation", "history")
-)
+ONCE = replace(EXPANDED, group=None, request="request", shared=(*USER, "history"))
 
 
 def main() -> None:
@@ -77,38 +75,33 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--norms", nargs="+", default=NORMS, choices=NORMS)
-    parser.add_argument("--arms", nargs="+", default=[*ARMS][:3], choices=ARMS)
+    parser.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
     parser.add_argument("--seeds", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     for seed, name in product(range(args.seeds), args.sets):
-        runs = [[name, *key, str(seed)] for key in product(args.models, args.norms, args.arms)]
-        runs = [run for run in runs if not reduce(lambda at, key: at.get(key, {}), run, _runs())]
+        runs = [["runs", name, *key, str(seed)] for key in product(args.models, args.norms, args.arms)]
+        runs = [run for run in runs if not reduce(lambda at, key: at.get(key, {}), run, stored(NAME))]
         with tempfile.TemporaryDirectory() as folder:
             data = made(name, seed, Path(folder)) if runs else {}
             for run in runs:
-                figures = trained(data, run[1], run[2], run[3], seed)
-                add(NAME, ["runs", *run], figures, {"question": QUESTION, **conditions(1)})
-                print(*run, figures, flush=True)
+                figures = trained(data, run[2], run[3], run[4], seed)
+                add(NAME, run, figures, {"question": QUESTION, **conditions(1)})
+                print(*run[1:], figures, flush=True)
     print(*summary(), sep="\n")
-
-
-def _runs() -> dict[str, Any]:
-    return stored(NAME).get("runs", {})
 
 
 def made(name: str, seed: int, folder: Path) -> dict[str, EncodedData]:
     """The samples of some users, by arm."""
     random = np.random.default_rng(seed)
-    user, movie, rating, at = np.loadtxt(
-        RAW / "movielens_1m_ratings.csv.gz", np.int64, delimiter=",", skiprows=1
-    ).T
+    file = RAW / "movielens_1m_ratings.csv.gz"
+    user, movie, rating, at = np.loadtxt(file, np.int64, delimiter=",", skiprows=1).T
     chosen = np.isin(user, random.choice(user.max(), USERS, replace=False) + 1)
-    order = np.flatnonzero(chosen)[np.lexsort((at[chosen], user[chosen]))]
+    sort = np.flatnonzero(chosen)[np.lexsort((at[chosen], user[chosen]))]
     columns = {"user": user, "movie": movie, "at": at + 10**9}  # a place in time, as seconds
-    ratings = pa.table({**columns, "label": (rating >= LIKED).astype(np.int64)}).take(order)
-    events = ratings.filter(pa.array(rating[order] >= LIKED)).drop_columns("label")
+    ratings = pa.table({**columns, "label": (rating >= LIKED).astype(np.int64)}).take(sort)
+    events = ratings.filter(pa.array(rating[sort] >= LIKED)).drop_columns("label")
     parts = _rated(ratings) if name == "rated" else _drawn(events, seed, folder)
     parts = {part: _with_users(samples) for part, samples in parts.items()}
     train = parts.pop("train")
@@ -145,7 +138,7 @@ def _with_users(samples: pa.Table) -> pa.Table:
     lines = (RAW / "movielens_1m_users.dat").read_text("latin-1").splitlines()
     about = np.array([line.split("::")[:4] for line in lines])
     rows = about[np.searchsorted(about[:, 0].astype(np.int64), samples["user"].to_numpy())]
-    for k, name in enumerate(("gender", "age", "occupation"), 1):
+    for k, name in enumerate(USER[1:], 1):
         samples = samples.append_column(name, pa.array(rows[:, k].tolist()))
     return samples
 
@@ -153,8 +146,7 @@ def _with_users(samples: pa.Table) -> pa.Table:
 def trained(data: dict[str, EncodedData], model: str, norm: str, arm: str, seed: int) -> dict[str, float]:
     """Figures of the test part."""
     torch.manual_seed(seed)
-    kind, batch_size, fewest = ARMS[arm]
-    config = replace(CONFIG, seed=seed, batch_size=batch_size)
+    (kind, fewest), config = ARMS[arm], replace(CONFIG, seed=seed)
     made = built(model, norm, data[kind].schema)
     with tempfile.TemporaryDirectory() as folder, patch.object(loader, "FEWEST_REQUESTS", fewest):
         result = Trainer(data[kind], config, Path(folder) / "run", model=made).fit(verbose=False)
@@ -186,13 +178,12 @@ def summary() -> list[str]:
 def differences() -> Iterator[tuple[tuple[str, ...], float, dict[str, list[float]]]]:
     """Of each set, model, normalisation and order of requests: mean AUC in order of samples, and by seed
     what the order adds to each figure."""
-    runs = _runs()
-    for name, model, norm, arm in product(SETS, MODELS, NORMS, ARMS):
-        by_arm = runs.get(name, {}).get(model, {}).get(norm, {})
-        plain = by_arm.get("samples-256" if arm.endswith("256") else "samples", {})
-        both = [seed for seed in by_arm.get(arm, {}) if seed in plain and ARMS[arm][0] == "requests"]
+    for name, model, norm, arm in product(SETS, MODELS, NORMS, [*ARMS][1:]):
+        by_arm = stored(NAME)["runs"].get(name, {}).get(model, {}).get(norm, {})
+        plain, other = by_arm.get("samples", {}), by_arm.get(arm, {})
+        both = [seed for seed in other if seed in plain]
         if len(both) > 2:
-            gains = {f: [by_arm[arm][seed][f] - plain[seed][f] for seed in both] for f in FIGURES}
+            gains = {f: [other[seed][f] - plain[seed][f] for seed in both] for f in FIGURES}
             yield (name, model, norm, arm), mean([plain[seed]["auc"] for seed in both]), gains
 
 
