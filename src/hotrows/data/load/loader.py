@@ -26,7 +26,8 @@ from hotrows.pipeline.prefetch import Prefetched, prefetch
 class Loader:
     """Reads batches of `batch_size` samples; the last of an epoch may be smaller.
 
-    shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
+    shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no). Up to
+        batch_size / 32 samples of a request stay together.
     keep_groups: whether rows of a group of the schema follow one another in a shuffled epoch, those of
         a pool at a time (default: no).
     order: `shuffle`, or `reuse:N` to shuffle within N clusters of samples that read equal rows, one after
