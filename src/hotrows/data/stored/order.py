@@ -12,7 +12,7 @@ a pool are permuted. A part of one pool is shuffled completely. Where a file has
 Where groups stay together, the rows of a group follow one another within a pool, in a random order, and
 so do the groups. So do the rows of a request that share features; blocks are then cut between requests.
 Where a batch would hold fewer than 32 requests they are cut, so that it mixes as many parts: batch
-normalisation over few users costs quality (docs/evidence/quality.md).
+normalisation over few users can cost quality (docs/evidence/quality.md).
 Where rows are to be reused, a pool is read cluster after cluster (`clusters`), each in a random order.
 
 Ranks share every batch, so that together they read the rows of one process, in its order:
