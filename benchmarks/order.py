@@ -159,7 +159,7 @@ def _by_seed(found: _Found, model: str, arm: str) -> Iterator[tuple[dict, dict]]
             yield found.figures[f"{model} shuffle {seed}"], figures
 
 
-def _t_95(freedom: int) -> float:
+def t_95(freedom: int) -> float:
     """Student's t of 95 % intervals, within one percent from five degrees of freedom on."""
     return 1.96 + 2.37 / freedom + 2.8 / freedom**2
 
@@ -173,7 +173,7 @@ def accuracy_table(found: _Found) -> str:
             for name in ("auc", "log_loss") if len(runs) > 2 else ():
                 noise = stdev(plain[name] for plain, _ in runs)
                 more = [(figures[name] - plain[name]) / noise for plain, figures in runs]
-                middle, half = mean(more), _t_95(len(more) - 1) * stdev(more) / len(more) ** 0.5
+                middle, half = mean(more), t_95(len(more) - 1) * stdev(more) / len(more) ** 0.5
                 lines.append(
                     f"{model:10} {arm:9} {name:9} {len(runs):3} seeds, shuffle "
                     f"{mean(plain[name] for plain, _ in runs):.5f} ± {noise:.5f}: {middle:+.2f} "

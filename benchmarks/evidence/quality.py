@@ -7,6 +7,7 @@ from statistics import stdev
 from benchmarks.boosting import rows as boosting_rows
 from benchmarks.evidence.claims import auc_less_one_hot
 from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
+from benchmarks.request_order import differences, half
 
 DATA = (
     "criteo",
@@ -212,6 +213,15 @@ def order() -> list[list[str]]:
     return rows
 
 
+def request_order() -> list[list[str]]:
+    """What an order of requests adds to figures of the order of samples with equal seeds."""
+    rows = []
+    for (*names, arm), level, gains in differences():
+        cells = [f"{signed(mean(more))} ± {half(more):.4f}" for more in gains.values()]
+        rows.append([*names, arm, str(len(gains["auc"])), f"{level:.4f}", *cells])
+    return rows
+
+
 def fae() -> list[list[str]]:
     return [
         [
@@ -299,6 +309,12 @@ TABLES = [
         "model, data | `reuse:8`, test AUC less that of a shuffle | `reuse:32`",
         order,
         (Origin("order-accuracy", "benchmarks.order"),),
+    ),
+    Table(
+        "request_order",
+        "data | model | statistics | requests | seeds | samples, test AUC | AUC | GAUC | log loss",
+        request_order,
+        (Origin("request_order", "benchmarks.request_order"),),
     ),
     Table(
         "fae",

@@ -113,11 +113,18 @@ class Batch:
             raise ValueError(
                 f"offsets must have F * B + 1 = {num_bags + 1} entries, not {self.offsets.numel()}"
             )
-        if self.requests is not None and int(self.requests.starts[-1]) != self.size:
-            raise ValueError(
-                f"starts of requests must end with the {self.size} samples of the batch, not with "
-                f"{int(self.requests.starts[-1])}"
-            )
+        if self.requests is not None:
+            starts = self.requests.starts
+            if int(starts[-1]) != self.size:
+                raise ValueError(
+                    f"starts of requests must end with the {self.size} samples of the batch, not with "
+                    f"{int(starts[-1])}"
+                )
+            if len(empty := (starts.diff() < 1).nonzero()):
+                raise ValueError(
+                    f"every request needs a sample, but request {int(empty[0])} has none; leave it out "
+                    f"of shared and starts"
+                )
 
     @property
     def size(self) -> int:

@@ -11,6 +11,7 @@ from hotrows.data import EncodedData, Loader, prepare, write_encoded
 from hotrows.data.load.parquet_part import open_parquet
 from hotrows.data.stored import part as parts
 from hotrows.data.stored import shards
+from hotrows.data.stored.order import parts_of_requests
 from hotrows.data.stored.request_rows import bounds_between
 from hotrows.schema import Schema, Sparse
 from tests.support.requests import COLUMNS, NAMES, PLAIN, SCHEMA, file_of, request_batch, rows_of
@@ -85,6 +86,33 @@ def test_shuffling_moves_requests_whole(both, order, monkeypatch):
     ids = dict(zip(in_order.groups.tolist(), in_order.expanded().dense.tolist(), strict=True))
     ages = dict(zip(epoch.groups.tolist(), epoch.dense.tolist(), strict=True))
     assert {group: row[0] for group, row in ids.items()} == {group: row[0] for group, row in ages.items()}
+
+
+def test_parts_of_requests_have_so_many_rows_at_most():
+    request = np.array([4, 4, 4, 7, 9, 9])
+    assert parts_of_requests(request, 2).tolist() == [1, 1, 2, 3, 4, 4]
+    assert parts_of_requests(request, 9).tolist() == [1, 1, 1, 2, 3, 3]
+    assert parts_of_requests(request, 1).tolist() == [1, 2, 3, 4, 5, 6]
+    assert parts_of_requests(request[:0], 2).tolist() == []
+
+
+@pytest.mark.parametrize("keep_groups", [False, True])
+@pytest.mark.parametrize("batch_size, most", [(256, 8), (300, 8), (128, 4), (64, 2), (16, 1)])
+def test_a_shuffled_batch_mixes_32_parts_of_requests(tmp_path, batch_size, most, keep_groups):
+    """Of whole requests of eight, a batch of 64 has eight users, too few for batch normalisation.
+    Losses that compare the samples of a group need them whole."""
+    path = file_of(tmp_path, rows_of(400, candidates=8))
+    data = prepare(path, SCHEMA, tmp_path / "once", split="fraction:1,0,0")
+    made = batches(data, batch_size=batch_size, shuffle=True, keep_groups=keep_groups)
+    whole = most == 8 or keep_groups
+    for batch in made[:-1]:
+        num_parts, sizes = batch_size // most, batch.requests.starts.diff()
+        fewest = batch_size // 8 if whole else 0.8 * num_parts  # parts of one request may meet
+        assert fewest <= len(sizes) <= (batch_size // 8 + 2 if whole else num_parts)
+    rows = [
+        sorted(row for b in some for row in b.expanded().dense.tolist()) for some in (made, batches(data))
+    ]
+    assert rows[0] == rows[1], "a sample is lost, or there twice"
 
 
 def test_any_batch_of_a_shuffled_epoch_is_read_alone_and_ranks_share_it(both):

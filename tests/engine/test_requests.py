@@ -1,5 +1,6 @@
 """Batches that have once what samples of a request share, against their expanded twins."""
 
+import copy
 from contextlib import closing
 
 import pytest
@@ -65,6 +66,12 @@ def test_any_samples_of_a_batch_are_those_of_its_twin(candidates):
             assert torch.equal(part.ids, expected.ids) and torch.equal(part.offsets, expected.offsets)
             assert torch.equal(part.dense, expected.dense)
     assert sum(part.size for part in split(batch, 3)) == batch.size
+
+
+def test_a_request_without_samples_is_refused():
+    """Its vectors were silently those of the next request's samples."""
+    with pytest.raises(ValueError, match="every request needs a sample, but request 2 has none"):
+        request_batch([3, 1, 0, 2, 0])
 
 
 def test_starts_of_requests_must_end_with_the_samples():
@@ -217,6 +224,7 @@ def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
         assert torch.equal(weights[table], expected[table])
 
 
+OPTIONS = {"dien": {"auxiliary": 0.0}, "deepfm": {"batch_norm": True}}
 ON_THE_TWIN = [(name, "uneven") for name in sorted(SMALL)]
 ON_THE_TWIN += [
     pytest.param(name, shape, marks=[SLOW] * (shape == "eights"))
@@ -228,8 +236,8 @@ ON_THE_TWIN += [
 
 @pytest.mark.parametrize("name, shape", ON_THE_TWIN)
 def test_every_model_trains_as_on_the_twin(name, shape):
-    """Of what is looked up the logits; and one step of rows, up to the order of sums."""
-    options = {"auxiliary": 0.0} if name == "dien" else {}
+    """Of what is looked up the logits; one step of rows, up to the order of sums; running statistics."""
+    options = OPTIONS.get(name, {})
     declared = schema(("click", "buy") if name in ("mmoe", "ple", "esmm") else "click")
     torch.manual_seed(1)
     model = models.build(name, declared, **{**SMALL[name], **options}).train()
@@ -239,14 +247,16 @@ def test_every_model_trains_as_on_the_twin(name, shape):
         engine = Embedding.for_model(model, declared, optimizer=SGD(lr=0.1), seed=2)
         plan = engine.plan(read)
         vectors = engine.lookup(plan)
-        model.zero_grad()
-        logits, loss = models.logits_and_loss(model(vectors, read.dense))
+        mine = copy.deepcopy(model)
+        logits, loss = models.logits_and_loss(mine(vectors, read.dense))
         (logits.sin().sum() if loss is None else logits.sin().sum() + loss).backward()
         engine.update(plan, vectors)
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        done.append((logits.detach(), grads, [engine.weights(t.name).float() for t in engine.tables]))
-    (logits, grads, rows), (expected, expected_grads, expected_rows) = done
+        grads = [p.grad for p in mine.parameters() if p.grad is not None]
+        rows = [engine.weights(t.name).float() for t in engine.tables]
+        done.append((logits.detach(), grads, rows, list(mine.buffers())))
+    (logits, grads, rows, averages), (expected, expected_grads, expected_rows, expected_averages) = done
     assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+    assert_close(averages, expected_averages, rtol=1e-5, atol=1e-6)
     for one, other in zip([*grads, *rows], [*expected_grads, *expected_rows], strict=True):
         largest = max(1.0, float(other.abs().max()))  # float32 sums round by what is summed
         assert_close(one / largest, other / largest, rtol=1e-4, atol=1e-5)

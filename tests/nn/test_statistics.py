@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from hotrows.distributed.comm import OneRank
 from hotrows.distributed.in_process import run
-from hotrows.nn import MLP, BatchNorm, Dice, share_statistics
+from hotrows.nn import MLP, BatchNorm, Dice, SharedLists, share_statistics
 from hotrows.nn.statistics import moments
 
 DEALS = [(12, 7), (1, 18), (0, 19), (9, 0, 10), (0, 1, 18), (1, 0, 0), (1, 1, 0), (0, 0)]
@@ -131,6 +131,67 @@ def test_one_rank_is_a_layer_as_before(kind, ranks):
     share_statistics(model, ranks)
     assert all(layer.ranks is None for layer in statistics_layers(model))
     assert_shares_equal_the_whole([train_twice(model, batches)], expected, rtol=0, atol=0)
+
+
+CANDIDATES = {
+    "odd": [3, 1, 7, 2, 5],
+    "empty requests": [0, 4, 0, 0, 3, 0],
+    "one request": [5],
+    "one sample": [1],
+    "nothing": [],
+}
+
+
+@kinds
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
+def test_over_requests_they_are_those_over_expanded_samples(kind, num_ranks, candidates):
+    """Ranks cut the batch by samples, and so cut requests; each repeats what its samples share."""
+    model, starts = small_model(kind), torch.tensor([0, *candidates]).cumsum(0)
+    size = int(starts[-1])
+    users, items = (torch.randn(n, 2, dtype=torch.float64) for n in (len(candidates), size))
+    weights = torch.randn(size, 3, dtype=torch.float64)
+
+    def work(ranks):
+        copied, (first, end) = (
+            copy.deepcopy(model),
+            (size * r // num_ranks for r in (ranks.rank, ranks.rank + 1)),
+        )
+        share_statistics(copied, ranks)
+        of_rank = (starts - first).clamp(0, end - first)
+        lists, user = SharedLists(of_rank, of_rank), users.clone().requires_grad_()
+        trained = []
+        for _ in range(2):
+            out = copied(torch.cat([lists.of_samples(user), items[first:end]], 1))
+            loss = (out * weights[first:end]).sin().sum()
+            trained.append((out.detach(), torch.autograd.grad(loss, [user, *copied.parameters()])))
+        return trained, list(copied.buffers())
+
+    of_ranks = run(work, num_ranks)
+    expanded = torch.cat([users.repeat_interleave(starts.diff(), 0), items], 1)
+    expected, state = train_twice(model, [(expanded, weights)] * 2)
+    for step, (out, of_inputs, of_parameters) in enumerate(expected):
+        shares = [trained[step] for trained, _ in of_ranks]
+        assert_close(torch.cat([share[0] for share in shares]), out, rtol=1e-12, atol=1e-12)
+        of_request = torch.arange(len(candidates)).repeat_interleave(starts.diff())
+        of_users = torch.zeros_like(users).index_add(0, of_request, of_inputs[:, :2])
+        for place, gradient in enumerate([of_users, *of_parameters]):
+            got = sum(share[1][place] for share in shares)
+            assert_close(got, gradient, rtol=1e-11, atol=1e-11)
+    for _, buffers in of_ranks:
+        assert_close(buffers, list(state.values()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
+def test_moments_over_samples_are_those_over_requests_weighted_by_their_samples(candidates):
+    """So statistics of requests need no form of their own, where a layer reads what is repeated."""
+    starts, values = torch.tensor([0, *candidates]).cumsum(0), torch.randn(len(candidates), 3).double()
+    seen = moments(SharedLists(starts, starts).of_samples(values), None)
+    weights = starts.diff()[:, None] / max(int(starts[-1]), 1)
+    mean = (weights * values).sum(0)
+    assert seen.num_rows == int(starts[-1])
+    assert_close(seen.mean, mean)
+    assert_close(seen.var, (weights * (values - mean) ** 2).sum(0))
 
 
 def test_moments_are_those_of_all_rows_whatever_the_deal():

@@ -16,7 +16,7 @@ import torch
 
 from hotrows.batch import Batch, RequestFeatures
 from hotrows.data.encode.encoder import batch_of
-from hotrows.data.stored.order import Share, Shuffle, parse_order
+from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
 from hotrows.data.stored.rows import Room, Rows, empty_rows
@@ -26,7 +26,8 @@ from hotrows.pipeline.prefetch import Prefetched, prefetch
 class Loader:
     """Reads batches of `batch_size` samples; the last of an epoch may be smaller.
 
-    shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
+    shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no). Up to
+        batch_size / 32 samples of a request stay together.
     keep_groups: whether rows of a group of the schema follow one another in a shuffled epoch, those of
         a pool at a time (default: no).
     order: `shuffle`, or `reuse:N` to shuffle within N clusters of samples that read equal rows, one after
@@ -106,7 +107,10 @@ class Loader:
         share = Share(self.part.rows, self.batch_size, self.rank, self.num_ranks)
         first_place = first_batch * self.batch_size
         if self.shuffle:
-            shuffle = replace(self._shuffle, seed=self.seed, keep_groups=self.keep_groups)
+            most = POOL_ROWS if self.keep_groups else max(self.batch_size // FEWEST_REQUESTS, 1)
+            shuffle = replace(
+                self._shuffle, seed=self.seed, keep_groups=self.keep_groups, most_together=most
+            )
             pieces = self.part.shuffled(share, first_place, shuffle, epoch)
         else:
             pieces = self.part.in_order(share, first_place)

@@ -11,6 +11,8 @@ a pool are permuted. A part of one pool is shuffled completely. Where a file has
 
 Where groups stay together, the rows of a group follow one another within a pool, in a random order, and
 so do the groups. So do the rows of a request that share features; blocks are then cut between requests.
+Where a batch would hold fewer than 32 requests they are cut, so that it mixes as many parts: batch
+normalisation over few users can cost quality (docs/evidence/quality.md).
 Where rows are to be reused, a pool is read cluster after cluster (`clusters`), each in a random order.
 
 Ranks share every batch, so that together they read the rows of one process, in its order:
@@ -58,6 +60,7 @@ from hotrows.schema import Schema, vocabulary_of
 BLOCK_ROWS = 4096
 BLOCKS_PER_POOL = 64
 POOL_ROWS = BLOCK_ROWS * BLOCKS_PER_POOL
+FEWEST_REQUESTS = 32  # that a shuffled batch mixes, or parts of requests
 MOST_CLUSTERS = 64
 _CLUSTERS = 8  # of `reuse` alone
 _MOST_RECENT = 32  # pools whose clusters are kept for the second reader, of 256 KiB each
@@ -73,6 +76,7 @@ class Shuffle:
     """How the rows of an epoch are shuffled.
 
     keep_groups: rows of a group of the schema follow one another, those of a pool at a time.
+    most_together: rows of a request that follow one another, at most.
     num_clusters: clusters of samples that read equal rows in a pool, which is read one after the other;
         1: the pool is permuted as it is.
     recent: clusters of the pools read last, by the seed of each, under `lock`: training behind a cache
@@ -81,6 +85,7 @@ class Shuffle:
 
     seed: int = 0
     keep_groups: bool = False
+    most_together: int = POOL_ROWS
     num_clusters: int = 1
     recent: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
     lock: Lock = field(default_factory=Lock, compare=False, repr=False)
@@ -246,7 +251,7 @@ def order_of(
 
     expanded: gives rows all of their features."""
     of_requests = [rows for rows in pieces if isinstance(rows, RequestRows)]
-    together = [numbered(of_requests)] if of_requests else []
+    together = [parts_of_requests(numbered(of_requests), shuffle.most_together)] if of_requests else []
     groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
     together += [np.concatenate(groups)] if groups else []
     numbers = None
@@ -259,6 +264,17 @@ def order_of(
             if len(shuffle.recent) > _MOST_RECENT:
                 del shuffle.recent[next(iter(shuffle.recent))]
     return pool.order(together, numbers)
+
+
+def parts_of_requests(request: np.ndarray, most: int) -> np.ndarray:
+    """Numbers parts of up to `most` rows of requests, whose rows follow one another: [rows] int64.
+
+    request = [4, 4, 4, 7], most = 2  ->  [1, 1, 2, 3]
+    """
+    rows = np.arange(len(request))
+    firsts = np.concatenate([np.ones(min(len(request), 1), bool), request[1:] != request[:-1]])
+    place = rows - np.maximum.accumulate(np.where(firsts, rows, 0))
+    return np.cumsum(place % most == 0)
 
 
 def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.ndarray:
