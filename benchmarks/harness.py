@@ -204,6 +204,14 @@ def add(name: str, keys: Sequence[str], figures: Any, facts: dict[str, Any]) -> 
         os.close(folder)
 
 
+def measured(name: str, keys: Sequence[str]) -> Any:
+    """The figures below the keys of the stored result; None where there are none."""
+    place: Any = stored(name)
+    for key in keys:
+        place = (place or {}).get(key)
+    return place
+
+
 def write(name: str, result: dict) -> None:
     write_to(RESULTS / f"{name}.json", result)
 

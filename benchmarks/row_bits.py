@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks import defaults_data
-from benchmarks.harness import add, conditions
+from benchmarks.harness import add, conditions, measured
 from hotrows import models
 from hotrows.config import TrainConfig
 from hotrows.record import layout_of
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--sets", nargs="+", default=["criteo", "avazu", "movielens"])
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
+    parser.add_argument("--models", nargs="+", default=["deepfm", "dcnv2", "dlrm"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--raw", type=Path, default=defaults_data.RAW, help="folder of raw files")
     parser.add_argument("--steps", action="store_true", help="time steps in place of AUC")
@@ -46,19 +48,18 @@ def main() -> None:
         for optimizer in args.optimizers:
             _store(["steps", optimizer], _seconds(optimizer))
         return
-    for name in args.sets:
-        for optimizer in args.optimizers:
-            for seed in range(args.seeds):
-                for dtype in DTYPES:
-                    auc = _auc(name, optimizer, dtype, seed, args.raw)
-                    _store(["auc", name, optimizer, dtype, str(seed)], auc)
+    arms = product(args.models, args.sets, args.optimizers, range(args.seeds), DTYPES)
+    for model, name, optimizer, seed, dtype in arms:
+        keys = [f"auc of {model}", name, optimizer, dtype, str(seed)]
+        if not measured(NAME, keys):
+            _store(keys, _auc(model, name, optimizer, dtype, seed, args.raw))
 
 
-def _auc(name: str, optimizer: str, dtype: str, seed: int, raw: Path) -> float:
+def _auc(model: str, name: str, optimizer: str, dtype: str, seed: int, raw: Path) -> float:
     """AUC of the test part."""
     rows = None if optimizer == "adagrad" else OPTIMIZERS[optimizer]  # the default, where it is that
     data = defaults_data.load(name, seed, raw)
-    config = TrainConfig(model="deepfm", table_dtype=dtype, row_optimizer=rows, seed=seed, plan_depth=0)
+    config = TrainConfig(model=model, table_dtype=dtype, row_optimizer=rows, seed=seed, plan_depth=0)
     with tempfile.TemporaryDirectory() as folder:
         result = Trainer(data, config, Path(folder) / "run").fit()
     assert result.test is not None

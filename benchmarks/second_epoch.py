@@ -19,13 +19,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from benchmarks import defaults_data
-from benchmarks.harness import add, conditions, stored
+from benchmarks.harness import add, conditions, measured
 from hotrows.config import TrainConfig
 from hotrows.engine.packed_tables import PackedTables
 from hotrows.train import Trainer, defaults
@@ -54,10 +53,7 @@ def main() -> None:
 
 
 def measure(keys: list[str], raw: Path) -> None:
-    figures: Any = stored(NAME).get("figures", {})
-    for key in keys:
-        figures = figures.get(key, {})
-    if figures:
+    if measured(NAME, keys):
         return
     name, model, arm, epochs, seed = keys
     data = defaults_data.load(name, int(seed), raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import stdev
 
 from benchmarks.boosting import rows as boosting_rows
@@ -107,10 +108,10 @@ def bfloat16() -> list[list[str]]:
 
 def row_bits() -> list[list[str]]:
     rows = []
-    for data, by_optimizer in at("row_bits/auc").items():
-        for optimizer, by_dtype in by_optimizer.items():
+    for model, data in product(("deepfm", "dcnv2", "dlrm"), ("criteo", "avazu", "movielens")):
+        for optimizer, by_dtype in at(f"row_bits/auc of {model}").get(data, {}).items():
             wide = by_dtype["float32"]
-            run = [data, optimizer, str(len(wide)), f"{mean(wide.values()):.4f}"]
+            run = [model, data, optimizer, str(len(wide)), f"{mean(wide.values()):.4f}"]
             for dtype in ("int8", "int4"):
                 gains = [auc - wide[seed] for seed, auc in by_dtype[dtype].items()]
                 error, spread = stdev(gains) / len(gains) ** 0.5, stdev(wide.values())
@@ -272,7 +273,7 @@ TABLES = [
     ),
     Table(
         "row_bits",
-        "data | row optimizer | seeds | DeepFM, test AUC | 8 bits ± standard error | in deviations | "
+        "model | data | row optimizer | seeds | test AUC | 8 bits ± standard error | in deviations | "
         "4 bits ± standard error | in deviations",
         row_bits,
         (Origin("row_bits", "benchmarks.row_bits"),),
