@@ -3,8 +3,8 @@
     python -m benchmarks.row_bits --raw FOLDER_OF_RAW_FILES        # AUC, by data, optimizer and seed
     python -m benchmarks.row_bits --steps                          # seconds of steps
 
-DeepFM with every other setting left open, on one thread. A step is timed in seconds of its processor,
-all ways in turn, on tables far larger than caches.
+Every other setting is left open, on one thread; runs of the result file are not made again. A step of
+DeepFM is timed in seconds of its processor, all ways in turn, on tables far larger than caches.
 """
 
 from __future__ import annotations
