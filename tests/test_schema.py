@@ -55,7 +55,7 @@ def test_an_unknown_kind_is_named():
         (lambda: Sparse("a", pooling="max"), "'a': pooling must be 'sum' or 'mean', not 'max'"),
         (lambda: Table("t", 0, 4, ("a",)), "'t' needs at least one row"),
         (lambda: Table("t", 1, 4, ()), "'t' is read by no feature"),
-        (lambda: Table("t", 1, 4, ("a",), dtype="int4"), "'t': dtype must be .* not 'int4'"),
+        (lambda: Table("t", 1, 4, ("a",), dtype="int2"), "'t': dtype must be .* not 'int2'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(make, message):
