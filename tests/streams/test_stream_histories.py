@@ -277,6 +277,33 @@ def test_a_line_without_a_time_is_malformed_and_one_without_a_user_has_no_histor
     assert lengths.tolist() == [5, 0, 5]
 
 
+def test_a_read_of_late_lines_alone_leaves_the_stream_open(tmp_path):
+    """None of its lines is left to be trained: it once ended the stream with an error of shapes."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    lines = pd.DataFrame({"user": 5, "at": [90, 10, 91], "item": 3, "kind": 1, "click": 1})
+    source = write_lines(tmp_path / "lines", *(lines[row : row + 1] for row in range(3)))
+    encoder, config = Encoder.open(data.path), StreamConfig(stop_when_idle=0.2, lateness=5, late="drop")
+    with EventStream(open_source(source, encoder.schema), encoder, 1, config) as stream:
+        assert [batch.size for batch in stream] == [1, 1]
+        assert stream.state.late == 1 and stream.histories.count == 2
+
+
+def test_a_history_reads_the_column_of_its_name_where_it_declares_none(tmp_path):
+    """On a stream as in an events file; it once read another column there, of missing values."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    events, lines = (frame.assign(seen=frame["item"]) for frame in (events, lines))
+    ids = []
+    for column in ("item", None):
+        features = (Sparse("item"), Sequence("seen", column, "item", max_length=5))
+        declared = Schema(features, "click", time=Time("at"), user="user", histories=("seen",))
+        data = prepare(samples, declared, tmp_path / f"{column}", events=events)
+        source = write_lines(tmp_path / f"lines {column}", lines)
+        ids.append(torch.cat([batch.ids for batch, _ in batches(data, source)]))
+    assert torch.equal(*ids)
+
+
 def test_an_encoder_without_events_is_refused(tmp_path):
     events, samples = events_and_samples()
     data = prepare(samples, schema(), tmp_path / "enc", events=events)

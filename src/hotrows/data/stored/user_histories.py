@@ -166,8 +166,8 @@ class UserHistories:
         what these see does not follow from their time."""
         order = np.argsort(users, kind="stable")
         is_first = np.append(True, users[order][1:] != users[order][:-1])[: len(users)]
-        low = times.min(initial=NEWEST)
-        span = times.max(initial=low) - low + 2
+        low = times.min(initial=0)
+        span = times.max(initial=0) - low + 2
         base = is_first.cumsum() * span  # apart, so that one maximum runs over all users
         newest = np.clip(self.newest(users[order]), low, low + span - 1) - low
         moments = base + times[order] - low
