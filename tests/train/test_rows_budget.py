@@ -40,6 +40,13 @@ def read_of(draw, sizes, row_bytes):
     return {f"v{n}": ValueReads(c, size) for n, (c, size) in enumerate(pairs)}
 
 
+def test_room_for_more_keys_is_divided_beyond_64_bits():
+    """Rows times bytes once overflowed: 100 million keys got other capacities than a terabyte allows."""
+    none = np.zeros(0, np.int64)
+    read = {"a": ValueReads(none, 1000, least=10**8), "b": ValueReads(none, 1000, least=3 * 10**8)}
+    assert divide(read, 10**12) == {"a": 250_000_000, "b": 750_000_000}
+
+
 @pytest.mark.parametrize("row_bytes", [(8, 8, 8), (8, 12, 40)])
 def test_no_other_division_serves_more_lookups(row_bytes):
     draw = default_rng(0)
