@@ -19,6 +19,7 @@ from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
 from hotrows.optim import Adagrad
 from hotrows.serving import Scorer
+from hotrows.serving.requests import Request
 from hotrows.streams import EventStream, StreamConfig, open_source
 from hotrows.train import Trainer
 from tests.support.bundles import trained
@@ -234,6 +235,19 @@ def test_a_server_reads_the_newest_history_of_a_user_from_deltas(tmp_path):
 
 def publisher_of(tmp_path):
     return Publisher(tmp_path / "published", every="3b", base_every=4)
+
+
+def test_a_request_finds_its_lists_once_for_the_histories_of_a_version(monkeypatch):
+    """Limits, queues and the scorer look at them, which once searched all runs three times."""
+    found = []
+    monkeypatch.setattr(
+        UserHistories, "lists", lambda self, users, times: found.append(self) or {"a": (users, [0, 1])}
+    )
+    user, histories = np.array([7], np.uint64), [UserHistories({"a": 3}, ()) for _ in range(2)]
+    request = Request(1, {}, {}, np.zeros((1, 0)), users=user, times=np.array([NEWEST]))
+    first = request.with_histories(histories[0])
+    assert request.with_histories(histories[0]) is first and first.with_histories(histories[1]) is first
+    assert request.with_histories(histories[1]) is not first and found == histories
 
 
 def test_keys_are_histories_and_lines_may_be_delimited_text(tmp_path):

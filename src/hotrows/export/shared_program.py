@@ -233,7 +233,7 @@ class _Run:
                 return _cat([_Each(p) if isinstance(p, Tensor) else p for p in pieces])
         if node.target in _PRODUCTS and kinds == {_Once, _Each}:
             return _product(*arguments)
-        if node.target in _ELEMENTWISE and kinds == {_Once, _Each}:
+        if node.target in _ELEMENTWISE and kinds == {_Once, _Each} and not node.kwargs:
             return self._broadcast(node, arguments)
         if not (arguments and isinstance(arguments[0], _Both)):
             return None
