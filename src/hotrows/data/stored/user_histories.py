@@ -4,9 +4,9 @@
     runs[1:]    those that were appended since, each run at most half of the run before it
 
 A value is never changed: `append` returns the next one, so that a batch, a checkpoint and a version each
-have that of their moment. What one sees of a user are the last `longest` events before the newest second,
-and those of that second; older ones are dropped as runs are joined, so memory is bounded. Whatever was
-joined when, `lists` gives the same lists.
+have that of their moment. A sample sees the last `longest` events of its user before the newest second,
+and those of that second; older ones are dropped as runs are joined, so that memory is bounded if all
+histories have a `max_length`. `lists` returns the same lists whichever runs were joined.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from hotrows.schema import Schema
 
 NEWEST = np.iinfo(np.int64).max  # a moment after all events
 _UNBOUNDED = 1 << 40
-Lists = dict[str, tuple[np.ndarray, np.ndarray]]
-
-
+Lists = dict[str, tuple[np.ndarray, np.ndarray]]  # by history: ids and offsets [n + 1]
 Columns = Mapping[str, np.ndarray]  # of events: users, times, numbers, and ids/NAME of each history
 
 
