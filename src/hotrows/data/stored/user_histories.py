@@ -54,8 +54,8 @@ class SortedEvents:
         return SortedEvents(users, np.append(starts, len(order)), columns)
 
     def take(self, places: np.ndarray) -> Columns:
-        users = np.repeat(self.users, np.diff(self.starts))
-        return {name: values[places] for name, values in {"users": users, **self.columns}.items()}
+        users = self.users[np.searchsorted(self.starts, places, "right") - 1]
+        return {"users": users, **{name: values[places] for name, values in self.columns.items()}}
 
     def before(self, users: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return events_before(self.users, self.starts, self.columns["times"], users, moments)
