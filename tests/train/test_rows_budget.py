@@ -168,3 +168,5 @@ def test_the_smallest_bytes_that_lose_little_do_so():
     assert coverage(read, divide(read, owned.enough - fixed)) >= 0.99
     assert coverage(read, divide(read, owned.enough - fixed - 8)) < 0.99
     assert list(owned.shares.values()) == sorted(owned.shares.values())
+    unread = {"v": ValueReads(np.zeros(3, np.int64), 8)}
+    assert owned_rows((), Schema(()), {}, unread) is None, "no share of no lookup, which once was NaN"
