@@ -293,7 +293,7 @@ def _product(left: Any, right: Any) -> _Each | None:
     """[.., B, 1, D] of samples times the one [.., 1, D, T]: a product of all B at once."""
     if not isinstance(left, _Each) or right.place != right.tensor.dim() - 3:
         return None
-    if left.tensor.dim() != right.tensor.dim() or left.tensor.shape[-2] != 1:
+    if left.tensor.dim() != right.tensor.dim() or {left.tensor.shape[-2], right.tensor.shape[-3]} != {1}:
         return None
     return _Each((left.tensor.squeeze(-2) @ right.tensor.squeeze(-3)).unsqueeze(-2))
 
