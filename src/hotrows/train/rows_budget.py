@@ -96,7 +96,7 @@ def divide(read: Vocabularies, num_bytes: int) -> dict[str, int]:
     rows = np.bincount(owners[:num], minlength=len(read)) + least
     if num == len(owners):
         used = int(row_bytes @ rows)
-        rows = np.array([num * num_bytes // used for num in rows.tolist()])  # products beyond 64 bits
+        rows = np.array([n * num_bytes // used for n in rows.tolist()])  # products may exceed 64 bits
     return dict(zip(read, np.minimum(rows, MOST_ROWS).tolist(), strict=True))
 
 
