@@ -144,7 +144,7 @@ class Batch:
         shared, num_samples = self.requests.shared, self.requests.starts.diff()
         if shared.offsets is None:
             return len(self.ids) + len(shared.features) * self.size
-        of_requests = shared.offsets.diff().reshape(-1, shared.size).sum(0)
+        of_requests = shared.offsets.diff().reshape(len(shared.features), shared.size).sum(0)
         return len(self.ids) + int((of_requests * num_samples).sum())
 
     def expanded(self, features: Sequence[str] | None = None) -> Batch:

@@ -91,9 +91,7 @@ def layout_of(table: Table) -> RecordLayout:
 class RecordViews(NamedTuple):
     """The parts of [R, stride] bytes of records, as views: writing to them writes the records."""
 
-    weights: (
-        Tensor  # [R, D] float32, bfloat16, float16, or int8 of these scales; int4 as [R, D / 2] uint8
-    )
+    weights: Tensor  # [R, D] float32, bfloat16, float16 or int8; of int4 [R, D / 2] uint8
     state: Tensor  # [R, S] float32
     step: Tensor | None  # [R] int32
     scale: Tensor | None  # [R] float32

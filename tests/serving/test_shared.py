@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import linear
 
 from hotrows.data import prepare
-from hotrows.export.shared_program import _cat, _Each, _Once, _product
+from hotrows.export.shared_program import _cat, _Each, _Once, _product, _Run
 from hotrows.export.whole import export
 from hotrows.nn import AttentionalGRU
 from hotrows.ops.layers.padded import PaddedLists
@@ -90,6 +90,20 @@ def test_a_product_with_what_is_shared_is_one_of_all_samples():
     torch.testing.assert_close(product.tensor, queries @ keys)
     assert _product(_Once(keys.transpose(2, 3), 1), _Each(queries)) is None
     assert _product(_Each(queries.expand(2, 5, 6, 3)), _Once(keys, 1)) is None
+    of_elements = _Each(torch.randn(10, 1, 3)), _Once(torch.randn(2, 3, 4), 0)  # lists of 2, end to end
+    assert _product(*of_elements) is None, "not one matrix for all, which once gave another shape"
+
+
+def test_a_sum_with_a_factor_is_computed_for_each_sample():
+    """`torch.add(x, y, alpha=2)`, whose factor was once lost."""
+    values = _Once(torch.ones(1, 3), 0), _Each(torch.ones(5, 3))
+    graph = torch.fx.Graph()
+    plain, scaled = (
+        graph.call_function(torch.ops.aten.add.Tensor, values, named) for named in ({}, {"alpha": 2})
+    )
+    run = _Run.__new__(_Run)
+    assert run._side_by_side(plain, values, values).tensor.tolist() == [[2.0] * 3] * 5
+    assert run._side_by_side(scaled, values, values) is None
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
 from hotrows.optim import Adagrad
 from hotrows.serving import Scorer
+from hotrows.serving.requests import Request
 from hotrows.streams import EventStream, StreamConfig, open_source
 from hotrows.train import Trainer
 from tests.support.bundles import trained
@@ -236,6 +237,19 @@ def publisher_of(tmp_path):
     return Publisher(tmp_path / "published", every="3b", base_every=4)
 
 
+def test_a_request_finds_its_lists_once_for_the_histories_of_a_version(monkeypatch):
+    """Limits, queues and the scorer look at them, which once searched all runs three times."""
+    found = []
+    monkeypatch.setattr(
+        UserHistories, "lists", lambda self, users, times: found.append(self) or {"a": (users, [0, 1])}
+    )
+    user, histories = np.array([7], np.uint64), [UserHistories({"a": 3}, ()) for _ in range(2)]
+    request = Request(1, {}, {}, np.zeros((1, 0)), users=user, times=np.array([NEWEST]))
+    first = request.with_histories(histories[0])
+    assert request.with_histories(histories[0]) is first and first.with_histories(histories[1]) is first
+    assert request.with_histories(histories[1]) is not first and found == histories
+
+
 def test_keys_are_histories_and_lines_may_be_delimited_text(tmp_path):
     """Of dynamic features, whose keys users have; a header names no list."""
     events, samples = events_and_samples()
@@ -275,6 +289,33 @@ def test_a_line_without_a_time_is_malformed_and_one_without_a_user_has_no_histor
         assert stream.state.malformed == 1 and stream.histories.count == 2
     lengths = batch.offsets.diff().reshape(4, 3)[2]
     assert lengths.tolist() == [5, 0, 5]
+
+
+def test_a_read_of_late_lines_alone_leaves_the_stream_open(tmp_path):
+    """None of its lines is left to be trained: it once ended the stream with an error of shapes."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    lines = pd.DataFrame({"user": 5, "at": [90, 10, 91], "item": 3, "kind": 1, "click": 1})
+    source = write_lines(tmp_path / "lines", *(lines[row : row + 1] for row in range(3)))
+    encoder, config = Encoder.open(data.path), StreamConfig(stop_when_idle=0.2, lateness=5, late="drop")
+    with EventStream(open_source(source, encoder.schema), encoder, 1, config) as stream:
+        assert [batch.size for batch in stream] == [1, 1]
+        assert stream.state.late == 1 and stream.histories.count == 2
+
+
+def test_a_history_reads_the_column_of_its_name_where_it_declares_none(tmp_path):
+    """On a stream as in an events file; it once read another column there, of missing values."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    events, lines = (frame.assign(seen=frame["item"]) for frame in (events, lines))
+    ids = []
+    for column in ("item", None):
+        features = (Sparse("item"), Sequence("seen", column, "item", max_length=5))
+        declared = Schema(features, "click", time=Time("at"), user="user", histories=("seen",))
+        data = prepare(samples, declared, tmp_path / f"{column}", events=events)
+        source = write_lines(tmp_path / f"lines {column}", lines)
+        ids.append(torch.cat([batch.ids for batch, _ in batches(data, source)]))
+    assert torch.equal(*ids)
 
 
 def test_an_encoder_without_events_is_refused(tmp_path):

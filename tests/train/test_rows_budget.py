@@ -40,6 +40,13 @@ def read_of(draw, sizes, row_bytes):
     return {f"v{n}": ValueReads(c, size) for n, (c, size) in enumerate(pairs)}
 
 
+def test_room_for_more_keys_is_divided_beyond_64_bits():
+    """Rows times bytes once overflowed: 100 million keys got other capacities than a terabyte allows."""
+    none = np.zeros(0, np.int64)
+    read = {"a": ValueReads(none, 1000, least=10**8), "b": ValueReads(none, 1000, least=3 * 10**8)}
+    assert divide(read, 10**12) == {"a": 250_000_000, "b": 750_000_000}
+
+
 @pytest.mark.parametrize("row_bytes", [(8, 8, 8), (8, 12, 40)])
 def test_no_other_division_serves_more_lookups(row_bytes):
     draw = default_rng(0)
@@ -161,3 +168,5 @@ def test_the_smallest_bytes_that_lose_little_do_so():
     assert coverage(read, divide(read, owned.enough - fixed)) >= 0.99
     assert coverage(read, divide(read, owned.enough - fixed - 8)) < 0.99
     assert list(owned.shares.values()) == sorted(owned.shares.values())
+    unread = {"v": ValueReads(np.zeros(3, np.int64), 8)}
+    assert owned_rows((), Schema(()), {}, unread) is None, "no share of no lookup, which once was NaN"

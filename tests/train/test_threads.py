@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotrows.batch import Batch, RequestFeatures
+from hotrows.batch import Batch, RequestFeatures, samples
 from hotrows.train.step_trainer import limited_threads, num_threads
 
 WEIGHTS = 492_000  # of DeepFM's matrices, 26 features of dim 16
@@ -48,6 +48,8 @@ def test_what_requests_share_counts_in_each_of_their_samples(lists):
     for weights in (0, 300_000, 3_000_000):
         assert num_threads(requests, weights, 9) == num_threads(expanded, weights, 9)
     assert num_threads(requests, 300_000, 9) == (8 if lists else 1)
+    of_a_rank = samples(requests, 64, 64)  # of the last batch; with lists, the count once failed
+    assert of_a_rank.num_ids == 0 and num_threads(of_a_rank, 300_000, 9) == 1
 
 
 def test_other_work_has_all_threads_again(threads):

@@ -137,16 +137,18 @@ def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
         Dynamic(capacity=200, evict="lru"),
         Dynamic(capacity=20, evict="lru"),
         Dynamic(),
+        Dynamic(partitions=300),
     ):
         schema = Schema((Dense("n"), Sparse("a", dynamic=dynamic), Sparse("b")), name="keys")
         of_both.append(data.prepare(rows, schema, tmp_path / f"{len(of_both)}", split="position:1,0,0"))
     how = {"model": "dlrm", "model_options": {"dim": 4}, "batch_size": 50, "policies": {"lru": LRU}}
-    static, keys, few, growing = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both)
+    static, keys, few, growing, parted = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both)
     assert (keys.lookups, keys.rows, keys.untouched) == (static.lookups, static.rows, static.untouched)
     (expected, _), (found, _) = static.measured, keys.measured
     assert found.misses == pytest.approx(expected.misses, rel=0.1) and found.misses > 5
     assert few.rows < keys.rows, "keys without a row share the unknown one"
     assert growing.rows == keys.rows and growing.table_rows == 49 + 3 + of_both[3].schema.rows_of("b")
+    assert parted.table_rows - growing.table_rows == 300 - 49, "a partition has one row at least"
 
 
 def test_crosses_of_a_model_are_rows_as_any(encoded):

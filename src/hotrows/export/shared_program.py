@@ -233,7 +233,7 @@ class _Run:
                 return _cat([_Each(p) if isinstance(p, Tensor) else p for p in pieces])
         if node.target in _PRODUCTS and kinds == {_Once, _Each}:
             return _product(*arguments)
-        if node.target in _ELEMENTWISE and kinds == {_Once, _Each}:
+        if node.target in _ELEMENTWISE and kinds == {_Once, _Each} and not node.kwargs:
             return self._broadcast(node, arguments)
         if not (arguments and isinstance(arguments[0], _Both)):
             return None
@@ -293,7 +293,7 @@ def _product(left: Any, right: Any) -> _Each | None:
     """[.., B, 1, D] of samples times the one [.., 1, D, T]: a product of all B at once."""
     if not isinstance(left, _Each) or right.place != right.tensor.dim() - 3:
         return None
-    if left.tensor.dim() != right.tensor.dim() or left.tensor.shape[-2] != 1:
+    if left.tensor.dim() != right.tensor.dim() or {left.tensor.shape[-2], right.tensor.shape[-3]} != {1}:
         return None
     return _Each((left.tensor.squeeze(-2) @ right.tensor.squeeze(-3)).unsqueeze(-2))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,18 @@ class Request:
     shared: frozenset[str] = frozenset()
     users: np.ndarray | None = None
     times: np.ndarray | None = None
+    _made: list[tuple[UserHistories, Request]] = field(default_factory=list, init=False, repr=False)
 
     def with_histories(self, histories: UserHistories | None) -> Request:
-        """The request with the lists of its users in place of none."""
-        if histories is None or self.users is None or self.times is None:
+        """The request with the lists of its users in place of none; found once for these histories."""
+        if histories is None or self.users is None:
             return self
+        if not self._made or self._made[0][0] is not histories:
+            self._made[:] = [(histories, self._with_lists(histories))]
+        return self._made[0][1]
+
+    def _with_lists(self, histories: UserHistories) -> Request:
+        assert self.users is not None and self.times is not None
         lists = histories.lists(*np.broadcast_arrays(self.users, self.times))
         ids = {name: ids for name, (ids, _) in lists.items()}
         offsets = {name: offsets for name, (_, offsets) in lists.items()}

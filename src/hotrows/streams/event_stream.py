@@ -270,7 +270,7 @@ class _Decoder:
 
     def decode(self, events: RawEvents) -> list[Rows]:
         """The events that can be trained, in order."""
-        pieces = [rows for rows in self._decode(events, self.state.read) if len(rows)]
+        pieces = list(self._decode(events, self.state.read))
         self.state = dataclasses.replace(self.state, read=self.state.read + len(events))
         return pieces
 
@@ -295,7 +295,8 @@ class _Decoder:
                 what = f"more than {self._config.lateness:g} s older than the newest event before it"
                 self._drop(LATE, read + place, what, events[place : place + 1])
             chosen, rows = chosen[~late], rows.take(np.flatnonzero(~late))
-        yield rows if self._lines is None else self._lines.read(rows, columns, chosen)
+        if len(rows):
+            yield rows if self._lines is None else self._lines.read(rows, columns, chosen)
 
     def _late(self, times: np.ndarray | None) -> np.ndarray:
         """Which events are late, [events]; those without a time are not."""

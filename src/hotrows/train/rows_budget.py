@@ -95,7 +95,8 @@ def divide(read: Vocabularies, num_bytes: int) -> dict[str, int]:
     num = int(np.searchsorted(taken, num_bytes - int(row_bytes @ least), "right"))
     rows = np.bincount(owners[:num], minlength=len(read)) + least
     if num == len(owners):
-        rows = rows * num_bytes // int(row_bytes @ rows)
+        used = int(row_bytes @ rows)
+        rows = np.array([n * num_bytes // used for n in rows.tolist()])  # products may exceed 64 bits
     return dict(zip(read, np.minimum(rows, MOST_ROWS).tolist(), strict=True))
 
 

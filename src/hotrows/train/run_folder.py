@@ -223,7 +223,9 @@ def histories_at(run: Path, tensors: Mapping[str, Any]) -> UserHistories | None:
     """The histories of users at a checkpoint of the run, which has these tensors; None: those of the
     data."""
     events = {n.split(HISTORIES)[1]: tensors[n].numpy() for n in tensors if HISTORIES in n}
-    histories = open_encoder(run).histories if events else None
+    if not events:
+        return None
+    histories = UserHistories.open(run / _ENCODERS, EncodedData.open(run / _ENCODERS).schema)
     return histories and histories.appended(events)
 
 

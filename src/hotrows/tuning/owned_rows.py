@@ -37,7 +37,7 @@ def owned_rows(
     """
     # 1. What can have fewer rows
     divided = keys or {name: replace(one, least=1) for name, one in static.items()}
-    if not any(len(one.counts) for one in divided.values()):
+    if not any(one.counts.any() for one in divided.values()):
         return None
     least = sum(one.least * one.row_bytes for one in divided.values())
     # 2. The curve, and the first point of it that loses little

@@ -23,7 +23,7 @@ import numpy as np
 from hotrows.data.stored.request_rows import RequestRows, id_features
 from hotrows.data.stored.rows import Room, Rows, ends_of, id_type, measured, take_lists
 from hotrows.data.stored.sections import open_sections
-from hotrows.schema import IdFeature, Schema, Sparse
+from hotrows.schema import IdFeature, Schema, Sparse, column_of
 from hotrows.schema import Sequence as SequenceFeature
 
 BEGIN, END = "histories/begin", "histories/end"
@@ -55,7 +55,8 @@ def stream_schema(schema: Schema) -> Schema:
     place of the histories."""
     if not schema.histories:
         return schema
-    values = (Sparse(f"{END}/{f.name}", f.column) for f in schema.sequences if f.name in schema.histories)
+    histories = [f for f in schema.sequences if f.name in schema.histories]
+    values = [Sparse(f"{END}/{f.name}", column_of(f)) for f in histories]
     return _in_place(schema, [Sparse(END, schema.user), *values])
 
 

@@ -4,9 +4,9 @@
     runs[1:]    those that were appended since, each run at most half of the run before it
 
 A value is never changed: `append` returns the next one, so that a batch, a checkpoint and a version each
-have that of their moment. What one sees of a user are the last `longest` events before the newest second,
-and those of that second; older ones are dropped as runs are joined, so memory is bounded. Whatever was
-joined when, `lists` gives the same lists.
+have that of their moment. A sample sees the last `longest` events of its user before the newest second,
+and those of that second; older ones are dropped as runs are joined, so that memory is bounded if all
+histories have a `max_length`. `lists` returns the same lists whichever runs were joined.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from hotrows.schema import Schema
 
 NEWEST = np.iinfo(np.int64).max  # a moment after all events
 _UNBOUNDED = 1 << 40
-Lists = dict[str, tuple[np.ndarray, np.ndarray]]
-
-
+Lists = dict[str, tuple[np.ndarray, np.ndarray]]  # by history: ids and offsets [n + 1]
 Columns = Mapping[str, np.ndarray]  # of events: users, times, numbers, and ids/NAME of each history
 
 
@@ -56,8 +54,8 @@ class SortedEvents:
         return SortedEvents(users, np.append(starts, len(order)), columns)
 
     def take(self, places: np.ndarray) -> Columns:
-        users = np.repeat(self.users, np.diff(self.starts))
-        return {name: values[places] for name, values in {"users": users, **self.columns}.items()}
+        users = self.users[np.searchsorted(self.starts, places, "right") - 1]
+        return {"users": users, **{name: values[places] for name, values in self.columns.items()}}
 
     def before(self, users: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return events_before(self.users, self.starts, self.columns["times"], users, moments)
@@ -166,8 +164,8 @@ class UserHistories:
         what these see does not follow from their time."""
         order = np.argsort(users, kind="stable")
         is_first = np.append(True, users[order][1:] != users[order][:-1])[: len(users)]
-        low = times.min(initial=NEWEST)
-        span = times.max(initial=low) - low + 2
+        low = times.min(initial=0)
+        span = times.max(initial=0) - low + 2
         base = is_first.cumsum() * span  # apart, so that one maximum runs over all users
         newest = np.clip(self.newest(users[order]), low, low + span - 1) - low
         moments = base + times[order] - low
