@@ -120,7 +120,7 @@ def draw_kept(measured: dict[str, list[dict]]) -> None:
             axes.set_title(stream)
             axes.set_xlabel("rows kept, % of all keys")
         figure.axes[0].set_ylabel("next-tenth AUC")
-        figure.axes[-1].legend(loc="lower right")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
         figures.set_title(figure, "Which keys to keep", "of a stream that is read once")
         figures.save(figure, OUT / "kept.png")
 

@@ -127,8 +127,9 @@ def _rated(ratings: pa.Table) -> dict[str, pa.Table]:
 def _drawn(events: pa.Table, seed: int, folder: Path) -> dict[str, pa.Table]:
     """A liked movie and drawn ones that the user never liked; every fourth such request trains."""
     columns = {"user": "user", "time": "at", "item": "movie"}
-    more = {"num_negatives": CANDIDATES - 1, "last": 3, "seed": seed}
-    paths = event_samples.samples_of(events, folder / "drawn", **columns, **more)  # type: ignore[arg-type]
+    paths = event_samples.samples_of(
+        events, folder / "drawn", **columns, num_negatives=CANDIDATES - 1, last=3, seed=seed
+    )
     parts = {name: pa.parquet.read_table(path) for name, path in paths.items()}
     fourth = pa.array(parts["train"]["request"].to_numpy() % 4 == 0)
     return parts | {"train": parts["train"].filter(fourth)}

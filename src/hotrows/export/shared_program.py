@@ -88,7 +88,8 @@ class SharedModel(nn.Module):
         super().__init__()
         self.model, self._plain = plain.model, (plain,)
         self._module = (program.module(),)  # not a part: its parameters are those of the model
-        self.once: set[str] = set()  # the layers that ran over the elements of shared lists
+        # The layers that ran over the elements of shared lists; a set, as an export resets attributes.
+        self.once: set[str] = set()
         self._pieces = [_pieces(entry, shared, dense) for entry in plain.inputs]
         self.inputs = tuple(piece for pieces in self._pieces for piece, _ in pieces)
 
