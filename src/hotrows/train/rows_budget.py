@@ -180,8 +180,8 @@ def _too_small(budget: int, least: int, static: Sequence[ValueReads]) -> str:
     """What to do where a budget holds less than the rows that are not divided."""
     left = budget - least + sum(len(one.counts) * one.row_bytes for one in static)
     message = (
-        f"rows_budget is {format_bytes(budget)}, and the rows of vocabularies, with one for each dynamic "
-        f"feature, need {format_bytes(least)}: give more"
+        f"rows_budget is {format_bytes(budget)}, and the rows of vocabularies and crosses, with one for "
+        f"each dynamic feature, need {format_bytes(least)}: give more"
     )
     if left < 0 or not static:
         return message
