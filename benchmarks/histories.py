@@ -4,12 +4,13 @@
     python -m benchmarks.histories --quick     a hundredth of the data; nothing is written
 
 Both arms have the same samples in the same order, and their batches are compared bit by bit. The loader
-runs on one thread, window by window in turn. Preparation runs in a process of its own, whose peak memory
-is measured.
+runs on one thread, window by window in turn. Preparation runs in a process of its own, within 2 GiB of
+memory, page cache included, where this machine lets us set limits.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,12 +25,13 @@ import pyarrow.parquet
 import torch
 
 from benchmarks.harness import conditions, write
+from benchmarks.memory_limit import MemoryLimit
 from hotrows import Schema, Sequence, Sparse, Time, prepare
 from hotrows.data import EncodedData, Loader
 
 QUESTION = __doc__.split("\n")[0]
-EVENTS, ITEMS, BATCH_SIZE = 10_000_000, 200_000, 4096
-WINDOWS = 5
+EVENTS, ITEMS, BATCH_SIZE = (10_000_000, 100_000_000), 200_000, 4096
+WINDOWS, LIMIT = 5, 2 << 30
 START = 1_700_000_000  # of the times
 PREPARED = """
 import json, re, sys, time
@@ -66,12 +68,16 @@ def measured_preparation(folder: Path, events: int) -> dict:
             "click": random.integers(0, 2, rows),
         }
         pa.parquet.write_table(pa.table(columns), folder / f"{name}.parquet")
+        del columns
     command = [sys.executable, "-c", PREPARED, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    group = MemoryLimit("histories", LIMIT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=group.enter)
+    shutil.rmtree(folder / "enc")
     result = json.loads(done.stdout.splitlines()[-1])
     return {
         "events": events,
         "samples": events // 10,
+        "limit": LIMIT if group.holds else None,
         "events_per_s": events / result["seconds"],
         "events_per_s_of_a_core": events / result["seconds_of_cores"],
         **result,
@@ -168,7 +174,12 @@ def main() -> None:
             sizes[case] = sizes_of(arms)
             if number == 0:
                 loading = measured_loading(arms)
-        preparation = measured_preparation(folder, EVENTS // 100 if quick else EVENTS)
+        preparation = {
+            f"{events // 10**6} million events": measured_preparation(
+                folder, events // (100 if quick else 1)
+            )
+            for events in EVENTS
+        }
     result = {
         "question": QUESTION,
         **measured_on,

@@ -363,10 +363,11 @@ def by_reference() -> list[list[str]]:
     for order, speeds in loaded.items():
         for arm, name in (("once", "events stored once"), ("copied", "copied lists")):
             rows.append([f"loader {order}, {name}: million samples/s a core", f"{speeds[arm] / 1e6:.1f}"])
-    rows.append(["preparation: thousand events/s", f"{made['events_per_s'] / 1e3:.0f}"])
-    of_core = made["events_per_s_of_a_core"]
-    rows.append(["preparation: thousand events/s of a core", f"{of_core / 1e3:.0f}"])
-    rows.append(["preparation: peak MiB", f"{made['peak_bytes'] / 2**20:.0f}"])
+    for events, of in made.items():
+        speed, of_core = of["events_per_s"] / 1e3, of["events_per_s_of_a_core"] / 1e3
+        rows.append([f"preparation, {events}: thousand events/s", f"{speed:.0f}"])
+        rows.append([f"preparation, {events}: thousand events/s of a core", f"{of_core:.0f}"])
+        rows.append([f"preparation, {events}: peak MiB", f"{of['peak_bytes'] / 2**20:.0f}"])
     return rows
 
 
