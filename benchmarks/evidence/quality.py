@@ -108,7 +108,9 @@ def bfloat16() -> list[list[str]]:
 
 def row_bits() -> list[list[str]]:
     rows = []
-    for model, data in product(("deepfm", "dcnv2", "dlrm"), ("criteo", "avazu", "movielens")):
+    for model, data in product(
+        ("deepfm", "dcnv2", "dlrm"), ("criteo", "avazu", "movielens", "synthetic")
+    ):
         for optimizer, by_dtype in at("row_bits").get(f"auc of {model}", {}).get(data, {}).items():
             wide = by_dtype["float32"]
             run = [model, data, optimizer, str(len(wide)), f"{mean(wide.values()):.4f}"]
