@@ -28,6 +28,7 @@ from hotrows.data.hot_cold.profile import profile
 from hotrows.data.hot_cold.regroup import regroup
 from hotrows.data.stored import part as parts
 from hotrows.data.stored.encoded import read_manifest, write_signed
+from hotrows.data.stored.sections import open_sections
 from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
@@ -241,6 +242,19 @@ def test_users_in_other_types_are_the_same_and_users_without_events_have_none(tm
     ):
         named = {**samples, "user": [f"u{user}" for user in samples["user"]]}
         prepare(named | {"user": ["u7", "u8", "u6", "u5"]}, schema(), tmp_path / "other", events=events)
+
+
+@pytest.mark.parametrize(("years", "dtype"), [(100, "u4"), (200, "i8")])
+def test_times_of_events_take_four_bytes_unless_centuries_lie_between(tmp_path, years, dtype):
+    events, samples = events_and_samples()
+    last = years * 365 * 86_400
+    events.loc[events["at"] > 10, "at"] += last
+    samples.loc[samples["at"] > 10, "at"] += last
+    ours, theirs = both(tmp_path, events, samples)
+    assert open_sections(ours.path / "events.shard")["times"].dtype == np.dtype(dtype)
+    assert_equal_batches(ours.parts["train"], theirs.parts["train"])
+    histories = Encoder.open(ours.path).histories
+    assert histories.newest(histories.runs[0].users).max() == events["at"].max()
 
 
 def test_a_history_of_ten_thousand_events(tmp_path):

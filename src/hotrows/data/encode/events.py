@@ -6,7 +6,7 @@
     count     events, each as often as histories of the training part have it
     write     events                            ->  `events.shard`, the ids of each at its place
 
-Memory holds a chunk of events and one of the 64 files. The others are mapped, about 20 bytes per event,
+Memory holds a chunk of events and one of the 64 files. The others are mapped, about 16 bytes per event,
 and removed in the end. A time counts to the second. Events of one time keep the order of the file.
 """
 
@@ -35,6 +35,7 @@ from hotrows.data.stored.histories import (
     events_before,
     last_begins,
     stored_schema,
+    type_of_times,
     with_features,
 )
 from hotrows.data.stored.rows import Rows, id_type
@@ -80,14 +81,15 @@ class EventIndex:
         self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
         self._users_known = self._has_past = False
         self._first_users = ["", ""]
+        self._epoch = self._last_time = 0
         shutil.rmtree(folder, ignore_errors=True)  # left by an interruption
         folder.mkdir()
         self.rows = self._deal(progress)
         self._places = self._mapped("places", np.uint32 if self.rows < 1 << 32 else np.int64)
         self._sort()
+        files: dict[str, Any] = {"users": np.uint64, "starts": np.int64, "times": self._type_of_times}
         self._users, self._starts, self._times = (
-            np.memmap(folder / name, dtype, "r").view(np.ndarray)
-            for name, dtype in (("users", np.uint64), ("starts", np.int64), ("times", np.int64))
+            np.memmap(folder / name, dtype, "r").view(np.ndarray) for name, dtype in files.items()
         )
         self._references: dict[int | None, np.ndarray] = {}
 
@@ -96,6 +98,8 @@ class EventIndex:
         for columns in self._chunks(self._users_read, progress):
             raw, times = columns.ids[0], columns.times
             assert times is not None
+            if not len(times):
+                continue
             for absent, what in ((raw.lengths == 0, "user"), (times == MISSING_TIME, "time")):
                 if absent.any():
                     raise ValueError(
@@ -103,6 +107,9 @@ class EventIndex:
                         f"one, or leave it out"
                     )
             self._first_users[0] = self._first_users[0] or _text(raw)
+            first, last = int(times.min()), int(times.max())
+            self._epoch = min(first, self._epoch) if rows else first
+            self._last_time = max(last, self._last_time) if rows else last
             events = np.empty(columns.num_rows, _EVENT)
             events["user"], events["time"] = hash_values(raw), times
             events["row"] = np.arange(rows, rows + len(events))
@@ -114,6 +121,10 @@ class EventIndex:
                     file.write(events[order[ends[number] : ends[number + 1]]].data)
             rows += len(events)
         return rows
+
+    @property
+    def _type_of_times(self) -> np.dtype:
+        return type_of_times(self._epoch, self._last_time)
 
     def _sort(self) -> None:
         first, folder = 0, self._folder
@@ -131,7 +142,7 @@ class EventIndex:
                 begins = np.flatnonzero(np.append(True, of_user[1:] != of_user[:-1]))
                 users.write(of_user[begins].data)
                 starts.write((begins + first).data)
-                times.write(np.ascontiguousarray(events["time"]).data)
+                times.write((events["time"] - self._epoch).astype(self._type_of_times).data)
                 first += len(events)
             starts.write(np.array([first]).data)
 
@@ -145,6 +156,7 @@ class EventIndex:
                 f"give it one, or leave it out"
             )
         users = hash_values(raw)
+        moments = moments - self._epoch
         begins, ends = events_before(self._users, self._starts, self._times, users, moments)
         self._check_past(columns, begins, ends)
         self._has_past |= bool((ends > begins).any())
@@ -156,7 +168,7 @@ class EventIndex:
         """Stops a preparation whose samples would see an event at or after their time."""
         assert columns.times is not None
         rows = np.flatnonzero(ends > begins)
-        leaks = rows[self._times[ends[rows] - 1] >= columns.times[rows]]
+        leaks = rows[self._times[ends[rows] - 1] >= columns.times[rows] - self._epoch]
         if len(leaks):
             raise ValueError(
                 f"{columns.where(int(leaks[0]))}: its history has an event that is not before its time, "
@@ -229,7 +241,7 @@ class EventIndex:
             with replaced(path) as part:
                 arrays = {"users": self._users, "starts": self._starts, "times": self._times}
                 arrays |= {f"ids/{name}": ids for name, ids in into.items()}
-                write_sections(part, {"kind": "events", "rows": self.rows}, arrays)
+                write_sections(part, {"kind": "events", "rows": self.rows, "epoch": self._epoch}, arrays)
         return StoredHistories.open(path, encoder.schema, self.rows)
 
     def remove(self) -> None:

@@ -5,10 +5,11 @@
     sample (bob, before the event 2)    begin 4, end 5                 history 5
 
 The file `events.shard` has `ids/NAME` of every history: an id of each event, users one after the other,
-those of one by time, those of one time in the order of the file; `users`, `starts` and `times` say whose
-and of when they are (`UserHistories`). A shard has no lists of histories but `ids/histories/begin` and
-`ids/histories/end` [rows], as of two features with ids: shards hold the rows of the `stored_schema`. A
-loader slices the lists; those of `max_length` are the last ids before the end.
+those of one by time, those of one time in the order of the file; `users`, `starts` and `times`, seconds
+after the header's `epoch`, say whose and of when they are (`UserHistories`). A shard has no lists of
+histories but `ids/histories/begin` and `ids/histories/end` [rows], as of two features with ids: shards
+hold the rows of the `stored_schema`. A loader slices the lists; those of `max_length` are the last ids
+before the end.
 """
 
 from __future__ import annotations
@@ -96,6 +97,19 @@ def events_before(
             np.where(is_open & ~is_before, middle, high),
         )
     return begins, low
+
+
+def type_of_times(first: int, last: int) -> np.dtype:
+    """The type of times of events, less that of the first one."""
+    return np.dtype(np.uint32 if last - first < 1 << 32 else np.int64)
+
+
+def packed_times(times: np.ndarray) -> tuple[np.ndarray, int]:
+    """Times as a file has them, and the epoch to which they are added."""
+    if not len(times):
+        return times, 0
+    first = int(times.min())
+    return (times - first).astype(type_of_times(first, int(times.max()))), first
 
 
 def cut_histories(schema: Schema, last: int) -> Schema:

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.raw.values import last_ones
-from hotrows.data.stored.histories import EVENTS_FILE, events_before, places_between
+from hotrows.data.stored.histories import EVENTS_FILE, events_before, packed_times, places_between
 from hotrows.data.stored.rows import ends_of, joined_offsets
 from hotrows.data.stored.sections import check_once, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import Schema
 
-NEWEST = np.iinfo(np.int64).max  # a moment after all events
+NEWEST = 1 << 62  # a moment after all events
 _UNBOUNDED = 1 << 40
 Lists = dict[str, tuple[np.ndarray, np.ndarray]]  # by history: ids and offsets [n + 1]
 Columns = Mapping[str, np.ndarray]  # of events: users, times, numbers, and ids/NAME of each history
@@ -37,12 +37,13 @@ class SortedEvents:
     """Events by user, of one by time, of one time by arrival.
 
     users [U] uint64: hashes, ascending; starts [U + 1]: where the events of each begin; columns [N]:
-    times, numbers (how many were appended up to each), ids.
+    times, in seconds after `epoch`, numbers (how many were appended up to each), ids.
     """
 
     users: np.ndarray
     starts: np.ndarray
     columns: Columns
+    epoch: int = 0
 
     @staticmethod
     def joined(*parts: Columns) -> SortedEvents:
@@ -55,14 +56,19 @@ class SortedEvents:
 
     def take(self, places: np.ndarray) -> Columns:
         users = self.users[np.searchsorted(self.starts, places, "right") - 1]
-        return {"users": users, **{name: values[places] for name, values in self.columns.items()}}
+        taken = {name: values[places] for name, values in self.columns.items()}
+        return {"users": users, **taken, "times": self.times(places)}
+
+    def times(self, places: np.ndarray) -> np.ndarray:
+        return self.columns["times"][places].astype(np.int64) + self.epoch
 
     def before(self, users: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return events_before(self.users, self.starts, self.columns["times"], users, moments)
+        times = self.columns["times"]
+        return events_before(self.users, self.starts, times, users, moments - self.epoch)
 
     def seen(self, longest: int) -> Columns:
         """Of each user the events of the newest second, and so many before it."""
-        _, ends = self.before(self.users, self.columns["times"][self.starts[1:] - 1])
+        _, ends = self.before(self.users, self.times(self.starts[1:] - 1))
         return self.take(places_between(np.maximum(self.starts[:-1], ends - longest), self.starts[1:]))
 
 
@@ -90,7 +96,8 @@ class UserHistories:
         columns = {name: sections[name] for name in names}
         columns["numbers"] = np.broadcast_to(np.int64(0), columns["times"].shape)
         lengths = {f.name: f.max_length for f in schema.sequences if f.name in schema.histories}
-        events = SortedEvents(sections["users"], sections["starts"], columns)
+        epoch = sections.header.get("epoch", 0)
+        events = SortedEvents(sections["users"], sections["starts"], columns, epoch)
         return UserHistories(lengths, (events,), sections.header.get("count", 0))
 
     @property
@@ -135,7 +142,7 @@ class UserHistories:
         for run in self.runs:
             begins, ends = run.before(users, np.full(len(users), NEWEST))
             known = ends > begins
-            newest[known] = np.maximum(newest[known], run.columns["times"][ends[known] - 1])
+            newest[known] = np.maximum(newest[known], run.times(ends[known] - 1))
         return newest
 
     def lists(self, users: np.ndarray, times: np.ndarray) -> Lists:
@@ -184,7 +191,7 @@ class UserHistories:
         # 2. Sort them by sample and time, and keep the last ones, of these those before the time.
         pairs = list(zip(self.runs, places, strict=True))
         sample = np.concatenate(samples)
-        seconds = np.concatenate([run.columns["times"][of_run] for run, of_run in pairs])
+        seconds = np.concatenate([run.times(of_run) for run, of_run in pairs])
         order = np.lexsort((seconds, sample))
         kept = last_ones(_offsets(sample, len(users)), self.longest)
         order = order if kept is None else order[kept]
@@ -204,14 +211,15 @@ class UserHistories:
         """Writes the events that are seen; memory holds them meanwhile."""
         joined = SortedEvents.joined(*(run.seen(self.longest) for run in self.runs))
         events = SortedEvents.joined(joined.seen(self.longest))
+        times, epoch = packed_times(events.columns["times"])
         columns = {
             name: values.astype(self.runs[0].columns[name].dtype)
             for name, values in events.columns.items()
         }
         del columns["numbers"]
-        arrays = {"users": events.users, "starts": events.starts, **columns}
+        arrays = {"users": events.users, "starts": events.starts, **columns, "times": times}
         with replaced(path) as part:
-            header = {"kind": "events", "rows": len(columns["times"]), "count": self.count}
+            header = {"kind": "events", "rows": len(times), "epoch": epoch, "count": self.count}
             write_sections(part, header, arrays)
 
 
