@@ -403,6 +403,38 @@ def test_times_with_offsets_and_fractions_are_those_of_typed_columns(tmp_path, c
     assert [v.num_distinct for v in data["csv"].vocabularies.values()] == [2, 1]  # 23 o'clock and 1
 
 
+def test_a_time_after_the_year_9999_is_one_error_from_every_kind_of_input(tmp_path, core):
+    """Timestamps and texts with an offset once went beyond, where sums of times could overflow."""
+    last = 253_402_300_799  # second of the year
+    late = "9999-12-31T23:30:00-01:00"
+    times = {
+        "unix": [[last + 1], pa.array([last + 1], pa.timestamp("s")), pa.array([10**8], pa.date32())],
+        "iso": [[late], pa.array([-(10**15)], pa.timestamp("s")), pa.array([2**62], pa.timestamp("us"))],
+    }
+
+    def prepared_from(raw, format):
+        schema = Schema(
+            label="click",
+            delimiter=",",
+            time=Time("when", format),
+            features=(Sparse("hour", transform="hour"),),
+        )
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        return prepare(raw, schema, folder, split="fraction:1,0,0")
+
+    texts = {"unix": str(last + 1), "iso": late}
+    for format, columns in times.items():
+        (tmp_path / format).write_text(f"click,when\n1,{texts[format]}\n")
+        tables = [pa.table({"click": [1], "when": when}) for when in columns]
+        for raw in (tmp_path / format, *tables):
+            with pytest.raises(
+                ValueError, match=rf"expected a time {format} \(.*until the year 9999.*, found '"
+            ):
+                prepared_from(raw, format)
+    prepared_from(pa.table({"click": [1], "when": pa.array([last], pa.timestamp("s"))}), "iso")
+    prepared_from(pa.table({"click": [1], "when": [last]}), "unix")
+
+
 def test_a_text_rule_of_another_version_is_refused(tmp_path):
     prepare(
         pa.table({"click": [1, 0], "user": ["a", "b"]}),

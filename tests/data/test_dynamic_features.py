@@ -113,6 +113,11 @@ def test_event_times_come_with_samples(tmp_path):
             dataclasses.replace(TIMED, time=Time("at", form)), tmp_path / "rows.parquet"
         )
         assert next(Loader(opened.parts["train"], 4).batches(0)).times.tolist() == batch.times.tolist()
+    for late in ([253_402_300_800] * 4, pa.array([253_402_300_800] * 4, pa.timestamp("s"))):
+        pa.parquet.write_table(pa.table({**timed, "at": late}), tmp_path / "rows.parquet")
+        opened = open_parquet(TIMED, tmp_path / "rows.parquet")
+        with pytest.raises(ValueError, match=r"'at': expected a time unix \(.* 9999; .*, found 253402"):
+            next(Loader(opened.parts["train"], 4).batches(0))
     pa.parquet.write_table(pa.table({**timed, "at": ["a"] * 4}), tmp_path / "rows.parquet")
     opened = open_parquet(dataclasses.replace(TIMED, time=Time("at", "iso")), tmp_path / "rows.parquet")
     with pytest.raises(

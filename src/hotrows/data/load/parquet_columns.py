@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow_arrays import first_line, seconds_of_moments, vectors_of
+from hotrows.data.raw.arrow_arrays import first_line, seconds_of_moments, value_at, vectors_of
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.raw.values import UNIX, RawIds, hash_values, seconds_of
+from hotrows.data.raw.values import UNIX, RawIds, hash_values, kind_of_time, seconds_of
 from hotrows.data.stored.rows import ends_of, take_lists
 from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, Time, column_of
 from hotrows.schema import Sequence as ListFeature
@@ -170,14 +170,14 @@ class RowGroupColumns:
 
     def times(self, time: Time) -> np.ndarray:
         """[rows] int64, seconds since 1970, of a column of timestamps or numbers."""
-        seconds = seconds_of_moments(self._arrays[time.column])
-        if seconds is not None:
-            return seconds
-        if time.format not in UNIX:
+        moments = seconds_of_moments(self._arrays[time.column])
+        if moments is None and time.format not in UNIX:
             raise self._wrong(time.column, 0, "a timestamp or a number of seconds")
-        seconds, bad = seconds_of(self._numbers(time.column).astype(np.float64), None, time.format)
+        seconds, bad = moments or seconds_of(
+            self._numbers(time.column).astype(np.float64), None, time.format
+        )
         if bad is not None:
-            raise self._wrong(time.column, bad, f"a time in the format {time.format}")
+            raise self._wrong(time.column, bad, f"a {kind_of_time(time.format)}")
         return seconds
 
     def _numbers_of(
@@ -247,7 +247,7 @@ class RowGroupColumns:
 
     def _wrong(self, column: str, row: int, expected: str) -> ValueError:
         array = self._arrays[column]
-        value = array[row].as_py() if len(array) else None
+        value = value_at(array, row) if len(array) else None
         shown = "nothing" if value is None else repr(value)
         return ValueError(
             f"{self._group.file.name}, row group {self._group.index}, row {row} of it, column "

@@ -36,6 +36,7 @@ from hotrows.data.raw.arrow_arrays import (
     seconds_of_moments,
     spans_of,
     unnested,
+    value_at,
     vectors_of,
 )
 from hotrows.data.raw.cell_source import Bad
@@ -125,8 +126,8 @@ class ArrowCells:
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         moments = seconds_of_moments(self.batch.column(column))
         if moments is not None:
-            return moments, None
-        if format in values.UNIX:
+            seconds, bad = moments
+        elif format in values.UNIX:
             numbers, bad = self._numbers(column)
             values.blank_numbers(numbers, self.how.schema.missing)
             seconds, bad = values.seconds_of(numbers, bad, format)
@@ -143,10 +144,7 @@ class ArrowCells:
             return show(self._single(column).value(row))
         if pyarrow().types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        try:
-            value = array[row].as_py()
-        except (ValueError, OverflowError):  # a time or duration beyond those of Python
-            value = array.cast(pyarrow().int64())[row].as_py()
+        value = value_at(array, row)
         return "nothing" if value is None else show(str(value).encode())
 
     @cached_property

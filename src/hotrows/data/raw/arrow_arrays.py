@@ -9,7 +9,7 @@ import numpy as np
 from hotrows.data.raw import values
 from hotrows.data.raw.cell_source import Bad
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.values import MISSING_TIME, RawIds
+from hotrows.data.raw.values import MISSING_TIME, RawIds, first_beyond
 from hotrows.schema import Dense, column_of
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -87,9 +87,9 @@ def spans_of(array: Any) -> RawIds:
     return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
 
 
-def seconds_of_moments(array: Any) -> np.ndarray | None:
-    """Seconds since 1970 of an Arrow array of dates or timestamps, MISSING_TIME where null; None: it has
-    values of another type."""
+def seconds_of_moments(array: Any) -> tuple[np.ndarray, int | None] | None:
+    """Seconds since 1970 of an Arrow array of dates or timestamps, MISSING_TIME where null, and the index
+    of the first one that is no time, or None; None: it has values of another type."""
     pa = pyarrow()
     if pa.types.is_date(array.type):
         array = array.cast(pa.timestamp("s"))
@@ -99,7 +99,15 @@ def seconds_of_moments(array: Any) -> np.ndarray | None:
     seconds = np.full(len(array), MISSING_TIME)
     present = ticks.is_valid().to_numpy(zero_copy_only=False)
     seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
-    return seconds
+    return seconds, first_beyond(seconds)
+
+
+def value_at(array: Any, row: int) -> Any:
+    """A value for messages; a number where it is a time or duration beyond those of Python."""
+    try:
+        return array[row].as_py()
+    except (ValueError, OverflowError):
+        return array[row].value
 
 
 def is_list(kind: Any) -> bool:

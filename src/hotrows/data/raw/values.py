@@ -216,7 +216,9 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     how = np.frombuffer(format.encode(), np.uint8)
     of_values = (values.text, starts, lengths, len(values))
     bad = call("parse_times", *of_values, how, len(how), seconds, threads)
-    return seconds, None if bad < 0 else bad
+    end = None if bad < 0 else bad
+    beyond = first_beyond(seconds[:end])  # which an offset from UTC may go
+    return seconds, end if beyond is None else beyond
 
 
 def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.ndarray, int | None]:
@@ -226,12 +228,17 @@ def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.nd
     with the seconds: the index of the first value that is no time, or None.
     """
     whole_seconds = np.floor(numbers[:bad] / UNIX[format])
-    wrong = np.flatnonzero(np.abs(whole_seconds) > _LAST_SECOND)
-    end = int(wrong[0]) if len(wrong) else len(whole_seconds)
+    end = first_beyond(whole_seconds)
     present = np.flatnonzero(~np.isnan(whole_seconds[:end]))
     seconds = np.full(len(numbers), MISSING_TIME)
     seconds[present] = whole_seconds[present].astype(np.int64)
-    return seconds, end if len(wrong) else bad
+    return seconds, bad if end is None else end
+
+
+def first_beyond(seconds: np.ndarray) -> int | None:
+    """The index of the first second that is beyond those that times may have, or None."""
+    wrong = np.flatnonzero(np.abs(seconds) > _LAST_SECOND)  # the absolute MISSING_TIME is itself
+    return int(wrong[0]) if len(wrong) else None
 
 
 def kind_of_time(format: str) -> str:
@@ -243,7 +250,8 @@ def kind_of_time(format: str) -> str:
             f"time {format} ({_UNITS[format]} since 1970 until the year 9999; "
             f"{_UNITS[other]} are {other!r})"
         )
-    return "time iso (such as 2024-03-01T10:00:00.5+01:00)" if format == "iso" else f"time {format}"
+    example = "such as 2024-03-01T10:00:00.5+01:00, " if format == "iso" else ""
+    return f"time {format} ({example}until the year 9999)"
 
 
 def check_time_format(format: str) -> None:
@@ -329,7 +337,8 @@ def _plain_iso(value: bytes) -> int | None:
     offset = int(hours or 0) * 3600 + int(minutes or 0) * 60
     if seconds is None or int(hours or 0) > 23 or int(minutes or 0) > 59:
         return None
-    return seconds + offset if sign == b"-" else seconds - offset
+    seconds += offset if sign == b"-" else -offset
+    return seconds if seconds <= _LAST_SECOND else None
 
 
 def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
