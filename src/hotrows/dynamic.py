@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-ADMISSIONS = (
-    "'first', 'frequent:READS', 'after:READS', 'after:READS,sketch', 'probability:P' or 'ahead:READS'"
-)
+ADMISSIONS = "'first', 'frequent:READS[,WIDTH]', 'after:READS[,sketch]', 'probability:P' or 'ahead:READS'"
 EVICTIONS = "'none', 'lru', 'lfu', 'lfu:HALF_LIFE', 'ahead', 'idle:BATCHES' or 'time:SECONDS'"
 MOST_ROWS = 2**31 - 1
 GROWING = 2**30  # rows that a table without a capacity may grow to
@@ -33,7 +31,7 @@ class Dynamic:
     admit: which keys get a row. `first`: every key, at its first read. `frequent:2`: a key that was read
         twice lately; where there is no room, one that was read more often lately than the key that
         `lfu` evicts for it (TinyLFU, Einziger et al. 2017). Reads are counted in a sketch, see
-        `sketch_width`. `after:3`: a key at its third
+        `sketch_width`; `frequent:2,4000` bounds it. `after:3`: a key at its third
         read, counted exactly, which needs memory for every key that was read less often.
         `after:3,sketch`: counted by a count-min sketch of fixed size, see `sketch_width`.
         `probability:0.2`: a fifth of all keys, chosen by their hash, at their first read. `ahead:3`: a
@@ -125,7 +123,8 @@ class Dynamic:
         (2c)^-4: a counter holds at most 1/2 of other keys on average, and the least of four counts.
         """
         if self.admission.kind == "frequent":
-            return max(_PER_ROW * (self.capacity or 0), _LEAST_SKETCHED)
+            width = max(_PER_ROW * (self.capacity or 0), _LEAST_SKETCHED)
+            return min(width, self.admission.most_width or width)
         return max(self.capacity or 2**20, 2**10) if self.admission.sketch else 0
 
 
@@ -160,12 +159,13 @@ def expiring(features: Iterable[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Admission:
-    """Which keys get a row; see `Dynamic.admit`. kind: first, frequent, after, probability or ahead."""
+    """Which keys get a row; see `Dynamic.admit`. most_width: of the sketch; 0: no bound."""
 
     kind: str
     reads: int = 1
     sketch: bool = False
     probability: float = 1.0
+    most_width: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class Eviction:
 def _parse_admission(text: str) -> Admission:
     if text == "first":
         return Admission("first")
-    if match := re.fullmatch(r"frequent:([1-9]\d{0,1})", text):
-        return Admission("frequent", int(match[1]))
+    if match := re.fullmatch(r"frequent:([1-9]\d{0,1})(?:,([1-9]\d{0,9}))?", text):
+        return Admission("frequent", int(match[1]), most_width=int(match[2] or 0))
     if match := re.fullmatch(r"(after|ahead):([1-9]\d{0,8})", text):
         return Admission(match[1], int(match[2]))
     if match := re.fullmatch(r"after:([1-9]\d{0,2}),sketch", text):

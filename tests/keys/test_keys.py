@@ -338,7 +338,7 @@ def dynamics(draw):
     capacity = draw(st.sampled_from([None, 1, 2, 5, 17]))
     evict = draw(st.sampled_from(CAPPED if capacity else ["none", "idle:1", "idle:4", "time:7"]))
     window = draw(st.integers(1, 6))
-    contests = ["frequent:1", "frequent:2"] if evict.startswith("lfu") else []
+    contests = ["frequent:1", "frequent:2", "frequent:2,16"] if evict.startswith("lfu") else []
     admit = draw(st.sampled_from(ADMITS + contests))
     return Dynamic(capacity=capacity, admit=admit, evict=evict, window=window)
 

@@ -8,11 +8,13 @@ import pytest
 from numpy.random import default_rng
 
 from hotrows.data import prepare, prepare_schema
+from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
 from hotrows.record import layout_of
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Interrupted, Trainer, load_run, run_folder
-from hotrows.train.rows_budget import ValueReads, coverage, divide
+from hotrows.train import Interrupted, Trainer, load_run, rows_budget, run_folder
+from hotrows.train.defaults import settle
+from hotrows.train.rows_budget import ValueReads, coverage, divide, with_capacities
 from hotrows.tuning.owned_rows import owned_rows
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, write_rows
 
@@ -84,6 +86,37 @@ def test_the_records_of_all_tables_fit_into_the_budget(keys, tmp_path, caplog):
     assert (a.admit, a.evict, b.admit, b.evict) == ("frequent:2", "lfu:8", "after:2", "none")
     assert f"rows of 1.95 KiB: a {a.capacity}, b {b.capacity} keys; " in caplog.text
     assert a.capacity + b.capacity < 60, "of as many values"
+
+
+def test_the_sketch_of_a_huge_budget_is_that_of_the_lookups_there_are(keys, tmp_path):
+    """Four counters for each of 50 million rows once made checkpoints of 3 GB, for a table of 60 keys."""
+    trainer = Trainer(keys, dataclasses.replace(SMALL, rows_budget="4GiB"), tmp_path / "run")
+    a = trainer.data.schema.sparse[0].dynamic
+    assert a.admit == "frequent:2,1048576" and a.sketch_width == 2**20 and a.capacity > 2**24
+    for counts, width in ((np.full(10**6, 30), 30 * 10**6), (np.zeros(0, np.int64), 2**31)):
+        many = Schema(
+            (Sparse("a", dynamic=Dynamic(admit="frequent:3", evict="lfu", capacity=9, partitions=4)),)
+        )
+        many = with_capacities(many, {"a": 2**29}, {"a": ValueReads(counts, 8)})
+        assert many.sparse[0].dynamic.sketch_width == width, "nothing is known of those not counted"
+
+
+@pytest.mark.parametrize("num_bytes", [BUDGET, 100])
+def test_the_first_rank_counts_for_all(keys, monkeypatch, num_bytes):
+    """Each rank once read the whole training part."""
+    counted, count = [], rows_budget.reads
+    monkeypatch.setattr(rows_budget, "reads", lambda *of: counted.append(of) or count(*of))
+    config = settle(dataclasses.replace(SMALL, rows_budget=num_bytes), keys)
+
+    def schema_on(ranks):
+        try:
+            return rows_budget.budgeted(keys, config, None, ranks).schema
+        except ValueError as error:
+            return str(error).split(": ")[-1]
+
+    first, second = on_threads(schema_on, 2)
+    assert first == second and len(counted) == 1
+    assert first == "give more" if num_bytes == 100 else first != keys.schema
 
 
 def test_keys_of_a_stream_are_not_counted_and_share_evenly(tmp_path, caplog):

@@ -25,7 +25,8 @@ from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.stored.order import BLOCK_ROWS
-from hotrows.distributed.comm import Ranks
+from hotrows.distributed.all_or_none import of_rank_0
+from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import MOST_ROWS, Dynamic
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.record import layout_of
@@ -37,6 +38,7 @@ from hotrows.train.recommender import model_and_tables
 log = logging.getLogger("hotrows")
 
 _BEST = {"admit": "frequent:2", "evict": "lfu:8"}  # of those in docs/evidence/quality.md
+_LEAST_BOUND = 2**20  # counters in a row of a sketch, 8 MiB in all, which needs no bound
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,19 @@ def budgeted(
     """The data by a schema whose dynamic features have the capacities that `config.rows_budget` allows.
 
     Those that declare neither `admit` nor `evict` get the policy that is best in evidence.
-    model: in place of the config's; ranks: the first of them logs what each gets.
+    model: in place of the config's; ranks: the first of them counts, for all.
     """
     budget = config.rows_budget
     if budget is None or budget == data.rows_budget:
         return data
     if isinstance(model, models.Model):
         raise ValueError("rows_budget sizes the tables of a model, and this one is made: give its class")
+    schema = of_rank_0(ranks or OneRank(), lambda: _divided(data, config, budget, model))
+    return dataclasses.replace(data.read_by(schema), rows_budget=budget)
+
+
+def _divided(data: EncodedData, config: TrainConfig, budget: int, model: Any) -> Schema:
+    """The schema of the data with the rows that keys get, which it logs."""
     # 1. What the rows take that are not divided
     tables = model_and_tables(config, data.schema, model)[1]
     keys, static = reads(data, tables)
@@ -150,17 +158,17 @@ def budgeted(
         raise ValueError(_too_small(budget, least, tuple(static.values())))
     # 2. The capacities of the others
     rows = divide(keys, budget - fixed) if keys else {}
-    if keys and (ranks is None or ranks.rank == 0):
+    if keys:
         sizes = ", ".join(f"{name} {num:,}" for name, num in rows.items())
         share = f"{coverage(keys, rows):.1%} of their lookups can own a row".replace("%", " %")
         counted = share if any(len(one.counts) for one in keys.values()) else "even, as none is counted"
         log.info(f"rows of {format_bytes(budget)}: {sizes} keys; {counted}")
-    schema = with_capacities(data.schema, rows, **_BEST)
-    return dataclasses.replace(data.read_by(schema), rows_budget=budget)
+    return with_capacities(data.schema, rows, keys, **_BEST)
 
 
-def with_capacities(schema: Schema, rows: Mapping[str, int], **policy: str) -> Schema:
-    """The schema whose dynamic features have so many keys at most, by vocabulary.
+def with_capacities(schema: Schema, rows: Mapping[str, int], read: Vocabularies, **policy: str) -> Schema:
+    """The schema whose dynamic features have so many keys at most, by vocabulary. A sketch of their
+    reads has room for two epochs, if they are counted.
 
     policy: fields of `Dynamic` for those that declare neither `admit` nor `evict`.
     """
@@ -171,7 +179,11 @@ def with_capacities(schema: Schema, rows: Mapping[str, int], **policy: str) -> S
             return feature
         plain = (dynamic.admit, dynamic.evict) == (Dynamic.admit, Dynamic.evict)
         changes = {"capacity": rows[vocabulary_of(feature)], **(policy if plain else {})}
-        return dataclasses.replace(feature, dynamic=dataclasses.replace(dynamic, **changes))
+        dynamic, counts = dataclasses.replace(dynamic, **changes), read[vocabulary_of(feature)].counts
+        width = max(4 * int(counts.sum()) // dynamic.partitions, _LEAST_BOUND)
+        if dynamic.admission.kind == "frequent" and len(counts) and width < dynamic.sketch_width:
+            dynamic = dataclasses.replace(dynamic, admit=f"frequent:{dynamic.admission.reads},{width}")
+        return dataclasses.replace(feature, dynamic=dynamic)
 
     return dataclasses.replace(schema, features=tuple(map(sized, schema.features)))
 

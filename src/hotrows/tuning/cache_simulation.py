@@ -175,7 +175,7 @@ def simulate(
     owned = owned_rows(tables, data.schema, keys, static)
     growing = {vocabulary_of(f) for f in data.schema.id_features if f.dynamic and not f.dynamic.capacity}
     rows = {name: max(len(one.counts), one.least) for name, one in keys.items() if name in growing}
-    data = data.read_by(with_capacities(data.schema, rows))
+    data = data.read_by(with_capacities(data.schema, rows, keys))
     how = (batches, fast_memory, in_flight, in_file, report)
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
     simulation = replace(_simulate(data, config, chosen, *how), owned=owned)
