@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -321,6 +322,19 @@ def test_events_whose_times_are_all_later_are_warned_of(tmp_path):
     later = events.assign(at=pd.to_datetime(events["at"] + 10**9, unit="s"))
     with pytest.warns(UserWarning, match="no sample has an event before its time: write times alike"):
         prepare(samples, schema(), tmp_path / "enc", events=later)
+
+
+def test_the_first_user_of_the_events_is_known_without_a_look_at_all_others(tmp_path, monkeypatch):
+    """Each chunk once was compared with all users; a user none of whose events is seen is known, too."""
+    without = SimpleNamespace(**{name: of for name, of in vars(np).items() if name != "isin"})
+    monkeypatch.setattr("hotrows.data.encode.events.np", without)
+    events = {"user": [1], "at": [7], "item": [3], "kind": [5]}
+    samples = {"user": [1, 2], "at": [5, 5], "item": [3, 4], "click": [0, 1]}
+    with pytest.warns(UserWarning, match="no sample has an event before its time"):
+        prepare(samples, schema(), tmp_path / "enc", events=events)
+    events["user"] = [3]
+    with pytest.raises(ValueError, match="no sample has a user of the events"):
+        prepare(samples, schema(), tmp_path / "other", events=events)
 
 
 def test_events_of_several_files_are_one_log_with_columns_in_any_order(tmp_path):

@@ -1,6 +1,8 @@
 """Histories by reference on streams: a line reads what its user did before, and may be an event."""
 
+import dataclasses
 import json
+import tracemalloc
 from contextlib import closing
 from itertools import pairwise
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from hotrows import Dynamic, Schema, Sequence, Sparse, Time
 from hotrows.config import TrainConfig
@@ -18,10 +21,9 @@ from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistori
 from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
 from hotrows.optim import Adagrad
-from hotrows.serving import Scorer
-from hotrows.serving.requests import Request
+from hotrows.serving import Limits, Scorer, application
 from hotrows.streams import EventStream, StreamConfig, open_source
-from hotrows.train import Trainer
+from hotrows.train import Trainer, load_run
 from tests.support.bundles import trained
 from tests.support.histories import LENGTHS, copied, events_and_samples, schema
 from tests.support.runs import Kill, Killed, weights_of
@@ -39,6 +41,7 @@ CONFIG = TrainConfig(
     checkpoint_every=2,
 )
 UNBOUNDED = {"history": None, "kinds": None}
+LONG = dict.fromkeys(LENGTHS, 10_000)
 
 
 def lines_and_lists(events, seed=9, size=200, users=12, late=False):
@@ -72,7 +75,7 @@ def both(tmp_path, late=False):
     """Prepared data by reference and with copied lists, of one vocabulary, and a stream for each."""
     events, samples = events_and_samples()
     lines, lists = lines_and_lists(events, late=late)
-    lengths = UNBOUNDED if late else LENGTHS
+    lengths = LONG if late else LENGTHS
     ours = prepare(samples, schema(lengths=lengths), tmp_path / "ours", events=events)
     theirs = prepare(copied(events, samples), schema(False, lengths), tmp_path / "theirs")
     yield ours, write_lines(tmp_path / "lines", lines)
@@ -146,6 +149,9 @@ def test_a_user_has_the_same_events_however_they_were_added(
     newest = sent.lists(users, np.full(3, NEWEST))["history"]
     for user, items in enumerate(np.split(newest[0], newest[1][1:-1])):
         assert items.tolist() == seen(past, user, NEWEST, longest)
+    for at in (-1, 3, 6, NEWEST):
+        lengths, lists = (of(users, np.full(3, at)) for of in (sent.lengths_of, sent.lists))
+        assert all(of.tolist() == np.diff(lists[name][1]).tolist() for name, of in lengths.items())
 
 
 def test_memory_holds_the_last_events_of_each_user(tmp_path):
@@ -157,6 +163,55 @@ def test_memory_holds_the_last_events_of_each_user(tmp_path):
         histories = histories.append(users, np.full(10, second), ids)
     assert sum(len(run.columns["times"]) for run in histories.runs[1:]) < 3 * 10 * (histories.longest + 1)
     assert len(histories.since(0)["times"]) < 3 * 10 * (histories.longest + 1)
+
+
+def test_a_file_of_events_is_written_in_about_its_own_bytes_of_memory(tmp_path):
+    """Memory once held all events twice, with users and numbers of 8 bytes each, and sorted both."""
+    size, random = 200_000, np.random.default_rng(0)
+    ids = {"history": random.integers(0, 9, size)}
+    events = {"times": random.integers(0, 1000, size), "numbers": np.zeros(size, np.int64)}
+    users = random.integers(0, 1 << 63, 500, np.uint64)[random.integers(0, 500, size)] * np.uint64(2)
+    base = SortedEvents.joined({"users": users, **events, "ids/history": ids["history"].astype(np.int32)})
+    histories = UserHistories({"history": 10_000}, (base,))
+    histories = histories.append(users[:1000], np.full(1000, 1001), {"history": ids["history"][:1000]})
+    tracemalloc.start()
+    histories.write(tmp_path / "events.shard")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * (tmp_path / "events.shard").stat().st_size
+    declared = Schema((Sequence("history", "item", max_length=10_000),), user="user", time=Time("at"),
+                      histories=("history",))  # fmt: skip
+    stored = UserHistories.open(tmp_path, declared)
+    asked = base.users, np.full(len(base.users), NEWEST)
+    lists = [of.lists(*asked)["history"] for of in (stored, histories)]
+    assert all(np.array_equal(one, other) for one, other in zip(*lists, strict=True))
+
+
+def test_a_stream_refuses_histories_without_a_length(tmp_path):
+    """Each event of a user would stay in memory. Those that are cut may stream, prepared as they are."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    data = prepare(samples, schema(lengths=UNBOUNDED), tmp_path / "enc", events=events)
+    source = write_lines(tmp_path / "lines", lines)
+    with pytest.raises(ValueError, match="'history' has no max_length, and a stream would keep all"):
+        train(data, source, tmp_path / "run")
+    train(data.cut(5), source, tmp_path / "cut")
+
+
+def test_a_run_that_begins_with_one_of_a_stream_has_its_histories(tmp_path):
+    """On the same data. It once began with those of the data, and users lost what they did since."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    train(data, write_lines(tmp_path / "first", lines[:100]), tmp_path / "run")
+    start = dataclasses.replace(CONFIG, start_from=str(tmp_path / "run"))
+    later, more = events_and_samples(seed=1)
+    extended = prepare(more, None, tmp_path / "extended", events=later, extend=data.path)
+    source = write_lines(tmp_path / "second", lines[100:])
+    for of_data, read in ((data, lines["click"]), (extended, lines["click"][100:])):
+        run = tmp_path / f"on {of_data.path.name}"
+        Trainer(of_data, start, run).fit_stream(source, DRAINED)
+        assert load_run(run, "last").histories.count == read.sum()
 
 
 def test_training_equals_that_on_copied_lists_killed_or_not(tmp_path):
@@ -237,17 +292,23 @@ def publisher_of(tmp_path):
     return Publisher(tmp_path / "published", every="3b", base_every=4)
 
 
-def test_a_request_finds_its_lists_once_for_the_histories_of_a_version(monkeypatch):
-    """Limits, queues and the scorer look at them, which once searched all runs three times."""
-    found = []
-    monkeypatch.setattr(
-        UserHistories, "lists", lambda self, users, times: found.append(self) or {"a": (users, [0, 1])}
+def test_a_server_refuses_long_histories_of_many_users_before_it_makes_their_lists(tmp_path, monkeypatch):
+    """Lists of thousands of users once took memory before their size was refused."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    run = trained(data, tmp_path / "run", "din")
+    scorer = Scorer(export(run, tmp_path / "bundle", "last", format="onnx"))
+    made, make = [], UserHistories.lists
+    monkeypatch.setattr(UserHistories, "lists", lambda *of: made.append(of) or make(*of))
+    rows = [{"user": user, "item": 3} for user in range(12)]
+    with TestClient(application(scorer, Limits(seconds=60, places=12 * (5 + 8)))) as client:
+        longest = client.post("/score", json=rows)
+        assert longest.status_code == 200 and len(made) == 1
+        answer = client.post("/score", json=[*rows, rows[0]])
+    assert answer.status_code == 413 and len(made) == 1
+    assert (
+        "expected at most 156 rows times values of the longest list, 169 came" in answer.json()["detail"]
     )
-    user, histories = np.array([7], np.uint64), [UserHistories({"a": 3}, ()) for _ in range(2)]
-    request = Request(1, {}, {}, np.zeros((1, 0)), users=user, times=np.array([NEWEST]))
-    first = request.with_histories(histories[0])
-    assert request.with_histories(histories[0]) is first and first.with_histories(histories[1]) is first
-    assert request.with_histories(histories[1]) is not first and found == histories
 
 
 def test_keys_are_histories_and_lines_may_be_delimited_text(tmp_path):

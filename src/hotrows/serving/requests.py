@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
 from hotrows.data.stored.histories import END, with_features, with_user
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, ends_of
 from hotrows.data.stored.user_histories import NEWEST, UserHistories
 from hotrows.schema import Schema
 from hotrows.serving.served_values import ServedValues
@@ -48,18 +48,11 @@ class Request:
     shared: frozenset[str] = frozenset()
     users: np.ndarray | None = None
     times: np.ndarray | None = None
-    _made: list[tuple[UserHistories, Request]] = field(default_factory=list, init=False, repr=False)
 
     def with_histories(self, histories: UserHistories | None) -> Request:
-        """The request with the lists of its users in place of none; found once for these histories."""
-        if histories is None or self.users is None:
+        """The request with the lists of its users in place of none."""
+        if histories is None or self.users is None or self.times is None:
             return self
-        if not self._made or self._made[0][0] is not histories:
-            self._made[:] = [(histories, self._with_lists(histories))]
-        return self._made[0][1]
-
-    def _with_lists(self, histories: UserHistories) -> Request:
-        assert self.users is not None and self.times is not None
         lists = histories.lists(*np.broadcast_arrays(self.users, self.times))
         ids = {name: ids for name, (ids, _) in lists.items()}
         offsets = {name: offsets for name, (_, offsets) in lists.items()}
@@ -71,6 +64,14 @@ class Request:
             shared=self.shared.union(once),
             users=None,
         )
+
+    def with_lengths(self, histories: UserHistories | None) -> Request:
+        """The request with the offsets of the lists of its users, and without their ids."""
+        if histories is None or self.users is None or self.times is None:
+            return self
+        lengths = histories.lengths_of(*np.broadcast_arrays(self.users, self.times))
+        offsets = {name: ends_of(of_lists) for name, of_lists in lengths.items()}
+        return dataclasses.replace(self, offsets={**self.offsets, **offsets})
 
     def lengths(self, feature: str) -> np.ndarray:
         """[B], or [1] where all rows have one list: how many ids each has."""

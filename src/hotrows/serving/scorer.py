@@ -161,9 +161,9 @@ class Scorer:
     def places_of(self, request: Request) -> int:
         """The rows of a request times its longest sequence, to which the program pads all, and the values
         of its lists that are pooled."""
-        request = request.with_histories(self.version.histories)
-        pooled = [n for n, o in request.offsets.items() if o is not None and n not in self._sequences]
-        return request.size * self._longest([request]) + sum(len(request.ids[n]) for n in pooled)
+        request = request.with_lengths(self.version.histories)
+        pooled = [o for n, o in request.offsets.items() if o is not None and n not in self._sequences]
+        return request.size * self._longest([request]) + sum(int(offsets[-1]) for offsets in pooled)
 
     def _longest(self, requests: Sequence[Request]) -> int:
         """The length of the longest sequence that the program reads, at least _LEAST_PLACES."""

@@ -23,6 +23,11 @@ class LineHistories:
     """encoder: of the lines; histories: of the events before the next line."""
 
     def __init__(self, encoder: Encoder, histories: UserHistories) -> None:
+        if endless := [name for name, length in histories.lengths.items() if length is None]:
+            raise ValueError(
+                f"history {endless[0]!r} has no max_length, and a stream would keep all events of its "
+                f"users in memory: declare one and prepare again, or train on EncodedData.cut(100)"
+            )
         self._encoder, self.histories = encoder, histories
         self._names = [feature.name for feature in stream_schema(encoder.schema).id_features]
 

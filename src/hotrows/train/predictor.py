@@ -126,8 +126,8 @@ class Predictor(Recommender):
         if metrics is not None:
             self.ranking = ranking_of(self.schema, metrics)
         if isinstance(data, Part):
-            if (usual := run_folder.prepared_parts(self.run)) is not None and data.rows:
-                notes.of_values(data, usual)
+            if (usual := run_folder.encoded_data(self.run)) is not None and data.rows:
+                notes.of_values(data, usual.parts.values())
             result = evaluate.evaluate(self, data, progress)
         else:
             result = self._evaluate_raw(data)

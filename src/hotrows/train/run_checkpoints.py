@@ -43,7 +43,7 @@ class RunCheckpoints:
     the device (None: as the seed says).
     saved: the state that the last checkpoint has. coverage: of the tables with pretrained values.
     window, open_window: of a run on a stream, what the checkpoint that was read has of the events scored
-    since the last window, and what the next one is to have.
+    since the last window and of the histories of users, and what the next one is to have.
     """
 
     def __init__(self, run: Path, steps: StepTrainer, lock: RunLock) -> None:
@@ -127,7 +127,10 @@ class RunCheckpoints:
             steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
         for name in list(stored.tensors):
             if name in ("random_state", "device_random_state") or name.startswith(_WINDOW):
-                del stored.tensors[name]
+                tensor = stored.tensors.pop(name)
+                begun = run_folder.encoded_data(other) if run_folder.HISTORIES in name else None
+                if begun and begun.events == steps.data.events:
+                    self.window[name.removeprefix(_WINDOW)] = tensor
         load_optimizer(steps.dense_optimizer, stored.tensors)
 
     def load_best(self) -> None:

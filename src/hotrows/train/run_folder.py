@@ -27,7 +27,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from hotrows import checkpoint, models
 from hotrows.checkpoint.manifest import bases
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
-from hotrows.data import EncodedData, Encoder, Part, open_source
+from hotrows.data import EncodedData, Encoder, open_source
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.vocabulary import Values
 from hotrows.data.stored.encoded import copy_manifest
@@ -229,16 +229,16 @@ def histories_at(run: Path, tensors: Mapping[str, Any]) -> UserHistories | None:
     return histories and histories.appended(events)
 
 
+def encoded_data(run: Path) -> EncodedData | None:
+    """The run's training data as its encoders have it, counts included; None: that came encoded."""
+    folder = run / _ENCODERS
+    return EncodedData.open(folder) if folder.is_dir() else None
+
+
 def raw_values(run: Path) -> Mapping[str, Values] | None:
     """The raw values behind the ids of a run, by vocabulary; None: its data came encoded."""
-    folder = run / _ENCODERS
-    return stored_values(EncodedData.open(folder)) if folder.is_dir() else None
-
-
-def prepared_parts(run: Path) -> Collection[Part] | None:
-    """The parts of the run's training data as they were counted then; None: that came encoded."""
-    folder = run / _ENCODERS
-    return EncodedData.open(folder).parts.values() if folder.is_dir() else None
+    data = encoded_data(run)
+    return data and stored_values(data)
 
 
 def read_files(run: Path) -> dict[str, bytes]:

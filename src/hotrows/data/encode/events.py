@@ -40,6 +40,7 @@ from hotrows.data.stored.histories import (
 )
 from hotrows.data.stored.rows import Rows, id_type
 from hotrows.data.stored.sections import write_sections
+from hotrows.data.stored.user_histories import NEWEST
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of, is_list
@@ -156,11 +157,12 @@ class EventIndex:
                 f"give it one, or leave it out"
             )
         users = hash_values(raw)
-        moments = moments - self._epoch
-        begins, ends = events_before(self._users, self._starts, self._times, users, moments)
+        of_users = (self._users, self._starts, self._times, users)
+        begins, ends = events_before(*of_users, moments - self._epoch)
         self._check_past(columns, begins, ends)
         self._has_past |= bool((ends > begins).any())
-        self._users_known = self._users_known or bool(np.isin(users, self._users).any())
+        if not self._users_known:
+            self._users_known = bool(events_before(*of_users, np.array(NEWEST))[1].any())
         self._first_users[1] = self._first_users[1] or _text(raw)
         return begins, ends
 

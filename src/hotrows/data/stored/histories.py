@@ -79,16 +79,18 @@ def _in_place(schema: Schema, places: Sequence[Sparse]) -> Schema:
 def events_before(
     users: np.ndarray, starts: np.ndarray, times: np.ndarray, wanted: np.ndarray, moments: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Begin and end [n] int64 of the events of users `wanted` [n] before moments [n].
+    """Begin and end [n] int64 of the events of users `wanted` [n] before moments [n], or [.., n].
 
     users [U] ascending; starts [U + 1]: where the events of each begin; times: of all events.
     """
     if not len(times):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+        nothing = np.zeros(np.broadcast_shapes(wanted.shape, moments.shape), np.int64)
+        return nothing, nothing
     place = np.minimum(np.searchsorted(users, wanted), len(users) - 1)
     known = users[place] == wanted
     begins = np.where(known, starts[place], 0)
-    low, high = begins, np.where(known, starts[place + 1], 0)
+    high = np.where(known, starts[place + 1], 0)
+    low = np.where(times[high - 1] < moments, high, begins)  # most moments are after all events
     while (is_open := low < high).any():
         middle = (low + high) >> 1
         is_before = times[np.minimum(middle, len(times) - 1)] < moments
@@ -102,14 +104,6 @@ def events_before(
 def type_of_times(first: int, last: int) -> np.dtype:
     """The type of times of events, less that of the first one."""
     return np.dtype(np.uint32 if last - first < 1 << 32 else np.int64)
-
-
-def packed_times(times: np.ndarray) -> tuple[np.ndarray, int]:
-    """Times as a file has them, and the epoch to which they are added."""
-    if not len(times):
-        return times, 0
-    first = int(times.min())
-    return (times - first).astype(type_of_times(first, int(times.max()))), first
 
 
 def cut_histories(schema: Schema, last: int) -> Schema:

@@ -5,8 +5,8 @@
 
 A value is never changed: `append` returns the next one, so that a batch, a checkpoint and a version each
 have that of their moment. A sample sees the last `longest` events of its user before the newest second,
-and those of that second; older ones are dropped as runs are joined, so that memory is bounded if all
-histories have a `max_length`. `lists` returns the same lists whichever runs were joined.
+and those of that second; older ones are dropped as runs are joined, so that memory is bounded: histories
+of a stream all have a `max_length`. `lists` returns the same lists whichever runs were joined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.raw.values import last_ones
-from hotrows.data.stored.histories import EVENTS_FILE, events_before, packed_times, places_between
+from hotrows.data.stored.histories import EVENTS_FILE, events_before, places_between, type_of_times
 from hotrows.data.stored.rows import ends_of, joined_offsets
 from hotrows.data.stored.sections import check_once, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
@@ -28,6 +28,7 @@ from hotrows.schema import Schema
 
 NEWEST = 1 << 62  # a moment after all events
 _UNBOUNDED = 1 << 40
+_RANGES = 64  # of hashes of users: the events of one are sorted at a time
 Lists = dict[str, tuple[np.ndarray, np.ndarray]]  # by history: ids and offsets [n + 1]
 Columns = Mapping[str, np.ndarray]  # of events: users, times, numbers, and ids/NAME of each history
 
@@ -66,10 +67,11 @@ class SortedEvents:
         times = self.columns["times"]
         return events_before(self.users, self.starts, times, users, moments - self.epoch)
 
-    def seen(self, longest: int) -> Columns:
-        """Of each user the events of the newest second, and so many before it."""
-        _, ends = self.before(self.users, self.times(self.starts[1:] - 1))
-        return self.take(places_between(np.maximum(self.starts[:-1], ends - longest), self.starts[1:]))
+    def seen(self, longest: int, users: slice = slice(None)) -> Columns:
+        """Of each of these users the events of the newest second, and so many before it."""
+        begins, all_ends = self.starts[:-1][users], self.starts[1:][users]
+        _, ends = self.before(self.users[users], self.times(all_ends - 1))
+        return self.take(places_between(np.maximum(begins, ends - longest), all_ends))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +142,7 @@ class UserHistories:
         """The time of the newest event of each user [n]; the least int64 of those without one."""
         newest = np.full(len(users), np.iinfo(np.int64).min)
         for run in self.runs:
-            begins, ends = run.before(users, np.full(len(users), NEWEST))
+            begins, ends = run.before(users, np.array(NEWEST))
             known = ends > begins
             newest[known] = np.maximum(newest[known], run.times(ends[known] - 1))
         return newest
@@ -148,6 +150,14 @@ class UserHistories:
     def lists(self, users: np.ndarray, times: np.ndarray) -> Lists:
         """The lists of users [n] before times [n], by history: ids and offsets [n + 1]."""
         return self._lists_before(users, times, [np.maximum(times, self.newest(users))] * len(self.runs))
+
+    def lengths_of(self, users: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+        """The lengths [n] of these lists, by history; the lists are not made."""
+        moments = np.stack([times, np.maximum(times, self.newest(users))])
+        bounds = (run.before(users, moments) for run in self.runs)
+        before, seen = np.sum([ends - begins for begins, ends in bounds], axis=0)
+        lengths = before - np.maximum(seen - self.longest, 0)
+        return {name: np.clip(lengths, 0, most or _UNBOUNDED) for name, most in self.lengths.items()}
 
     def read(
         self, users: np.ndarray, times: np.ndarray, is_event: np.ndarray, ids: Columns
@@ -208,19 +218,28 @@ class UserHistories:
         return lists
 
     def write(self, path: Path) -> None:
-        """Writes the events that are seen; memory holds them meanwhile."""
-        joined = SortedEvents.joined(*(run.seen(self.longest) for run in self.runs))
-        events = SortedEvents.joined(joined.seen(self.longest))
-        times, epoch = packed_times(events.columns["times"])
-        columns = {
-            name: values.astype(self.runs[0].columns[name].dtype)
-            for name, values in events.columns.items()
-        }
-        del columns["numbers"]
-        arrays = {"users": events.users, "starts": events.starts, **columns, "times": times}
+        """Writes the events that are seen; memory holds them once meanwhile, as they are stored."""
+        runs = [run for run in self.runs if len(run.columns["times"])]
+        bounds = [run.epoch + int(of(run.columns["times"])) for run in runs for of in (np.min, np.max)]
+        epoch, last = min(bounds, default=0), max(bounds, default=0)
+        pieces = [self._seen_in(number, epoch, type_of_times(epoch, last)) for number in range(_RANGES)]
+        arrays = {name: np.concatenate([piece.pop(name) for piece in pieces]) for name in list(pieces[0])}
         with replaced(path) as part:
-            header = {"kind": "events", "rows": len(times), "epoch": epoch, "count": self.count}
-            write_sections(part, header, arrays)
+            header = {"kind": "events", "rows": len(arrays["times"]), "epoch": epoch, "count": self.count}
+            write_sections(part, header, {**arrays, "starts": ends_of(arrays["starts"])})
+
+    def _seen_in(self, number: int, epoch: int, kind: np.dtype) -> dict[str, np.ndarray]:
+        """What a file has of the users in a range of hashes, in place of `starts` lengths."""
+        size, parts = (1 << 64) // _RANGES, []
+        for run in self.runs:
+            first = np.searchsorted(run.users, np.uint64(number * size))
+            end = np.searchsorted(run.users, np.uint64((number + 1) * size - 1), "right")
+            parts.append(run.seen(self.longest, slice(first, end)))
+        seen, base = SortedEvents.joined(*parts).seen(self.longest), self.runs[0].columns
+        users, lengths = np.unique(seen["users"], return_counts=True)
+        columns = {"users": users, "starts": lengths, "times": (seen["times"] - epoch).astype(kind)}
+        ids = (f"ids/{name}" for name in self.lengths)
+        return {**columns, **{name: seen[name].astype(base[name].dtype) for name in ids}}
 
 
 def _offsets(samples: np.ndarray, size: int) -> np.ndarray:
