@@ -83,7 +83,7 @@ def prepare(
         whose cluster then does the work, or a list of these.
     validation: more rows, all of which validate.
     test: more rows, all of which test.
-    events: the events of users, which are the histories of the schema.
+    events: the events of users, which the histories of the schema are made of.
     out: a folder for the encoded data, new or empty.
     split: how rows are split into training, validation and test: fraction:A,B,C at random,
         stratified:A,B,C with equal rates of each label, position:A,B,C in order, time:A,B,C by time,
