@@ -157,8 +157,7 @@ def _divided(data: EncodedData, config: TrainConfig, budget: int, model: Any) ->
     if budget < least:
         raise ValueError(_too_small(budget, least, tuple(static.values())))
     # 2. The capacities of the others
-    rows = divide(keys, budget - fixed) if keys else {}
-    if keys:
+    if rows := divide(keys, budget - fixed) if keys else {}:
         sizes = ", ".join(f"{name} {num:,}" for name, num in rows.items())
         share = f"{coverage(keys, rows):.1%} of their lookups can own a row".replace("%", " %")
         counted = share if any(len(one.counts) for one in keys.values()) else "even, as none is counted"
@@ -167,8 +166,7 @@ def _divided(data: EncodedData, config: TrainConfig, budget: int, model: Any) ->
 
 
 def with_capacities(schema: Schema, rows: Mapping[str, int], read: Vocabularies, **policy: str) -> Schema:
-    """The schema whose dynamic features have so many keys at most, by vocabulary. A sketch of their
-    reads has room for two epochs, if they are counted.
+    """The schema whose dynamic features have so many keys at most, by vocabulary.
 
     policy: fields of `Dynamic` for those that declare neither `admit` nor `evict`.
     """
@@ -180,7 +178,7 @@ def with_capacities(schema: Schema, rows: Mapping[str, int], read: Vocabularies,
         plain = (dynamic.admit, dynamic.evict) == (Dynamic.admit, Dynamic.evict)
         changes = {"capacity": rows[vocabulary_of(feature)], **(policy if plain else {})}
         dynamic, counts = dataclasses.replace(dynamic, **changes), read[vocabulary_of(feature)].counts
-        width = max(4 * int(counts.sum()) // dynamic.partitions, _LEAST_BOUND)
+        width = max(4 * int(counts.sum()) // dynamic.partitions, _LEAST_BOUND)  # two epochs' reads
         if dynamic.admission.kind == "frequent" and len(counts) and width < dynamic.sketch_width:
             dynamic = dataclasses.replace(dynamic, admit=f"frequent:{dynamic.admission.reads},{width}")
         return dataclasses.replace(feature, dynamic=dynamic)

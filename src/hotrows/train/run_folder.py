@@ -237,8 +237,7 @@ def encoded_data(run: Path) -> EncodedData | None:
 
 def raw_values(run: Path) -> Mapping[str, Values] | None:
     """The raw values behind the ids of a run, by vocabulary; None: its data came encoded."""
-    data = encoded_data(run)
-    return None if data is None else stored_values(data)
+    return None if (data := encoded_data(run)) is None else stored_values(data)
 
 
 def read_files(run: Path) -> dict[str, bytes]:

@@ -219,9 +219,9 @@ class UserHistories:
 
     def write(self, path: Path) -> None:
         """Writes the events that are seen; memory holds them once meanwhile, as they are stored."""
-        runs = [run for run in self.runs if len(run.columns["times"])]
-        bounds = [run.epoch + int(of(run.columns["times"])) for run in runs for of in (np.min, np.max)]
-        epoch, last = min(bounds, default=0), max(bounds, default=0)
+        runs = [(run.epoch, run.columns["times"]) for run in self.runs if len(run.columns["times"])]
+        epoch = min((zero + int(times.min()) for zero, times in runs), default=0)
+        last = max((zero + int(times.max()) for zero, times in runs), default=0)
         pieces = [self._seen_in(number, epoch, type_of_times(epoch, last)) for number in range(_RANGES)]
         arrays = {name: np.concatenate([piece.pop(name) for piece in pieces]) for name in list(pieces[0])}
         with replaced(path) as part:
