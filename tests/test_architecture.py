@@ -25,7 +25,7 @@ BUDGET = {
     "checks": 200,
     "cli": 3_550,
     "costs": 2_350,
-    "data": 12_250,
+    "data": 12_300,
     "datasets": 3_100,
     "distributed": 1_150,
     "engine": 3_750,
