@@ -17,7 +17,6 @@ from tests import axes
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(hotrows.__file__).parent
 FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {path: ast.parse(text) for path, text in FILES.items()}
 KERNELS = PACKAGE / "ops" / "triton"
 BUDGET = {
     "acceleration": 5_900,
@@ -48,6 +47,12 @@ BUDGET = {
     "train": 6_250,
     "tuning": 2_100,
 }
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """The syntax trees of the source. Made when a module is imported, every process would make them."""
+    return {path: ast.parse(text) for path, text in FILES.items()}
 
 
 def test_every_module_imports_only_from_floors_below():
@@ -86,14 +91,14 @@ def test_models_and_layers_never_see_an_id():
             assert "hotrows.batch" not in FILES[path] and "hotrows.plan" not in FILES[path], path
 
 
-def test_no_package_hides_a_function():
+def test_no_package_hides_a_function(trees):
     """Python binds a submodule to its name in the parent when it loads it, over a function of that name:
     a package that offers such a function takes it from the submodule when it is imported itself."""
     offered, taken = set(), set()
     for path in PACKAGE.rglob("__init__.py"):
         package = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
         modules = {module.name for module in pkgutil.iter_modules([str(path.parent)])}
-        for node in TREES[path].body:
+        for node in trees[path].body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 public = set(ast.literal_eval(node.value))
                 offered |= {f"{package}.{name}" for name in public & modules}
@@ -104,9 +109,9 @@ def test_no_package_hides_a_function():
 
 
 @pytest.mark.parametrize("most, kind", [(450, "file"), (320, "class"), (60, "function")])
-def test_nothing_is_long(most, kind):
+def test_nothing_is_long(trees, most, kind):
     sizes = {}
-    for path, tree in TREES.items():
+    for path, tree in trees.items():
         place = str(path.relative_to(PACKAGE))
         if kind == "file":
             sizes[place] = FILES[path].count("\n")
@@ -119,9 +124,9 @@ def test_nothing_is_long(most, kind):
     assert {name: size for name, size in sizes.items() if size > most} == {}
 
 
-def test_long_functions_number_their_steps():
+def test_long_functions_number_their_steps(trees):
     unnumbered, num_long = [], 0
-    for path, tree in TREES.items():
+    for path, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and KERNELS not in path.parents:
                 has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import hotrows
 
 PACKAGE = Path(hotrows.__file__).parent
@@ -12,7 +14,11 @@ FUNCTION_WORDS = {
     *("of", "at", "here", "there", "each", "own", "rest", "whole"),
     *("found", "made", "given", "told", "asked"),
 }
-TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def identifiers(node: ast.AST) -> Iterator[str]:
@@ -30,10 +36,10 @@ def identifiers(node: ast.AST) -> Iterator[str]:
             yield name
 
 
-def test_no_function_word_is_an_identifier():
+def test_no_function_word_is_an_identifier(trees):
     uses = [
         f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', '?')}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees.items()
         for node in ast.walk(tree)
         for name in identifiers(node)
         if name in FUNCTION_WORDS
@@ -41,9 +47,9 @@ def test_no_function_word_is_an_identifier():
     assert not uses, "name the thing, not its place in a sentence:\n" + "\n".join(uses)
 
 
-def test_no_two_public_classes_share_a_name():
+def test_no_two_public_classes_share_a_name(trees):
     places = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(PACKAGE)))

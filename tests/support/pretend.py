@@ -26,17 +26,14 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    return_and_correct_aliasing,
-)
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 from hotrows import ops
 from hotrows.ops.rows import reference
 from hotrows.runtime.device import Cuda, Device
 from tests.support import pretend_lists
+from tests.support.pretend_calls import leaves_of, mapped, operation
 from tests.support.pretend_graph import Driver, Held, depends_on_values
 from tests.support.pretend_order import Memory, Order
 
@@ -85,7 +82,7 @@ class PretendTensor(torch.Tensor):
     def __new__(cls, inner, like=()):
         # The form of a tensor on `meta`, with the dispatch keys of one on CUDA, as fake tensors have.
         size = inner.untyped_storage().nbytes() // max(inner.element_size(), 1)
-        with _disable_current_modes():
+        with torch._C.DisableTorchFunction(), no_dispatch():
             form = torch.empty(size, dtype=inner.dtype, device="meta").as_strided(
                 inner.size(), inner.stride(), inner.storage_offset()
             )
@@ -155,9 +152,9 @@ class _Functions(TorchFunctionMode):
         if func is torch.tensor and _is_cuda((kwargs or {}).get("device")):
             return func(*args, **{**kwargs, "device": "cpu"}).to(CUDA)
         if func is torch.Tensor.to:  # which asks CUDA's part of PyTorch for the number of a device
-            args, kwargs = tree_map(lambda leaf: CUDA if _is_cuda(leaf) else leaf, (args, kwargs or {}))
+            args, kwargs = mapped(lambda leaf: CUDA if _is_cuda(leaf) else leaf, (args, kwargs or {}))
         if func in _NARROWED and torch.is_autocast_enabled("cuda"):
-            args, kwargs = tree_map(_narrowed, (args, kwargs or {}))
+            args, kwargs = mapped(_narrowed, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -197,7 +194,7 @@ def present_order():
 def _run(func, args, kwargs):
     if func is torch.ops.prim.device.default:  # PyTorch's C++ has a guard for `meta`, none for CUDA
         return torch.device("meta")
-    leaves = tree_leaves((args, kwargs))
+    leaves = leaves_of((args, kwargs))
     for leaf in leaves:  # what has a meaning of its own goes on making tensors of the device
         if isinstance(leaf, torch.Tensor) and _is_own(type(leaf)):
             with _Mode():
@@ -215,7 +212,7 @@ def _run(func, args, kwargs):
     driver = _driver[0]
     driver.check_random(func)
     _note_uses(func, args, kwargs)
-    plain_args, plain_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
+    plain_args, plain_kwargs = mapped(_inner, args), mapped(_inner, kwargs)
     if to_device:
         plain_kwargs["device"] = torch.device("cpu")
     back = device is not None and torch.device(device).type == "cpu"
@@ -224,11 +221,11 @@ def _run(func, args, kwargs):
     recording = driver.recording
     if recording is not None:
         recording.save(func, args, kwargs)
-    with torch.no_grad():
+    with torch._C.DisableTorchFunction(), torch.no_grad():
         result = _kernel(func)(*plain_args, **plain_kwargs)
     of_device = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
     if not back and func is not aten.copy_.default:
-        result = tree_map(
+        result = mapped(
             lambda leaf: PretendTensor(leaf, of_device) if isinstance(leaf, torch.Tensor) else leaf,
             result,
         )
@@ -239,18 +236,20 @@ def _run(func, args, kwargs):
         return result
     if func is aten.copy_.default:
         return args[0]
-    return return_and_correct_aliasing(func, args, kwargs, result) if on_device else result
+    if on_device and operation(func).has_aliases:
+        return return_and_correct_aliasing(func, args, kwargs, result)
+    return result
 
 
 def _kernel(func):
-    return _KERNELS.get(func.name(), func)
+    return _KERNELS.get(operation(func).name, func)
 
 
 def _waits(func, args, kwargs, leaves, back):
     """Whether the calling thread waits for the device: values decide, or a copy is not left to it."""
     if depends_on_values(func, args, kwargs):
         return True
-    if any(map(_is_block, tree_leaves([args[i] for i in _COPIES_INDICES.get(func.name(), ())]))):
+    if any(map(_is_block, _those(args, _COPIES_INDICES, func))):
         return True
     into_host = func is aten.copy_.default and not isinstance(args[0], PretendTensor)
     from_host = func in _COPIES and any(map(_is_plain, leaves)) and not into_host
@@ -295,8 +294,7 @@ def _is_own(kind):
 def _refuse_mixture(func, args, leaves):
     if func in _COPIES:
         return
-    copied = tree_leaves([args[place] for place in _COPIES_INDICES.get(func.name(), ())])
-    read = tree_leaves([args[place] for place in _READS_HOST.get(func.name(), ())])
+    copied, read = _those(args, _COPIES_INDICES, func), _those(args, _READS_HOST, func)
     for leaf in filter(_is_block, leaves):
         if any(leaf is other for other in read):
             if not _is_locked(leaf):
@@ -305,18 +303,24 @@ def _refuse_mixture(func, args, leaves):
             raise RuntimeError(f"{func}: a tensor in host memory among those of the device")
 
 
+def _those(args, places, func):
+    """The tensors at the places that a table has for an operation."""
+    named = places.get(operation(func).name)
+    return leaves_of([args[place] for place in named]) if named else ()
+
+
 def _note_uses(func, args, kwargs):
     """Tells the order who touches what: rows of records by their slots, anything else whole."""
-    name, by_rows = func.name(), _ROWS_OF.get(func.name(), {})
-    plain_args = tree_map(_inner, args)
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in tree_leaves(value):
+    name, is_view, *_, arguments = operation(func)
+    by_rows = _ROWS_OF.get(name, {})
+    plain_args = mapped(_inner, args) if by_rows else ()
+    for place, (argument, writes) in enumerate(() if is_view and not by_rows else arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument)
+        for tensor in leaves_of(value):
             if place in by_rows and (rows := by_rows[place](*plain_args)) is not None:
                 num_rows = len(_inner(tensor))
                 _memory_of(tensor).use(name, writes, rows[rows < num_rows].numpy(), num_rows)
-            elif isinstance(tensor, PretendTensor | Held) and not func.is_view:
+            elif isinstance(tensor, PretendTensor | Held) and not is_view:
                 tensor.memory.use(name, writes)
 
 

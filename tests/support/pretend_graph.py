@@ -12,7 +12,8 @@ import warnings
 import weakref
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.support.pretend_calls import leaves_of, mapped, operation
 
 aten = torch.ops.aten
 # What waits for the device since its result depends on values: read in PyTorch 2.11's CUDA sources, where
@@ -37,7 +38,7 @@ def depends_on_values(func, args, kwargs):
         return kwargs.get("output_size") is None
     if func is aten.histc.default:
         return len(args) < 4 or args[2] == args[3]  # the least and the largest value are asked for
-    if func.name() in _INDEXES:
+    if operation(func).name in _INDEXES:
         return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
     return False
 
@@ -100,11 +101,11 @@ class Recording:
 
     def save(self, func, args, kwargs):
         """Keeps what an operation is about to change."""
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
+        for place, (name, writes) in enumerate(operation(func).arguments):
+            if not writes:
                 continue
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            for tensor in tree_leaves(value):
+            value = args[place] if place < len(args) else kwargs.get(name)
+            for tensor in leaves_of(value):
                 if isinstance(tensor, torch.Tensor):
                     storage = (tensor.inner if _is_held(tensor) else tensor).untyped_storage()
                     if storage._cdata not in self._own:
@@ -113,17 +114,17 @@ class Recording:
     def note(self, func, args, kwargs, plain, result, of_device):
         """plain: the arguments as the operation took them; result: of the device, or in host memory."""
         known = {t.inner.untyped_storage()._cdata for t in of_device}
-        made = [t for t in tree_leaves(result) if _is_held(t)]
+        made = [t for t in leaves_of(result) if _is_held(t)]
         for tensor in made:
             storage = tensor.inner.untyped_storage()
             if storage._cdata not in known:
                 self._own[storage._cdata] = storage
-        held = tree_map(self._held, (args, kwargs))
+        held = mapped(self._held, (args, kwargs))
         # A number in host memory is in the graph, as it is now; a block is read again.
-        plain = tree_map(
+        plain = mapped(
             lambda t: t.clone() if isinstance(t, torch.Tensor) and _is_baked(t, args) else t, plain
         )
-        results = [t.inner if _is_held(t) else None for t in tree_leaves(result)]
+        results = [t.inner if _is_held(t) else None for t in leaves_of(result)]
         self.entries.append((func, held, plain, results))
 
     def _held(self, leaf):
@@ -141,9 +142,9 @@ class Recording:
         with torch.no_grad():
             for func, (args, kwargs), (plain_args, plain_kwargs), results in self.entries:
                 note_uses(func, args, kwargs)
-                if func.is_view or func.name() in _MAKES_MEMORY:
+                if operation(func).is_view or operation(func).name in _MAKES_MEMORY:
                     continue
-                new = tree_leaves(run(func)(*plain_args, **plain_kwargs))
+                new = leaves_of(run(func)(*plain_args, **plain_kwargs))
                 for old, value in zip(results, new, strict=True):
                     if old is not None and old.untyped_storage()._cdata in self._own and old is not value:
                         assert old.shape == value.shape, f"{func} has another shape in a replay"
@@ -156,7 +157,7 @@ def _is_held(leaf):
 
 
 def _is_baked(tensor, args):
-    return tensor.dim() == 0 and any(tensor is leaf for leaf in tree_leaves(args))
+    return tensor.dim() == 0 and any(tensor is leaf for leaf in leaves_of(args))
 
 
 class Driver:
@@ -234,7 +235,7 @@ class Driver:
 
     def check_random(self, func):
         """Refuses random numbers between a capture that has failed and its cleaning."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not operation(func).is_random:
             return
         if self.generator.captures and self.recording is None:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
