@@ -1,5 +1,6 @@
 """Which tests run, on which processor, and the fixtures of all; kernels run without their device."""
 
+import functools
 import gc
 import importlib.util
 import os
@@ -82,6 +83,13 @@ def pytest_runtest_setup(item):
         pytest.skip("needs a CUDA device")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """What earlier files have imported is searched by no collection: a capture of a graph makes one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
@@ -105,6 +113,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def one_registry():
+    """The exporter of ONNX reads the sources of its 500 functions once, and not for every export."""
+    if importlib.util.find_spec("onnxscript") is None:
+        yield
+        return
+    from torch.onnx._internal.exporter import _registration as exporter
+
+    read = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter.ONNXRegistry, "from_torchlib", read)
+        yield
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_models_in_memory_are_given_the_loader():
         hotrows.lookahead(loader, model, in_flight=0)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(4)
 @pytest.mark.parametrize("in_flight", [1, 2, 4, 7])
 @pytest.mark.parametrize("size", FAST)
 def test_any_number_of_batches_on_their_way(size, in_flight):
@@ -82,7 +82,7 @@ def test_any_number_of_batches_on_their_way(size, in_flight):
     assert_same(*ends)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", FAST)
 @pytest.mark.parametrize("seed", range(8) if everything() else range(3))
 def test_loops_that_do_as_they_please(seed, size, tmp_path):

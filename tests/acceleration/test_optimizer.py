@@ -226,7 +226,7 @@ RESETS = {
 }
 
 
-@pytest.mark.pairs
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", ["momentum", "adagrad", "adam", "rmsprop", "amsgrad"])
 @pytest.mark.parametrize("reset", RESETS)
 def test_states_may_be_read_and_changed_between_steps(name, reset):

@@ -34,7 +34,7 @@ from hotrows.datasets.event_samples import samples_of
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
 from hotrows.train import run_folder
-from tests.support.bundles import trained
+from tests.support.bundles import known_program, trained
 from tests.support.histories import copied, events_and_samples, schema
 
 FIELDS = ("features", "ids", "offsets", "weights", "dense", "labels", "groups", "sample_weights")
@@ -427,6 +427,7 @@ def test_what_takes_lists_refuses_events_in_a_sentence(tmp_path):
             refused()
 
 
+@pytest.mark.usefixtures("one_registry")
 def test_rows_to_predict_have_histories_as_lists(tmp_path):
     """As copied lists, in a run and in a bundle; without them, a prediction would differ in silence."""
     events, samples = events_and_samples()
@@ -439,9 +440,9 @@ def test_rows_to_predict_have_histories_as_lists(tmp_path):
     ):
         list(Encoder.open(ours.path).encode(rows.drop(columns="kinds")))
     runs = [trained(data, tmp_path / f"run-{data.path.name}", "din") for data in (ours, theirs)]
-    scorers = [
-        Scorer(export(run, tmp_path / f"bundle-{run.name}", format="onnx"), trust=True) for run in runs
-    ]
+    with known_program(tmp_path / "program.onnx"):
+        bundles = [export(run, tmp_path / f"bundle-{run.name}", format="onnx") for run in runs]
+    scorers = [Scorer(bundle, trust=True) for bundle in bundles]
     requests = rows.drop(columns="at").to_dict("records")
     scores = [scorer.logits(requests) for scorer in scorers]
     assert np.array_equal(*scores) and len(np.unique(scores[0])) > 5

@@ -212,6 +212,7 @@ def test_written_batches_and_requests_keep_weights(tmp_path):
     assert weights_of(batch.expanded(), "tags") == [[0.5, 2.0], [0.5, 2.0], [4.0]]
 
 
+@pytest.mark.usefixtures("one_registry")
 def test_a_run_its_report_and_its_bundle_weigh_alike(tmp_path):
     history = Sequence("history", column="plain_tags", vocabulary="tags")
     schema = dataclasses.replace(SCHEMA, features=(*SCHEMA.features[:2], history))

@@ -39,6 +39,7 @@ def test_a_model_gives_float32_logits_and_gradients_to_all(name, bfloat16):
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.few(16)  # each model in one precision
 @every_model
 @both_precisions
 def test_a_model_learns(name, bfloat16):

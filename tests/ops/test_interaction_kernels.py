@@ -174,7 +174,8 @@ def test_the_ops_run_the_kernels_on_a_gpu():
     assert torch.equal(interaction.second_order(vectors), second_order.second_order(vectors))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_the_ops_are_what_pytorch_asks_of_ops(dtype):
     """Schema, autograd, shapes for tracing, and ahead-of-time autograd."""
     bottom, vectors = sample((3, 4, 5), (dtype, dtype), "cpu")

@@ -1,6 +1,3 @@
-import functools
-from importlib.util import find_spec
-
 import pytest
 
 from hotrows.data import prepare
@@ -11,17 +8,8 @@ from tests.support.clicks import SCHEMA, table
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_registry():
-    """The exporter of ONNX reads the sources of its 500 functions once, and not for every export."""
-    if find_spec("onnxscript") is None:
-        yield
-        return
-    from torch.onnx._internal.exporter import _registration as exporter
-
-    read = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporter.ONNXRegistry, "from_torchlib", read)
-        yield
+def quick_exports(one_registry):
+    """Most tests here export."""
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, application
 from hotrows.streams import EventStream, StreamConfig, open_source
 from hotrows.train import Trainer, load_run
-from tests.support.bundles import trained
+from tests.support.bundles import known_program, trained
 from tests.support.histories import LENGTHS, copied, events_and_samples, schema
 from tests.support.runs import Kill, Killed, weights_of
 
@@ -88,10 +88,22 @@ def batches(data, source, size=16, **how):
         return [(batch, stream.histories) for batch in stream]
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["in order", "late"])
+def twins(request, tmp_path_factory):
+    """What `both` makes, with lines in order and late ones."""
+    return tuple(both(tmp_path_factory.mktemp("twins"), request.param))
+
+
+@pytest.fixture
+def one_program(tmp_path):
+    """Makes the ONNX program of the model once in a test, and then only replaces its parameters."""
+    with known_program(tmp_path / "program.onnx"):
+        yield
+
+
 @pytest.mark.parametrize("size", [1, 7, 64])
-@pytest.mark.parametrize("late", [False, True])
-def test_lines_read_the_histories_that_copied_lists_have(tmp_path, size, late):
-    (ours, lines), (theirs, lists) = both(tmp_path, late)
+def test_lines_read_the_histories_that_copied_lists_have(twins, size):
+    (ours, lines), (theirs, lists) = twins
     pairs = list(zip(batches(ours, lines, size), batches(theirs, lists, size), strict=True))
     assert sum(batch.size for (batch, _), _ in pairs) == 200
     for (one, _), (other, _) in pairs:
@@ -245,6 +257,7 @@ def score_both(scorer, rows):
     return [scorer.logits(table.to_dict("records")) for table in tables]
 
 
+@pytest.mark.usefixtures("one_registry", "one_program")
 def test_a_server_reads_the_newest_history_of_a_user_from_deltas(tmp_path):
     """User alone scores as the list does, in a bundle, after a delta, on a later base, and in an export;
     an event of the same second or a later one is not seen."""
@@ -389,6 +402,7 @@ def test_an_encoder_without_events_is_refused(tmp_path):
     assert encoder.histories is None
 
 
+@pytest.mark.usefixtures("one_registry")
 def test_what_the_user_does_is_computed_once_for_all_candidates(tmp_path):
     """A program for shared features, with the user, and the time, once; and counts of served values."""
     events, samples = events_and_samples()

@@ -22,6 +22,7 @@ SMALL = {
     "deepfm": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
     "din": {"dim": 4, "attention": [8], "hidden": [8]},
     "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
+    "hstu": {"dim": 4, "layers": 1, "hidden": [8]},
     "can": {"dim": 4, "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
     "tbsm": {"dim": 4, "top": [8, 4], "length": 4, "attention": [4], "hidden": [8]},
     "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},

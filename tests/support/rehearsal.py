@@ -4,6 +4,7 @@ Parts run as they do on a GPU, each a process of its own, small; times are those
 HOTROWS_REHEARSED plants a fault: `lookup=die`, `layers=memory`, `probe=hang`, by the name of a part.
 """
 
+import importlib
 import itertools
 import os
 import signal
@@ -19,7 +20,7 @@ from benchmarks.arms.gpu_arms import ARMS
 from benchmarks.gpu_parts import timing, workloads
 
 from hotrows import ops
-from tests.support import pretend_tables
+from tests.support import pretend
 
 FAULTS = "HOTROWS_REHEARSED"
 PROPERTIES = SimpleNamespace(
@@ -44,7 +45,7 @@ class Event:
 @contextmanager
 def gpu_of_benchmarks():
     """A pretended GPU with what only benchmarks ask of one."""
-    with pretend_tables.gpu() as device, ExitStack() as stack:
+    with _gpu()() as device, ExitStack() as stack:
         for name, value in {
             "Event": Event, "get_device_properties": lambda *_: PROPERTIES,
             "get_device_name": lambda *_: PROPERTIES.name,
@@ -89,6 +90,13 @@ def gpu_of_benchmarks():
                 stack.enter_context(mock.patch.dict(place.AS_GRAPH))
                 del place.AS_GRAPH["compiled"]
         yield device
+
+
+def _gpu():
+    """With accelerated tables only where a part has imported acceleration, and so PyTorch's compiler."""
+    if "hotrows.acceleration" not in sys.modules:
+        return pretend.gpu
+    return importlib.import_module("tests.support.pretend_tables").gpu
 
 
 def _pretended(arms):

@@ -103,6 +103,7 @@ def test_each_checkpoint_predicts_with_the_scale_of_its_own_evaluation(trained, 
     assert evaluations[result.best_step]["log_loss"] == result.validation.log_loss
 
 
+@pytest.mark.usefixtures("one_registry")
 def test_a_bundle_scores_with_the_scale(trained, tmp_path):
     (trainer, result), _ = trained
     export(trainer.run, tmp_path / "bundle", format="onnx")

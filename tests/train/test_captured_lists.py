@@ -29,14 +29,14 @@ CONFIG = TrainConfig(
     model="din", model_options={"dim": 4, "hidden": [8]}, label="click", batch_size=64, epochs=2, seed=3,
     row_optimizer=Adagrad(lr=0.1), linear_paths="plain", warmup_steps=5, dense_lr=0.0123, device="cuda",
 )  # fmt: skip
-MODELS = {
-    "din-paper": ("din", {"form": "paper"}),
+MODELS = {  # of four in eight, each layer is in one
     "din-code": ("din", {"form": "code"}),
+    "din-paper": ("din", {"form": "paper"}),
+    "can-dien": ("can", {"base": "dien"}),
     "dien-paper": ("dien", {}),
     "dien-code": ("dien", {"form": "code"}),
-    "can": ("can", {}),
     "hstu": ("hstu", {}),
-    "can-dien": ("can", {"base": "dien"}),
+    "can": ("can", {}),
     "deepfm": ("deepfm", {}),
 }
 
@@ -60,6 +60,7 @@ def captures(monkeypatch):
     return counted
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_run_on_lists_has_the_bits_of_one_that_is_not(encoded, tmp_path, name, captures):
     on_device(encoded, config_of(name, cuda_graph=False), tmp_path / "launched")

@@ -154,19 +154,24 @@ def test_a_fitted_one_is_pickled_and_copied(frame, tmp_path, kind, run):
     assert same.result_.history.num_rows > 2 and same.run_ != folder
 
 
-def test_a_pickle_is_read_in_another_process(frame, fitted, tmp_path):
+def test_a_pickle_and_what_is_saved_are_read_in_another_process(frame, fitted, tmp_path):
     frame.to_parquet(tmp_path / "frame.parquet")
     (tmp_path / "model.pickle").write_bytes(pickle.dumps(fitted))
+    fitted.save(tmp_path / "saved")
     program = """
 import pickle, sys, pandas
+frame = pandas.read_parquet(sys.argv[1] + "/frame.parquet")
 fitted = pickle.load(open(sys.argv[1] + "/model.pickle", "rb"))
-print(fitted.predict_proba(pandas.read_parquet(sys.argv[1] + "/frame.parquet"))[:, 1].tolist())
+print(fitted.predict_proba(frame)[:, 1].tolist())
 print(fitted.run_)
+import hotrows
+print(hotrows.Classifier.load(sys.argv[1] + "/saved").predict(frame).tolist())
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
-    chances, run = subprocess.check_output(command, text=True).splitlines()
+    chances, run, classes = subprocess.check_output(command, text=True).splitlines()
     expected = fitted.predict_proba(frame)[:, 1].tolist()
     assert json.loads(chances) == pytest.approx(expected, abs=1e-6)
+    assert classes == str(fitted.predict(frame).tolist())
     assert not Path(run).exists()
 
 
@@ -179,18 +184,10 @@ def test_a_pickle_of_rows_in_a_file_store_is_refused(frame, tmp_path):
     assert np.array_equal(load_run(tmp_path / "run").predict(frame.drop(columns="answer")), expected)
 
 
-def test_what_is_saved_is_loaded_in_another_process(frame, tmp_path):
+def test_what_is_saved_is_loaded(frame, tmp_path):
     """There was no `save`, and the temporary folder of a run goes with the process."""
     classifier = Classifier(**SMALL, epochs=2, validation=0.2).fit(frame, "answer")
     classifier.save(tmp_path / "saved")
-    frame.to_parquet(tmp_path / "frame.parquet")
-    program = """
-import sys, pandas, hotrows
-fitted = hotrows.Classifier.load(sys.argv[1] + "/saved")
-print(fitted.predict(pandas.read_parquet(sys.argv[1] + "/frame.parquet")).tolist())
-"""
-    said = subprocess.check_output([sys.executable, "-c", program, str(tmp_path)], text=True)
-    assert said.strip() == str(classifier.predict(frame).tolist())
     same = Classifier.load(tmp_path / "saved")
     assert np.array_equal(same.predict_proba(frame), classifier.predict_proba(frame))
     assert (same.schema_, same.notes_) == (classifier.schema_, classifier.notes_)

@@ -147,6 +147,7 @@ def test_a_table_may_have_any_name():
     assert len(table_file(NAMES[-2])) < 143
 
 
+@pytest.mark.usefixtures("one_registry")
 def test_columns_of_any_name_are_exported_and_published(tmp_path):
     features = [
         Sparse(name, dynamic=Dynamic()) if name.lower() == "user" else Sparse(name) for name in NAMES

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -65,12 +63,11 @@ def test_a_run_worse_than_its_base_rate_says_so_from_python_once(diverged, tmp_p
     assert [line.partition(":")[0] for line in said] == ["test", "test", "rows"] and said[0] == said[1]
 
 
-def test_the_command_line_prints_the_same_lines(diverged, caplog):
+def test_the_command_line_prints_the_same_lines(diverged, caplog, hotrows):
     trainer = diverged[1]
     trainer.evaluate("test")
     said = warnings_of(caplog)
-    command = [sys.executable, "-m", "hotrows", "eval", str(trainer.run)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    printed = hotrows("eval", trainer.run).err
     assert len(said) == 2 and all(printed.count(f"hotrows: warning: {line}\n") == 1 for line in said)
 
 
@@ -104,6 +101,7 @@ def test_what_was_chosen_is_noted_at_the_start(diverged, tmp_path, caplog):
     ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("loss", [None, "soft", "squared", "huber", "poisson", "bpr"])
 @pytest.mark.parametrize("held_out", ["no weight", "no label of one of two"])
 def test_a_part_without_a_usable_label_has_no_metrics_and_ends_no_run(tmp_path, caplog, loss, held_out):

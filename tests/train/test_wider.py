@@ -82,6 +82,7 @@ def test_data_that_extend_others_by_features_have_their_ids_and_new_ones(data):
 
 
 @pytest.mark.filterwarnings("ignore:values differ")
+@pytest.mark.few(10)
 @pytest.mark.parametrize("model, options", MODELS)
 def test_the_first_predictions_are_those_of_the_run(data, tmp_path, model, options):
     """A column could not be added to a trained model: tables that the checkpoint lacked were an error;
