@@ -132,6 +132,10 @@ class PretendTensor(torch.Tensor):
 
 
 class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls):  # which imports PyTorch's compiler, and takes its time at each call
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
 

@@ -1,4 +1,4 @@
-"""What the pretended GPU asks of each call of an operation, tens of thousands of times in a test: quickly."""
+"""What the pretended GPU asks of each call of an operation, thousands of times in a test: quickly."""
 
 from __future__ import annotations
 
