@@ -48,9 +48,9 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
     # The longest files first: at the end no process then waits long for the others.
-    items.sort(
-        key=lambda item: not item.nodeid.startswith(("tests/test_", "tests/train/", "tests/tuning/"))
-    )
+    folders = ("test_", "serving/", "streams/", "train/", "tuning/")
+    long = tuple(f"tests/{folder}" for folder in folders)
+    items.sort(key=lambda item: not item.nodeid.startswith(long))
 
 
 def pytest_collection_finish():

@@ -38,6 +38,7 @@ def train_on(model, vectors, size):
     return logits
 
 
+@pytest.mark.pairs
 @every_case
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("chosen", [False, True], ids=["plain", "chosen paths"])

@@ -215,7 +215,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(data, whole, tmp_path, poli
         config = behind_a_cache(config, policy, 30, f"file:{tmp_path / 'store'}")
     run, calls, result = tmp_path / "run", random.Random(1), None
     while result is None:
-        progress = interrupt_after(calls.randint(1, 40))
+        progress = interrupt_after(calls.randint(10, 60))
         trainer = Trainer(data[1], config, run, resume=run.exists(), progress=progress)
         with contextlib.suppress(Interrupted):
             result = trainer.fit()
