@@ -86,7 +86,7 @@ def run(kernels, name, *tensors):
     return [r if isinstance(r, tuple) else (r,) for r in results]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.pairs
 @on_both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

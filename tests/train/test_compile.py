@@ -18,7 +18,7 @@ CASES = [
     ("wide_deep", {}, False),
     ("deepfm", {"batch_norm": True}, True),
     pytest.param("dlrm", {}, False, marks=SHOWN_BY_OTHERS),
-    ("dlrm", {}, True),
+    pytest.param("dlrm", {}, True, marks=SHOWN_BY_OTHERS),
     ("dcnv2", {"rank": 4, "experts": 2}, False),
     ("mmoe", {}, True),
 ]
