@@ -2,6 +2,7 @@
 
     python -m benchmarks.histories             bytes of shards, events/s of `prepare`, samples/s
     python -m benchmarks.histories --quick     a hundredth of the data; nothing is written
+    python -m benchmarks.histories --ray       `prepare` in a process, and on a cluster of Ray
 
 Both arms have the same samples in the same order, and their batches are compared bit by bit. The loader
 runs on one thread, window by window in turn. Preparation runs in a process of its own, within 2 GiB of
@@ -9,6 +10,8 @@ memory, page cache included, where this machine lets us set limits.
 """
 
 import argparse
+import filecmp
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -18,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +39,11 @@ WINDOWS, LIMIT = 5, 2 << 30
 START = 1_700_000_000  # of the times
 PREPARED = """
 import json, re, sys, time
-from benchmarks.histories import schema
+from benchmarks.histories import rows_of, schema
 from hotrows import prepare
-folder, begin = sys.argv[1], time.perf_counter()
-prepare(f"{folder}/samples.parquet", schema(100), f"{folder}/enc", events=f"{folder}/events.parquet")
+folder, arm = sys.argv[1:]
+(samples, events), begin = rows_of(folder, arm), time.perf_counter()
+prepare(samples, schema(100), f"{folder}/{arm}", events=events)
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
 seconds, spent = time.perf_counter() - begin, time.process_time()
 print(json.dumps({"seconds": seconds, "seconds_of_cores": spent, "peak_bytes": peak}))
@@ -57,10 +62,22 @@ def drawn_items(random: np.random.Generator, size: int) -> np.ndarray:
     return random.zipf(1.2, size) % ITEMS
 
 
-def measured_preparation(folder: Path, events: int) -> dict:
-    """Events in order of time, a hundred of each user on average; a sample for every tenth of them."""
+def rows_of(folder: str, arm: str) -> list:
+    """Samples and events: files, or datasets of a cluster of Ray that runs on this machine."""
+    files = [f"{folder}/{name}.parquet" for name in ("samples", "events")]
+    if arm == "process":
+        return files
+    import ray.data
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().use_datasource_v2 = False  # which keeps no order of files
+    return [ray.data.read_parquet(file) for file in files]
+
+
+def write_rows(folder: Path, events: int, samples: int) -> None:
+    """Events in order of time, a hundred of each user on average."""
     random = np.random.default_rng(0)
-    for name, rows in (("events", events), ("samples", events // 10)):
+    for name, rows in (("events", events), ("samples", samples)):
         columns = {
             "user": random.integers(0, events // 100, rows),
             "at": START + np.sort(random.integers(0, 10_000_000, rows)),
@@ -69,11 +86,21 @@ def measured_preparation(folder: Path, events: int) -> dict:
         }
         pa.parquet.write_table(pa.table(columns), folder / f"{name}.parquet")
         del columns
-    command = [sys.executable, "-c", PREPARED, str(folder)]
+
+
+def prepared_in(folder: Path, arm: str, **how: Any) -> dict:
+    """Figures of a preparation in a process of its own."""
+    command = [sys.executable, "-c", PREPARED, str(folder), arm]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, **how)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured_preparation(folder: Path, events: int) -> dict:
+    """A sample for every tenth event."""
+    write_rows(folder, events, events // 10)
     group = MemoryLimit("histories", LIMIT)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=group.enter)
-    shutil.rmtree(folder / "enc")
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = prepared_in(folder, "process", preexec_fn=group.enter)
+    shutil.rmtree(folder / "process")
     return {
         "events": events,
         "samples": events // 10,
@@ -151,12 +178,37 @@ def sizes_of(arms: dict[str, EncodedData]) -> dict:
     }
 
 
+def compare_with_ray(rounds: int = 3) -> None:
+    size = {"events": 1_000_000, "samples": 200_000}
+    arms: dict[str, list[dict]] = {"process": [], "ray": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder, **size)
+        for _ in range(rounds):
+            for arm, figures in arms.items():
+                figures.append(prepared_in(folder, arm))
+            files = sorted(path.name for path in (folder / "process").iterdir())
+            _, different, absent = filecmp.cmpfiles(folder / "process", folder / "ray", files, False)
+            assert not different and not absent, (different, absent)
+            for arm in arms:
+                shutil.rmtree(folder / arm)
+    ratio = median(a["seconds"] / b["seconds"] for a, b in zip(*arms.values(), strict=True))
+    facts = {"question": QUESTION, **size, "ray": importlib.metadata.version("ray")}
+    write("histories-ray", facts | conditions(2) | {"ray_over_process": ratio, "arms": arms})
+    print(json.dumps(arms, indent=1), f"Ray has {ratio:.2f}x the speed of one process")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument(
         "--quick", action="store_true", help="a hundredth of the data; nothing is written"
     )
-    quick, measured_on = parser.parse_args().quick, conditions(1)
+    parser.add_argument("--ray", action="store_true", help="one process and a cluster of Ray")
+    args = parser.parse_args()
+    if args.ray:
+        compare_with_ray()
+        return
+    quick, measured_on = args.quick, conditions(1)
     torch.set_num_threads(1)
     users = 100 if quick else 10_000
     with tempfile.TemporaryDirectory() as name:

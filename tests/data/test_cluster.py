@@ -3,9 +3,12 @@
 The tasks run here, one after the other; `test_ray` has a real cluster.
 """
 
+import dataclasses
 import functools
 import itertools
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +16,15 @@ import pytest
 
 from hotrows.data import prepare
 from hotrows.data.encode import passes
-from hotrows.data.encode.cluster import on_ray
+from hotrows.data.encode.cluster import on_ray, tasks
+from hotrows.data.encode.cluster.tasks import ClusterWork
+from hotrows.data.encode.split import parse_split
 from hotrows.data.raw import ray_dataset
+from hotrows.data.stored import shards
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import files_of
+from tests.support import histories
 from tests.support.blocks import Blocks, InlineCluster
 from tests.support.ray_rows import table_of
 
@@ -67,6 +74,7 @@ def blocks_of(table: pa.Table, sizes: list[int]) -> Blocks:
 def inline(monkeypatch):
     monkeypatch.setattr(ray_dataset, "_DATASET", (Blocks.__module__, Blocks.__name__))
     monkeypatch.setattr(on_ray, "RayCluster", InlineCluster)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: reference.value))
 
 
 @pytest.mark.parametrize(
@@ -91,11 +99,23 @@ def test_shards_of_a_few_rows_are_cut_as_one_machine_cuts_them(tmp_path, monkeyp
     table = table_of()
     monkeypatch.setattr(passes, "ShardWriter", functools.partial(ShardWriter, rows=50))
     prepare(table, SCHEMA, tmp_path / "serial")
-    monkeypatch.setattr(on_ray, "ROWS_PER_SHARD", 50)
+    monkeypatch.setattr(on_ray, "rows_per_shard", lambda _: 50)
     prepare(blocks_of(table, CUTS["odd"]), SCHEMA, tmp_path / "blocks")
     files = files_of(tmp_path / "serial")
     assert files_of(tmp_path / "blocks") == files
     assert sum(name.startswith("train") for name in files) == 17
+
+
+def test_shards_of_wide_vectors_have_the_fewer_rows_of_one_machine(tmp_path, monkeypatch):
+    """A cluster once wrote half a million rows of them in a shard."""
+    table = table_of().append_column("image", [[[0.5, 1.0]] * 1000])
+    schema = Schema((Sparse("user"), Dense("image", width=2)), label="click")
+    monkeypatch.setattr(shards, "_NUMBERS_PER_SHARD", 600)
+    prepare(table, schema, tmp_path / "serial")
+    prepare(blocks_of(table, CUTS["odd"]), schema, tmp_path / "blocks")
+    files = files_of(tmp_path / "serial")
+    assert files_of(tmp_path / "blocks") == files
+    assert sum(name.startswith("train") for name in files) == 3
 
 
 @pytest.mark.slow
@@ -182,3 +202,102 @@ def test_a_dataset_that_is_shuffled_anew_is_refused_unless_it_is_kept(tmp_path, 
     monkeypatch.setattr(on_ray, "RayCluster", lambda: InlineCluster(store_bytes=0))
     with pytest.raises(ValueError, match="the rows in another order, when it was executed a second time"):
         prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "a")
+
+
+def events_and_samples(seed: int = 0) -> tuple[pa.Table, pa.Table]:
+    """Samples with a number, of which those of a user are a request, at one time."""
+    events, samples = histories.events_and_samples(seed, events=900, samples=400, users=40)
+    samples["at"] = samples.groupby("user")["at"].transform("first")
+    samples = samples.assign(request=samples["user"], x=samples["item"] / 7.0).sort_values("request")
+    return pa.Table.from_pandas(events), pa.Table.from_pandas(samples, preserve_index=False)
+
+
+WITH_HISTORIES = dataclasses.replace(
+    histories.schema(), features=(Dense("x", transform="standard"), *histories.schema().features)
+)
+OF_REQUESTS = dataclasses.replace(WITH_HISTORIES, request="request", shared=("user", "history", "kinds"))
+ODD_CUTS = [100, 0, 7, 93, 200]
+
+
+@pytest.mark.parametrize(
+    ("split", "schema"),
+    [
+        ("time:0.6,0.2,0.2", WITH_HISTORIES),
+        ("position:0.8", OF_REQUESTS),
+        *(
+            pytest.param(split, schema, marks=pytest.mark.slow)
+            for split, schema in [
+                ("fraction:0.7,0.2,0.1", WITH_HISTORIES),
+                ("stratified:0.7,0.2,0.1", WITH_HISTORIES),
+                ("time:5,9", OF_REQUESTS),
+            ]
+        ),
+    ],
+)
+def test_histories_from_events_are_those_of_one_machine(split, schema, tmp_path, monkeypatch):
+    """Events in a dataset or not, tasks done once or twice, little memory: equal bytes, no other file."""
+    events, samples = events_and_samples()
+    prepare(samples, schema, tmp_path / "serial", events=events, split=split)
+    files = files_of(tmp_path / "serial")
+    assert "events.shard" in files
+    in_blocks = blocks_of(events, [400, 0, 1, 499])
+    for number, (twice, some_events) in enumerate([(True, in_blocks), (False, events)]):
+        monkeypatch.setattr(on_ray, "RayCluster", lambda twice=twice: InlineCluster(twice))
+        out, memory = tmp_path / str(number), 1 << 18 if twice else None
+        prepare(blocks_of(samples, ODD_CUTS), schema, out, events=some_events, split=split, memory=memory)
+        assert files_of(out) == files
+    prepare(samples, schema, tmp_path / "events alone", events=in_blocks, split=split)
+    assert files_of(tmp_path / "events alone") == files
+
+
+def test_events_that_are_shuffled_anew_are_executed_once(tmp_path):
+    """Or their values would be those of other users and times."""
+    events, samples = events_and_samples()
+    other = events.take(np.random.default_rng(1).permutation(900))
+    prepare(samples, WITH_HISTORIES, tmp_path / "serial", events=events)
+    shuffled = Blocks([[events], [other], [other]])
+    prepare(blocks_of(samples, ODD_CUTS), WITH_HISTORIES, tmp_path / "blocks", events=shuffled)
+    assert files_of(tmp_path / "blocks") == files_of(tmp_path / "serial")
+
+
+@pytest.mark.parametrize("how", ["like", pytest.param("extend", marks=pytest.mark.slow)])
+def test_stored_encoders_encode_later_events(how, tmp_path):
+    events, samples = events_and_samples()
+    data = prepare(samples, WITH_HISTORIES, tmp_path / "first", events=events)
+    events, samples = events_and_samples(1)
+    prepare(samples, None, tmp_path / "serial", events=events, **{how: data.path})
+    blocks = blocks_of(samples, ODD_CUTS)
+    prepare(blocks, None, tmp_path / "blocks", events=blocks_of(events, [900]), **{how: data.path})
+    assert files_of(tmp_path / "blocks") == files_of(tmp_path / "serial")
+
+
+def test_errors_of_events_and_samples_are_those_of_one_machine(tmp_path):
+    events, samples = events_and_samples()
+    at = samples["at"].to_pylist()
+    no_time = samples.set_column(1, "at", [[*at[:150], None, *at[151:]]])
+    others = samples.set_column(0, "user", [[f"u{user}" for user in samples["user"].to_pylist()]])
+    nobody = pa.Table.from_pylist(
+        [*events.to_pylist()[:7], {"user": None, "at": 1, "item": 2, "kind": 3}]
+    )
+    for wrong_events, wrong_samples, message in (
+        (events, no_time, "the Ray dataset row 150 has no time, which says where its history ends"),
+        (
+            events,
+            others,
+            "no sample has a user of the events: column 'user' has '.*' in the events and 'u0'",
+        ),
+        (nobody, samples, "the Ray dataset row 7 is an event without a user"),
+    ):
+        blocks = blocks_of(wrong_samples, ODD_CUTS)
+        with pytest.raises(ValueError, match=message):
+            of_events = blocks_of(wrong_events, [wrong_events.num_rows])
+            prepare(blocks, WITH_HISTORIES, tmp_path / "out", events=of_events)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_does_not_see_the_folder_is_named(tmp_path):
+    """Where encoders are stored, too, whose files the first task opens."""
+    work = ClusterWork("pass", SCHEMA, tmp_path / "elsewhere", 1 << 20, parse_split("fraction:1,0,0"), 0)
+    for task in (lambda: tasks.count(work, 0, []), lambda: tasks.encode(work, [])):
+        with pytest.raises(ValueError, match="of the cluster does not see the folder .*elsewhere; name"):
+            task()

@@ -24,7 +24,7 @@ from hotrows.data import (
     write_encoded,
 )
 from hotrows.data.encode.encoder import stored_values
-from hotrows.data.encode.events import EventIndex
+from hotrows.data.encode.events import EventFiles, EventIndex
 from hotrows.data.hot_cold.profile import profile
 from hotrows.data.hot_cold.regroup import regroup
 from hotrows.data.stored import part as parts
@@ -218,16 +218,17 @@ def test_a_preparation_that_was_interrupted_goes_on_to_the_same_bytes(tmp_path, 
     def prepared(name):
         return prepare(files["samples"], schema(), tmp_path / name, events=files["events"])
 
-    whole, stopped = prepared("whole"), EventIndex.remove if killed == "encode" else EventIndex.count
+    whole = prepared("whole")
+    stopped = EventFiles.remove if killed == "encode" else EventFiles.count
     name = stopped.__name__
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(EventIndex, name, interrupted)
+    monkeypatch.setattr(EventFiles, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepared("resumed")
-    monkeypatch.setattr(EventIndex, name, stopped)
+    monkeypatch.setattr(EventFiles, name, stopped)
     prepared("resumed")
     for path in whole.path.iterdir():
         assert (tmp_path / "resumed" / path.name).read_bytes() == path.read_bytes(), path.name

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from hotrows import Dense, Schema, Sequence, Sparse, Time
 from hotrows.data import prepare
 from hotrows.data.encode.cluster import on_ray
 from tests.data.raw import files_of
+from tests.support.histories import events_and_samples, schema
 from tests.support.ray_rows import table_of
 
 pytestmark = [
@@ -96,6 +99,32 @@ def test_more_than_a_shard_and_killed_workers_change_nothing(ray, tmp_path):
     """Processes that count, merge, encode and write are killed while they do."""
     folder = write_files(tmp_path / "raw", table_of(900_000))
     prepare(folder, SCHEMA, tmp_path / "here", split="fraction:0.8,0.1,0.1")
+    with workers_killed():
+        dataset = ray.data.read_parquet(str(folder), override_num_blocks=12)
+        prepare(dataset, SCHEMA, tmp_path / "ray", split="fraction:0.8,0.1,0.1")
+    files = files_of(tmp_path / "here")
+    assert sum(name.startswith("train") for name in files) == 2
+    assert files_of(tmp_path / "ray") == files
+
+
+def test_histories_from_events_are_those_of_one_machine_while_workers_are_killed(ray, tmp_path):
+    """Events in a dataset, and in files beside one."""
+    events, samples = events_and_samples(events=100_000, samples=400_000, users=3_000, moments=10_000)
+    pyarrow.parquet.write_table(pa.Table.from_pandas(events), tmp_path / "events.parquet")
+    folder = write_files(tmp_path / "raw", pa.Table.from_pandas(samples))
+    split, of_events = "time:0.8,0.1,0.1", {"file": tmp_path / "events.parquet"}
+    prepare(folder, schema(), tmp_path / "here", events=of_events["file"], split=split)
+    of_events["dataset"] = ray.data.read_parquet(str(tmp_path / "events.parquet"))
+    for name, some in of_events.items():
+        with workers_killed():
+            dataset = ray.data.read_parquet(str(folder), override_num_blocks=12)
+            prepare(dataset, schema(), tmp_path / name, events=some, split=split)
+        assert files_of(tmp_path / name) == files_of(tmp_path / "here")
+
+
+@contextmanager
+def workers_killed() -> Iterator[None]:
+    """Kills two processes of each kind of task while they do it."""
     killed: dict[str, int] = {}
     done = threading.Event()
 
@@ -110,15 +139,11 @@ def test_more_than_a_shard_and_killed_workers_change_nothing(ray, tmp_path):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        dataset = ray.data.read_parquet(str(folder), override_num_blocks=12)
-        prepare(dataset, SCHEMA, tmp_path / "ray", split="fraction:0.8,0.1,0.1")
+        yield
     finally:
         done.set()
         killer.join()
     assert killed.get("count") == 2 and killed.get("encode") == 2, killed
-    files = files_of(tmp_path / "here")
-    assert sum(name.startswith("train") for name in files) == 2
-    assert files_of(tmp_path / "ray") == files
 
 
 def tasks_of_cluster() -> list[tuple[int, str]]:

@@ -25,9 +25,15 @@ class Blocks:
     def select_columns(self, names):
         return dataclasses.replace(self, executions=self.executions)  # tasks select what they read
 
-    def iter_internal_ref_bundles(self):
+    def materialize(self):
+        return dataclasses.replace(self, executions=[self._executed()])
+
+    def _executed(self):
         assert self.context.execution_options.preserve_order
-        for table in self.executions[0] if len(self.executions) == 1 else self.executions.pop(0):
+        return self.executions[0] if len(self.executions) == 1 else self.executions.pop(0)
+
+    def iter_internal_ref_bundles(self):
+        for table in self._executed():
             # Every second block is a part of a larger one.
             cut = (
                 SimpleNamespace(start_offset=0, end_offset=table.num_rows) if table.num_rows % 2 else None

@@ -3,19 +3,22 @@
     deal      user, time and row of each event  ->  a file for each of 64 ranges of hashes of users
     sort      each of them, by user and time    ->  `users`, `starts`, `times`, and the `places` of rows
     find      samples (user, time)              ->  begin and end of their histories, by binary search
+    refer     begins and ends of the training part, each as often as histories have it
     count     events, each as often as histories of the training part have it
     write     events                            ->  `events.shard`, the ids of each at its place
 
-Memory holds a chunk of events and one of the 64 files. The others are mapped, about 16 bytes per event,
-and removed in the end. A time counts to the second. Events of one time keep the order of the file.
+`EventFiles` does it all; on a cluster its process deals, sorts, counts and writes, and tasks find, in
+an `EventIndex` of the same files. Memory holds a chunk of events and one of the 64 files. The others are
+mapped, about 16 bytes per event, and removed in the end. A time counts to the second. Events of one time
+keep the order of the file.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from hotrows.data.encode.encoder import Encoder, without_keys
 from hotrows.data.encode.vocabulary import Counts
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.inputs import Input, Progress, stream
+from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, no_values
 from hotrows.data.stored.histories import (
     BEGIN,
@@ -46,7 +50,9 @@ from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of, is_list
 
 _EVENT = np.dtype([("user", "u8"), ("time", "i8"), ("row", "i8")])
+_INT64 = np.iinfo(np.int64)
 _RANGE_BITS = 6  # of the hash of a user
+_READ_AT_ONCE = 1 << 22  # numbers of references
 
 
 class _EventSchema(Schema):
@@ -58,94 +64,36 @@ class _EventSchema(Schema):
         return tuple(dict.fromkeys(columns))
 
 
-class EventIndex:
-    """Where the events of each user are, by time; made of the events in a temporary folder.
+@dataclass(frozen=True)
+class Matches:
+    """What samples have in the events: a user, an event before their time. first: the samples' user."""
 
-    schema: of the samples. rows: number of events.
+    user: bool = False
+    past: bool = False
+    first: str = ""
+
+    def joined(self, later: Matches) -> Matches:
+        return Matches(self.user or later.user, self.past or later.past, self.first or later.first)
+
+
+class EventIndex:
+    """Where the events of each user are, by time: files that `EventFiles` has made, mapped.
+
+    schema: of the samples. folder: of the data that is prepared. rows: number of events.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[Input],
-        schema: Schema,
-        folder: Path,
-        threads: int,
-        progress: Progress | None = None,
-    ) -> None:
-        self.schema = schema
-        self._inputs, self._folder = inputs, folder
-        histories = [f for f in schema.sequences if f.name in schema.histories]
-        self._longest = {f.name: f.max_length for f in histories}
-        how = {name: getattr(schema, name) for name in ("name", "delimiter", "missing", "strip")}
-        of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
-        values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
-        self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
-        self._users_known = self._has_past = False
-        self._first_users = ["", ""]
-        self._epoch = self._last_time = 0
-        shutil.rmtree(folder, ignore_errors=True)  # left by an interruption
-        folder.mkdir()
-        self.rows = self._deal(progress)
-        self._places = self._mapped("places", np.uint32 if self.rows < 1 << 32 else np.int64)
-        self._sort()
-        files: dict[str, Any] = {"users": np.uint64, "starts": np.int64, "times": self._type_of_times}
+    def __init__(self, schema: Schema, folder: Path) -> None:
+        self.schema, self.matches, self._out = schema, Matches(), folder
+        self.folder = folder / "events"
+        self._epoch, last = np.fromfile(self.folder / "span", np.int64).tolist()
+        types: dict[str, Any] = {"users": np.uint64, "starts": np.int64}
+        types["times"] = type_of_times(self._epoch, last)
         self._users, self._starts, self._times = (
-            np.memmap(folder / name, dtype, "r").view(np.ndarray) for name, dtype in files.items()
+            np.memmap(self.folder / name, dtype, "r").view(np.ndarray) for name, dtype in types.items()
         )
-        self._references: dict[int | None, np.ndarray] = {}
-
-    def _deal(self, progress: Progress | None) -> int:
-        rows = 0
-        for columns in self._chunks(self._users_read, progress):
-            raw, times = columns.ids[0], columns.times
-            assert times is not None
-            if not len(times):
-                continue
-            for absent, what in ((raw.lengths == 0, "user"), (times == MISSING_TIME, "time")):
-                if absent.any():
-                    raise ValueError(
-                        f"{columns.where(int(absent.argmax()))} is an event without a {what}: give it "
-                        f"one, or leave it out"
-                    )
-            self._first_users[0] = self._first_users[0] or _text(raw)
-            first, last = int(times.min()), int(times.max())
-            self._epoch = min(first, self._epoch) if rows else first
-            self._last_time = max(last, self._last_time) if rows else last
-            events = np.empty(columns.num_rows, _EVENT)
-            events["user"], events["time"] = hash_values(raw), times
-            events["row"] = np.arange(rows, rows + len(events))
-            numbers = (events["user"] >> np.uint64(64 - _RANGE_BITS)).astype(np.uint8)
-            order = np.argsort(numbers, kind="stable")
-            ends = np.searchsorted(numbers[order], np.arange((1 << _RANGE_BITS) + 1))
-            for number in np.unique(numbers).tolist():
-                with open(self._folder / f"range-{number:02d}", "ab") as file:
-                    file.write(events[order[ends[number] : ends[number + 1]]].data)
-            rows += len(events)
-        return rows
-
-    @property
-    def _type_of_times(self) -> np.dtype:
-        return type_of_times(self._epoch, self._last_time)
-
-    def _sort(self) -> None:
-        first, folder = 0, self._folder
-        with (
-            open(folder / "users", "wb") as users,
-            open(folder / "starts", "wb") as starts,
-            open(folder / "times", "wb") as times,
-        ):
-            for path in sorted(folder.glob("range-*")):
-                events = np.fromfile(path, _EVENT)
-                path.unlink()
-                events = events[np.lexsort((events["time"], events["user"]))]
-                self._places[events["row"]] = np.arange(first, first + len(events))
-                of_user = np.ascontiguousarray(events["user"])
-                begins = np.flatnonzero(np.append(True, of_user[1:] != of_user[:-1]))
-                users.write(of_user[begins].data)
-                starts.write((begins + first).data)
-                times.write((events["time"] - self._epoch).astype(self._type_of_times).data)
-                first += len(events)
-            starts.write(np.array([first]).data)
+        self.rows = len(self._times)
+        histories = (f for f in schema.sequences if f.name in schema.histories)
+        self._lengths = list(dict.fromkeys(f.max_length for f in histories))
 
     def find(self, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
         """Begin and end of the events of each sample's user before its time: [rows], [rows] int64."""
@@ -160,10 +108,10 @@ class EventIndex:
         of_users = (self._users, self._starts, self._times, users)
         begins, ends = events_before(*of_users, moments - self._epoch)
         self._check_past(columns, begins, ends)
-        self._has_past |= bool((ends > begins).any())
-        if not self._users_known:
-            self._users_known = bool(events_before(*of_users, np.array(NEWEST))[1].any())
-        self._first_users[1] = self._first_users[1] or _text(raw)
+        past = bool((ends > begins).any())
+        known = past or self.matches.user
+        known = known or bool(events_before(*of_users, np.array(NEWEST))[1].any())
+        self.matches = self.matches.joined(Matches(known, past, _text(raw)))
         return begins, ends
 
     def _check_past(self, columns: Columns, begins: np.ndarray, ends: np.ndarray) -> None:
@@ -177,41 +125,20 @@ class EventIndex:
                 f"which no model may see; prepare again"
             )
 
-    def check_users(self) -> None:
-        """Raises ValueError if no sample has a user of the events: their columns differ. Warns where none
-        has an event before its time."""
-        if not self._users_known:
-            events, samples = self._first_users
-            raise ValueError(
-                f"no sample has a user of the events: column {self.schema.user!r} has {events!r} in the "
-                f"events and {samples!r} in the samples; write users alike in both"
-            )
-        if not self._has_past:
-            warn("no sample has an event before its time: write times alike in events and samples")
-
-    def refer(self, columns: Columns, training: np.ndarray) -> None:
-        """Notes which events the histories of the chosen samples have. training: [rows] bool."""
+    def references(self, columns: Columns, training: np.ndarray) -> np.ndarray:
+        """[n, 2] int64: places in `EventFiles` where histories of the chosen samples begin or end, and
+        what to add there. training: [rows] bool."""
         begins, ends = (bounds[training] for bounds in self.find(columns))
-        for longest in set(self._longest.values()):
-            if longest not in self._references:
-                name = f"references-{len(self._references)}"
-                self._references[longest] = self._mapped(name, np.int64, self.rows + 1)
-            changes = self._references[longest]
+        changes = []
+        for number, longest in enumerate(self._lengths):
             for bounds, change in ((last_begins(begins, ends, longest), 1), (ends, -1)):
-                distinct, num = np.unique(bounds, return_counts=True)
-                changes[distinct] += change * num
+                places, num = np.unique(bounds, return_counts=True)
+                changes.append(np.stack([places + number * (self.rows + 1), change * num], 1))
+        return np.concatenate(changes)
 
-    def count(self, counts: Counts, progress: Progress | None = None) -> None:
-        """Counts the values of events, each as often as histories have it."""
-        self.check_users()
-        for changes in self._references.values():
-            np.cumsum(changes, out=changes)
-        for columns in self._chunks(self._values_read, progress):
-            places = self._places_of(columns)
-            for longest, times in self._references.items():
-                names = [name for name, length in self._longest.items() if length == longest]
-                ids = self._values(columns, names).ids
-                counts.add(without_keys(self.schema, ids), times[places])
+    def references_of(self, number: int) -> Path:
+        """The file in which a task leaves its references. number: of the task."""
+        return self.folder / f"references-{number}"
 
     def without_users(self, columns: Columns) -> Columns:
         """Samples as the schema has them: with empty histories in place of users."""
@@ -225,14 +152,140 @@ class EventIndex:
         places = {BEGIN: (begins, None), END: (ends, None)}
         return with_features(rows, encoder.schema.id_features, stored.id_features, places)
 
-    def write(self, encoder: Encoder, folder: Path, progress: Progress | None = None) -> StoredHistories:
+    def stored(self, schema: Schema) -> StoredHistories:
+        """The events that were written. schema: of the data."""
+        return StoredHistories.open(self._out / EVENTS_FILE, schema, self.rows)
+
+    @property
+    def _names(self) -> list[str]:
+        """The features of samples as they are read."""
+        return [feature.name for feature in stored_schema(self.schema).id_features]
+
+
+class EventFiles(EventIndex):
+    """The events, sorted in temporary files in the folder."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        schema: Schema,
+        folder: Path,
+        threads: int,
+        progress: Progress | None = None,
+    ) -> None:
+        histories = [f for f in schema.sequences if f.name in schema.histories]
+        how = {name: getattr(schema, name) for name in ("name", "delimiter", "missing", "strip")}
+        of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
+        values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
+        self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
+        columns = {*of_users.raw_columns, *values.raw_columns}
+        self._inputs = [
+            source.kept(columns) if isinstance(source, RayInput) else source for source in inputs
+        ]
+        self._first_user = ""
+        self.folder = folder / "events"
+        shutil.rmtree(self.folder, ignore_errors=True)  # left by an interruption
+        self.folder.mkdir()
+        self.rows = self._deal(progress)
+        self._places = self._mapped("places", np.uint32 if self.rows < 1 << 32 else np.int64)
+        self._sort()
+        super().__init__(schema, folder)
+
+    def _deal(self, progress: Progress | None) -> int:
+        rows, first, last = 0, _INT64.max, _INT64.min
+        for columns in self._chunks(self._users_read, progress):
+            raw, times = columns.ids[0], columns.times
+            assert times is not None
+            if not len(times):
+                continue
+            for absent, what in ((raw.lengths == 0, "user"), (times == MISSING_TIME, "time")):
+                if absent.any():
+                    raise ValueError(
+                        f"{columns.where(int(absent.argmax()))} is an event without a {what}: give it "
+                        f"one, or leave it out"
+                    )
+            self._first_user = self._first_user or _text(raw)
+            first, last = min(first, int(times.min())), max(last, int(times.max()))
+            events = np.empty(columns.num_rows, _EVENT)
+            events["user"], events["time"] = hash_values(raw), times
+            events["row"] = np.arange(rows, rows + len(events))
+            numbers = (events["user"] >> np.uint64(64 - _RANGE_BITS)).astype(np.uint8)
+            order = np.argsort(numbers, kind="stable")
+            ends = np.searchsorted(numbers[order], np.arange((1 << _RANGE_BITS) + 1))
+            for number in np.unique(numbers).tolist():
+                with open(self.folder / f"range-{number:02d}", "ab") as file:
+                    file.write(events[order[ends[number] : ends[number + 1]]].data)
+            rows += len(events)
+        np.array([first, last]).tofile(self.folder / "span")
+        return rows
+
+    def _sort(self) -> None:
+        first, folder = 0, self.folder
+        epoch, last = np.fromfile(folder / "span", np.int64).tolist()
+        with (
+            open(folder / "users", "wb") as users,
+            open(folder / "starts", "wb") as starts,
+            open(folder / "times", "wb") as times,
+        ):
+            for path in sorted(folder.glob("range-*")):
+                events = np.fromfile(path, _EVENT)
+                path.unlink()
+                events = events[np.lexsort((events["time"], events["user"]))]
+                self._places[events["row"]] = np.arange(first, first + len(events))
+                of_user = np.ascontiguousarray(events["user"])
+                begins = np.flatnonzero(np.append(True, of_user[1:] != of_user[:-1]))
+                users.write(of_user[begins].data)
+                starts.write((begins + first).data)
+                times.write((events["time"] - epoch).astype(type_of_times(epoch, last)).data)
+                first += len(events)
+            starts.write(np.array([first]).data)
+
+    def check_users(self) -> None:
+        """Raises ValueError if no sample has a user of the events: their columns differ. Warns where none
+        has an event before its time."""
+        if not self.matches.user:
+            events, samples = self._first_user, self.matches.first
+            raise ValueError(
+                f"no sample has a user of the events: column {self.schema.user!r} has {events!r} in the "
+                f"events and {samples!r} in the samples; write users alike in both"
+            )
+        if not self.matches.past:
+            warn("no sample has an event before its time: write times alike in events and samples")
+
+    def refer(self, references: np.ndarray) -> None:
+        """Adds references of some samples, see `EventIndex.references`."""
+        places, numbers = np.unique(references[:, 0], return_inverse=True)
+        changes = np.bincount(numbers, references[:, 1], len(places)).astype(np.int64)
+        self._references.reshape(-1)[places] += changes
+
+    def refer_all(self, number: int) -> None:
+        """Adds the references of a task, and removes its file."""
+        path = self.references_of(number)
+        with open(path, "rb") as file:
+            while len(some := np.fromfile(file, np.int64, _READ_AT_ONCE)):
+                self.refer(some.reshape(-1, 2))
+        path.unlink()
+
+    def count(self, counts: Counts, progress: Progress | None = None) -> None:
+        """Counts the values of events, each as often as histories have it."""
+        self.check_users()
+        for changes in self._references:
+            np.cumsum(changes, out=changes)
+        for columns in self._chunks(self._values_read, progress):
+            places = self._places_of(columns)
+            for longest, times in zip(self._lengths, self._references, strict=True):
+                names = [f.name for f in self.schema.sequences if f.max_length == longest]
+                ids = self._values(columns, names).ids
+                counts.add(without_keys(self.schema, ids), times[places])
+
+    def write(self, encoder: Encoder, progress: Progress | None = None) -> StoredHistories:
         """Writes the ids of the events, unless that was done before an interruption."""
-        path, features = folder / EVENTS_FILE, encoder.schema.id_features
+        path, features = self._out / EVENTS_FILE, encoder.schema.id_features
         if not path.exists():
             into = {
                 f.name: self._mapped(f"ids-{number}", id_type(encoder.schema, f))
                 for number, f in enumerate(features)
-                if f.name in self._longest
+                if f.name in self.schema.histories
             }
             for columns in self._chunks(self._values_read, progress):
                 places = self._places_of(columns)
@@ -244,16 +297,11 @@ class EventIndex:
                 arrays = {"users": self._users, "starts": self._starts, "times": self._times}
                 arrays |= {f"ids/{name}": ids for name, ids in into.items()}
                 write_sections(part, {"kind": "events", "rows": self.rows, "epoch": self._epoch}, arrays)
-        return StoredHistories.open(path, encoder.schema, self.rows)
+        return self.stored(encoder.schema)
 
     def remove(self) -> None:
         """Removes the temporary files."""
-        shutil.rmtree(self._folder)
-
-    @property
-    def _names(self) -> list[str]:
-        """The features of samples as they are read."""
-        return [feature.name for feature in stored_schema(self.schema).id_features]
+        shutil.rmtree(self.folder)
 
     def _chunks(self, how: Reading, progress: Progress | None) -> Iterator[Columns]:
         return (columns for _, columns in stream(self._inputs, how, progress))
@@ -267,9 +315,15 @@ class EventIndex:
         features = zip(self._values_read.schema.id_features, events.ids, strict=True)
         return with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
 
+    @cached_property
+    def _references(self) -> np.ndarray:
+        """[lengths, rows + 1] int64: how many histories begin at an event, less those that end there."""
+        size = len(self._lengths) * (self.rows + 1)
+        return self._mapped("references", np.int64, size).reshape(-1, self.rows + 1)
+
     def _mapped(self, name: str, dtype: Any, size: int | None = None) -> np.ndarray:
         """A new file of zeros, mapped. size: number of values (default: of events)."""
-        path, shape = self._folder / name, (self.rows if size is None else size,)
+        path, shape = self.folder / name, (self.rows if size is None else size,)
         with open(path, "wb") as file:  # a full disk is an error here, and a signal where it is mapped
             if hasattr(os, "posix_fallocate"):  # macOS has none
                 os.posix_fallocate(file.fileno(), 0, shape[0] * np.dtype(dtype).itemsize)
@@ -281,7 +335,7 @@ def with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Co
     rows = columns.num_rows
     nothing, no_lists = no_values(rows), no_values(0, np.zeros(rows + 1, np.int64))
     ids = tuple(by_name.get(f.name, no_lists if is_list(f) else nothing) for f in schema.id_features)
-    return dataclasses.replace(columns, ids=ids)
+    return replace(columns, ids=ids)
 
 
 def _text(users: RawIds) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of, without_keys
-from hotrows.data.encode.events import EventIndex
+from hotrows.data.encode.events import EventFiles, EventIndex
 from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts
 from hotrows.data.raw.cells import Columns, Reading
@@ -81,7 +81,7 @@ class Job:
     @property
     def read_schema(self) -> Schema:
         """The schema of the rows as they are read: with users in place of histories."""
-        return stored_schema(self.schema) if self.schema.histories else self.schema
+        return stored_schema(self.schema)
 
     @property
     def shared(self) -> tuple[Input, ...]:
@@ -120,18 +120,26 @@ class Job:
 class CountedRows:
     """Counts of some rows, beside those of their values.
 
-    numbers: [standard features, training rows] float64, in the order of the rows.
+    numbers: [standard features, training rows] float64, in the order of the rows. references: see
+    `EventIndex.references`; None without events.
     """
 
     rows: int
     numbers: np.ndarray
+    references: np.ndarray | None = None
 
 
-def count(schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts) -> CountedRows:
+def count(
+    schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts, events: EventIndex | None = None
+) -> CountedRows:
     """Adds the values of the training part to the counts. parts: of each row, [rows] uint8."""
-    training = parts == 0
+    training, references = parts == 0, None
+    if events is not None:
+        references = events.references(columns, training)
+        columns = events.without_users(columns)
     counts.add(without_keys(schema, columns.ids), training)
-    return CountedRows(columns.num_rows, columns.dense[standard_columns(schema)][:, training])
+    numbers = columns.dense[standard_columns(schema)][:, training]
+    return CountedRows(columns.num_rows, numbers, references)
 
 
 Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and their `Columns.missing`
@@ -188,7 +196,7 @@ class Executor:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.events: EventIndex | None = None
+        self.events: EventFiles | None = None
 
     def num_rows(self) -> int:
         """The number of rows that the split shares out."""
@@ -230,10 +238,10 @@ class Executor:
                 write_state(folder, _count_state(totals, position, counts, sharing))
                 saved = time.monotonic()
             parts = job.parts(position, columns, sharing)
-            if self.events is not None:
-                self.events.refer(columns, parts == 0)
-                columns = self.events.without_users(columns)
-            totals.add(count(job.schema, columns, parts, counts), job.threads)
+            counted = count(job.schema, columns, parts, counts, self.events)
+            totals.add(counted, job.threads)
+            if self.events is not None and counted.references is not None:
+                self.events.refer(counted.references)
         if self.events is not None:
             self.events.count(counts, job.progress_of("count"))
         return totals, counts
@@ -245,7 +253,7 @@ class Executor:
         # 1. Open the writers, and go to where a stopped preparation left off.
         job, histories, schema = self.job, None, encoder.schema
         if self.events is not None:
-            histories = self.events.write(encoder, folder, job.progress_of("encode"))
+            histories = self.events.write(encoder, job.progress_of("encode"))
             schema = histories.stored_schema
         writers, start = _writers(encoder.schema, folder, state, histories)
         sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)

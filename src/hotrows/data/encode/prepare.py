@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import opened_encoder, readers_of, stored_encoders, stored_values
-from hotrows.data.encode.events import EventIndex
+from hotrows.data.encode.events import EventFiles
 from hotrows.data.encode.oddities import oddities
 from hotrows.data.encode.passes import (
     STATE_FILE,
@@ -43,11 +43,10 @@ from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.raw.inputs import Input, inputs_of
-from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
-from hotrows.data.stored.histories import EVENTS_FILE, check_no_histories
+from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.sections import header_checksum
 from hotrows.data.stored.shards import Shard
@@ -118,7 +117,7 @@ def prepare(
 def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
     """Does the job, on this machine or on a cluster."""
     # 1. Choose who does the work.
-    executor = Executor(job)
+    executor, threads_here = Executor(job), job.threads
     if job.on_ray:
         from hotrows.data.encode.cluster.on_ray import OnRay
 
@@ -128,15 +127,15 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         # 2. Go on from the stage that an interrupted run reached.
         state, events = read_state(folder), None
         if job.events:
-            sorting = (job.threads, job.progress_of("events"))
-            events = executor.events = EventIndex(job.events, job.schema, folder / "events", *sorting)
+            sorting = (threads_here, job.progress_of("events"))
+            events = executor.events = EventFiles(job.events, job.schema, folder, *sorting)
         sharing = _sharing(executor, state)
         # 3. Learn the vocabularies, then encode.
         if state.get("stage") != "encode":
             encoders, num_rows = _learned(executor, folder, sharing, state)
             state = {"stage": "encode", "encoders": encoders, "rows": num_rows, **sharing.settled}
             write_state(folder, state)
-        encoder = opened_encoder(job.schema, folder, state["encoders"], job.threads, job.counts_memory)
+        encoder = opened_encoder(job.schema, folder, state["encoders"], threads_here, job.counts_memory)
         written, extremes = executor.encode(encoder, folder, state)
         if not written["train"].shards and job.stored is None:
             raise ValueError("the training part has no rows; give more rows, or a larger share")
@@ -181,7 +180,7 @@ def _job(
     *groups, events = map(inputs_of, rows)
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
-    _check_events(schema, events, [source for group in groups for source in group])
+    _check_events(schema, events)
     declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
     text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
     return Job(
@@ -202,7 +201,7 @@ def _job(
     )
 
 
-def _check_events(schema: Schema, events: Sequence[Input], others: Sequence[Input]) -> None:
+def _check_events(schema: Schema, events: Sequence[Input]) -> None:
     """Raises ValueError unless there are events if and only if the schema has histories."""
     if bool(events) != bool(schema.histories):
         raise ValueError(
@@ -210,8 +209,6 @@ def _check_events(schema: Schema, events: Sequence[Input], others: Sequence[Inpu
             f"{'' if events else 'not '}given: histories=(SEQUENCE, ...) in the schema and events=FILE "
             f"(--events FILE) belong together"
         )
-    if any(isinstance(source, RayInput) for source in (*events, *others)):
-        check_no_histories(schema, "a cluster of Ray")
 
 
 def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData | None:

@@ -7,8 +7,9 @@ still give files' rows in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,18 +68,29 @@ class RayInput:
     def blocks(self, schema: Schema | None = None) -> Iterator[RayBlock]:
         """Executes the dataset; yields its blocks that have rows, in the order in which Ray gives them.
         schema: the columns that are read, None: all."""
-        dataset, options = self.dataset, self.dataset.context.execution_options
-        before = options.preserve_order
-        if schema is not None and type(dataset).__name__ != "MaterializedDataset":
-            dataset = dataset.select_columns([c for c in self.names if c in schema.raw_columns])
-        options.preserve_order = dataset.context.execution_options.preserve_order = True
-        try:
+        with self._in_order(None if schema is None else schema.raw_columns) as dataset:
             for bundle in dataset.iter_internal_ref_bundles():
                 for block, piece in zip(bundle.blocks, bundle.slices, strict=True):
                     cut = piece and slice(piece.start_offset, piece.end_offset)
                     rows = cut.stop - cut.start if cut else block.metadata.num_rows
                     if rows:
                         yield RayBlock(block.ref, rows, block.metadata.size_bytes, cut)
+
+    def kept(self, columns: Collection[str]) -> RayInput:
+        """These columns of the dataset, which is executed once: the cluster keeps the blocks."""
+        with self._in_order(columns) as dataset:
+            return replace(self, dataset=dataset.materialize())
+
+    @contextmanager
+    def _in_order(self, columns: Collection[str] | None) -> Iterator[Any]:
+        """The dataset with these columns (None: all), whose blocks have the order of the rows."""
+        dataset, options = self.dataset, self.dataset.context.execution_options
+        before = options.preserve_order
+        if columns is not None and type(dataset).__name__ != "MaterializedDataset":
+            dataset = dataset.select_columns([c for c in self.names if c in columns])
+        options.preserve_order = dataset.context.execution_options.preserve_order = True
+        try:
+            yield dataset
         finally:
             options.preserve_order = before
 

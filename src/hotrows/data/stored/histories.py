@@ -37,7 +37,7 @@ def check_no_histories(schema: Schema, what: str) -> None:
     if schema.histories:
         raise ValueError(
             f"{what} takes histories as lists in the samples, and schema {schema.name!r} has them in an "
-            f"events file: leave user= and histories= out of it, or use `prepare` on one machine"
+            f"events file: leave user= and histories= out of it, or use `prepare`"
         )
 
 

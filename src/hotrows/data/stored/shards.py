@@ -32,7 +32,7 @@ from hotrows.data.stored.sections import Sections, header_checksum, open_section
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import IdFeature, Schema, is_list
 
-ROWS_PER_SHARD = 1 << 19
+_ROWS_PER_SHARD = 1 << 19
 _LISTS_AT_ONCE = 1 << 10  # rows whose histories are counted together: these may be long
 _NUMBERS_PER_SHARD = 1 << 26  # of vectors
 
@@ -187,10 +187,16 @@ def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
     )
 
 
+def rows_per_shard(schema: Schema) -> int:
+    """Rows of a full shard: fewer of wide vectors."""
+    width = max(1, schema.num_dense - len(schema.dense))
+    return min(_ROWS_PER_SHARD, max(1, _NUMBERS_PER_SHARD // width))
+
+
 class ShardWriter:
     """Collects the rows of one part and writes a shard whenever one is full.
 
-    rows: of a shard (default: ROWS_PER_SHARD, fewer of wide vectors); number: of the first shard.
+    rows: of a shard (default: `rows_per_shard`); number: of the first shard.
     histories: the events that rows refer to; the schema is then theirs, and rows are of the
         `stored_schema`.
     A shard is written to a temporary file and renamed. A writer that is resumed from `state()` ends
@@ -213,8 +219,7 @@ class ShardWriter:
         self._histories = histories
         self._all_features = schema
         self._schema = schema = schema if histories is None else histories.stored_schema
-        width = max(1, schema.num_dense - len(schema.dense))
-        self._rows_per_shard = rows or min(ROWS_PER_SHARD, max(1, _NUMBERS_PER_SHARD // width))
+        self._rows_per_shard = rows or rows_per_shard(schema)
         self._builder = ShardBuilder(schema, self._rows_per_shard)
         self._shards: list[tuple[str, int]] = []
         self._shards_tally = self._builder_tally = no_tally(self._all_features)

@@ -5,6 +5,9 @@
     blocks again                        ->  encode  pieces: rows of a part, in the cluster's memory
     pieces of 524,288 rows in all       ->  write   shards
 
+Events that are histories this process sorts before and counts after `count`; tasks map the sorted files.
+Of a dataset they are executed once, and pass through this process block by block.
+
 All bytes are those of one machine that reads the same rows:
 
     vocabularies   values are ranked by count and bytes, which do not depend on the order of counting
@@ -29,6 +32,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -39,14 +43,14 @@ from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, EncodedBl
 from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of
 from hotrows.data.encode.passes import Executor, Job, Totals, standard_columns
 from hotrows.data.encode.split import SharedChecks, Sharing
-from hotrows.data.encode.vocabulary import IdCounts, Values
+from hotrows.data.encode.vocabulary import Counts, IdCounts, Values
 from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.raw.values import joined
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Tally, no_tally
-from hotrows.data.stored.shards import ROWS_PER_SHARD, Written, written_of
+from hotrows.data.stored.shards import Written, rows_per_shard, written_of
 from hotrows.schema import Schema
 
 _RETRIES = 10  # of a task whose worker or machine was killed; an error of its own is not retried
@@ -110,6 +114,7 @@ class OnRay(Executor):
         self._cluster = RayCluster()
         at_once = self._cluster.num_processors if threads is None else threads
         super().__init__(replace(job, threads=at_once))
+        self._threads_here = job.threads
         self._digest = 0  # of the rows that were counted
         self._blocks = Blocks(self._cluster.store_bytes // _KEPT_SHARE)
 
@@ -135,50 +140,62 @@ class OnRay(Executor):
         files = {name: job.stored.path.resolve() / v.file for name, v in known.items() if job.stored}
         work = self._work(job.schema, folder, known=files, **sharing.settled)
         totals = Totals(ColumnMoments(len(standard_columns(job.schema))))
-        runs: list[list[int]] = [[] for _ in set(owners_of(job.schema))]
+        runs: list[tuple[tuple[int, ...], ...]] = []
         placed = self._placed(work)
         calls = (
             (None, self._cluster.submit(tasks.count, work, number, places, *blocks))
             for number, (places, blocks) in enumerate(self._groups(placed, _COUNTED_BYTES))
         )
-        self._digest = 0
-        for _, counts, _ in self._in_order(calls):
+        self._digest = num_tasks = 0
+        for num_tasks, (_, counts, _) in enumerate(self._in_order(calls), 1):
             totals.add(counts.counted, 1)
             self._digest += counts.digest
-            for of_vocabulary, numbers in zip(runs, counts.runs, strict=True):
-                of_vocabulary += numbers
+            runs.append(counts.runs)
+            if self.events is not None:
+                self.events.matches = self.events.matches.joined(counts.matches)
+                self.events.refer_all(num_tasks - 1)
             if progress is not None:
                 progress(totals.rows, totals.rows)
-        return totals, VocabularyRuns(self._cluster, work, runs)
+        if self.events is not None:
+            memory, owners = job.counts_memory, owners_of(job.schema)
+            of_events = Counts(owners, self.events.folder, memory, self._threads_here)
+            self.events.count(of_events, progress)
+            runs.append(tasks.keep_runs(of_events, owners, folder, num_tasks))
+        by_vocabulary = [list(chain(*numbers)) for numbers in zip(*runs, strict=True)]
+        return totals, VocabularyRuns(self._cluster, work, by_vocabulary)
 
     def encode(
         self, encoder: Encoder, folder: Path, state: dict[str, Any]
     ) -> tuple[dict[str, Written], Extremes]:
         # 1. Hand what the tasks share to the cluster, and a task each group of blocks.
-        progress = self.job.progress_of("encode")
+        progress, schema = self.job.progress_of("encode"), encoder.schema
+        if self.events is not None:
+            schema = self.events.write(encoder, progress).stored_schema
         facts = {name: state[name] for name in ("total", "before", "encoders")}
         work = self._work(encoder.schema, folder, **facts)
-        shards = [PartShards(self._cluster, work, name, folder) for name in NAMES]
+        shards = [PartShards(self._cluster, work, name, encoder.schema, folder) for name in NAMES]
         placed = self._placed(work, keep=False)
         calls = (
             (places, self._cluster.submit(tasks.encode, work, places, *blocks, results=1 + len(NAMES)))
             for places, blocks in self._groups(placed, _ENCODED_BYTES)
         )
         # 2. Take the encoded pieces in the order of the rows, each into the shards of its part.
-        extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(encoder.schema)
+        extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(schema)
         try:
             for places, encoded, pieces in self._in_order(calls):
                 _check_edge(shared, encoded)
                 for part, piece, rows in zip(shards, pieces, encoded.rows, strict=True):
                     part.append(piece, rows)
                 extremes = extremes.joined(encoded.extremes)
+                if self.events is not None:
+                    self.events.matches = self.events.matches.joined(encoded.matches)
                 digest, num_rows = digest + encoded.digest, num_rows + sum(p.rows or 0 for p in places)
                 if progress is not None:
                     progress(num_rows, state["rows"] or num_rows)
             # 3. The second pass must have seen the rows of the first.
             if state["rows"] is not None:
                 self._check_same(state["rows"], num_rows, digest)
-            written = {part.name: part.close(encoder.schema) for part in shards}
+            written = {part.name: part.close() for part in shards}
         finally:
             for part in shards:
                 part.stop()
@@ -214,7 +231,7 @@ class OnRay(Executor):
         for number, (source, part) in enumerate(zip(job.inputs, job.declared_parts, strict=True)):
             if shared and part is not None:
                 continue
-            first, blocks = 0, self._blocks.blocks(number, cast(RayInput, source), job.schema, keep)
+            first, blocks = 0, self._blocks.blocks(number, cast(RayInput, source), job.read_schema, keep)
             for block, summary in self._surveys(work, blocks) if surveyed else _as_they_are(blocks):
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
@@ -316,8 +333,8 @@ class VocabularyRuns:
 class PartShards:
     """The shards of a part: pieces are collected until one is full, which a task then writes."""
 
-    def __init__(self, cluster: RayCluster, work: Any, name: str, folder: Path) -> None:
-        self.name = name
+    def __init__(self, cluster: RayCluster, work: Any, name: str, schema: Schema, folder: Path) -> None:
+        self.name, self._schema, self._rows_per_shard = name, schema, rows_per_shard(schema)
         self._folder = folder
         self._cluster, self._work = cluster, work
         self._spans: list[slice] = []
@@ -331,20 +348,21 @@ class PartShards:
         """Adds a piece of so many rows. piece: a reference to it."""
         first = 0
         while first < rows:
-            end = min(rows, first + ROWS_PER_SHARD - self._size)
+            end = min(rows, first + self._rows_per_shard - self._size)
             self._spans.append(slice(first, end))
             self._pieces.append(piece)
             self._size, first = self._size + end - first, end
-            if self._size == ROWS_PER_SHARD:
+            if self._size == self._rows_per_shard:
                 self._write()
 
-    def close(self, schema: Schema) -> Written:
+    def close(self) -> Written:
         """Writes the last shard, and waits for all."""
         if self._size:
             self._write()
         while self._pending:
             self._await()
-        return written_of(self._shards, sum(self._tallies, no_tally(schema)), schema, self._folder)
+        tally = sum(self._tallies, no_tally(self._schema))
+        return written_of(self._shards, tally, self._schema, self._folder)
 
     def stop(self) -> None:
         self._cluster.stop(self._pending)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
+from hotrows.data.encode.events import EventIndex, Matches
 from hotrows.data.encode.passes import CountedRows, Piece, standard_columns, without_features
 from hotrows.data.encode.passes import count as count_rows
 from hotrows.data.encode.passes import encode as encode_rows
@@ -32,6 +33,7 @@ from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.ray_dataset import table_of
 from hotrows.data.raw.values import RawIds, hash_values, mix64
 from hotrows.data.stored.encoded import Extremes
+from hotrows.data.stored.histories import stored_schema
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardBuilder, ShardWriter
@@ -63,8 +65,13 @@ class ClusterWork:
     encoders: Mapping[str, Any] = field(default_factory=dict, compare=False)
     known: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
-    def reading(self, schema: Schema | None = None) -> Reading:
-        return Reading(schema or self.schema, 1, schema is None)
+    def reading(self, features: bool = True) -> Reading:
+        schema = stored_schema(self.schema)
+        return Reading(schema if features else without_features(schema), 1, features)
+
+    def events(self) -> EventIndex | None:
+        """The sorted events, in which a task finds the histories of its samples."""
+        return EventIndex(self.schema, self.folder) if self.schema.histories else None
 
     def sharing(self, state: Mapping[str, int]) -> Sharing:
         return Sharing(self.split, self.seed, self.total, self.before, dict(state))
@@ -104,7 +111,7 @@ def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
     """Surveys a block before its samples have numbers."""
     sharing, rows = work.sharing({}), 0
     try:
-        for columns in _columns(work, place, block, work.reading(without_features(work.schema))):
+        for columns in _columns(work, place, block, work.reading(features=False)):
             rows += columns.num_rows
             if work.split.kind == "stratified":
                 sharing.parts(columns)
@@ -116,7 +123,7 @@ def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
 def count_times(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[np.ndarray, np.ndarray]:
     """The distinct times of a block, and how many samples have each."""
     seen = IdCounts()
-    for columns in _columns(work, place, block, work.reading(without_features(work.schema))):
+    for columns in _columns(work, place, block, work.reading(features=False)):
         assert columns.times is not None
         seen.add(columns.times)
     return seen.merged()
@@ -124,33 +131,51 @@ def count_times(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[np.nd
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of blocks. runs: per vocabulary, the numbers of its run files; digest: see `digest_of`."""
+    """Counts of blocks. runs: see `keep_runs`; digest: see `digest_of`; matches: with the events."""
 
     counted: CountedRows
     runs: tuple[tuple[int, ...], ...]
     digest: int
+    matches: Matches | None
 
 
 def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks: Any) -> BlockCounts:
-    """Counts the values of the training part of neighbouring blocks into run files."""
+    """Counts the values of the training part of neighbouring blocks into run files, and into another
+    one the references of its histories."""
     owners = owners_of(work.schema)
     rows, numbers, digest = 0, [np.zeros((len(standard_columns(work.schema)), 0))], 0
     with _attempt(work) as folder:
-        counts = Counts(owners, folder, work.memory, 1)
-        for columns, parts in _chunks(work, places, blocks):
-            counted = count_rows(work.schema, columns, parts, counts)
-            rows += counted.rows
-            numbers.append(counted.numbers)
-            digest += digest_of(columns)
-        counts.spill()
-        runs = []
-        for v in range(len(set(owners))):
-            files = counts.runs(v)
-            assert len(files) < _RUNS
-            runs.append(tuple(number * _RUNS + n for n in range(len(files))))
-            for file, run in zip(files, runs[v], strict=True):
-                os.replace(file, work.folder / _run(v, run))
-    return BlockCounts(CountedRows(rows, np.concatenate(numbers, 1)), tuple(runs), digest % (1 << 64))
+        counts, events = Counts(owners, folder, work.memory, 1), work.events()
+        with open(folder / "references", "wb") as references:
+            for columns, parts in _chunks(work, places, blocks):
+                counted = count_rows(work.schema, columns, parts, counts, events)
+                rows += counted.rows
+                numbers.append(counted.numbers)
+                digest += digest_of(columns)
+                if counted.references is not None:
+                    references.write(counted.references.data)
+        if events is not None:
+            os.replace(references.name, events.references_of(number))
+        runs = keep_runs(counts, owners, work.folder, number)
+    counted = CountedRows(rows, np.concatenate(numbers, 1))
+    matches = None if events is None else events.matches
+    return BlockCounts(counted, runs, digest % (1 << 64), matches)
+
+
+def keep_runs(
+    counts: Counts, owners: Sequence[int], folder: Path, number: int
+) -> tuple[tuple[int, ...], ...]:
+    """Moves the run files of counts into the folder; returns their numbers, per vocabulary. number: of
+    the task, for names that no other has."""
+    counts.spill()
+    runs = []
+    for v in range(len(set(owners))):
+        files = counts.runs(v)
+        assert len(files) < _RUNS
+        runs.append(tuple(number * _RUNS + n for n in range(len(files))))
+        for file, run in zip(files, runs[v], strict=True):
+            os.replace(file, folder / _run(v, run))
+    return tuple(runs)
 
 
 def write_vocabulary(
@@ -172,25 +197,27 @@ def write_vocabulary(
 @dataclass(frozen=True)
 class EncodedBlocks:
     """Encoded blocks without their rows. rows: in each part; first, last: samples, where those of a
-    request share features; digest: see `digest_of`."""
+    request share features; digest: see `digest_of`; matches: with the events."""
 
     rows: tuple[int, ...]
     extremes: Extremes
     digest: int
     first: FirstRow | None
     last: Rows | None
+    matches: Matches | None
 
 
 def encode(
     work: ClusterWork, places: Sequence[BlockPlace], *blocks: Any
 ) -> tuple[EncodedBlocks | Piece | None, ...]:
     """Encodes neighbouring blocks: what is known of them, and their rows of each part."""
-    encoder = _encoder(work)
-    builders = [ShardBuilder(encoder.schema, sum(place.rows or 0 for place in places)) for _ in NAMES]
+    encoder, events = _encoder(work), work.events()
+    schema = stored_schema(encoder.schema, 0 if events is None else events.rows)
+    builders = [ShardBuilder(schema, sum(place.rows or 0 for place in places)) for _ in NAMES]
     missing: list[list[np.ndarray]] = [[] for _ in NAMES]
-    shared, extremes, digest = SharedChecks(encoder.schema), Extremes(), 0
+    shared, extremes, digest = SharedChecks(schema), Extremes(), 0
     for columns, parts in _chunks(work, places, blocks):
-        encoded = encode_rows(encoder, columns, parts, shared)
+        encoded = encode_rows(encoder, columns, parts, shared, events)
         extremes = extremes.joined(encoded.extremes)
         digest += digest_of(columns)
         for builder, absent, piece in zip(builders, missing, encoded.pieces, strict=True):
@@ -198,7 +225,8 @@ def encode(
                 builder.append(piece[0])
                 absent.append(piece[1])
     sizes = tuple(builder.size for builder in builders)
-    known = EncodedBlocks(sizes, extremes, digest % (1 << 64), shared.first, shared.last)
+    matches = None if events is None else events.matches
+    known = EncodedBlocks(sizes, extremes, digest % (1 << 64), shared.first, shared.last, matches)
     pieces = (
         (builder.rows(), np.concatenate(absent, 1)) if builder.size else None
         for builder, absent in zip(builders, missing, strict=True)
@@ -210,9 +238,10 @@ def write_shard(
     work: ClusterWork, part: str, number: int, spans: Sequence[slice], *pieces: Piece
 ) -> tuple[str, int, dict[str, list[int]]]:
     """Writes spans of pieces, end to end, as one shard: its name, its rows, and their tally."""
-    size = sum(span.stop - span.start for span in spans)
+    size, events = sum(span.stop - span.start for span in spans), work.events()
+    histories = None if events is None else events.stored(work.schema)
     with _attempt(work) as folder:
-        writer = ShardWriter(folder, part, work.schema, size, number=number)
+        writer = ShardWriter(folder, part, work.schema, size, number=number, histories=histories)
         for span, (rows, missing) in zip(spans, pieces, strict=True):
             writer.append(rows[span], missing[:, span])
         (shard,) = writer.close().shards
@@ -263,16 +292,21 @@ def _run(v: int, number: int) -> str:
 @contextmanager
 def _attempt(work: ClusterWork) -> Iterator[Path]:
     """A folder for this attempt alone."""
+    _check_folder(work)
+    with tempfile.TemporaryDirectory(prefix=ATTEMPT, dir=work.folder) as folder:
+        yield Path(folder)
+
+
+def _check_folder(work: ClusterWork) -> None:
     if not work.folder.is_dir():
         raise ValueError(
             f"the machine {platform.node()} of the cluster does not see the folder {work.folder}; name "
             f"one on a file system that all its machines share"
         )
-    with tempfile.TemporaryDirectory(prefix=ATTEMPT, dir=work.folder) as folder:
-        yield Path(folder)
 
 
 @lru_cache(1)
 def _encoder(work: ClusterWork) -> Encoder:
     """The encoder, which a worker opens once."""
+    _check_folder(work)
     return opened_encoder(work.schema, work.folder, work.encoders, 1, work.memory)
