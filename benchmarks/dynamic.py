@@ -10,8 +10,11 @@ distinct keys of the stream:
     lru        keys that were read twice, the one read longest ago is evicted
     frequent   keys that were read twice lately, and more often than the one that is evicted, which has
                the fewest reads, of a half-life of 8 batches
-    budget     as `frequent`, the rows of all tables divided as `rows_budget` does, by the counts of the
-               parts that are trained; in all others each table holds the same share of its keys
+    budget     as `frequent`, rows of all tables divided as `rows_budget` does for shuffled samples: by
+               the counts of the parts that are trained
+    ordered    as `budget`, as `rows_budget` does for samples in order: by the reads of rows that earlier
+               batches have trained, with the half-life, 8 or 32 batches, that serves most of them; in
+               all others each table holds the same share of its keys
     cafe       hot keys of all tables own rows, others share them by a hash (`benchmarks.papers.cafe`), in
                the bytes of `frequent` with its keys and its sketch
     lfu        every key, the one with the fewest reads is evicted, of a half-life of 25 batches
@@ -31,6 +34,7 @@ Figures are written as they come; a run that was ended goes on with those that a
 
 import argparse
 import csv
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -50,7 +54,7 @@ from hotrows import Adagrad, Batch, Constant, Dynamic, Embedding, Normal, Table
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.metrics import auc
 from hotrows.schema import Schema, Sparse
-from hotrows.train.rows_budget import ValueReads, divide
+from hotrows.train.rows_budget import Replay, ValueReads, divide
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -63,10 +67,10 @@ WAYS = {
 }
 CAFE = Setting(threshold=2, shared=0.3, decay=0.9)  # best of those tried; published: 10 to 500
 RECORD, KEY = 2 * 4 * (DIM + 1), 24 + 32  # bytes of a key: its rows, and what finds and counts it
-ARMS = (("unlimited", 1.0), *product((*WAYS, "budget", "cafe", "hashing"), SHARES))
+ARMS = (("unlimited", 1.0), *product((*WAYS, "budget", "ordered", "cafe", "hashing"), SHARES))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
     """keys: [F, N] int64, of each feature; labels: [N] float32; in the order of time."""
 
@@ -145,17 +149,39 @@ def measure(samples: Samples, seed: int, way: str, share: float) -> dict[str, fl
     if way == "cafe":
         cafe = CafeRows([num * (RECORD + KEY) for num in rows], DIM, CAFE, seed)
         return train_rows(samples, cafe, seed)
+    if way == "ordered":
+        rows = divided(samples, sum(rows), in_order=True)
+        evict = [replay.evict(num) for replay, num in zip(replayed(samples), rows, strict=True)]
+        return train(
+            samples,
+            seed,
+            [Dynamic(*how) for how in zip(rows, ["frequent:2"] * len(rows), evict, strict=True)],
+        )
     if way == "budget":
         rows, way = divided(samples, sum(rows)), "frequent"
     return train(samples, seed, [Dynamic(capacity=num, **WAYS[way]) for num in rows])
 
 
-def divided(samples: Samples, num_rows: int) -> list[int]:
-    """So many rows divided over the features by the counts of the parts that are trained."""
-    trained = samples.keys[:, : samples.of_part(PARTS - 1).start]
-    counts = [np.sort(np.unique(keys, return_counts=True)[1])[::-1] for keys in trained]
-    read = {str(f): ValueReads(num, RECORD) for f, num in enumerate(counts)}
+def divided(samples: Samples, num_rows: int, in_order: bool = False) -> list[int]:
+    """So many rows divided over the features by the parts that are trained: by the counts of keys or, in
+    order, by the reads of rows that earlier batches have trained."""
+    counts = enumerate([one.counts() for one in replayed(samples)] if in_order else _counts(samples))
+    read = {str(f): ValueReads(num, RECORD) for f, num in counts}
     return list(divide(read, num_rows * RECORD).values())
+
+
+def _counts(samples: Samples) -> list[np.ndarray]:
+    trained = samples.keys[:, : samples.of_part(PARTS - 1).start]
+    return [np.sort(np.unique(keys, return_counts=True)[1])[::-1] for keys in trained]
+
+
+@functools.lru_cache(1)  # of all shares
+def replayed(samples: Samples) -> list[Replay]:
+    replays = [Replay(len(num)) for num in _counts(samples)]
+    for batch in (batch for part in range(PARTS - 1) for batch in samples.batches(part)):
+        for replay, keys in zip(replays, batch.ids.view(len(replays), -1), strict=True):
+            replay.read(keys)
+    return replays
 
 
 def hashed(samples: Samples, rows: list[int]) -> Samples:

@@ -100,8 +100,8 @@ def arms(result: str) -> dict[str, dict]:
 
 def draw_kept(measured: dict[str, list[dict]]) -> None:
     """AUC over rows kept, of the figures of `dynamic.py`, by stream."""
-    colors = {"budget": "#c02942", "frequent": "#7b3fa0", "lru": GRAY, "lfu": ORANGE, "ahead": BLUE}
-    colors |= {"cafe": "#b8860b", "hashing": GREEN}
+    colors = {"ordered": "#c02942", "budget": "#e39aa5", "frequent": "#7b3fa0", "lru": GRAY}
+    colors |= {"lfu": ORANGE, "ahead": BLUE, "cafe": "#b8860b", "hashing": GREEN}
     figure = figures.new_figure(12.5, 4.2)
     with figures.style():
         for axes, (stream, found) in zip(

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from numpy.random import default_rng
 
 from hotrows.data import prepare, prepare_schema
@@ -14,8 +15,9 @@ from hotrows.record import layout_of
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run, rows_budget, run_folder
 from hotrows.train.defaults import settle
-from hotrows.train.rows_budget import ValueReads, coverage, divide, with_capacities
+from hotrows.train.rows_budget import Replay, ValueReads, coverage, divide, with_capacities
 from hotrows.tuning.owned_rows import owned_rows
+from tests.reference.keys import ReferenceKeyTable
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -203,3 +205,64 @@ def test_the_smallest_bytes_that_lose_little_do_so():
     assert list(owned.shares.values()) == sorted(owned.shares.values())
     unread = {"v": ValueReads(np.zeros(3, np.int64), 8)}
     assert owned_rows((), Schema(()), {}, unread) is None, "no share of no lookup, which once was NaN"
+
+
+def served_by(num_rows, evict, batches):
+    """The reads of keys whose rows earlier batches have trained."""
+    table, served = ReferenceKeyTable(Dynamic(num_rows, "frequent:2", evict)), 0
+    for keys in batches:
+        served += sum(id >= table.first_id for id in table.find(keys).tolist())
+        table.resolve(keys)
+        table.trained()
+    return served
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 37])
+def test_a_replay_counts_what_each_capacity_serves(num_keys):
+    draw, sizes = default_rng(num_keys), sorted({min(1 << n, num_keys) for n in range(7)})
+    weights = draw.pareto(1.0, (30, num_keys)) + 0.01  # other keys are popular in each batch
+    batches = [torch.from_numpy(draw.choice(num_keys, 20, p=w / w.sum())) for w in weights]
+    replay = Replay(num_keys)
+    for keys in batches:
+        replay.read(keys)
+    counts = replay.counts()
+    assert len(counts) == num_keys and (np.diff(counts) <= 1e-9).all() and (counts >= 0).all()
+    by_evict = {
+        size: {evict: served_by(size, evict, batches) for evict in ("lfu:8", "lfu:32")} for size in sizes
+    }
+    served = {0: 0, **{size: max(both.values()) for size, both in by_evict.items()}}
+    for size, both in by_evict.items():
+        assert both[replay.evict(size)] == max(both.values())
+    curve = {size: counts[:size].sum() for size in served}
+    assert all(curve[size] >= served[size] - 1e-6 for size in served)
+    assert curve[max(served)] == pytest.approx(max(served.values()))
+    corners = [n for n in served if 0 < n < num_keys and counts[n - 1] > counts[n] + 1e-9]
+    assert all(curve[size] == pytest.approx(served[size]) for size in corners)
+
+
+def test_of_many_keys_some_stand_for_all():
+    num_keys, replay = 600_000, Replay(600_000)
+    for keys in torch.arange(num_keys).repeat(3).split(num_keys):
+        replay.read(keys)  # the third time all that fit were trained
+    counts = replay.counts()
+    assert len(Replay(0).counts()) == 0
+    assert len(counts) == num_keys and counts.sum() == pytest.approx(num_keys, rel=0.02)
+
+
+def test_users_who_leave_get_few_rows_in_order_and_many_of_shuffled_samples(tmp_path):
+    """Counts once gave most rows to users who never came back, and CAFE was better on MovieLens."""
+    draw, num = default_rng(0), 4000
+    raw = {
+        "label": draw.integers(0, 2, num),
+        "user": np.arange(num) // 8,
+        "item": draw.zipf(1.3, num) % 300,
+    }
+    of = Schema((Sparse("user", dynamic=Dynamic()), Sparse("item", dynamic=Dynamic())), name="passing")
+    data = prepare(raw, of, tmp_path / "enc", split="position:1,0,0")
+    rows = {}
+    for shuffle in (False, True):
+        config = dataclasses.replace(SMALL, rows_budget=8000, shuffle=shuffle)
+        trained = Trainer(data, config, tmp_path / f"{shuffle}").data.schema
+        rows[shuffle] = {feature.name: feature.dynamic.capacity for feature in trained.sparse}
+    assert rows[False]["user"] < 4 < 40 < rows[True]["user"], rows
+    assert sum(rows[True].values()) - 2 <= sum(rows[False].values()) <= sum(rows[True].values()) + 2

@@ -5,6 +5,8 @@
 
 Values of all vocabularies are ranked by how often the training part reads them, per byte of their rows; a
 table has as many rows as it has values among the first that fit. Which keys own them, training decides.
+Where samples are not shuffled, keys come and go, and a read counts only if its key owned a row before its
+batch: a user who reads much in one batch needs none. `Replay` counts these reads by the number of rows.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hotrows import models
 from hotrows.config import TrainConfig
@@ -29,6 +32,7 @@ from hotrows.distributed.all_or_none import of_rank_0
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import MOST_ROWS, Dynamic
 from hotrows.engine.dynamic_ids import DynamicIds
+from hotrows.keys.partitions import Vocabulary, partition_of
 from hotrows.record import layout_of
 from hotrows.runtime.units import format_bytes
 from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
@@ -37,7 +41,7 @@ from hotrows.train.recommender import model_and_tables
 
 log = logging.getLogger("hotrows")
 
-_BEST = {"admit": "frequent:2", "evict": "lfu:8"}  # of those in docs/evidence/quality.md
+_ADMIT, _EVICT = "frequent:2", ("lfu:8", "lfu:32")  # best of those in docs/evidence/quality.md
 _LEAST_BOUND = 2**20  # counters in a row of a sketch, 8 MiB in all, which needs no bound
 
 
@@ -45,8 +49,9 @@ _LEAST_BOUND = 2**20  # counters in a row of a sketch, 8 MiB in all, which needs
 class ValueReads:
     """How the training part reads the values of a vocabulary.
 
-    counts: lookups of each value, falling; unknown: of values without an id. row_bytes: of a value's
-    records in all tables. least: rows that it has at any budget; reserved: those that stand for no value.
+    counts: lookups of each value, or those that one row more serves, falling; unknown: all others.
+    row_bytes: of a value's records in all tables. least: rows that it has at any budget; reserved: those
+    that stand for no value.
     """
 
     counts: np.ndarray
@@ -84,6 +89,69 @@ def reads(data: EncodedData, tables: Sequence[Table]) -> tuple[Vocabularies, Voc
             sizes = (row_bytes[name], len(values), reserved[name])
             static[name] = ValueReads(np.sort(values)[::-1], *sizes, int(unknown.sum()))
     return dynamic, static
+
+
+def replayed(
+    data: EncodedData, tables: Sequence[Table], read: Vocabularies, batch_size: int
+) -> dict[str, Replay]:
+    """By vocabulary of keys, its reads if batches come as the data are stored. read: all of them."""
+    ids = DynamicIds.of_schema(data.schema, tables)
+    replays = {name: Replay(len(read[name].counts)) for name in ids.vocabularies}
+    for batch in Loader(data.parts["train"], batch_size).batches(0) if replays else ():
+        for replay, keys in zip(replays.values(), ids.present_keys(batch.expanded()), strict=True):
+            replay.read(keys)
+    return replays
+
+
+class Replay:
+    """Reads of keys whose rows earlier batches have trained, by the number of rows.
+
+    Key tables of capacities in powers of two are replayed, under `frequent:2` with `lfu:8` and `lfu:32`.
+    num_keys: distinct ones; of more than 64 Ki, some that their hash chooses stand for all.
+    """
+
+    def __init__(self, num_keys: int) -> None:
+        self.num_keys, self._one_of = num_keys, (num_keys >> 16) + 1
+        most = max(num_keys // self._one_of, 1)
+        self._sizes = np.array([*(1 << n for n in range((most - 1).bit_length())), most])
+        self._tables = [
+            [Vocabulary(Dynamic(size, _ADMIT, evict), 1).partition(0) for size in self._sizes.tolist()]
+            for evict in _EVICT
+        ]
+        self._served = np.zeros((len(_EVICT), len(self._sizes)), np.int64)
+
+    def read(self, keys: Tensor) -> None:
+        """Reads the keys of the next batch, [N] int64."""
+        keys = keys[partition_of(keys, self._one_of) == 0]
+        for place in np.ndindex(self._served.shape):
+            table = self._tables[place[0]][place[1]]
+            self._served[place] += int((table.find(keys) >= table.first_id).sum())
+            table.resolve(keys)
+            table.trained()
+
+    def counts(self) -> np.ndarray:
+        """The reads that one row more serves, [num_keys], falling.
+
+        They are slopes of the least concave curve above what each capacity serves.
+        """
+        sizes, served = np.append(0, self._sizes), np.append(0, self._served.max(0))
+        counts, n = np.zeros(self.num_keys), 0
+        while n < len(sizes) - 1:
+            slopes = (served[n + 1 :] - served[n]) / (sizes[n + 1 :] - sizes[n])
+            first, n = int(sizes[n]), n + 1 + int(np.argmax(slopes))
+            counts[first * self._one_of : int(sizes[n]) * self._one_of] = max(slopes.max(), 0)
+        return counts
+
+    def evict(self, num_rows: int) -> str:
+        """The eviction under which so many rows serve most reads."""
+        place = min(int(np.searchsorted(self._sizes * self._one_of, num_rows)), len(self._sizes) - 1)
+        return _EVICT[int(np.argmax(self._served[:, place]))]
+
+    def served(self, read: ValueReads) -> ValueReads:
+        """These reads of keys, as far as they were served, by rows in place of keys."""
+        counts = self.counts()
+        lost = max(int(read.counts.sum() - counts.sum()), 0)
+        return dataclasses.replace(read, counts=counts, unknown=lost)
 
 
 def divide(read: Vocabularies, num_bytes: int) -> dict[str, int]:
@@ -157,18 +225,24 @@ def _divided(data: EncodedData, config: TrainConfig, budget: int, model: Any) ->
     if budget < least:
         raise ValueError(_too_small(budget, least, tuple(static.values())))
     # 2. The capacities of the others
-    if rows := divide(keys, budget - fixed) if keys else {}:
+    assert config.batch_size is not None, "settle the config first"
+    replays = {} if config.shuffle else replayed(data, tables, keys, config.batch_size)
+    served = {**keys, **{name: replay.served(keys[name]) for name, replay in replays.items()}}
+    if rows := divide(served, budget - fixed) if keys else {}:
         sizes = ", ".join(f"{name} {num:,}" for name, num in rows.items())
-        share = f"{coverage(keys, rows):.1%} of their lookups can own a row".replace("%", " %")
+        share = f"{coverage(served, rows):.1%} of their lookups can own a row".replace("%", " %")
         counted = share if any(len(one.counts) for one in keys.values()) else "even, as none is counted"
         log.info(f"rows of {format_bytes(budget)}: {sizes} keys; {counted}")
-    return with_capacities(data.schema, rows, keys, **_BEST)
+    evict = {n: replays[n].evict(num) if n in replays else _EVICT[0] for n, num in rows.items()}
+    return with_capacities(data.schema, rows, keys, evict)
 
 
-def with_capacities(schema: Schema, rows: Mapping[str, int], read: Vocabularies, **policy: str) -> Schema:
+def with_capacities(
+    schema: Schema, rows: Mapping[str, int], read: Vocabularies, evict: Mapping[str, str] | None = None
+) -> Schema:
     """The schema whose dynamic features have so many keys at most, by vocabulary.
 
-    policy: fields of `Dynamic` for those that declare neither `admit` nor `evict`.
+    evict: by vocabulary, of those that declare neither `admit` nor `evict` (default: as declared).
     """
 
     def sized(feature: Any) -> Any:
@@ -176,8 +250,11 @@ def with_capacities(schema: Schema, rows: Mapping[str, int], read: Vocabularies,
         if not dynamic or vocabulary_of(feature) not in rows:
             return feature
         plain = (dynamic.admit, dynamic.evict) == (Dynamic.admit, Dynamic.evict)
-        changes = {"capacity": rows[vocabulary_of(feature)], **(policy if plain else {})}
-        dynamic, counts = dataclasses.replace(dynamic, **changes), read[vocabulary_of(feature)].counts
+        name = vocabulary_of(feature)
+        changes: dict[str, Any] = {"capacity": rows[name]}
+        if plain and evict:
+            changes |= {"admit": _ADMIT, "evict": evict[name]}
+        dynamic, counts = dataclasses.replace(dynamic, **changes), read[name].counts
         width = max(4 * int(counts.sum()) // dynamic.partitions, _LEAST_BOUND)  # two epochs' reads
         if dynamic.admission.kind == "frequent" and len(counts) and width < dynamic.sketch_width:
             dynamic = dataclasses.replace(dynamic, admit=f"frequent:{dynamic.admission.reads},{width}")
