@@ -10,8 +10,8 @@
 
 The shape is KuaiRand's: four weeks, popularity by a power law, several signals, users of 8 to 160 pages
 in bursts. A page is a request of eight candidates: two at random, six chosen for the user by taste and
-interest, so that interests drift with what was shown. Two weeks are history alone, then 11 days train,
-one validates, two test. The probability is known, so that the best AUC is, too. Models see no times of
+interest, so that interests drift with what was shown. 13 days are history alone, ten train, one validates,
+four test. The probability is known, so that the best AUC is, too. Models see no times of
 events. Constants were set before any model was trained.
 """
 
@@ -36,7 +36,7 @@ BIAS, REACH, WEARY = -0.9, 1.5, 0.3
 CANDIDATES, RANDOM, POOL = 8, 2, 64
 HOUR, DAY = 3_600, 86_400
 HALF_LIFE, BEGIN = 2 * DAY, 1_650_000_000
-ENDS = np.array([14, 25, 26, 28]) * DAY  # of history, training, validation and test
+ENDS = np.array([13, 23, 24, 28]) * DAY  # of history, training, validation and test
 LENGTH = 128  # of histories, at most
 EVENT = ("video", "author", "category", "signal")
 HISTORIES = [[f"past_{name}" for name in EVENT]]  # for models that compare them with the candidate
@@ -59,7 +59,7 @@ SCHEMA = Schema(
 
 @dataclass(frozen=True)
 class Size:
-    users: int = 1_200
+    users: int = 500
     videos: int = 5_000
     authors: int = 800
     categories: int = 30
