@@ -10,9 +10,10 @@
 
 The shape is KuaiRand's: four weeks, popularity by a power law, several signals, users of 8 to 160 pages
 in bursts. A page is a request of eight candidates: two at random, six chosen for the user by taste and
-interest, so that interests drift with what was shown. 13 days are history alone, ten train, one validates,
-four test. The probability is known, so that the best AUC is, too. Models see no times of
-events. Constants were set before any model was trained.
+interest, so that interests drift with what was shown. 13 days are history alone, ten train, one
+validates, four test. The probability is known, so that the best AUC is, too. Models see no times of
+events. Constants were set before any model was trained, the size after a run of seed 0 on 500 users and
+5,000 videos, where no model reached 0.63.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ SCHEMA = Schema(
 
 @dataclass(frozen=True)
 class Size:
-    users: int = 500
-    videos: int = 5_000
-    authors: int = 800
+    users: int = 1_200
+    videos: int = 3_000
+    authors: int = 500
     categories: int = 30
     pages: float = 40  # of the median user
 
