@@ -24,7 +24,7 @@ BUDGET = {
     "checks": 200,
     "cli": 3_550,
     "costs": 2_350,
-    "data": 12_300,
+    "data": 12_450,
     "datasets": 3_100,
     "distributed": 1_150,
     "engine": 3_750,
@@ -44,7 +44,7 @@ BUDGET = {
     "storage": 2_450,
     "streams": 2_000,
     "trackers": 300,
-    "train": 6_250,
+    "train": 6_350,
     "tuning": 2_100,
 }
 

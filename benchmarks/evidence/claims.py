@@ -426,7 +426,7 @@ QUALITY = (
         "test AUC of DeepFM on MovieLens-1M, one epoch, three seeds",
         lambda: "{auc:.4f} ± {auc_interval:.4f}".format(**at("models-movielens/models/deepfm")),
         f"{at('models-movielens/models/lr/auc'):.4f}, logistic regression trained alike",
-        Origin("models-movielens/models/deepfm", "benchmarks.models"),
+        Origin("models-movielens/models/deepfm", "benchmarks.models movielens"),
     ),
     Claim(
         "test AUC with a tenth of the keys, Avazu, look-ahead against LRU",

@@ -8,6 +8,8 @@ from statistics import stdev
 from benchmarks.boosting import rows as boosting_rows
 from benchmarks.evidence.claims import auc_less_one_hot
 from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
+from benchmarks.models import FIGURES
+from benchmarks.models import half as half_interval
 from benchmarks.request_order import differences, half
 
 DATA = (
@@ -31,6 +33,11 @@ SETS = {
     "movielens": "MovieLens-1M, a quarter of the users",
     "clicks": "synthetic clicks with histories",
 }
+SEEDS = 5  # of models that are compared by seed
+PAIRED = (
+    "model | test AUC | GAUC | log loss | AUC less that of `dnn` | GAUC less that of `dnn` "
+    "| log loss less that of `dnn`"
+)
 WAYS = ("ordered", "budget", "frequent", "lru", "lfu", "ahead", "cafe", "hashing")
 
 
@@ -81,6 +88,34 @@ def movielens() -> list[list[str]]:
         ]
         for name, m in sorted(at("models-movielens/models").items(), key=lambda one: -one[1]["auc"])
     ]
+
+
+def paired(file: str, seeds: int, base: str = "dnn") -> list[list[str]]:
+    """Figures of models with so many seeds, and what each has more than another model, by seed."""
+    rows, models = [], at(f"{file}/models")
+    plain = {run["seed"]: run for run in models[base]["runs"]}
+    for name, m in sorted(models.items(), key=lambda one: -one[1]["auc"]):
+        if len(m["runs"]) < seeds:
+            continue
+        cells = [f"{m[figure]:.4f} ± {m[f'{figure}_interval']:.4f}" for figure in FIGURES]
+        for figure in FIGURES if name != base else ():
+            more = [run[figure] - plain[run["seed"]][figure] for run in m["runs"]]
+            cells.append(f"{signed(mean(more))} ± {half_interval(more):.4f}")
+        rows.append([name, *cells, *[""] * (2 * len(FIGURES) - len(cells))])
+    return rows
+
+
+def movielens_pairs() -> list[list[str]]:
+    return paired("models-movielens", SEEDS)
+
+
+def short_videos() -> list[list[str]]:
+    known = at("models-short-videos/known").values()
+    rows = paired("models-short-videos", SEEDS)
+    for name in next(iter(known)):
+        cells = [f"{mean([of_seed[name][figure] for of_seed in known]):.4f}" for figure in FIGURES]
+        rows.append([f"*{name}*", *cells, *[""] * len(FIGURES)])
+    return rows
 
 
 def defaults() -> list[list[str]]:
@@ -267,7 +302,19 @@ TABLES = [
         "movielens",
         "model | test AUC | AUC within users | log loss",
         movielens,
-        (Origin("models-movielens/models/deepfm", "benchmarks.models"),),
+        (Origin("models-movielens/models/deepfm", "benchmarks.models movielens"),),
+    ),
+    Table(
+        "movielens-pairs",
+        PAIRED,
+        movielens_pairs,
+        (Origin("models-movielens/models/hstu", "benchmarks.models movielens"),),
+    ),
+    Table(
+        "short-videos",
+        PAIRED,
+        short_videos,
+        (Origin("models-short-videos/models/hstu", "benchmarks.models short_videos"),),
     ),
     Table(
         "boosting",
