@@ -240,8 +240,9 @@ def test_a_replay_counts_what_each_capacity_serves(num_keys):
     assert all(curve[size] == pytest.approx(served[size]) for size in corners)
 
 
-def test_of_many_keys_some_stand_for_all():
-    num_keys, replay = 600_000, Replay(600_000)
+@pytest.mark.parametrize(("num_keys", "num_reads"), [(600_000, 0), (200_000, 1 << 25)])
+def test_of_many_keys_some_stand_for_all(num_keys, num_reads):
+    replay = Replay(num_keys, num_reads)
     for keys in torch.arange(num_keys).repeat(3).split(num_keys):
         replay.read(keys)  # the third time all that fit were trained
     counts = replay.counts()

@@ -96,7 +96,8 @@ def replayed(
 ) -> dict[str, Replay]:
     """By vocabulary of keys, its reads if batches come as the data are stored. read: all of them."""
     ids = DynamicIds.of_schema(data.schema, tables)
-    replays = {name: Replay(len(read[name].counts)) for name in ids.vocabularies}
+    num_reads = {name: int(read[name].counts.sum()) for name in ids.vocabularies}
+    replays = {name: Replay(len(read[name].counts), num) for name, num in num_reads.items()}
     for batch in Loader(data.parts["train"], batch_size).batches(0) if replays else ():
         for replay, keys in zip(replays.values(), ids.present_keys(batch.expanded()), strict=True):
             replay.read(keys)
@@ -107,11 +108,13 @@ class Replay:
     """Reads of keys whose rows earlier batches have trained, by the number of rows.
 
     Key tables of capacities in powers of two are replayed, under `frequent:2` with `lfu:8` and `lfu:32`.
-    num_keys: distinct ones; of more than 64 Ki, some that their hash chooses stand for all.
+    num_keys: distinct ones; of more than 64 Ki, some that their hash chooses stand for all. num_reads:
+    of all keys; if they are above 4 Mi, a thousand keys or more stand for all.
     """
 
-    def __init__(self, num_keys: int) -> None:
-        self.num_keys, self._one_of = num_keys, (num_keys >> 16) + 1
+    def __init__(self, num_keys: int, num_reads: int = 0) -> None:
+        self.num_keys = num_keys
+        self._one_of = max(num_keys >> 16, min(num_reads >> 22, num_keys >> 10)) + 1
         most = max(num_keys // self._one_of, 1)
         self._sizes = np.array([*(1 << n for n in range((most - 1).bit_length())), most])
         self._tables = [
