@@ -332,12 +332,17 @@ def _rows_of_tables(kind, weights, states, lasts, steps, counts, slots, bounds, 
     return None if slots is None else slots[int(bounds[0]) : int(bounds[-1])]
 
 
+def _places(inverse, num_rows):
+    """The places that are some: what is read too early holds others."""
+    return inverse[(inverse >= 0) & (inverse < num_rows)]
+
+
 _ROWS_OF = {
     "hotrows::look_up_tables": {0: lambda weights, slots, bounds, *_: slots[: int(bounds[-1])]},
     "hotrows::catch_up_tables": dict.fromkeys((1, 2, 3), _rows_of_tables),
     "hotrows::step_tables": dict.fromkeys((1, 2, 3), _rows_of_tables),
     "hotrows::copy_rows": {0: lambda _, rows, *__: rows, 2: lambda a, b, c, rows=None, *_: rows},
-    "hotrows::pool": {0: lambda records, layout, slots, inverse, *_: slots[inverse[inverse >= 0]]},
+    "hotrows::pool": {0: lambda _, __, slots, inverse, *___: slots[_places(inverse, len(slots))]},
     "hotrows::update": {0: lambda records, layout, slots, rows, *_: slots[rows >= 0]},
 }
 

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -63,11 +65,12 @@ def test_a_run_worse_than_its_base_rate_says_so_from_python_once(diverged, tmp_p
     assert [line.partition(":")[0] for line in said] == ["test", "test", "rows"] and said[0] == said[1]
 
 
-def test_the_command_line_prints_the_same_lines(diverged, caplog, hotrows):
+def test_the_command_line_prints_the_same_lines(diverged, caplog):
     trainer = diverged[1]
     trainer.evaluate("test")
     said = warnings_of(caplog)
-    printed = hotrows("eval", trainer.run).err
+    command = [sys.executable, "-m", "hotrows", "eval", str(trainer.run)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert len(said) == 2 and all(printed.count(f"hotrows: warning: {line}\n") == 1 for line in said)
 
 

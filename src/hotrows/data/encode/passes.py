@@ -81,7 +81,7 @@ class Job:
     @property
     def read_schema(self) -> Schema:
         """The schema of the rows as they are read: with users in place of histories."""
-        return stored_schema(self.schema)
+        return stored_schema(self.schema) if self.schema.histories else self.schema
 
     @property
     def shared(self) -> tuple[Input, ...]:
