@@ -98,6 +98,8 @@ def replayed(
     ids = DynamicIds.of_schema(data.schema, tables)
     num_reads = {name: int(read[name].counts.sum()) for name in ids.vocabularies}
     replays = {name: Replay(len(read[name].counts), num) for name, num in num_reads.items()}
+    if replays:
+        log.info(f"counting the reads of {data.parts['train'].rows:,} samples in order")
     for batch in Loader(data.parts["train"], batch_size).batches(0) if replays else ():
         for replay, keys in zip(replays.values(), ids.present_keys(batch.expanded()), strict=True):
             replay.read(keys)
@@ -108,8 +110,8 @@ class Replay:
     """Reads of keys whose rows earlier batches have trained, by the number of rows.
 
     Key tables of capacities in powers of two are replayed, under `frequent:2` with `lfu:8` and `lfu:32`.
-    num_keys: distinct ones; of more than 64 Ki, some that their hash chooses stand for all. num_reads:
-    of all keys; if they are above 4 Mi, a thousand keys or more stand for all.
+    Of more than 64 Ki keys, or more than 4 Mi reads, a sample stands for all: at least a thousand keys,
+    chosen by their hash. num_keys, num_reads: of the whole.
     """
 
     def __init__(self, num_keys: int, num_reads: int = 0) -> None:

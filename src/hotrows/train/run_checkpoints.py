@@ -125,11 +125,12 @@ class RunCheckpoints:
             stored = checkpoint.load(folder, steps.embedding, steps.model, lineage, converts=True)
             saved = checkpoint.read_manifest(folder).tables
             steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
+        begun = run_folder.encoded_data(other)
+        has_same_events = begun is not None and begun.events == steps.data.events
         for name in list(stored.tensors):
             if name in ("random_state", "device_random_state") or name.startswith(_WINDOW):
                 tensor = stored.tensors.pop(name)
-                begun = run_folder.encoded_data(other) if run_folder.HISTORIES in name else None
-                if begun and begun.events == steps.data.events:
+                if has_same_events and run_folder.HISTORIES in name:
                     self.window[name.removeprefix(_WINDOW)] = tensor
         load_optimizer(steps.dense_optimizer, stored.tensors)
 

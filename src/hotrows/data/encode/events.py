@@ -109,8 +109,7 @@ class EventIndex:
         begins, ends = events_before(*of_users, moments - self._epoch)
         self._check_past(columns, begins, ends)
         past = bool((ends > begins).any())
-        known = past or self.matches.user
-        known = known or bool(events_before(*of_users, np.array(NEWEST))[1].any())
+        known = past or self.matches.user or bool(events_before(*of_users, np.array(NEWEST))[1].any())
         self.matches = self.matches.joined(Matches(known, past, _text(raw)))
         return begins, ends
 

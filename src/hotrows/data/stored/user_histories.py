@@ -61,6 +61,7 @@ class SortedEvents:
         return {"users": users, **taken, "times": self.times(places)}
 
     def times(self, places: np.ndarray) -> np.ndarray:
+        """The times of the events at places [n], in seconds since 1970."""
         return self.columns["times"][places].astype(np.int64) + self.epoch
 
     def before(self, users: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
