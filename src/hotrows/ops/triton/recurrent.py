@@ -124,7 +124,7 @@ def _backward(
         # [BB, BH]
         # 2. What the forward pass had at this position.
         b_r, b_z, b_candidate = _load_gates(p_gates + o_gates, m, H)
-        b_h = tl.load(p_states + o_state - H, mask=m & (step > 0), other=0.0)
+        b_h = tl.load(p_states + o_state - H, mask=m & (b_n > b_begin)[:, None], other=0.0)
         b_g = b_carried + tl.load(p_grad_states + o_state, mask=m, other=0.0)
         b_a = _load_attention(p_attention, b_n, m_n, BB)
         # 3. Gradients of the share, of attention, and of the gates before their functions.

@@ -57,8 +57,9 @@ def _sum_windows(
     if m_tail | m_head:
         o_id = begin + tl.arange(0, WINDOW)
         o_d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        m_in_tail = m_tail & (o_id < tail_end) & (o_id < end)
-        m_in_head = m_head & (o_id >= head_begin) & (o_id < end)
+        # Bounds, not `m_tail & ..`: the interpreter of Triton 3.9 takes no mask of a scalar and a block.
+        m_in_tail = o_id < tl.where(m_tail, tl.minimum(tail_end, end), begin)
+        m_in_head = (o_id >= tl.where(m_head, head_begin, end)) & (o_id < end)
         m_d = o_d < D
         b_term = terms(
             p_grad, p_order, p_bags, p_weights, o_id, m_in_tail | m_in_head, o_d, m_d[None, :], D
