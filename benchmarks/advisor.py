@@ -31,10 +31,11 @@ from hotrows.data import EncodedData
 from hotrows.data.encode.writing import write_encoded
 from hotrows.distributed.comm import OneRank
 from hotrows.optim import Adagrad, RowWiseAdagrad
+from hotrows.planning.policy import SIMULATED
 from hotrows.train.defaults import settle
 from hotrows.tuning.advice import advise
 from hotrows.tuning.benchmark import TimedTraining
-from hotrows.tuning.cache_simulation import POLICIES, simulate
+from hotrows.tuning.cache_simulation import simulate
 from hotrows.tuning.measured_speed import measured_speed
 
 SHARES = (0.05, 0.1, 0.2, 0.4)
@@ -137,7 +138,7 @@ def predict(name: str) -> dict:
     speed, slow = measured_speed(data, job.config, DATA)
     probe = simulate(data, **_simulated(job), batches=2, fast_memory=[1 << 20], policies={})
     sizes = [int(share * probe.table_bytes) for share in SHARES]
-    policies = {"lookahead": POLICIES["lookahead"]}
+    policies = {"lookahead": SIMULATED["lookahead"]}
     simulation = simulate(
         data,
         **_simulated(job),

@@ -214,12 +214,12 @@ class LookedUp:
 
 
 def main() -> None:
-    if find_spec("deepctr_torch") is None:
-        command = [python_of("ctr"), "-W", "ignore", "-m", "benchmarks.equal_weights", *sys.argv[1:]]
-        sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
     parser = argparse.ArgumentParser(description="Equal weights in, equal outputs out?")
     parser.add_argument("--only", default="", help="pairs whose name has this; nothing is written")
     args = parser.parse_args()
+    if find_spec("deepctr_torch") is None:
+        command = [python_of("ctr"), "-W", "ignore", "-m", "benchmarks.equal_weights", *sys.argv[1:]]
+        sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
     torch.set_num_threads(1)
     rows = []
     for pair in PAIRS:

@@ -10,6 +10,7 @@ its own, where importing PyTorch fails: time to import and to score first, then 
 ten seconds. Their AUC on held-out rows says what fewer bits cost.
 """
 
+import argparse
 import json
 import os
 import resource
@@ -178,8 +179,12 @@ def auc_of(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    what, first, *models = sys.argv[1:]
-    if what == "score":
-        score(first, *models)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("make", "measure", "score"))
+    parser.add_argument("where", help="the folder; with score: a model, and its bundle")
+    parser.add_argument("models", nargs="*")
+    given = parser.parse_args()
+    if given.what == "score":
+        score(given.where, *given.models)
     else:
-        {"make": make, "measure": measure}[what](Path(first), models or list(MODELS))
+        {"make": make, "measure": measure}[given.what](Path(given.where), given.models or list(MODELS))

@@ -13,6 +13,7 @@ a header and a client that sends the largest legal bodies of JSON one after the 
 its own; five times in turn.
 """
 
+import argparse
 import http.client
 import json
 import multiprocessing
@@ -194,4 +195,8 @@ def wait_for(port: int) -> None:
 
 
 if __name__ == "__main__":
-    (beside if sys.argv[2:] == ["beside"] else main)(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", nargs="?", choices=("load", "beside"), default="load")
+    given = parser.parse_args()
+    {"load": main, "beside": beside}[given.what](given.folder)

@@ -27,11 +27,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.memory_limit import MemoryLimit
-from benchmarks.serving import CANDIDATES, PAST
+from benchmarks.serving import CANDIDATES
 from benchmarks.workload import CRITEO_KAGGLE
 
 MODELS = ("deepfm", "dlrm", "din")
 SKEWS = (1.05, 1.2)
+PAST = 100  # elements of DIN's history
+SHAPES = {"din": f"din-{PAST}"}  # names of benchmarks.serving
 WARM, REQUESTS = 40, 100
 SHARE = 10  # tables to memory
 CHUNK = 1 << 18
@@ -64,7 +66,7 @@ def make(folder: Path, scale: int, known: int, chosen: list[str]) -> None:
         models = tuple(model for model in models if model in (chosen or MODELS))
         if models and not enc.exists():
             write_rows(raw, data_of, scale, known)
-            schema = with_hashed(schema_of(data_of), data_of, scale, known)
+            schema = with_hashed(schema_of(SHAPES.get(data_of, data_of)), data_of, scale, known)
             hotrows.prepare([raw], schema, enc, split="position:0.999")
             raw.unlink()
         for model in models:
@@ -75,7 +77,7 @@ def make(folder: Path, scale: int, known: int, chosen: list[str]) -> None:
             )
             run = folder / f"{model}-run"
             hotrows.Trainer(EncodedData.open(enc), config, run).fit()
-            export(run, folder / model, format="onnx", shared=shared_of(model))
+            export(run, folder / model, format="onnx", shared=shared_of(SHAPES.get(model, model)))
             subprocess.run(["rm", "-r", str(run)], check=True)
             print(model, "made", flush=True)
 

@@ -3,6 +3,7 @@
 python -m benchmarks.evidence
 """
 
+import argparse
 import sys
 
 from benchmarks.evidence import claims, papers, performance, quality, reliability
@@ -22,6 +23,7 @@ PAGES: dict[str, list[Table]] = {
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="benchmarks.evidence", description=__doc__).parse_args()
     for page, tables in PAGES.items():
         put(DOCS / page, {table.name: table.text() for table in tables})
     return 0

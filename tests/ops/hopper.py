@@ -6,9 +6,9 @@
 A launch compiles the kernel for these very arguments and stops there.
 """
 
+import argparse
 import re
 import subprocess
-import sys
 import tempfile
 
 import torch
@@ -91,9 +91,12 @@ def _resources(made):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=("heavy", "layers"), default="heavy")
+    what = parser.parse_args().what
     from tests.ops.triton import layer_cases
 
-    if sys.argv[1:] != ["layers"]:
+    if what == "heavy":
         print(len(interactions()), "kernels compiled")
         calls = dict(reversed(layer_cases.real_calls(64, 5)))  # the first of each op
         heavy = [
