@@ -161,7 +161,7 @@ REFUSED = {
     "interval": pd.DataFrame({"x": pd.interval_range(0, 2)}),
     "bins": pd.DataFrame({"x": pd.cut([1, 2], 2)}),
     "clock": pd.DataFrame({"x": pd.Categorical([datetime.time(1, 2), datetime.time(3)])}),
-    "uuid": pa.table({"x": pa.array([uuid.UUID(int=5)] * 2, pa.uuid())}),
+    "uuid": pa.table({"x": pa.array([uuid.UUID(int=5).bytes] * 2, pa.uuid())}),
     "bool8": pa.table({"x": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))}),
     "objects": pl.DataFrame({"x": pl.Series([object(), object()], dtype=pl.Object)}),
     "date, time": {"x": [datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1, 5)]},

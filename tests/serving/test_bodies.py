@@ -161,9 +161,26 @@ def test_large_json_has_the_scores_of_small_json_also_after_its_reader_was_kille
         assert client.post("/score", content=bodies[0] + LARGE).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "body, found", [(b'[{"a": 1}]', [{"a": 1}]), (b'[{"b": 1}]', "'b'"), (b'[{"a": ' + b"[" * 9999, "")]
+)
+def test_the_first_body_does_not_wait_for_the_process(body, found):
+    """Under `application()` the process began with it: 503, on a busy machine."""
+    reader = JsonProcess(50, Names(("a",), ("a",)))
+    answer = reader.submit([body], time.monotonic() + 0.2)
+    if isinstance(found, list):
+        assert answer.result()[0].to_pylist() == found
+    else:
+        with pytest.raises(Refused, match=found or None) as refused:
+            answer.result()
+        assert refused.value.status in (400, 422)
+    reader.close()
+
+
 def test_bodies_that_come_while_the_reader_of_json_starts_do_not_keep_it_from_that():
     """Each body ended a process that was not up within --timeout, so that it never was."""
     reader, until = JsonProcess(50, Names(("a",), ("a",))), time.monotonic() + 60
+    reader.start()
     while True:
         try:
             rows, _ = reader.submit([b'[{"a": 1}]'], time.monotonic() + 0.2).result()

@@ -37,12 +37,13 @@ _LATE = "the body could not be read in time; send fewer rows, or come back later
 class JsonProcess:
     """Reads bodies as `json_tables` does, one after the other.
 
-    The process begins with the first body, or `start`, and again after one that was given up.
+    The process begins with the first body, or `start`, and again after one that was given up. The first
+    body does not wait for it: this process reads that one.
     """
 
     def __init__(self, most_rows: int, names: Names) -> None:
         self._thread = ThreadPoolExecutor(1, "hotrows reading")
-        self._settings = json.dumps({"most_rows": most_rows, "names": asdict(names)}).encode()
+        self._most_rows, self._names = most_rows, names
         self._process: subprocess.Popen[bytes] | None = None
         self._is_up = False  # whether the process can read
 
@@ -68,12 +69,16 @@ class JsonProcess:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         self._is_up = False
-        _send(self._process.stdin, self._settings)
+        settings = {"most_rows": self._most_rows, "names": asdict(self._names)}
+        _send(self._process.stdin, json.dumps(settings).encode())
 
     def _tables(self, parts: list[bytes], deadline: float) -> tuple[Any, Any]:
         if (left := deadline - time.monotonic()) < 0:
             raise Refused(503, _LATE)
+        is_first = self._process is None
         self._start()
+        if is_first:
+            return _tables_of(_answer(parts.pop(), self._most_rows, self._names))
         process = self._process
         assert process is not None and process.stdout is not None
         if not self._is_up and not select.select([process.stdout], [], [], left)[0]:
@@ -83,16 +88,13 @@ class JsonProcess:
         try:
             self._is_up = self._is_up or not _received(process.stdout)
             _send(process.stdin, parts.pop())
-            status, *streams = _received(process.stdout), *(_received(process.stdout) for _ in range(2))
+            answer = _received(process.stdout), _received(process.stdout), _received(process.stdout)
         except (OSError, EOFError):
             self._kill()
             raise Refused(503, _LATE) from None
         finally:
             alarm.cancel()
-        if status != b"ok":
-            raise Refused(int(status), streams[0].decode())
-        rows, shared = (pyarrow().ipc.open_stream(stream).read_all() for stream in streams)
-        return rows, shared
+        return _tables_of(answer)
 
     def _kill(self) -> None:
         process, self._process = self._process, None
@@ -137,6 +139,14 @@ def _answer(body: bytes, most_rows: int, names: Names) -> tuple[bytes, bytes, by
     except ValueError as error:
         status, line = 422, one_line(error, 500)
     return str(status).encode(), line.encode("utf-8", "backslashreplace"), b""
+
+
+def _tables_of(answer: tuple[bytes, bytes, bytes]) -> tuple[Any, Any]:
+    status, *streams = answer
+    if status != b"ok":
+        raise Refused(int(status), streams[0].decode("utf-8", "replace"))
+    rows, shared = (pyarrow().ipc.open_stream(stream).read_all() for stream in streams)
+    return rows, shared
 
 
 def _stream_of(table: Any) -> bytes:
