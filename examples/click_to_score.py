@@ -2,7 +2,7 @@
 
 A model learns a shop's log and is published. A server scores an item for a user, over HTTP, while
 training goes on with new clicks: nobody liked item 7 so far, then everybody does, and its score follows.
-Needs `pip install 'hotrows[export,serving]'`; takes about half a minute.
+Needs `pip install '.[export,serving]'`; takes about half a minute.
 """
 
 import json

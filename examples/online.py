@@ -2,7 +2,7 @@
 
 RUN is the folder of a training and DATA the prepared data it read. A request is a list of rows, each
 an object of raw columns; columns that are left out count as missing, names that are not known are
-refused. Needs `pip install 'hotrows[online]'`.
+refused. Needs `pip install '.[online]'`.
 
     curl localhost:8000/score -H 'content-type: application/json' -d '[{"user": "17", "item": "a"}]'
 """

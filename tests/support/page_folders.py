@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,9 +162,10 @@ def optuna() -> dict[str, Any]:
         study = SimpleNamespace(
             TrialPruned=Pruned, pruners=pruners, create_study=lambda direction, pruner: Study()
         )
-        return {"optuna": study}
+        sys.modules["optuna"] = study  # type: ignore[assignment]
+        return {}
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return {"optuna": optuna}
+    return {}
 
 
 def judge(page: str, names: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -27,6 +26,7 @@ from hotrows.ops.layers import interaction
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.plan import Plan
 from hotrows.planning.packing import Pack
+from hotrows.runtime.extras import needs
 from hotrows.serving.bundle import ProgramInput
 
 OPSET = 18
@@ -93,17 +93,19 @@ def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any
     """The ONNX model of a program of a `PlainModel` or `SharedModel`; its inputs have the names of
     `plain.inputs`."""
     name = type(plain.model).__name__
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:  # torch.onnx exports by the latter
-        raise ImportError("--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'")
-    import onnx
+    with needs("--format onnx", "onnx", "onnxscript"):
+        import onnx
+        import onnxscript  # by which torch.onnx exports  # noqa: F401
 
     try:
-        with _quiet(), torch.no_grad():
+        with needs("--format onnx", "onnxscript"), _quiet(), torch.no_grad():
             onnx_model = torch.onnx.export(
                 program, dynamo=True, verbose=False, opset_version=OPSET, optimize=False
             )
             assert onnx_model is not None
             _optimize(onnx_model, set(program.state_dict))
+    except ImportError:
+        raise  # of a package, not of the model
     except Exception as error:
         raise ValueError(f"{name} is not taken by torch.onnx: {_line(error)}; {_KNOWN}") from error
     names = [entry.name for entry in cast("Sequence[ProgramInput]", plain.inputs)]

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from hotrows.runtime.atomic_files import part_of, publish, replaced
+from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving import chain
 from hotrows.serving.bundle import MANIFEST, open_bundle
@@ -254,10 +255,8 @@ class _Files:
     """The files below a URL of fsspec."""
 
     def __init__(self, url: str) -> None:
-        try:
+        with needs(url, "fsspec"):
             import fsspec
-        except ImportError:
-            raise ImportError(f"{url} needs fsspec: pip install 'hotrows[remote]'") from None
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
@@ -310,10 +309,8 @@ class _Redis:
     """A hash of a Redis server, whose fields are files."""
 
     def __init__(self, url: str) -> None:
-        try:
+        with needs(url, "redis"):
             import redis
-        except ImportError:
-            raise ImportError(f"{url} needs the Redis client: pip install 'hotrows[redis]'") from None
         parts = urlsplit(url)
         self._key = "hotrows:" + parse_qs(parts.query).get("name", ["model"])[0]
         url, limits = urlunsplit(parts._replace(query="")), {"socket_timeout": _TIMEOUT}

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hotrows.runtime.extras import needs
 from hotrows.serving.bundle import Bundle, ProgramInput
 
 
@@ -68,10 +69,8 @@ def _opened(file: ProgramFile, bundle: Bundle, threads: int, trust: bool) -> Pro
 
 class _Onnx:
     def __init__(self, file: ProgramFile, threads: int, content: bytes | None = None) -> None:
-        try:
+        with needs("serving", "onnxruntime"):
             import onnxruntime
-        except ImportError:
-            raise ImportError("serving needs ONNX Runtime: pip install 'hotrows[serving]'") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hotrows.data.raw.files import pyarrow
+from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.bodies import (
     Refused,
@@ -51,7 +52,7 @@ VERSION = "X-Hotrows-Version"
 _APART = 64 << 10  # bytes of a body of JSON that a process of its own reads
 _LARGE = 256 << 10  # bytes of a body that is read and scored apart from smaller ones
 _FREE = 64 << 10  # bytes of each body that do not count in those of all: small ones are always taken
-_NEEDS = "the server needs Starlette, uvicorn and httptools: pip install 'hotrows[serving]'"
+_PACKAGES = "starlette", "uvicorn", "httptools"
 
 
 def application(scorer: Scorer, limits: Limits | None = None) -> Any:
@@ -67,10 +68,8 @@ def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
 
     Call it from the main thread, which gets the signals.
     """
-    try:
+    with needs("the server", *_PACKAGES):
         from hotrows.serving.connections import run
-    except ImportError:
-        raise ImportError(_NEEDS) from None
     server = _Server(scorer, limits)
     for process in server.readers:
         process.start()
@@ -78,12 +77,10 @@ def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
 
 
 def _application(server: _Server) -> Any:
-    try:
+    with needs("the server", *_PACKAGES):
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.routing import Route
-    except ImportError:
-        raise ImportError(_NEEDS) from None
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from hotrows.data.raw.text import Layout
+from hotrows.runtime.extras import needs
 from hotrows.schema import Schema
 from hotrows.streams.alarms import Outage
 from hotrows.streams.events import RawEvents, declared_layout, is_json, message_events
@@ -40,10 +41,8 @@ class KafkaSource:
         start: str = "earliest",
         options: Mapping[str, str] | None = None,
     ) -> None:
-        try:
+        with needs("a Kafka stream", "confluent-kafka"):
             import confluent_kafka
-        except ImportError:
-            raise ImportError("Kafka needs confluent-kafka: pip install 'hotrows[kafka]'") from None
         if start not in _BEGIN:
             raise ValueError(f"start of a Kafka stream is {' or '.join(_BEGIN)}, not {start!r}")
         self._kafka, self._topic, self._schema = confluent_kafka, topic, schema

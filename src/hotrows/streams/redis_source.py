@@ -11,6 +11,7 @@ import math
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from hotrows.runtime.extras import needs
 from hotrows.streams.alarms import Outage
 from hotrows.streams.events import RawEvents, field_events, message_events
 
@@ -24,12 +25,10 @@ class RedisSource:
     `latest`."""
 
     def __init__(self, url: str, stream: str, start: str = "earliest") -> None:
-        try:
+        with needs("a Redis stream", "redis"):
             import redis
             from redis.backoff import ExponentialBackoff
             from redis.retry import Retry
-        except ImportError:
-            raise ImportError("Redis streams need redis: pip install 'hotrows[redis]'") from None
         if start not in ("earliest", "latest"):
             raise ValueError(f"start of a Redis stream is earliest or latest, not {start!r}")
         self._error, self._stream = redis.RedisError, stream

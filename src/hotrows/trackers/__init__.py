@@ -28,6 +28,7 @@ from typing import Any
 
 from hotrows.runtime.atomic_files import write_json
 from hotrows.runtime.background import Worker
+from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback, Training
@@ -177,10 +178,8 @@ class MLflow(Tracker):
 
     def __init__(self, experiment: str | None = None, *, uri: str | None = None) -> None:
         super().__init__()
-        try:
+        with needs("--tracker mlflow", "mlflow-skinny", "sqlalchemy", "alembic", "sqlparse"):
             import mlflow
-        except ImportError:
-            raise ImportError("MLflow is not installed: pip install 'hotrows[mlflow]'") from None
         self._mlflow, self._experiment, self._uri = mlflow, experiment, uri
 
     def _open(self, run: Path, known: str | None, settings: Mapping[str, Any]) -> str:
@@ -240,10 +239,8 @@ class WandB(Tracker):
 
     def __init__(self, project: str | None = None) -> None:
         super().__init__()
-        try:
+        with needs("--tracker wandb", "wandb"):
             import wandb
-        except ImportError:
-            raise ImportError("Weights & Biases is not installed: pip install 'hotrows[wandb]'") from None
         self._wandb, self._project = wandb, project
 
     def _open(self, run: Path, known: str | None, settings: Mapping[str, Any]) -> str:

@@ -138,7 +138,7 @@ def _open_events(run: Path, keep_until: int) -> _Events | None:
     try:
         return _Events(run, keep_until)
     except ImportError:
-        log.info("tensorboard is not installed, so no events are written: pip install 'hotrows[report]'")
+        log.info("tensorboard is not installed, so no events are written: pip install tensorboard")
         return None
 
 

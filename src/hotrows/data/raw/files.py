@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
 from hotrows.pipeline.prefetch import prefetch
+from hotrows.runtime.extras import needs
 
 Place = str | Path
 CHUNK_BYTES = 8 << 20
@@ -137,7 +138,8 @@ def _without_empty(paths: list[str]) -> list[str]:
 
 
 def _remote(place: str) -> list[File]:
-    import fsspec
+    with needs(place, "fsspec"):
+        import fsspec
 
     try:
         system, path = fsspec.core.url_to_fs(place)
@@ -429,12 +431,8 @@ class _Transcoded:
 
 def pyarrow() -> ModuleType:
     """Imports pyarrow; an error says how to install it."""
-    try:
+    with needs("reading data", "pyarrow"):
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
-    except ImportError:
-        raise ImportError(
-            "Parquet, Arrow tables, data frames and zstd need pyarrow: pip install pyarrow"
-        ) from None
     return pyarrow
