@@ -30,6 +30,11 @@ def bar(first: str = "") -> Iterator[Callable[..., None]]:
 
     Elsewhere it shows nothing. first: a stage that is shown until another one begins.
     """
+    console = messages()
+    shows_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
+    if not (console.is_terminal or shows_widgets):
+        yield lambda *done: None  # a disabled bar of rich before 15 ends with an empty line
+        return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -39,12 +44,7 @@ def bar(first: str = "") -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    console = messages()
-    shows_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
-    hidden = not (console.is_terminal or shows_widgets)
-    with Progress(
-        *columns, console=console, transient=True, disable=hidden, redirect_stdout=False
-    ) as shown:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as shown:
         tasks: dict[str, Any] = {}
 
         def progress(stage: str, done: int, total: int | None, note: str = "") -> None:
