@@ -45,7 +45,8 @@ class StreamState:
 
     source: its name; position: behind the last event. events: in batches so far; read: events in all,
     those that were malformed or late included. malformed, late: how many were; event_time: the newest one
-    so far, in seconds since 1970, None where none has a time.
+    so far, in seconds since 1970, None where none has a time; short: events whose histories may lack some
+    that were dropped.
     """
 
     source: str
@@ -55,6 +56,7 @@ class StreamState:
     malformed: int = 0
     late: int = 0
     event_time: int | None = None
+    short: int = 0
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ class _Decoder:
         self._config, self.state, self._letters = config, state, letters
         self._how = Reading(stream_schema(encoder.schema), encoder.threads)
         self.schema = encoder.schema
-        self._lines = None if histories is None else LineHistories(encoder, histories)
+        self._lines = None if histories is None else LineHistories(encoder, histories, state.short)
         self._encoded = encoder.encode_columns if self._lines is None else self._lines.encoded
 
     @property
@@ -271,7 +273,8 @@ class _Decoder:
     def decode(self, events: RawEvents) -> list[Rows]:
         """The events that can be trained, in order."""
         pieces = list(self._decode(events, self.state.read))
-        self.state = dataclasses.replace(self.state, read=self.state.read + len(events))
+        short = 0 if self._lines is None else self._lines.short.count
+        self.state = dataclasses.replace(self.state, read=self.state.read + len(events), short=short)
         return pieces
 
     def _decode(self, events: RawEvents, read: int) -> Iterator[Rows]:
