@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Encoder
@@ -100,6 +101,11 @@ class EventStream:
     ) -> None:
         self._source, self._batch_size, self._config = source, batch_size, config or StreamConfig()
         _check_time(self._config, encoder)
+        if (worker := torch.utils.data.get_worker_info()) is not None and worker.num_workers > 1:
+            raise ValueError(
+                f"each of {worker.num_workers} workers of a DataLoader would read all events of "
+                f"{source.name}: leave num_workers out, an EventStream has a thread that reads ahead"
+            )
         if state is not None:
             _check_source(source, state)
             source.seek(state.position)
