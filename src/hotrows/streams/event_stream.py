@@ -205,7 +205,7 @@ class EventStream:
     def _fill(self, batch: _OpenBatch) -> None:
         """Reads until the batch is full or old enough, or nothing comes any more."""
         last_event = due = time.monotonic()
-        limit = self._config.stop_when_idle
+        limit, position = self._config.stop_when_idle, None
         while not self._queue.has_ended and batch.size < self._batch_size:
             now = time.monotonic()
             left = due - now if batch.size else _LOOK
@@ -219,6 +219,8 @@ class EventStream:
                 batch.add(events, self._source.position)
                 due = last_event + self._config.max_wait if was_empty else due
                 self.last_arrival = last_event if batch.size else self.last_arrival
+            elif self._source.position != position:  # what was read has no event
+                last_event, position = now, self._source.position
             elif limit is not None and now - last_event >= limit:
                 return  # nothing came, nor was it there after a pause of the process
 
