@@ -390,6 +390,21 @@ def test_a_read_of_late_lines_alone_leaves_the_stream_open(tmp_path):
         assert stream.state.late == 1 and stream.histories.count == 2
 
 
+def test_a_line_before_more_events_than_are_kept_is_counted(tmp_path, caplog):
+    """And warned of; it sees those that were prepared."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    lines = pd.DataFrame({"user": 5, "at": [*range(100, 230), 99], "item": 3, "kind": 1, "click": 1})
+    encoder = Encoder.open(data.path)
+    source = open_source(write_lines(tmp_path / "lines", lines), encoder.schema)
+    with EventStream(source, encoder, 200, DRAINED) as stream:
+        (batch,) = stream
+        assert stream.state.short == 1
+    assert "1 histories may lack events: of each user the last 108 that a stream" in caplog.text
+    lists = batch.offsets.diff().reshape(-1, 131)[2]
+    assert lists[-1] == 5
+
+
 def test_a_history_reads_the_column_of_its_name_where_it_declares_none(tmp_path):
     """On a stream as in an events file; it once read another column there, of missing values."""
     events, samples = events_and_samples()

@@ -248,7 +248,7 @@ class Stream:
         return batch
 
     def _go_to(self, batch: int) -> None:
-        """Moves to a batch of the epoch, of a worker to its first one from there; or to the next epoch."""
+        """Moves to a batch of the epoch, or to the first one from there that this worker has."""
         worker, num_workers = _worker()
         self._batch = batch + (worker - batch) % num_workers
         if self._batch >= len(self._source):
