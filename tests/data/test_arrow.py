@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import os
+import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.raw import arrow
+from hotrows.data.raw import arrow, ray_dataset
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import find_files
 from hotrows.data.raw.inputs import InputPosition, inputs_of, stream
@@ -159,6 +160,45 @@ def test_columns_of_other_kinds_are_refused(tmp_path, column, values, message):
     with pytest.raises(ValueError) as error:
         read(tmp_path / "rows.parquet")
     assert message in str(error.value)
+
+
+class Pickled(pa.ExtensionType):
+    """A column as Ray Data makes one of Python objects."""
+
+    def __init__(self):
+        super().__init__(pa.large_binary(), "ray.data.arrow_pickled_object")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, text):
+        return cls()
+
+    def __arrow_ext_scalar_class__(self):
+        return Unpickled
+
+
+class Unpickled(pa.ExtensionScalar):
+    def as_py(self, **how):
+        return None if self.value is None else pickle.loads(self.value.as_py())
+
+
+def test_lists_that_ray_has_pickled_are_lists_in_its_blocks_and_refused_in_files(tmp_path):
+    """The bytes of their pickles were ids."""
+    lists = [["t1", "t2"], [], None, ["t3"]]
+    cells = [None if cell is None else pickle.dumps(np.array(cell, object)) for cell in lists]
+    stored = pa.array(cells, pa.large_binary())
+    block = pa.table({"tags": pa.ExtensionArray.from_storage(Pickled(), stored)})
+    assert ray_dataset.table_of(block, slice(0, 3))["tags"].to_pylist() == lists[:3]
+    pq.write_table(block, tmp_path / "a.parquet")
+    schema = Schema((Sparse("tags", many=True),), label="click")
+    for rows, message in (
+        (block, "found extension<"),
+        (tmp_path / "a.parquet", "Ray pickled its objects"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(stream(inputs_of(rows), Reading(schema, 1, for_training=False)))
 
 
 def test_files_that_are_no_parquet(tmp_path):

@@ -1,5 +1,7 @@
 """Loader: batches are a pure function of seed, epoch and position."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,31 @@ def test_an_epoch_can_be_entered_at_any_batch(data, shuffle):
         remaining = list(loader.batches(2, first))
         assert len(remaining) == max(0, len(loader) - first)
         assert all(same(*pair) for pair in zip(all_batches[first:], remaining, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 20])
+def test_workers_of_a_data_loader_share_the_batches(data, num_workers, monkeypatch):
+    """Each once yielded all batches. A state of one leads it to its next batch."""
+    loader = Loader(data.parts["train"], 77, shuffle=True)
+    expected, of_workers = list(loader.batches(1, 2)), {}
+
+    def within(worker):
+        state = SimpleNamespace(id=worker, num_workers=num_workers)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: state)
+
+    for worker in range(num_workers):
+        within(worker)
+        of_workers |= {batch.first_sample // 77: batch for batch in loader.batches(1, 2)}
+        stream = loader.stream(epochs=2, position={**loader.identity, "epoch": 0, "batch": 12})
+        seen = [batch.first_sample // 77 for batch in stream]
+        assert seen == [n for n in (12, *range(13)) if n % num_workers == worker]
+        stream.load_state_dict({**loader.identity, "epoch": 0, "batch": 0})
+        for number in range(12):
+            if number % num_workers == worker:
+                assert next(stream).first_sample // 77 == number
+                stream.load_state_dict(stream.state_dict())
+    assert all(same(of_workers[n], batch) for n, batch in enumerate(expected, 2))
+    assert len(of_workers) == len(expected)
 
 
 def test_seed_and_epoch_decide_the_order(data):

@@ -90,6 +90,9 @@ def test_transformed_rows_frames_and_parts_of_their_own(ray, tmp_path):
     prepare(table, SCHEMA, tmp_path / "here", test=other.to_pandas())
     prepare(moved, SCHEMA, tmp_path / "ray", test=frames)
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "here")
+    pickled = blocks.map_batches(lambda batch: batch)  # of NumPy: which pickles lists of texts
+    prepare(pickled, SCHEMA, tmp_path / "pickled", test=frames)
+    assert files_of(tmp_path / "pickled") == files_of(tmp_path / "here")
     prepare(other, None, tmp_path / "more here", extend=tmp_path / "here")
     prepare(frames, None, tmp_path / "more on ray", extend=tmp_path / "ray")
     assert files_of(tmp_path / "more on ray") == files_of(tmp_path / "more here")

@@ -1,5 +1,6 @@
 """Tables of Iceberg and Delta Lake: read at a snapshot, with what was deleted left out."""
 
+import importlib
 import json
 import sys
 
@@ -80,6 +81,47 @@ def test_a_table_is_read_at_its_snapshot_without_deleted_rows(table, tmp_path):
     assert sum(part.rows for part in newest.parts.values()) == remaining().num_rows
     for data, snapshot in ((first, snapshots[0]), (newest, snapshots[-1])):
         assert json.loads((data.path / "data.json").read_text())["snapshots"] == [f"{name}@{snapshot}"]
+
+
+def test_columns_are_those_that_a_table_has_now(tmp_path, monkeypatch):
+    """They were those of the newest snapshot: one that was renamed since was absent, without a word."""
+    name, snapshots = iceberg(tmp_path, monkeypatch)
+    table = importlib.import_module("pyiceberg.catalog").load_catalog("lake").load_table("shop.clicks")
+    with table.update_schema() as update:
+        update.rename_column("price", "cost")
+        update.update_column("day", importlib.import_module("pyiceberg.types").LongType())
+        update.add_column("shop", importlib.import_module("pyiceberg.types").StringType())
+        update.delete_column("click")
+        update.move_first("price")
+    table.append(pa.table({"cost": [1e9], "user": ["u"], "day": [1 << 40], "shop": ["s"]}))
+    found, _ = inputs_of(name)[0].sample_rows(lambda columns: 100_000)
+    older = remaining().sort_by("price")
+    assert found.sort_by("cost").to_pydict() == {
+        "cost": [*older["price"].to_pylist(), 1e9],
+        "user": [*older["user"].to_pylist(), "u"],
+        "day": [*older["day"].to_pylist(), 1 << 40],
+        "shop": [None] * older.num_rows + ["s"],
+    }
+    then, _ = inputs_of(f"{name}@{snapshots[-1]}")[0].sample_rows(lambda columns: 100_000)
+    assert in_order(then) == in_order(older)
+
+
+def test_columns_that_a_delta_table_has_got_are_null_before_and_mapped_ones_are_refused(tmp_path):
+    """deltalake gives nulls for all values of mapped columns, where only the names are mapped."""
+    deltalake = pytest.importorskip("deltalake")
+    path = str(tmp_path / "table")
+    deltalake.write_deltalake(path, pa.table({"user": ["a"]}))
+    more = pa.table({"shop": ["s"], "user": ["b"]})
+    deltalake.write_deltalake(path, more, mode="append", schema_mode="merge")
+    found, _ = inputs_of(f"delta:{path}")[0].sample_rows(lambda columns: 10)
+    assert found.sort_by("user").to_pydict() == {"user": ["a", "b"], "shop": [None, "s"]}
+    log = tmp_path / "table" / "_delta_log" / f"{0:020}.json"
+    log.write_text(log.read_text().replace('"configuration":{}', f'"configuration":{MAPPED}'))
+    with pytest.raises(ValueError, match="cannot be opened: it has delta.columnMapping.mode=name"):
+        inputs_of(f"delta:{path}@0")
+
+
+MAPPED = json.dumps({"delta.columnMapping.mode": "name"})
 
 
 def test_the_rows_are_those_of_the_table_in_one_order(table, tmp_path):

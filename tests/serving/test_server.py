@@ -209,6 +209,7 @@ def test_requests_that_wait_are_scored_together_and_others_shed(client, scorer, 
     for line in (
         'hotrows_requests_total{status="200"} 5', 'hotrows_requests_total{status="503"} 1',
         "hotrows_rows_total 10", "hotrows_program_runs_total 2", "hotrows_requests_waiting 0",
+        "hotrows_short_histories_total 0",
         "hotrows_request_seconds_count 5", 'hotrows_request_seconds_bucket{le="+Inf"} 5',
     ):  # fmt: skip
         assert line in page.splitlines(), line

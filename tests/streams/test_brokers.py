@@ -201,6 +201,30 @@ def test_a_batch_ends_though_its_last_messages_were_compacted_away(monkeypatch, 
     assert some(source, len(rest)) == rest and len(source.read(9, 0)) == 0
 
 
+def test_markers_of_transactions_are_no_lost_events(monkeypatch):
+    """Behind the last event, when a topic deletes them all: a run could not go on. Events are lost."""
+    topic = Topic({0: ([5], 12)})
+    source = topic.open(monkeypatch)
+    assert some(source, 1) == [5] and len(source.read(9, 0)) == 0
+    topic.partitions[0] = ([], 12)
+    topic.open(monkeypatch).seek(source.position)
+    with pytest.raises(ValueError, match="the next event is number 6, and the topic has 12 to 12"):
+        topic.open(monkeypatch).seek({"offsets": {"0": 6}})
+
+
+def test_messages_without_a_value_are_no_events(cluster):
+    """The first one told that the topic is not JSON."""
+    cluster.write("compacted", 0, [None, None, message(1), None, message(2), None])
+    source = cluster.open("compacted")
+    assert some(source, 2, limit=1) == [1, 2]
+    cluster.write("compacted", 0, [None] * 3)
+    end = time.monotonic() + 30
+    while source.position["offsets"]["0"] < 9 and time.monotonic() < end:
+        assert len(source.read(1, 0.2)) == 0
+    assert source.position["offsets"]["0"] == 9
+    source.close()
+
+
 def test_partitions_that_a_topic_gets_are_read_from_their_first_event_on(monkeypatch):
     """They were read from the next start of the process on."""
     monkeypatch.setattr(kafka_source, "_LOOK", -1)

@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -102,6 +103,30 @@ def test_events_that_came_while_the_process_was_stopped_are_read_before_the_stre
     source = Stopped(map(event, range(3)), ends=False)
     with EventStream(source, encoder, 4, StreamConfig(stop_when_idle=0.3)) as stream:
         assert [numbers(batch) for batch in stream] == [[0, 1, 2]]
+
+
+def test_a_stream_of_what_is_no_event_is_not_idle(encoder):
+    """Thousands of tombstones ended a stream before the events behind them."""
+
+    class Tombstones(Listed):
+        def read(self, limit, wait):
+            time.sleep(0.05)
+            self.number += 1
+            return LineEvents("listed", lines([event(3)] if self.number == 12 else []))
+
+    source = Tombstones([], ends=False)
+    with EventStream(source, encoder, 1, StreamConfig(stop_when_idle=0.2)) as stream:
+        assert numbers(next(stream)) == [3]
+
+
+def test_workers_of_a_data_loader_are_refused(encoder, monkeypatch):
+    """Each would read all events."""
+    worker = SimpleNamespace(num_workers=2)
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: worker)
+    with pytest.raises(
+        ValueError, match="each of 2 workers of a DataLoader would read all events of lis"
+    ):
+        EventStream(Listed([]), encoder, 1)
 
 
 def test_batches_are_full_but_for_the_last(encoder):

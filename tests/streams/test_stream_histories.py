@@ -5,6 +5,7 @@ import json
 import tracemalloc
 from contextlib import closing
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 from hotrows import Dynamic, Schema, Sequence, Sparse, Time
 from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
+from hotrows.data.stored import user_histories
 from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
 from hotrows.export.publisher import Publisher
 from hotrows.export.whole import export
@@ -112,57 +114,68 @@ def test_lines_read_the_histories_that_copied_lists_have(twins, size):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
 
 
-def seen(past, user, at, longest):
+def before(events, user, at):
+    return [e for e in sorted(events, key=lambda e: e[1]) if e[0] == user and e[1] < at]
+
+
+def seen(past, user, at, kept):
     """The items that a line sees of what came before it, told without sorting runs."""
-    own = sorted((e for e in past if e[0] == user), key=lambda e: e[1])
-    newest = own[-1][1] if own else at
-    return [e[2] for e in [e for e in own if e[1] < max(newest, at)][-longest:] if e[1] < at]
+    prepared, appended = past[: len(PREPARED)], past[len(PREPARED) :]
+    newest = max((e[1] for e in appended if e[0] == user), default=at)
+    stay = before(appended, user, max(newest, at))[-kept:]
+    return [e[2] for e in before(prepared + stay, user, at)]
 
 
+PREPARED = [(0, at, 100 + at) for at in range(6)]
 lines_of_few = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.booleans()), max_size=40)
 
 
+@mock.patch.object(user_histories, "_LEAST_SPARE", 1)
 @settings(max_examples=60, deadline=None)
 @given(lines_of_few, st.integers(1, 3), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 3))
 def test_a_user_has_the_same_events_however_they_were_added(
     tmp_path_factory, lines, longest, cuts, restart
 ):
-    """In whatever pieces, from a checkpoint or from a file of a bundle: those of the newest second and
-    the last before it, of which a line sees what is before its second."""
+    """In whatever pieces, from a checkpoint or from a file of a bundle: a line sees what is before its
+    second of all prepared events, and of the last appended ones. Lists that lack events are counted."""
     folder = tmp_path_factory.mktemp("histories")
     declared = schema(lengths={"history": longest, "kinds": 1})
-    empty = np.zeros(0, np.int64)
-    columns = dict.fromkeys(("times", "numbers", "ids/history", "ids/kinds"), empty)
-    nobody = SortedEvents.joined({"users": empty.astype(np.uint64), **columns})
-    base = UserHistories({"history": longest, "kinds": 1}, (nobody,))
-    histories, past = base, []
+    users, times, items = np.array(PREPARED).T
+    columns = {"times": times, "numbers": times * 0, "ids/history": items, "ids/kinds": -items}
+    prepared = SortedEvents.joined({"users": users.astype(np.uint64), **columns})
+    base = UserHistories({"history": longest, "kinds": 1}, (prepared,))
+    assert base.kept == 2 * longest
+    histories, past = base, list(PREPARED)
     bounds = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
     for number, (first, end) in enumerate(pairwise(bounds)):
         users, times, clicks = (np.array(c) for c in zip(*lines[first:end], strict=True))
         items = np.arange(first, end)
         ids = {"history": items, "kinds": -items}
-        lists, histories = histories.read(users.astype(np.uint64), times, clicks, ids)
+        lists, num_short, histories = histories.read(users.astype(np.uint64), times, clicks, ids)
+        lacking = 0
         for name, length, sign in (("history", longest, 1), ("kinds", 1, -1)):
             found = np.split(lists[name][0], lists[name][1][1:-1])
             partial = list(past)
             for row, (user, at, click) in enumerate(lines[first:end]):
-                expected = [sign * item for item in seen(partial, user, at, longest)][-length:]
+                expected = [sign * item for item in seen(partial, user, at, base.kept)][-length:]
                 assert found[row].tolist() == expected
+                exact = [sign * e[2] for e in before(partial, user, at)][-length:]
+                lacking += name == "history" and expected != exact
                 partial += [(user, at, first + row)] if click else []
         past = partial
+        assert lacking <= num_short
         if number == restart:
             histories = base.appended(histories.since(base.count))
         elif number + 1 == restart:
             histories.write(folder / "events.shard")
             histories = base = UserHistories.open(folder, declared)
-    assert histories.count == len(past)
+    assert histories.count == len(past) - len(PREPARED)
     sent = base.appended(histories.since(base.count))
     users = np.arange(3, dtype=np.uint64)
-    newest = sent.lists(users, np.full(3, NEWEST))["history"]
-    for user, items in enumerate(np.split(newest[0], newest[1][1:-1])):
-        assert items.tolist() == seen(past, user, NEWEST, longest)
     for at in (-1, 3, 6, NEWEST):
-        lengths, lists = (of(users, np.full(3, at)) for of in (sent.lengths_of, sent.lists))
+        lengths, (lists, _) = (of(users, np.full(3, at)) for of in (sent.lengths_of, sent.lists))
+        found = np.split(lists["history"][0], lists["history"][1][1:-1])
+        assert [f.tolist() for f in found] == [seen(past, u, at, base.kept)[-longest:] for u in range(3)]
         assert all(of.tolist() == np.diff(lists[name][1]).tolist() for name, of in lengths.items())
 
 
@@ -173,8 +186,8 @@ def test_memory_holds_the_last_events_of_each_user(tmp_path):
     for second in range(1000):
         ids = {"history": users.astype(np.int64), "kinds": users.astype(np.int64)}
         histories = histories.append(users, np.full(10, second), ids)
-    assert sum(len(run.columns["times"]) for run in histories.runs[1:]) < 3 * 10 * (histories.longest + 1)
-    assert len(histories.since(0)["times"]) < 3 * 10 * (histories.longest + 1)
+    assert sum(len(run.columns["times"]) for run in histories.runs[1:]) < 3 * 10 * (histories.kept + 1)
+    assert len(histories.since(0)["times"]) < 3 * 10 * (histories.kept + 1)
 
 
 def test_a_file_of_events_is_written_in_about_its_own_bytes_of_memory(tmp_path):
@@ -195,7 +208,7 @@ def test_a_file_of_events_is_written_in_about_its_own_bytes_of_memory(tmp_path):
                       histories=("history",))  # fmt: skip
     stored = UserHistories.open(tmp_path, declared)
     asked = base.users, np.full(len(base.users), NEWEST)
-    lists = [of.lists(*asked)["history"] for of in (stored, histories)]
+    lists = [of.lists(*asked)[0]["history"] for of in (stored, histories)]
     assert all(np.array_equal(one, other) for one, other in zip(*lists, strict=True))
 
 
@@ -288,12 +301,12 @@ def test_a_server_reads_the_newest_history_of_a_user_from_deltas(tmp_path):
         given = asked(200)
         shared = {"user": 5, "history": given["history"][5], "kinds": given["kinds"][5]}
         assert np.array_equal(one, scorer.logits([{"item": 3}, {"item": 4}], shared=shared))
-        moments = lines["at"].max()
-        told = scorer.logits([{"user": 5, "item": 3, "at": int(moments)}])
         past = pd.concat([events, lines[lines["click"] == 1]])
-        of_then = copied(past, newest[5:6].assign(at=moments))
-        shared = {name: of_then[name].iloc[0] for name in ("user", "history", "kinds")}
-        assert np.array_equal(told, scorer.logits([{"item": 3}], shared=shared))
+        for moment in (lines["at"].max(), 30, 3):  # before newer events than the lists are long
+            told = scorer.logits([{"user": 5, "item": 3, "at": int(moment)}])
+            of_then = copied(past, newest[5:6].assign(at=moment))
+            shared = {name: of_then[name].iloc[0] for name in ("user", "history", "kinds")}
+            assert np.array_equal(told, scorer.logits([{"item": 3}], shared=shared))
         with pytest.raises(ValueError, match="the request lacks the columns"):
             scorer.logits([{"item": 2}])
     bundle = export(tmp_path / "run", tmp_path / "bundle", "last", format="onnx")
@@ -375,6 +388,21 @@ def test_a_read_of_late_lines_alone_leaves_the_stream_open(tmp_path):
     with EventStream(open_source(source, encoder.schema), encoder, 1, config) as stream:
         assert [batch.size for batch in stream] == [1, 1]
         assert stream.state.late == 1 and stream.histories.count == 2
+
+
+def test_a_line_before_more_events_than_are_kept_is_counted(tmp_path, caplog):
+    """And warned of; it sees those that were prepared."""
+    events, samples = events_and_samples()
+    data = prepare(samples, schema(), tmp_path / "enc", events=events)
+    lines = pd.DataFrame({"user": 5, "at": [*range(100, 230), 99], "item": 3, "kind": 1, "click": 1})
+    encoder = Encoder.open(data.path)
+    source = open_source(write_lines(tmp_path / "lines", lines), encoder.schema)
+    with EventStream(source, encoder, 200, DRAINED) as stream:
+        (batch,) = stream
+        assert stream.state.short == 1
+    assert "1 histories may lack events: of each user the last 108 that a stream" in caplog.text
+    lists = batch.offsets.diff().reshape(-1, 131)[2]
+    assert lists[-1] == 5
 
 
 def test_a_history_reads_the_column_of_its_name_where_it_declares_none(tmp_path):

@@ -260,7 +260,7 @@ def _copy_encoders(run: Path, folder: Path, histories: UserHistories | None) -> 
     for file in sorted(path for path in source.rglob("*") if path.is_file()):
         name = f"{ENCODERS}/{file.relative_to(source).as_posix()}"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if histories is not None and file.name == EVENTS_FILE:
+        if histories is not None and histories.count and file.name == EVENTS_FILE:
             histories.write(folder / name)
         else:
             link_or_copy(file, folder / name)

@@ -36,11 +36,19 @@ class ServerMetrics:
             self._buckets[bisect_left(_SECONDS, seconds)] += 1
 
     def page(
-        self, waiting: int, groups: int, values: Mapping[str, Served], follower: Follower | None = None
+        self,
+        waiting: int,
+        groups: int,
+        values: Mapping[str, Served],
+        short: int = 0,
+        follower: Follower | None = None,
     ) -> str:
         """waiting: requests that wait now; groups: how often the program has run; values: by feature;
-        follower: what keeps the version up to date, where something does."""
+        short: histories that may lack events; follower: what keeps the version up to date, where
+        something does."""
         lines = [*self._lines(waiting, groups), *_of_values(values)]
+        text = "Histories that may lack events which are no longer kept."
+        lines += _single("short_histories_total", "counter", text, short)
         lines += _of_version(follower) if follower else ()
         return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
 from hotrows.data.stored.histories import END, with_features, with_user
 from hotrows.data.stored.rows import Rows, ends_of
-from hotrows.data.stored.user_histories import NEWEST, UserHistories
+from hotrows.data.stored.user_histories import NEWEST, ShortLists, UserHistories
 from hotrows.schema import Schema
 from hotrows.serving.served_values import ServedValues
 from hotrows.table import Cross
@@ -49,11 +49,12 @@ class Request:
     users: np.ndarray | None = None
     times: np.ndarray | None = None
 
-    def with_histories(self, histories: UserHistories | None) -> Request:
-        """The request with the lists of its users in place of none."""
+    def with_histories(self, histories: UserHistories | None, short: ShortLists) -> Request:
+        """The request with the lists of its users in place of none. short: counts those of its lists."""
         if histories is None or self.users is None or self.times is None:
             return self
-        lists = histories.lists(*np.broadcast_arrays(self.users, self.times))
+        lists, num_short = histories.lists(*np.broadcast_arrays(self.users, self.times))
+        short.add(num_short, histories)
         ids = {name: ids for name, (ids, _) in lists.items()}
         offsets = {name: offsets for name, (_, offsets) in lists.items()}
         once = lists.keys() if len(next(iter(offsets.values()))) == 2 else ()

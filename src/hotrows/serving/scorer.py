@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import Encoder
+from hotrows.data.stored.user_histories import ShortLists
 from hotrows.losses import Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
 from hotrows.serving.follower import Follower
@@ -62,7 +63,7 @@ class Scorer:
         has_histories = self._fixed.histories is not None
         of_bundle = (self.bundle.crosses, self.bundle.equal_lengths, has_histories)
         self.requests = RequestEncoder(encoder, *of_bundle)
-        self.schema = encoder.schema
+        self.schema, self.short_lists = encoder.schema, ShortLists()
         _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
@@ -139,7 +140,7 @@ class Scorer:
         version: which is to compute all of them (default: the present one).
         """
         version = version or self.version
-        requests = [request.with_histories(version.histories) for request in requests]
+        requests = [request.with_histories(version.histories, self.short_lists) for request in requests]
         outputs: list[np.ndarray] = []
         group: list[Request] = []
         for piece in (piece for request in requests for piece in self._cut(request)):

@@ -175,7 +175,8 @@ class _Server:
 
         waiting, groups = self.thread.waiting + self.large.waiting, self.thread.groups + self.large.groups
         values = self._scorer.requests.value_counts.by_feature()
-        page = self._metrics.page(waiting, groups, values, self._scorer.follower)
+        short, follower = self._scorer.short_lists.count, self._scorer.follower
+        page = self._metrics.page(waiting, groups, values, short, follower)
         return PlainTextResponse(page, 200, self._connection, media_type="text/plain; version=0.0.4")
 
     @property

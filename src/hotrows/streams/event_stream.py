@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Encoder
@@ -45,7 +46,8 @@ class StreamState:
 
     source: its name; position: behind the last event. events: in batches so far; read: events in all,
     those that were malformed or late included. malformed, late: how many were; event_time: the newest one
-    so far, in seconds since 1970, None where none has a time.
+    so far, in seconds since 1970, None where none has a time; short: events whose histories may lack some
+    that were dropped.
     """
 
     source: str
@@ -55,6 +57,7 @@ class StreamState:
     malformed: int = 0
     late: int = 0
     event_time: int | None = None
+    short: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class EventStream:
     ) -> None:
         self._source, self._batch_size, self._config = source, batch_size, config or StreamConfig()
         _check_time(self._config, encoder)
+        if (worker := torch.utils.data.get_worker_info()) is not None and worker.num_workers > 1:
+            raise ValueError(
+                f"each of {worker.num_workers} workers of a DataLoader would read all events of "
+                f"{source.name}: leave num_workers out, an EventStream has a thread that reads ahead"
+            )
         if state is not None:
             _check_source(source, state)
             source.seek(state.position)
@@ -197,7 +205,7 @@ class EventStream:
     def _fill(self, batch: _OpenBatch) -> None:
         """Reads until the batch is full or old enough, or nothing comes any more."""
         last_event = due = time.monotonic()
-        limit = self._config.stop_when_idle
+        limit, position = self._config.stop_when_idle, None
         while not self._queue.has_ended and batch.size < self._batch_size:
             now = time.monotonic()
             left = due - now if batch.size else _LOOK
@@ -211,6 +219,8 @@ class EventStream:
                 batch.add(events, self._source.position)
                 due = last_event + self._config.max_wait if was_empty else due
                 self.last_arrival = last_event if batch.size else self.last_arrival
+            elif self._source.position != position:  # what was read has no event
+                last_event, position = now, self._source.position
             elif limit is not None and now - last_event >= limit:
                 return  # nothing came, nor was it there after a pause of the process
 
@@ -260,7 +270,7 @@ class _Decoder:
         self._config, self.state, self._letters = config, state, letters
         self._how = Reading(stream_schema(encoder.schema), encoder.threads)
         self.schema = encoder.schema
-        self._lines = None if histories is None else LineHistories(encoder, histories)
+        self._lines = None if histories is None else LineHistories(encoder, histories, state.short)
         self._encoded = encoder.encode_columns if self._lines is None else self._lines.encoded
 
     @property
@@ -271,7 +281,8 @@ class _Decoder:
     def decode(self, events: RawEvents) -> list[Rows]:
         """The events that can be trained, in order."""
         pieces = list(self._decode(events, self.state.read))
-        self.state = dataclasses.replace(self.state, read=self.state.read + len(events))
+        short = 0 if self._lines is None else self._lines.short.count
+        self.state = dataclasses.replace(self.state, read=self.state.read + len(events), short=short)
         return pieces
 
     def _decode(self, events: RawEvents, read: int) -> Iterator[Rows]:

@@ -2,7 +2,8 @@
 
 Offsets are in the checkpoints of the run, not in a consumer group: nothing is committed. Events of a
 partition keep their order; those of several come as they arrive, in the order of partitions within a
-read.
+read. Messages without a value (tombstones of compacted topics) are no events. At the end of a partition
+the position is behind the markers of transactions and what these have aborted.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ class KafkaSource:
         self._outage.warn(error.str())
 
     def _events(self, messages: list[Any]) -> RawEvents:
+        ends = {m.partition(): m.offset() for m in messages if self._is_end(m)}
         messages = [message for message in messages if not self._is_end(message)]
         for error in (message.error() for message in messages if message.error()):
             if error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:
@@ -172,10 +174,12 @@ class KafkaSource:
                 raise ValueError(f"{self.name} cannot be read: {error.str()}")
             self._warn(error)
         messages = sorted((m for m in messages if not m.error()), key=lambda message: message.partition())
-        ends = {message.partition(): message.offset() + 1 for message in messages}
+        for message in messages:
+            ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
         self._offsets |= ends
         self._assigned |= ends
-        values = [message.value() or b"" for message in messages]
+        messages = [message for message in messages if message.value() is not None]
+        values = [message.value() for message in messages]
         places = [f"partition {message.partition()} offset {message.offset()}" for message in messages]
         if values and not self._is_known:
             self._is_known = True

@@ -16,19 +16,20 @@ from hotrows.data.raw.cells import Columns, missing_labels
 from hotrows.data.raw.values import MISSING_TIME, hash_values
 from hotrows.data.stored.histories import END, stream_schema, with_features
 from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.user_histories import UserHistories
+from hotrows.data.stored.user_histories import ShortLists, UserHistories
 
 
 class LineHistories:
-    """encoder: of the lines; histories: of the events before the next line."""
+    """encoder: of the lines; histories: of the events before the next line; num_short: lines before it
+    whose lists may lack events."""
 
-    def __init__(self, encoder: Encoder, histories: UserHistories) -> None:
+    def __init__(self, encoder: Encoder, histories: UserHistories, num_short: int = 0) -> None:
         if endless := [name for name, length in histories.lengths.items() if length is None]:
             raise ValueError(
                 f"history {endless[0]!r} has no max_length, and a stream would keep all events of its "
                 f"users in memory: declare one and prepare again, or train on EncodedData.cut(100)"
             )
-        self._encoder, self.histories = encoder, histories
+        self._encoder, self.histories, self.short = encoder, histories, ShortLists(num_short)
         self._names = [feature.name for feature in stream_schema(encoder.schema).id_features]
 
     def encoded(self, columns: Columns) -> Rows:
@@ -57,5 +58,6 @@ class LineHistories:
         values = {
             f.name: rows.values(i) for i, f in enumerate(features) if f.name in self.histories.lengths
         }
-        lists, self.histories = self.histories.read(users, times, is_event, values)
+        lists, num_short, self.histories = self.histories.read(users, times, is_event, values)
+        self.short.add(num_short, self.histories)
         return with_features(rows, features, features, lists)

@@ -160,7 +160,8 @@ class StreamRun(Callback):
         if metrics is None or state is None:
             return
         self.last = metrics
-        counts = {name: getattr(state, name) for name in ("events", "malformed", "late", "event_time")}
+        names = ("events", "malformed", "late", "short", "event_time")
+        counts = {name: getattr(state, name) for name in names}
         trainer.reports.write_window(metrics, counts)
         for callback in trainer.callbacks:
             callback.on_evaluation_end(trainer, metrics)

@@ -35,6 +35,9 @@ class Loader:
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
 
+    A worker of a torch DataLoader yields its batches of an epoch alone, those of number worker, worker +
+    num_workers, ..: the DataLoader (with `batch_size=None`) has all, in the order of one process.
+
     >>> [batch.size for batch in Loader(data.parts["train"], 32).batches(epoch=0)]
     [32, 32, 16]
     """
@@ -115,12 +118,14 @@ class Loader:
         else:
             pieces = self.part.in_order(share, first_place)
         left, room = None, Room()
+        worker, num_workers = _worker()
         for number in range(first_batch, len(self)):
             first, end = share.of_batch(number)
             batch = _BatchBuilder(self.part, end - first, first, room)
             while batch.room:
                 left = batch.take(left or next(pieces))
-            yield batch.finished()
+            if number % num_workers == worker:
+                yield batch.finished()
 
     def stream(
         self,
@@ -235,13 +240,19 @@ class Stream:
 
     def __next__(self) -> Batch:
         if self._batches is None:
+            self._go_to(self._batch)
             batches = _batches(self._source, self._epoch, self._batch, self._epochs, self._pin_memory)
             self._batches = prefetch(batches, self._prefetch)
         batch = next(self._batches)
-        self._batch += 1
-        if self._batch == len(self._source):
-            self._epoch, self._batch = self._epoch + 1, 0
+        self._go_to(self._batch + 1)
         return batch
+
+    def _go_to(self, batch: int) -> None:
+        """Moves to a batch of the epoch, or to the first one from there that this worker has."""
+        worker, num_workers = _worker()
+        self._batch = batch + (worker - batch) % num_workers
+        if self._batch >= len(self._source):
+            self._epoch, self._batch = self._epoch + 1, worker
 
     def __enter__(self) -> Stream:
         return self
@@ -288,7 +299,13 @@ class Stream:
 def _batches(
     source: BatchSource, epoch: int, first_batch: int, epochs: int | None, pin_memory: bool
 ) -> Iterator[Batch]:
-    while len(source) and (epochs is None or epoch < epochs):
+    while len(source) > _worker()[0] and (epochs is None or epoch < epochs):
         for batch in source.batches(epoch, first_batch):
             yield batch.pin_memory() if pin_memory else batch
         epoch, first_batch = epoch + 1, 0
+
+
+def _worker() -> tuple[int, int]:
+    """The number of this worker of a torch DataLoader, and how many there are; (0, 1) in no worker."""
+    worker = torch.utils.data.get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)

@@ -31,6 +31,7 @@ from hotrows.data.raw.arrow_arrays import (
     is_number,
     is_of_text,
     is_of_vectors,
+    is_pickled,
     is_text,
     lengths_of,
     seconds_of_moments,
@@ -201,6 +202,9 @@ class ArrowCells:
     def _text(self, array: Any, column: str) -> RawIds:
         """The values of a flat array as bytes; text is not copied."""
         types, kind = pyarrow().types, array.type
+        if types.is_large_binary(kind) and is_pickled(self.batch.schema.field(column)):
+            what = "Ray pickled its objects: map_batches(.., batch_format='pyarrow') keeps lists"
+            raise self._unfit(column, "ids (text or whole numbers)", what)
         if types.is_dictionary(kind):
             return self._dictionary(array, column)
         if types.is_floating(kind):

@@ -142,6 +142,15 @@ def has_many_texts(kind: Any) -> bool:
     return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
 
 
+def is_pickled(field: Any) -> bool:
+    """True of a column of Python objects that Ray Data has pickled, also where Ray is not imported."""
+    name = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(_EXTENSION, b"")
+    return name in (_PICKLED, _PICKLED.encode())
+
+
+_EXTENSION, _PICKLED = b"ARROW:extension:name", "ray.data.arrow_pickled_object"
+
+
 def first_line(of_arrow: Any) -> str:
     """The first line of Arrow's errors and types, short and printable: they repeat bytes of files."""
     lines = str(of_arrow).splitlines() or [type(of_arrow).__name__]

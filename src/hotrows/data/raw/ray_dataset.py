@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.arrow import columns_of_tables
+from hotrows.data.raw.arrow_arrays import is_pickled
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table
@@ -41,17 +42,20 @@ class RayBlock:
 
 
 def table_of(block: Any, cut: slice | None) -> Any:
-    """The Arrow table of a block as Ray stores it; what Ray made a tensor of are lists again."""
+    """The Arrow table of a block as Ray stores it; what it made a tensor, or pickled, are lists again."""
     for name, kind in getattr(block, "dtypes", {}).items():
         if type(kind).__name__ == "TensorDtype":
             block = block.assign(**{name: [np.asarray(cell).tolist() for cell in block[name]]})
     table = as_table(block)
     for place, column in enumerate(table.columns):
-        if isinstance(column.type, pyarrow().BaseExtensionType):
+        name = table.column_names[place]
+        if is_pickled(table.schema.field(place)):  # lists of several lengths in batches of NumPy
+            cells = [cell.tolist() if hasattr(cell, "tolist") else cell for cell in column.to_pylist()]
+            table = table.set_column(place, name, as_table({name: cells}).column(0))
+        elif isinstance(column.type, pyarrow().BaseExtensionType):
             lists = [chunk.storage for chunk in column.chunks]
             if pyarrow().types.is_struct(column.type.storage_type):  # of different lengths
                 lists = [chunk.field("data") for chunk in lists]
-            name = table.column_names[place]
             table = table.set_column(place, name, pyarrow().chunked_array(lists))
     return table if cut is None else table.slice(cut.start, cut.stop - cut.start)
 
@@ -113,5 +117,5 @@ class RayInput:
 
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         rows = limit(len(self.names))
-        table = as_table(self.dataset.limit(rows + 1).to_pandas())
+        table = table_of(self.dataset.limit(rows + 1).to_pandas(), None)
         return table.slice(0, rows), table.num_rows <= rows

@@ -3,8 +3,9 @@
     iceberg:[CATALOG/]NAMESPACE.NAME[@SNAPSHOT]    of a catalog that pyiceberg's configuration names
     delta:PATH[@VERSION]                           a folder, or a URL such as s3://bucket/table
 
-Without a snapshot it is the newest one when the table is opened. Deleted rows are left out. Data files
-are read one after the other, in the order of their paths: every pass has the same rows in one order.
+Without a snapshot it is the newest one when the table is opened, with the columns of the table then;
+a snapshot has columns of its own. Deleted rows are left out. Data files are read one after the other, in
+the order of their paths: every pass has the same rows in one order.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hotrows.runtime.suggestions import one_line
 from hotrows.schema import Schema
 
 KINDS = ("iceberg:", "delta:")
+_MAPPING = "delta.columnMapping.mode"  # other names in files than in the table
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class SnapshotInput:
 
     @property
     def stamp(self) -> list:
-        return [self.name, self.size]
+        return [self.name, self.size, *self.names]
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
         names = check_present(how.schema, self.name, self.names, how.for_training, how.kept)
@@ -93,16 +95,18 @@ def _iceberg(name: str, number: int | None) -> SnapshotInput:
     table = load_catalog(catalog or None).load_table(of_catalog)
     known = [snapshot.snapshot_id for snapshot in table.snapshots()]
     newest = table.current_snapshot()
+    scan = table.scan(snapshot_id=number)
     number = newest.snapshot_id if number is None and newest else number
     if number not in known:
         raise ValueError(f"expected one of its snapshots, the last ones of which are {known[-5:]}")
-    scan = table.scan(snapshot_id=number)
     files = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
 
     def read(task: Any, names: list[str]) -> Iterator[Any]:
         chosen = scan.select(*names)
         arrow = ArrowScan(table.metadata, table.io, chosen.projection(), chosen.row_filter)
-        return (batch.select(names) for batch in arrow.to_record_batches([task]))
+        kinds = chosen.projection().as_arrow()  # which files from before a column was added lack
+        for batch in arrow.to_record_batches([task]):
+            yield from pyarrow().Table.from_batches([batch]).cast(kinds).select(names).to_batches()
 
     names = tuple(scan.projection().column_names)
     return SnapshotInput(f"iceberg:{name}@{number}", names, scan.count(), files, read)
@@ -112,6 +116,10 @@ def _delta(path: str, number: int | None) -> SnapshotInput:
     from deltalake import DeltaTable
 
     table = DeltaTable(path, version=number)
+    if (mapping := table.metadata().configuration.get(_MAPPING, "none")) != "none":
+        raise ValueError(
+            f"it has {_MAPPING}={mapping}, by which deltalake finds no values; copy it to a table without"
+        )
     dataset = table.to_pyarrow_dataset()  # which refuses what it cannot leave out, deletion vectors
     files = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
 
