@@ -26,7 +26,7 @@ from hotrows.data.encode.split import request_numbers
 from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
 from hotrows.data.raw.cells import Columns, Reading, missing_labels, no_labels
 from hotrows.data.raw.inputs import inputs_of, stream
-from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
+from hotrows.data.raw.values import TEXT_RULE, RawIds, groups_of, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
@@ -167,7 +167,7 @@ class Encoder:
             vectors=self._stored_vectors(columns),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
-            groups=requests if columns.groups is None else hash_values(columns.groups).view(np.int64),
+            groups=requests if columns.groups is None else groups_of(columns.groups),
             times=columns.times if self.schema.keeps_times else None,
             requests=requests,
         )
