@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
-from hotrows.data.encode.split import request_numbers
+from hotrows.data.encode.split import numbers_of
 from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
 from hotrows.data.raw.cells import Columns, Reading, missing_labels, no_labels
 from hotrows.data.raw.inputs import inputs_of, stream
@@ -154,7 +154,8 @@ class Encoder:
 
     def encode_columns(self, columns: Columns) -> Rows:
         """Encodes the rows of a chunk; ids are int64."""
-        labels, requests = columns.labels, request_numbers(columns)
+        labels, requests = columns.labels, columns.requests
+        numbers = None if requests is None else numbers_of(requests, columns.first_row)
         if labels is None:
             shape = (len(self.schema.labels), columns.num_rows)
             labels = no_labels(shape, self.schema.has_numbers)
@@ -167,9 +168,9 @@ class Encoder:
             vectors=self._stored_vectors(columns),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
-            groups=requests if columns.groups is None else groups_of(columns.groups),
+            groups=numbers if columns.groups is None else groups_of(columns.groups),
             times=columns.times if self.schema.keeps_times else None,
-            requests=requests,
+            requests=numbers,
         )
 
     def encode_ids(self, columns: Columns) -> list[np.ndarray]:
