@@ -12,6 +12,7 @@ probability of about n^2 / 2^65: 3e-5 for 33.8 million, 0.03 for a billion. A mi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -32,15 +33,12 @@ from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.runtime.machine import num_threads
+from hotrows.runtime.native import call
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
+from hotrows.schema import FIRST_UNKNOWN, MISSING_KEY, Dense, IdFeature, Schema, vocabulary_of
 
 if TYPE_CHECKING:
     from hotrows.batch import Batch
-import math
-
-from hotrows.runtime.native import call
-from hotrows.schema import MISSING_KEY, Dense
 
 _LARGEST_LOG = 330.0  # of numbers whose squares have a finite sum, too
 _MOST_DIGITS = 18  # longer numbers are looked at one by one: some are beyond int64
@@ -113,7 +111,11 @@ class Encoder:
         return None if self._folder is None else UserHistories.open(self._folder, self.schema)
 
     def encode(
-        self, raw: Any, batch_size: int = 8192, columns: tuple[str, ...] | None = ()
+        self,
+        raw: Any,
+        batch_size: int = 8192,
+        columns: tuple[str, ...] | None = (),
+        require_columns: bool = False,
     ) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
@@ -122,8 +124,9 @@ class Encoder:
         never seen become unknown ids. The `rates` of what is returned are those of such values; a
         warning, after the last batch, names features where they are far from those of the prepared data.
         columns: which of the input to keep beside the batches, as they are; None: all.
+        require_columns: refuse an input without the column of a feature.
         """
-        how = Reading(self.schema, self.threads, False, columns)
+        how = Reading(self.schema, self.threads, False, columns, requires_features=require_columns)
         counter, kept = self.rate_counter(), deque[Any]()
         return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
 
