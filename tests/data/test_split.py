@@ -62,11 +62,11 @@ def test_other_splits_are_refused(text):
     ("text", "said"),
     [
         ("fraction:0.8,0.2", "found 2 that sum to 1$"),
-        ("fraction:0.8,0.1,0.2", "found 3 that sum to 1.1; write fraction:8/11,1/11,2/11$"),
-        ("time:0.8,0.1,0.2", "found 3 that sum to 1.1; write time:8/11"),
-        ("time:80,10,10", "found 3 that sum to 100; write time:4/5,1/10,1/10$"),
+        ("fraction:0.8,0.1,0.2", "found 3 that sum to 1.1$"),
+        ("time:0.8,0.1,0.2", "found 3 that sum to 1.1$"),
+        ("time:80,10,10", "found 3 that sum to 100$"),
         ("time:0.8,0.1", "found 2 that sum to 0.9$"),
-        ("group:user:80,10,10", "sum to 100; write group:user:4/5,1/10,1/10$"),
+        ("group:user:80,10,10", "found 3 that sum to 100$"),
         ("position:0,0,0", "found 3 that sum to 0$"),
     ],
 )

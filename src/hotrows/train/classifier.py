@@ -131,8 +131,8 @@ class Classifier:
             joined = np.ones(len(labels), np.float32)
             if schema.weight in table.column_names:
                 joined[:] = table[schema.weight].to_numpy()
-            for place, given in ((slice(num_rows), weights), (slice(num_rows, None), their_weights)):
-                joined[place] = joined[place] if given is None else given
+            for place, values in ((slice(num_rows), weights), (slice(num_rows, None), their_weights)):
+                joined[place] = joined[place] if values is None else values
             table, weight = _with_column(table, "weight", joined)
             schema = dataclasses.replace(schema, weight=weight)
         config = self._config()
@@ -296,10 +296,10 @@ def _followed_by(
     table: Any, labels: np.ndarray, eval_set: Any, classes: np.ndarray
 ) -> tuple[Any, np.ndarray, np.ndarray | None]:
     """The rows and their labels, with those of `eval_set` behind them, and the weights of these."""
-    given = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
-    if not isinstance(given, tuple) or len(given) not in (2, 3):
+    one = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+    if not isinstance(one, tuple) or len(one) not in (2, 3):
         raise ValueError("eval_set must be one tuple (X, y) or (X, y, weights), or a list of one")
-    others, their_labels, weights = _samples(*given)
+    others, their_labels, weights = _samples(*one)
     if missing := [name for name in table.column_names if name not in others.column_names]:
         raise ValueError(f"eval_set has no column {missing[0]!r}, which X has")
     if not np.isin(their_labels, classes).all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,55 +18,45 @@ _BATCHES = 16  # that are looked at
 
 
 class Meetings:
-    """Counts samples of the first batches with another label of their group beside them in the batch, and
-    warns where few are. Nothing is looked at where no loss compares samples."""
+    """Counts samples of the first batches that have another label of their group beside them, and warns
+    where most have it in another batch, or none."""
 
     def __init__(self, recommender: Recommender) -> None:
-        self._recommender, self._met, self._num_batches = recommender, 0, 0
-        self._pieces: list[tuple[Tensor, Tensor]] = []
-        orders = [task for task, loss in enumerate(recommender.losses) if loss.is_order]
-        self.task = orders[0] if orders else None
+        self._recommender, self._num_batches, self._met = recommender, 0, 0
+        self._groups, self._labels = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        self._orders = [task for task, loss in enumerate(recommender.losses) if loss.is_order]
 
     def add(self, batch: Batch, is_last: bool) -> None:
         """Looks at a batch that is trained on. is_last: no other one comes."""
-        if self.task is None:
+        if not self._orders or self._num_batches == _BATCHES:
             return
         for part in parts_of(batch, self._recommender.embedding.planner.micro_batches):
-            self._pieces.append(self._labelled(part, self.task))
-            self._met += _num_comparable(self._pieces[-1:])
+            assert part.groups is not None, "tasks of an order are checked to have groups"
+            targets, kept = self._recommender.targets(part), part.groups != NO_GROUP
+            labels, weights = (
+                kept if of_all is None else of_all.view(part.size, -1)[:, self._orders[0]]
+                for of_all in (targets.labels, targets.weights)
+            )
+            kept = kept & (weights > 0)
+            groups, labels = part.groups[kept].cpu(), labels[kept].cpu()
+            self._met += _num_comparable(groups, labels)
+            self._groups = torch.cat([self._groups, groups])
+            self._labels = torch.cat([self._labels, labels])
         self._num_batches += 1
-        if is_last or self._num_batches == _BATCHES:
-            self._warn(self._recommender.losses[self.task].name)
-            self.task = None
-
-    def _labelled(self, batch: Batch, task: int) -> tuple[Tensor, Tensor]:
-        """The groups and labels of the samples of a batch that have both, and a weight above 0."""
-        assert batch.groups is not None, "tasks of an order are checked to have groups"
-        groups, targets = batch.groups.cpu(), self._recommender.targets(batch)
-        columns = (targets.labels, torch.ones(1) if targets.weights is None else targets.weights)
-        labels, weights = (c.cpu().view(len(c), -1)[:, task if c.dim() == 2 else 0] for c in columns)
-        kept = (groups != NO_GROUP) & (weights > 0)
-        return groups[kept], labels[kept]
-
-    def _warn(self, loss: str) -> None:
-        if 2 * self._met > _num_comparable(self._pieces):
-            return
-        samples = sum(len(groups) for groups, _ in self._pieces)
-        log.warning(
-            f"the loss {loss} compares samples of a group in a batch: {self._met:,} of the {samples:,} "
-            f"in the first {self._num_batches} batches have another label of their group beside them, so "
-            f"{'little' if self._met else 'nothing'} is learned; sort the rows by "
-            f"{self._recommender.schema.grouping!r}, let training shuffle, which keeps groups together, "
-            f"or take larger batches"
-        )
+        is_last = is_last or self._num_batches == _BATCHES
+        if is_last and 2 * self._met <= _num_comparable(self._groups, self._labels):
+            log.warning(
+                f"the loss {self._recommender.losses[self._orders[0]].name} compares samples of a group "
+                f"in a batch: {self._met:,} of the {len(self._groups):,} in the first "
+                f"{self._num_batches} batches have another label of their group beside them, so "
+                f"{'little' if self._met else 'nothing'} is learned; sort the rows by "
+                f"{self._recommender.schema.grouping!r}, let training shuffle, or take larger batches"
+            )
 
 
-def _num_comparable(pieces: Sequence[tuple[Tensor, Tensor]]) -> int:
+def _num_comparable(groups: Tensor, labels: Tensor) -> int:
     """The number of samples whose group has another label, too."""
-    groups, labels = map(torch.cat, zip(*pieces, strict=True))
     _, place = groups.unique(return_inverse=True)
-    low, high = (
-        torch.full((len(labels),), bound).scatter_reduce(0, place, labels.float(), how)
-        for bound, how in ((math.inf, "amin"), (-math.inf, "amax"))
-    )
+    low = torch.full((len(labels),), math.inf).scatter_reduce(0, place, labels, "amin")
+    high = torch.full((len(labels),), -math.inf).scatter_reduce(0, place, labels, "amax")
     return int((low < high)[place].sum())

@@ -81,8 +81,6 @@ def parse_split(
     kind, _, numbers = str(text).partition(":")
     by, _, numbers = numbers.rpartition(":") if kind == "group" else ("", "", numbers)
     shares = _shares(numbers, declared)
-    if shares is None and kind in KINDS:
-        _check_sum(text, kind, numbers)
     if shares is None and kind == "time" and numbers and parse_time is not None:
         times = [parse_time(word) for word in numbers.split(",")]
         if len(times) <= 2 and times == sorted(times):
@@ -96,23 +94,6 @@ def parse_split(
             f"validate and test ('time:2024-03-01,2024-03-02'), not {str(text)[:60]!r}"
         )
     return _checked(text, Split(kind, shares, by=by or None), declared)
-
-
-def _check_sum(text: str, kind: str, numbers: str) -> None:
-    """Raises ValueError for shares that are not three, or do not sum to 1; not for times."""
-    words = numbers.split(",")
-    shares = [Fraction(word) for word in words if _SHARE.fullmatch(word)]
-    is_time = kind == "time" and len(words) < 3 and not set("./") & set(numbers)
-    total = sum(shares)
-    if len(words) < 2 or len(shares) < len(words) or is_time or (len(words) == 3 and total == 1):
-        return
-    advice = ""
-    if len(shares) == 3 and total:
-        advice = f"; write {text[: -len(numbers)]}{','.join(str(share / total) for share in shares)}"
-    raise ValueError(
-        f"split {text!r}: expected the shares of training, validation and test, which sum to 1, found "
-        f"{len(shares)} that sum to {float(total):g}{advice}"
-    )
 
 
 def _checked(text: str, split: Split, declared: Sequence[str]) -> Split:
@@ -144,7 +125,13 @@ def _shares(numbers: str, declared: Sequence[str] = ()) -> tuple[Fraction, Fract
     elif len(shares) == 1:
         validation = shares[0] * _VALIDATION_OF_TRAINING
         shares = (shares[0] - validation, validation, 1 - shares[0])
-    legal = len(shares) == 3 and sum(shares) == 1 and min(shares) >= 0 and shares[0] > 0
+    total = sum(shares)
+    if (len(shares) == 3 and total != 1) or (len(shares) == 2 and max(shares) <= 1):
+        raise ValueError(
+            f"split {numbers!r}: expected the shares of training, validation and test, which sum to 1, "
+            f"found {len(shares)} that sum to {float(total):g}"
+        )
+    legal = len(shares) == 3 and min(shares) >= 0 and shares[0] > 0
     return (shares[0], shares[1], shares[2]) if legal else None
 
 

@@ -137,16 +137,16 @@ def _why_unread(column: Any, error: Exception, name: str) -> str:
     return f"{what}; convert it to text ({how})"
 
 
-def check_order(name: str, values: Any, frame: Any, of: str = "X") -> None:
-    """Warns where values have the index of a frame, or of a column `of` that name, in another order."""
+def check_order(name: str, values: Any, frame: Any, other: str = "X") -> None:
+    """Warns where values have the index of a frame, or of a column called `other`, in another order."""
     index: Any = getattr(values, "index", None)
     theirs: Any = getattr(frame, "index", None)
     if not hasattr(index, "equals") or not hasattr(theirs, "isin") or index.equals(theirs):
         return
     if len(index) == len(theirs) and index.isin(theirs).all() and theirs.isin(index).all():
         warn(
-            f"the index of {name} is that of {of} in another order: values are taken by position, not by "
-            f"index; bring them into one order first, such as with .loc[{of}.index]"
+            f"the index of {name} is that of {other} in another order: values are taken by position, not "
+            f"by index; bring them into one order first, such as with .loc[{other}.index]"
         )
 
 
