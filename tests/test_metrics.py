@@ -286,6 +286,8 @@ def test_the_scale_of_logits_is_that_of_the_least_log_loss(factor):
     logits, weights = 3 * logits, repeats.float()
     repeated, _ = fit_scale(logits.repeat_interleave(repeats), labels.repeat_interleave(repeats))
     assert fit_scale(logits, labels, weights)[0] == pytest.approx(repeated, abs=2e-4)
+    # Weights that sum to 1 smoothed the labels as if they were of one sample.
+    assert fit_scale(logits, labels, weights / weights.sum()) == fit_scale(logits, labels, weights)
 
 
 def test_a_scale_is_about_the_base_rate():

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import losses
-from hotrows.metrics import Metrics, mean_of, metrics_by, ranking_metrics, regression_metrics
+from hotrows.metrics import (
+    Metrics,
+    mean_of,
+    metrics_by,
+    ranking_metrics,
+    regression_metrics,
+    shortcomings,
+)
+from hotrows.report.quality import measure
+from hotrows.report.row_sample import ScoredRows
 from tests.support.choice import examples
 
 
@@ -30,11 +39,11 @@ def dcg(ranked, k):
     return sum(label / math.log2(place + 2) for place, label in enumerate(ranked[:k]))
 
 
-def slow(name, scores, labels, groups):
+def slow(name, scores, labels, groups, weights):
     kind, _, k = name.partition("@")
     k = int(k) if k else len(scores)
-    results = []
-    for group in set(groups):
+    results, by_group = [], []
+    for group in set(groups) - {losses.NO_GROUP}:
         of_group = [(s, y) for s, y, g in zip(scores, labels, groups, strict=True) if g == group]
         ours, theirs = zip(*of_group, strict=True)
         if not any(y > 0 for y in theirs):
@@ -46,22 +55,31 @@ def slow(name, scores, labels, groups):
             "mrr": lambda ranked: 1 / (1 + next(i for i, y in enumerate(ranked) if y > 0)),
         }[kind]
         results.append(over_all_orders(ours, theirs, metric))
-    return statistics.fmean(results) if results else math.nan
+        by_group.append(statistics.fmean(w for w, g in zip(weights, groups, strict=True) if g == group))
+    return statistics.fmean(results, by_group) if results else math.nan
 
 
 NAMES = ("ndcg", "ndcg@1", "ndcg@3", "hit@1", "hit@2", "mrr")
 samples = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([-7, 0, 9])), min_size=1, max_size=7
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(0, 3),
+        st.sampled_from([-7, 0, 9, losses.NO_GROUP]),
+        st.sampled_from([0.5, 1.0, 10.0]),
+    ),
+    min_size=1,
+    max_size=7,
 )
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(samples)
 def test_ranking_equals_the_mean_over_all_orders_of_ties(rows):
-    scores, labels, groups = zip(*rows, strict=True)
-    found = ranking_metrics(*map(torch.tensor, (scores, labels, groups)), NAMES)
+    scores, labels, groups, weights = zip(*rows, strict=True)
+    tensors = map(torch.tensor, (scores, labels, groups))
+    found = ranking_metrics(*tensors, NAMES, torch.tensor(weights))
     for name in NAMES:
-        expected = slow(name, scores, labels, groups)
+        expected = slow(name, scores, labels, groups, weights)
         assert found[name][0] == pytest.approx(expected, abs=1e-12, nan_ok=True), name
 
 
@@ -227,3 +245,23 @@ def test_several_labels_of_different_kinds_are_decided_by_the_mean_of_their_scor
     assert both.score == pytest.approx((rating.score + click.score) / 2)
     assert both.auc == 1 and both.rmse == rating.rmse
     assert Metrics.from_json(both.to_json()).score == both.score
+
+
+def test_samples_without_a_group_count_in_no_metric_within_groups():
+    """They were one user, whose thousands of samples had the greatest part of gAUC."""
+    torch.manual_seed(0)
+    outputs, labels, groups = torch.randn(60), (torch.arange(60) % 3 == 0).float(), torch.arange(60) // 6
+    groups[30:] = losses.NO_GROUP
+    everything = metrics_by(losses.Loss(), outputs, labels, None, groups, ["ndcg@3", "mrr"])
+    grouped = metrics_by(losses.Loss(), outputs[:30], labels[:30], None, groups[:30], ["ndcg@3", "mrr"])
+    assert everything.gauc == pytest.approx(grouped.gauc)
+    assert everything.ranking == pytest.approx(grouped.ranking)
+    assert [line for line in shortcomings(everything) if "30 of 60 samples have no group" in line]
+    assert math.isnan(grouped.ungrouped)
+    scored = ScoredRows("y", losses.Loss(), outputs, labels, None, groups, torch.arange(60))
+    quality = measure(scored, ["ndcg@3"])
+    assert quality.units == 5 + 30  # each is drawn by itself
+    assert abs(quality.resamples["ndcg@3"].mean() - grouped.ranking["ndcg@3"]) < 0.05
+    bpr = losses.parse("bpr")
+    assert bpr(outputs[30:], labels[30:], None, groups[30:]) == 0
+    assert bpr(outputs, labels, None, groups) == bpr(outputs[:30], labels[:30], None, groups[:30]) > 0

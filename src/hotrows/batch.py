@@ -68,7 +68,8 @@ class Batch:
         labels are unknown.
     weights: [N] float32, the factor of each id's vector in its pool; None: 1.
     sample_weights: [B] float32, the weight of each sample in the loss and in metrics; None: 1.
-    groups: [B] int64, equal for samples of one group (a user's), for grouped AUC.
+    groups: [B] int64, equal for samples of one group (a user's), for metrics within groups;
+        `losses.NO_GROUP`: the group is missing.
     times: [B] int64, event times in seconds, of which the least int64 is a missing one, for keys that
         expire by time; None: no key does.
     first_sample: the number of the first sample in its part of the data, for messages.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     Array = TypeVar("Array", Tensor, np.ndarray)
 
+NO_GROUP = -(1 << 63)  # the group of samples whose group is missing: no other sample is in it
 _FLOAT32 = 3.4028234663852886e38  # its greatest number
 _RANKING = re.compile(r"ndcg|mrr|(ndcg|hit)@[1-9][0-9]{0,8}")
 _LEAST_RATE = 1e-6  # of ones that a first output stands for; with none in the data it would be infinite
@@ -92,7 +93,8 @@ class Loss:
     ) -> Tensor:
         """The sum of weight times loss over samples, divided by their number.
 
-        outputs, labels, weights: [B], in float32; groups: [B] integers, equal within a group.
+        outputs, labels, weights: [B], in float32; groups: [B] integers, equal within a
+        group, or NO_GROUP.
         """
         losses = self.of_samples(outputs, labels)
         return (losses if weights is None else losses * weights).mean()
@@ -275,7 +277,7 @@ class BPR(Loss):
         from torch.nn import functional
 
         groups, order = groups.sort(stable=True)
-        outputs, labels = outputs[order], labels[order]
+        outputs, labels = outputs[order], labels[order].where(groups != NO_GROUP, 0.0)
         weights = None if weights is None else weights[order]
         total, num_pairs = outputs.sum() * 0.0, outputs.new_zeros(())
         for apart in range(1, min(int(self.pairs), len(groups) - 1) + 1):

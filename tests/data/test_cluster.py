@@ -81,6 +81,7 @@ def inline(monkeypatch):
     "split",
     [
         "stratified:0.7,0.2,0.1",
+        "group:session:0.7,0.2,0.1",  # a column that the schema does not read
         *(
             pytest.param(split, marks=pytest.mark.slow)
             for split in ("fraction:0.7,0.2,0.1", "position:0.8", "time:0.7,0.1,0.2")
@@ -88,7 +89,7 @@ def inline(monkeypatch):
     ],
 )
 def test_blocks_cut_anywhere_give_the_bytes_of_one_table(split, tmp_path):
-    table = table_of()
+    table = table_of().append_column("session", [[row // 7 for row in range(1000)]])
     prepare(table, SCHEMA, tmp_path / "serial", split=split, seed=5)
     for name, sizes in CUTS.items():
         prepare(blocks_of(table, sizes), SCHEMA, tmp_path / name, split=split, seed=5)

@@ -43,7 +43,13 @@ SCHEMA = Schema(
     time=Time("when", format="unix"),
     group="user",
 )
-SPLITS = ["fraction:0.7,0.2,0.1", "stratified:0.8,0.1,0.1", "position:0.8", "time:0.7,0.1,0.2"]
+SPLITS = [
+    "fraction:0.7,0.2,0.1",
+    "stratified:0.8,0.1,0.1",
+    "position:0.8",
+    "time:0.7,0.1,0.2",
+    "group:user:0.7,0.2,0.1",
+]
 MARK = "HOTROWS_TEST_OF_RAY"  # in the environment of the processes of our cluster, and of no other
 
 

@@ -49,12 +49,31 @@ def test_a_share_of_zero_gets_no_row():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0.8", "random:0.8", "fraction:0.8,0.2", "fraction:0.8,0.1,0.2", "position:0,0,1",
-             "position:1.1,0,-0.1", "fraction:a,b,c", "fraction:2", 0.8, (0.8, 0.1, 0.1)]
+    "text", ["", "0.8", "random:0.8", "position:0,0,1", "position:1.1,0,-0.1", "fraction:a,b,c",
+             "fraction:2", "group:user:2024-03-01,2024-03-08", "time:user:0.8,0.1,0.1", 0.8,
+             (0.8, 0.1, 0.1)]
 )  # fmt: skip
 def test_other_splits_are_refused(text):
     with pytest.raises(ValueError, match="split must be"):
         parse_split(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fraction:0.8,0.2", "found 2 that sum to 1$"),
+        ("fraction:0.8,0.1,0.2", "found 3 that sum to 1.1$"),
+        ("time:0.8,0.1,0.2", "found 3 that sum to 1.1$"),
+        ("time:80,10,10", "found 3 that sum to 100$"),
+        ("time:0.8,0.1", "found 2 that sum to 0.9$"),
+        ("group:user:80,10,10", "found 3 that sum to 100$"),
+        ("position:0,0,0", "found 3 that sum to 0$"),
+    ],
+)
+def test_shares_that_do_not_sum_to_1_are_refused_with_their_sum(text, said):
+    """`time:80,10,10` said that '80' is no time."""
+    with pytest.raises(ValueError, match=said):
+        parse_split(text, int)
 
 
 @pytest.mark.parametrize("cuts", [[], [7], [1, 2, 1500, 2999]])

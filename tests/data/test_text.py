@@ -39,7 +39,7 @@ def parsed(text: bytes, schema: Schema, threads: int = 1):
     """All that is read of some text, as plain values, or what is wrong with it."""
     chunk = Chunk("raw", bytearray(text), 1, text.count(b"\n"), len(text))
     try:
-        layout = layout_of(schema, "raw", text.split(b"\n")[0])
+        layout = layout_of(Reading(schema, threads), "raw", text.split(b"\n")[0])
         columns = parse(chunk, layout, Reading(schema, threads))
     except ValueError as error:
         return str(error)

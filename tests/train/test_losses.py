@@ -184,6 +184,27 @@ def test_bpr_ranks_within_groups(tmp_path, caplog):
         assert result.test.value("ndcg@10") > 0.9
 
 
+@pytest.mark.parametrize(("order", "shuffle", "said"), [
+    ("rounds", False, "0 of the 400 in the first 13 batches have another label of their group"),
+    ("rounds", True, None),  # which keeps groups together
+    ("users", False, None),
+    ("single", True, "0 of the 400 in the first 13 batches"),
+    ("equal labels", True, "so nothing is learned"),
+    ("missing", True, "0 of the 0 in the first 13 batches"),
+])  # fmt: skip
+def test_groups_that_never_meet_in_a_batch_are_warned_of(tmp_path, caplog, order, shuffle, said):
+    """The loss was 0.0 in every step, without a word."""
+    users = {"users": np.arange(400) // 10, "single": np.arange(400)}.get(order, np.arange(400) % 40)
+    labels = users % 2 if order == "equal labels" else np.arange(400) // 7 % 3
+    users = [None] * 400 if order == "missing" else users
+    rows = pa.table({"user": users, "item": np.arange(400) % 9, "rating": labels})
+    encoded = data.prepare(rows, schema("rating", "bpr"), tmp_path / "enc", split="fraction:1,0,0")
+    config = dataclasses.replace(CONFIG, model="lr", model_options={}, shuffle=shuffle, epochs=1)
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        Trainer(encoded, config, tmp_path / "run").fit()
+    assert said in caplog.text if said else "of their group" not in caplog.text
+
+
 def test_bpr_of_large_data_wants_rows_sorted_by_group(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(run_data, "POOL_ROWS", 500)
     rows = table()

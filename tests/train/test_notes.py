@@ -174,6 +174,17 @@ def test_a_label_that_is_far_more_frequent_in_another_part_is_warned_of(tmp_path
     assert not [line for line in warnings_of(caplog) if line.startswith("label ")]
 
 
+def test_weights_that_undo_what_was_left_out_are_no_other_rate(tmp_path, caplog):
+    """Rows were counted without their weights, and predictions said to be too high."""
+    rows = {"click": [int(i % (20 if i >= 800 else 2) == 0) for i in range(ROWS)]}
+    rows["w"] = [1.0 if click or i >= 800 else 19.0 for i, click in enumerate(rows["click"])]
+    rows["item"] = [i % 30 for i in range(ROWS)]
+    schema = Schema((Sparse("item"),), label="click", weight="w")
+    data = prepare(rows, schema, tmp_path / "enc", split="position:0.6,0.2,0.2")
+    Trainer(data, TrainConfig(model="lr", steps=2, **SHORT), tmp_path / "run")
+    assert not [line for line in warnings_of(caplog) if line.startswith("label 'click' is 1 in ")]
+
+
 @pytest.mark.parametrize("values, said", [(500, True), (1_001, False)])
 def test_boosting_is_named_where_no_column_has_many_values(tmp_path, caplog, values, said):
     data = prepare(

@@ -77,8 +77,14 @@ def eval_command(
     metavar="NAMES",
     help="Columns of RAW to write next to the predictions, such as user,item, or all.  [default: none]",
 )
+@click.option("--require-columns", is_flag=True, help="Refuse RAW without the column of a feature.")
 def predict_command(
-    run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, **how: Any
+    run: Path,
+    raw: tuple[str, ...],
+    out: Path | None,
+    columns: str | None,
+    require_columns: bool,
+    **how: Any,
 ) -> None:
     """Predict the labels of raw rows.
 
@@ -86,9 +92,9 @@ def predict_command(
     of a model with several labels one for each, with tabs between.
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order if they have
-    names; others are ignored. A feature's column that is missing counts as missing values, and values
-    that training has not seen as unknown. Standard error gets their rates, a warning if these are far
-    from the training data's, and metrics if RAW has labels.
+    names; others are ignored. A feature's column that is missing counts as missing values
+    (--require-columns: an error), and values that training has not seen as unknown. Standard error gets
+    their rates, a warning if these are far from the training data's, and metrics if RAW has labels.
     """
     if columns and out is not None and out.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--columns needs --out FILE with {', '.join(FORMATS)}, not {out.name}")
@@ -100,8 +106,8 @@ def predict_command(
         from hotrows.train import evaluate, load_run
 
         predictor = load_run(run, **how)
-        batches, done = predictor.encoder.encode(raw, columns=kept), 0
-        evaluated: list[evaluate.Evaluated] = []
+        batches = predictor.encoder.encode(raw, columns=kept, require_columns=require_columns)
+        evaluated, done = list[evaluate.Evaluated](), 0
         with predictions_to(out, predictor.prediction_names, beside=kept != ()) as write:
             for batch, logits in predictor.logits(batches):
                 write(predictor.predictions(logits), batches.kept.popleft() if kept != () else None)

@@ -19,10 +19,12 @@ and within groups, such as the samples of a user, averaged over groups:
     Hit@k        whether the first k places have a label above 0
     MRR          1 / place of the first label above 0
 
-Groups without a label above 0 do not count for these three. Where samples have equal outputs, a metric
+Groups without a label above 0 do not count for these three, and samples without a group for none of the
+four. Where samples have equal outputs, a metric
 is its mean over all their orders, and in the calibration error each has the mean of their gaps: the
 order of samples changes no metric. Where samples have weights, a sample counts as often as its weight
-says, but for NDCG, Hit and MRR, where any weight above 0 counts once.
+says; in NDCG, Hit and MRR a group counts by the mean weight of its samples, and a weight moves no place.
+The sum would let long groups count more, which without weights they do not.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows.losses import Loss
+from hotrows.losses import NO_GROUP, Loss
 from hotrows.metrics.base_rate import base_log_loss as base_log_loss
 from hotrows.metrics.base_rate import shortcomings as shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
@@ -89,10 +91,12 @@ def metrics_by(
     if loss.decides == "log_loss":
         losses = functional.softplus(outputs) - labels * outputs
         changes["error"] = standard_error(losses, None if weights is None else weights.double())
+    if groups is not None and (ungrouped := int((groups == NO_GROUP).sum())):
+        changes["ungrouped"] = ungrouped
     if ranking:
         if groups is None:
             raise ValueError(f"{ranking[0]} is a metric within groups, and these samples have no groups")
-        results = ranking_metrics(outputs, labels, groups, ranking)
+        results = ranking_metrics(outputs, labels, groups, ranking, weights)
         changes["ranking"] = {name: value for name, (value, _) in results.items()}
         if loss.decides in results:
             changes["error"] = results[loss.decides][1]

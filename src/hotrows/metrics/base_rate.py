@@ -33,6 +33,11 @@ def shortcomings(metrics: Metrics) -> Iterator[str]:
         yield "no sample has this label and a weight above 0, so there are no metrics"
     elif math.isnan(metrics.score):
         yield f"no group has a label above 0, so there is no {word_of(metrics.decides)}"
+    if metrics.ungrouped > 0:
+        yield (
+            f"{metrics.ungrouped:,.0f} of {metrics.samples:,} samples have no group, and do not count in "
+            f"metrics within groups"
+        )
     if metrics.r2 < 0:
         yield (
             f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: "

@@ -21,12 +21,15 @@ def fit_scale(
     follow every change of the base rate. (1, 0) where no factor is better by more than chance (Akaike: a
     log likelihood that is higher by 1): of labels that are all equal, logits that rank no better than
     chance, few samples of a good model. Labels are smoothed as Platt (1999) does, by one sample of each
-    kind, so that few samples without an error do not ask for an infinite factor.
+    kind, so that few samples without an error do not ask for an infinite factor. Weights are scaled to
+    the sum (sum of w)^2 / sum of w^2, the number of equal samples that say as much (Kish 1965): what unit
+    they have changes nothing.
     """
     y, distances = labels.double(), logits.double() - base
-    weights = None if weights is None else weights.double()
-    clicks = (y if weights is None else y * weights).sum().item()
-    others = (len(y) if weights is None else weights.sum().item()) - clicks
+    weights = torch.ones_like(y) if weights is None else weights.double()
+    weights = weights * (weights.sum() / weights.square().sum())
+    total, clicks = weights.sum().item(), (y * weights).sum().item()
+    others = total - clicks
     if not clicks or not others:
         return 1.0, 0.0
     targets = torch.where(y > 0, (clicks + 1) / (clicks + 2), 1 / (others + 2))
@@ -44,9 +47,9 @@ def fit_scale(
         scale = following
     scale = round(scale, 4)
     gain = _loss(base + distances, y, weights) - _loss(base + scale * distances, y, weights)
-    is_better = scale >= _LEAST and len(y) * gain > 1
+    is_better = scale >= _LEAST and total * gain > 1
     return (scale, round((1 - scale) * base, 4)) if is_better else (1.0, 0.0)
 
 
-def _loss(logits: Tensor, labels: Tensor, weights: Tensor | None) -> float:
+def _loss(logits: Tensor, labels: Tensor, weights: Tensor) -> float:
     return weighted_mean(functional.softplus(logits) - labels * logits, weights)

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.metrics.sums import standard_error, sums_by
+from hotrows.losses import NO_GROUP
+from hotrows.metrics.sums import standard_error, sums_by, weighted_mean
 
 
 def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor | None = None) -> float:
     """The mean of each group's AUC, by the weight of its samples; nan where no group has both labels.
+
+    Samples of the group `losses.NO_GROUP` do not count.
 
     >>> groups = torch.tensor([0, 0, 1, 1, 1])
     >>> scores = torch.tensor([1.0, 2.0, 5.0, 6.0, 7.0])
@@ -40,7 +43,7 @@ def group_aucs(
     first = torch.ones(len(scores), dtype=torch.bool)  # of a run of equal scores within a group
     first[1:] = (scores[1:] != scores[:-1]) | (groups[1:] != groups[:-1])
     run = first.cumsum(0) - 1
-    _, group_of_row = groups.unique_consecutive(return_inverse=True)
+    numbers, group_of_row = groups.unique_consecutive(return_inverse=True)
     group_of_run = group_of_row[first]
     positives, others = clicks * weighted, (1 - clicks) * weighted
     in_run, others_in = sums_by(positives, run), sums_by(others, run)
@@ -48,42 +51,48 @@ def group_aucs(
     before = others_in.cumsum(0) - others_in
     before -= (others_of.cumsum(0) - others_of)[group_of_run]
     pairs = sums_by(in_run * (before + others_in / 2), group_of_run)
-    both = (totals > 0) & (others_of > 0)
+    both = (totals > 0) & (others_of > 0) & (numbers != NO_GROUP)
     return pairs / (totals * others_of), (totals + others_of) * both
 
 
 def ranking_metrics(
-    scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str]
+    scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str], weights: Tensor | None = None
 ) -> dict[str, tuple[float, float]]:
     """Means over groups, and their standard errors, of the metrics `names`: ndcg, ndcg@K, hit@K, mrr.
 
-    scores, labels, groups: [M]. Over the groups with a label above 0; nan where there is none, and of
-    NDCG where a label is negative.
+    scores, labels, groups: [M]; weights: [M], above 0. Over the groups with a label above 0, each by the
+    mean weight of its samples; nan where there is none, and of NDCG where a label is negative.
 
     scores = [3., 2., 1.], labels = [0, 1, 0], groups = [5, 5, 5]  ->  mrr 1 / 2, ndcg 1 / log2(3)
     """
     results = {}
-    for name, values in ranking_values(scores, labels, groups, names).items():
-        mean = values.mean().item() if len(values) else math.nan
-        results[name] = mean, standard_error(values) if len(values) else math.nan
+    for name, (values, by_group) in ranking_values(scores, labels, groups, names, weights).items():
+        results[name] = math.nan, math.nan
+        if len(values):
+            results[name] = weighted_mean(values, by_group), standard_error(values, by_group)
     return results
 
 
 def ranking_values(
-    scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str]
-) -> dict[str, Tensor]:
-    """Returns values of each group with a label above 0, in their order, for `ranking_metrics`."""
+    scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str], weights: Tensor | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The values, and the weights, of the groups with a label above 0, in the order of their numbers.
+
+    Samples without a group do not count."""
     if scores.isnan().any():  # which have no order
-        return {name: scores.new_empty(0) for name in names}
-    ranked = _Ranked.from_samples(scores.double(), labels.double(), groups)
+        return dict.fromkeys(names, (scores.new_empty(0), scores.new_empty(0)))
+    labels = labels.double().where(groups != NO_GROUP, 0.0)
+    weights = torch.ones(len(scores)) if weights is None else weights
+    ranked = _Ranked.from_samples(scores.double(), labels, groups, weights.double())
     results = {}
     for name in names:
         kind, _, most = name.partition("@")
         k = int(most) if most else len(scores)
         if kind == "ndcg":
-            results[name] = ranked.ndcg(k)
+            values = ranked.ndcg(k)
         else:
-            results[name] = ranked.hit(k) if kind == "hit" else ranked.reciprocal_rank()
+            values = ranked.hit(k) if kind == "hit" else ranked.reciprocal_rank()
+        results[name] = values, ranked.weights()[: len(values)]
     return results
 
 
@@ -91,12 +100,13 @@ def ranking_values(
 class _Ranked:
     """Samples by group and falling score, cut into runs of equal scores.
 
-    labels, group, place, run: [M], of each sample; place: from 0 within its group. ideal: [M], the
-    labels of each group from high to low. group_of_run, start, size: [R], start being the place of the
-    run's first sample.
+    labels, weight, group, place, run: [M], of each sample; place: from 0 within its group. ideal: [M],
+    the labels of each group from high to low. group_of_run, start, size: [R], start being the place of
+    the run's first sample.
     """
 
     labels: Tensor
+    weight: Tensor
     ideal: Tensor
     group: Tensor
     place: Tensor
@@ -106,7 +116,7 @@ class _Ranked:
     size: Tensor
 
     @staticmethod
-    def from_samples(scores: Tensor, labels: Tensor, groups: Tensor) -> _Ranked:
+    def from_samples(scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor) -> _Ranked:
         order = _by_group_and_falling(scores, groups)
         scores, sorted_groups = scores[order], groups[order]
         _, group, sizes = sorted_groups.unique_consecutive(return_inverse=True, return_counts=True)
@@ -116,6 +126,7 @@ class _Ranked:
         run = first.cumsum(0) - 1
         return _Ranked(
             labels=labels[order],
+            weight=weights[order],
             ideal=labels[_by_group_and_falling(labels, groups)],
             group=group,
             place=place,
@@ -124,6 +135,11 @@ class _Ranked:
             start=place[first],
             size=run.bincount(),
         )
+
+    def weights(self) -> Tensor:
+        """The mean weight of the samples of each group that has a label above 0."""
+        means = sums_by(self.weight, self.group) / self.group.bincount()
+        return means[sums_by((self.labels > 0).double(), self.group) > 0]
 
     def ndcg(self, k: int) -> Tensor:
         """NDCG of the first k places of each group that has a label above 0."""

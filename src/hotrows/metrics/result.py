@@ -38,6 +38,7 @@ class Metrics:
     decides: the metric that validation compares.
     error: its standard error.
     scale, shift: these predictions are of logits times `scale` plus `shift`; nan: of logits.
+    ungrouped: samples whose group is missing; nan: none.
     tasks: metrics by label, where there are several; all other fields are then means over them.
 
     >>> metrics = hotrows.load_run(run).evaluate(data.parts["test"])
@@ -60,6 +61,7 @@ class Metrics:
     error: float = math.nan
     scale: float = math.nan
     shift: float = math.nan
+    ungrouped: float = math.nan
     decides: str = "auc"
     ranking: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, Metrics] = field(default_factory=dict)

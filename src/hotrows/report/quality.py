@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrows.losses import NO_GROUP
 from hotrows.metrics import Metrics, group_aucs, metrics_by, ranking_values
 from hotrows.metrics.result import LOWER_IS_BETTER
 from hotrows.report.row_sample import ScoredRows
@@ -89,7 +90,10 @@ def measure(
     """Computes metrics of scored rows and of resamples. ranking: further metrics within groups."""
     groups = scored.groups
     metrics = metrics_by(scored.loss, scored.outputs, scored.labels, scored.weights, groups, ranking)
-    units = torch.arange(len(scored)) if groups is None else groups.unique(return_inverse=True)[1]
+    units = torch.arange(len(scored))
+    if groups is not None:  # rows without a group are drawn one by one
+        with_group = groups.unique(return_inverse=True)[1] + len(groups)
+        units = units.where(groups == NO_GROUP, with_group).unique(return_inverse=True)[1]
     num_units = int(units.max()) + 1
     within = {} if groups is None else dict(_within_groups(scored, units, (*metrics.ranking,)))
     names = [name for name in _NUMBERS if not math.isnan(metrics.value(name))]
@@ -121,17 +125,20 @@ def _within_groups(
     scored: ScoredRows, units: Tensor, ranking: Sequence[str]
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yields metrics within groups: of each the value, 0 where it does not count, and the weight."""
-    outputs, labels = scored.loss.calibrated(scored.outputs), scored.labels
+    assert scored.groups is not None
+    outputs = scored.loss.calibrated(scored.outputs)
+    labels = scored.labels.where(scored.groups != NO_GROUP, 0.0)
     if torch.isin(labels, labels.new_tensor([0, 1])).all():
         aucs, size = group_aucs(outputs, labels, units, scored.weights)
         if (size > 0).any():
             yield "gauc", (aucs.nan_to_num(), size)
     counts = torch.zeros(int(units.max()) + 1).index_add_(0, units, (labels > 0).float()) > 0
-    for name, values in ranking_values(outputs, labels, units, ranking).items():
+    ranked = ranking_values(outputs, labels, units, ranking, scored.weights)
+    for name, (values, weights) in ranked.items():
         if len(values):
-            of_groups = values.new_zeros(len(counts))
-            of_groups[counts] = values
-            yield name, (of_groups, counts.double())
+            of_groups = values.new_zeros(2, len(counts))
+            of_groups[:, counts] = torch.stack([values, weights])
+            yield name, (of_groups[0], of_groups[1])
 
 
 def _estimate(value: float, resamples: np.ndarray) -> MetricInterval:

@@ -19,6 +19,7 @@ from hotrows.data.encode.encoder import Transform
 from hotrows.data.encode.vocabulary import Values
 from hotrows.data.stored.encoded import Statistics
 from hotrows.data.stored.rows import missing_id
+from hotrows.losses import NO_GROUP
 from hotrows.report.quality import MetricInterval, Quality, measure
 from hotrows.report.row_sample import RowSample, ScoredRows
 from hotrows.runtime.suggestions import did_you_mean
@@ -92,7 +93,7 @@ class Slicer:
         groups = self._sample.rows.groups
         if column == self._schema.grouping and groups is not None:
             _, places, sizes = groups.unique(return_inverse=True, return_counts=True)
-            return list(_by_count(sizes[places], "rows"))
+            return list(_by_count(sizes[places].where(groups != NO_GROUP, 1), "rows"))
         return list(_by_count(self._num_unknown(), "unknown values"))
 
     def _by_value(self, feature: IdFeature) -> Iterator[RowSlice]:

@@ -177,7 +177,7 @@ def declared_layout(schema: Schema, name: str, line: bytes) -> Layout:
             f"{name}: expected objects of JSON, found {line[:60]!r}; of lines with delimiters the schema "
             f"must say the `columns`, as there is no header"
         )
-    return layout_of(schema, name, line.rstrip(b"\r\n"))
+    return layout_of(Reading(schema, 1), name, line.rstrip(b"\r\n"))
 
 
 def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | None, bool]:
@@ -186,7 +186,8 @@ def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | No
         return None, False
     if schema.columns is not None:
         return declared_layout(schema, name, line), False
-    return layout_of(schema, name, line if line.endswith(b"\n") else line + b"\n"), True
+    line = line if line.endswith(b"\n") else line + b"\n"
+    return layout_of(Reading(schema, 1), name, line), True
 
 
 def end_of_line(text: bytes, number: int) -> int:

@@ -22,14 +22,16 @@ from typing import Any
 
 import numpy as np
 
+from hotrows import losses
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.data import Draft, draft_schema, prepare
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.tables import as_table
+from hotrows.data.raw.tables import as_table, check_order
 from hotrows.json_file import JsonFile
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import new_folder, write_json
 from hotrows.runtime.suggestions import did_you_mean
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback
@@ -98,10 +100,12 @@ class Classifier:
         callbacks: as `Trainer.fit` takes them.
         sample_weight: how much each row counts in the loss and in metrics, numbers of at least 0
         (default: 1, or the schema's weights).
-        eval_set: (X, y) of other rows, which choose the best checkpoint in place of a share `validation`
-        of these; or a list of one such pair.
+        eval_set: (X, y) or (X, y, weights) of other rows, which choose the best checkpoint and calibrate
+        predictions in place of a share `validation` of these; or a list of one such tuple.
+
+        Series are read by position; a warning says where their index is that of X in another order.
         """
-        table, labels = _rows_and_labels(X, y)
+        table, labels, weights = _samples(X, y, sample_weight)
         num_rows = len(labels)
         name = y if isinstance(y, str) else getattr(y, "name", None) or "label"
         self.classes_ = _classes(labels)
@@ -109,17 +113,27 @@ class Classifier:
             raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
         held_out = Fraction(str(self.validation))
         split = f"stratified:{1 - held_out},{held_out},0"
+        their_weights = None
         if eval_set is not None:
-            table, labels = _followed_by(table, labels, eval_set, self.classes_)
+            table, labels, their_weights = _followed_by(table, labels, eval_set, self.classes_)
             split = f"position:{num_rows}/{len(labels)},{len(labels) - num_rows}/{len(labels)},0"
         table, name = _with_column(table, str(name), (labels == self.classes_[1]).astype(np.int8))
         draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
         self.schema_, self.notes_ = draft.schema, draft.notes
         schema = dataclasses.replace(self.schema_, label=name, columns=None)
-        if sample_weight is not None:
-            weights = np.ones(len(labels), np.float32)
-            weights[:num_rows] = _weights(sample_weight, num_rows)
-            table, weight = _with_column(table, "weight", weights)
+        if weights is not None or their_weights is not None:
+            is_plain = weights is None or np.ptp(weights) == 0 or schema.weight is not None
+            if eval_set is not None and their_weights is None and not is_plain:
+                warn(
+                    "the rows of eval_set have no weights, and those of X have: each counts once in the "
+                    "choice of a checkpoint and in the calibration; give (X, y, weights)"
+                )
+            joined = np.ones(len(labels), np.float32)
+            if schema.weight in table.column_names:
+                joined[:] = table[schema.weight].to_numpy()
+            for place, values in ((slice(num_rows), weights), (slice(num_rows, None), their_weights)):
+                joined[place] = joined[place] if values is None else values
+            table, weight = _with_column(table, "weight", joined)
             schema = dataclasses.replace(schema, weight=weight)
         config = self._config()
         self.run_, self._predictor = self._folder(), None
@@ -129,28 +143,29 @@ class Classifier:
             self.result_ = trainer.fit(verbose=self.verbose, callbacks=callbacks)
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Any, allow_missing_columns: bool = False) -> np.ndarray:
         """The probabilities of both classes, [N, 2] float32.
 
         X: all that `Predictor.predict` takes; labels that are a column of a frame are not read.
+        allow_missing_columns: count a feature without its column as missing (default: ValueError).
         """
         predictor = self.predictor_
         if isinstance(X, Mapping) or hasattr(X, "columns"):
             X = as_table(X)
             (label,) = predictor.labels
             X = X.drop_columns([label]) if label in X.column_names else X
-        chances = predictor.predict(X)
+        chances = predictor.predict(X, require_columns=not allow_missing_columns)
         return np.stack([1 - chances, chances], 1)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The likelier class of each row, [N]."""
-        chances = self.predict_proba(X)[:, 1]
+    def predict(self, X: Any, allow_missing_columns: bool = False) -> np.ndarray:
+        """The likelier class of each row, [N]; see `predict_proba`."""
+        chances = self.predict_proba(X, allow_missing_columns)[:, 1]
         return self.classes_[(chances > 0.5).astype(np.int64)]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of the rows whose class is predicted, by their weights."""
-        table, labels = _rows_and_labels(X, y)
-        return float(np.average(self.predict(table) == labels, weights=sample_weight))
+        table, labels, weights = _samples(X, y, sample_weight)
+        return float(np.average(self.predict(table) == labels, weights=weights))
 
     @property
     def predictor_(self) -> Predictor:
@@ -247,7 +262,13 @@ class Classifier:
             if name not in SETTINGS or name == "model":
                 advice = did_you_mean(name, _ARGUMENTS) or advice_on(name)
                 raise ValueError(f"Classifier has no argument {name!r}{advice}")
-        self._config()
+        text = self._config().loss
+        for loss in losses.parse_by_label(text).values() if text else ():
+            if loss.link != "sigmoid":
+                raise ValueError(
+                    f"a Classifier predicts probabilities, and the loss {loss} none: take log_loss, "
+                    f"weighted, focal or soft, or train with `Trainer`, whose predictions are numbers"
+                )
         if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
             raise ValueError(f"validation must be from 0 to below 1, not {self.validation!r}")
 
@@ -273,18 +294,18 @@ class Classifier:
 
 def _followed_by(
     table: Any, labels: np.ndarray, eval_set: Any, classes: np.ndarray
-) -> tuple[Any, np.ndarray]:
-    """The rows and their labels, with those of `eval_set` behind them."""
-    pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise ValueError("eval_set must be one pair (X, y) of rows and labels, or a list of one")
-    others, their_labels = _rows_and_labels(*pair)
+) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """The rows and their labels, with those of `eval_set` behind them, and the weights of these."""
+    one = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+    if not isinstance(one, tuple) or len(one) not in (2, 3):
+        raise ValueError("eval_set must be one tuple (X, y) or (X, y, weights), or a list of one")
+    others, their_labels, weights = _samples(*one)
     if missing := [name for name in table.column_names if name not in others.column_names]:
         raise ValueError(f"eval_set has no column {missing[0]!r}, which X has")
     if not np.isin(their_labels, classes).all():
         raise ValueError(f"expected labels of eval_set that y has, {classes[0]!r} and {classes[1]!r}")
     others = others.select(table.column_names).cast(table.schema)
-    return pyarrow().concat_tables([table, others]), np.concatenate([labels, their_labels])
+    return pyarrow().concat_tables([table, others]), np.concatenate([labels, their_labels]), weights
 
 
 def _with_column(table: Any, name: str, values: np.ndarray) -> tuple[Any, str]:
@@ -315,9 +336,11 @@ def _classes(labels: np.ndarray) -> np.ndarray:
         raise ValueError(f"expected labels of one type in y, found {' and '.join(types)}") from None
 
 
-def _rows_and_labels(X: Any, y: Any) -> tuple[Any, np.ndarray]:
-    """The rows as an Arrow table, without their labels; and these."""
+def _samples(X: Any, y: Any, weights: Any = None) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """The rows as an Arrow table without their labels, the labels, and the weights, if there are any."""
     table = as_table(X)
+    check_order("y", y, X)
+    check_order("sample weights", weights, X)
     if isinstance(y, str):
         if y not in table.column_names:
             hint = did_you_mean(y, table.column_names)
@@ -329,4 +352,4 @@ def _rows_and_labels(X: Any, y: Any) -> tuple[Any, np.ndarray]:
     missing = np.array([value is None or value != value for value in labels.tolist()])
     if missing.any():
         raise ValueError(f"y lacks the label of row {int(missing.argmax()):,}; leave such rows out")
-    return table, labels
+    return table, labels, None if weights is None else _weights(weights, len(labels))

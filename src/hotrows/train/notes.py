@@ -44,17 +44,20 @@ def of_labels(parts: Mapping[str, Part]) -> None:
     """Warns of labels that are far more, or less, frequent in another part than in the training part."""
     train = parts["train"]
     for name, part in parts.items():
-        counts = zip(train.clicks, train.labelled, part.clicks, part.labelled, strict=False)
-        for label, (ones, rows, others, other_rows) in zip(part.schema.labels, counts, strict=False):
-            if not label.values.binary or not rows or not other_rows:
+        if part is train or not train.labelled or not part.labelled:
+            continue
+        counts = zip(train.label_means(), train.labelled, part.label_means(), part.labelled, strict=True)
+        for label, (rate, rows, other_rate, other_rows) in zip(part.schema.labels, counts, strict=True):
+            if not label.values.binary or rate is None or other_rate is None:
                 continue
+            ones, others = rate * rows, other_rate * other_rows
             table = [n + 0.5 for n in (ones, rows - ones, others, other_rows - others)]
             error = math.sqrt(sum(1 / n for n in table))
             apart = math.log(table[2] / table[3]) - math.log(table[0] / table[1])
             if abs(apart) > max(_APART, _ERRORS * error):
                 log.warning(
-                    f"label {label.name!r} is 1 in {ones / rows:.2%} of the training rows and in "
-                    f"{others / other_rows:.2%} of the {name} rows: predictions will be too "
+                    f"label {label.name!r} is 1 in {rate:.2%} of the training rows and in "
+                    f"{other_rate:.2%} of the {name} rows: predictions will be too "
                     f"{'low' if apart > 0 else 'high'} there; were rows of one of them left out, or did "
                     f"the rate change with time?"
                 )

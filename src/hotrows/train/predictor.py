@@ -72,9 +72,9 @@ class Predictor(Recommender):
     def predict(self, data: Iterator[Batch] | Sequence[Batch]) -> Iterator[Tensor]: ...
 
     @overload
-    def predict(self, data: Any) -> np.ndarray: ...
+    def predict(self, data: Any, *, require_columns: bool = False) -> np.ndarray: ...
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Any, *, require_columns: bool = False) -> Any:
         """Computes predictions: [N] float32, of a model of T labels [N, T], in the order of the rows.
 
         data: raw rows: a pandas, Polars or Arrow frame, a dict of columns, paths, and all else that
@@ -83,6 +83,8 @@ class Predictor(Recommender):
         predictions of each, [B] or [B, T], as they are computed. They are probabilities, or of labels
         that are numbers the numbers; see `hotrows.losses`. ValueError names the first row whose
         prediction is no finite number.
+
+        require_columns: refuse raw rows without the column of a feature, which else counts as missing.
         """
         if isinstance(data, Batch):
             data, is_iterator = [data], False
@@ -92,7 +94,7 @@ class Predictor(Recommender):
             is_rows = hasattr(data, "__arrow_c_stream__")  # as a reader of record batches, an iterator
             is_iterator = (isinstance(data, Iterator) and not is_rows) or _are_batches(data)
             if not is_iterator:
-                batches = self.encoder.encode(data)
+                batches = self.encoder.encode(data, require_columns=require_columns)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
         predictions = (self.predictions(logits) for _, logits in self.logits(data))

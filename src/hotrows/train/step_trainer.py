@@ -42,6 +42,7 @@ from hotrows.train.predictor import Predictor
 from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step, dense_optimizer
+from hotrows.train.within_groups import Meetings
 
 log = logging.getLogger("hotrows")
 
@@ -106,7 +107,7 @@ class StepTrainer:
         self.step: Callable[..., Tensor] = self._plain_step
         if captures:
             self.step = CapturedStep(self._plain_step, is_wanted=bool(self.config.cuda_graph))
-        self.state = self.batches.first_state()
+        self.state, self._meetings = self.batches.first_state(), Meetings(self.recommender)
         self.choices: dict[str, str] = {}
         self._runner: Runner | None = None
 
@@ -202,6 +203,8 @@ class StepTrainer:
             with self._runner.paused(trained=False):
                 self.embedding.catch_up()
         batch = work.item.batch
+        if self.ranks.rank == 0:
+            self._meetings.add(batch, self.state.step + 1 == self.batches.total_steps)
         with limited_threads(batch, self._num_weights):
             loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)

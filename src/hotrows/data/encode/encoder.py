@@ -12,6 +12,7 @@ probability of about n^2 / 2^65: 3e-5 for 33.8 million, 0.03 for a billion. A mi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -22,25 +23,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
-from hotrows.data.encode.split import request_numbers
+from hotrows.data.encode.split import numbers_of
 from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
 from hotrows.data.raw.cells import Columns, Reading, missing_labels, no_labels
 from hotrows.data.raw.inputs import inputs_of, stream
-from hotrows.data.raw.values import TEXT_RULE, RawIds, hash_values, no_values
+from hotrows.data.raw.values import TEXT_RULE, RawIds, groups_of, hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.runtime.machine import num_threads
+from hotrows.runtime.native import call
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
+from hotrows.schema import FIRST_UNKNOWN, MISSING_KEY, Dense, IdFeature, Schema, vocabulary_of
 
 if TYPE_CHECKING:
     from hotrows.batch import Batch
-import math
-
-from hotrows.runtime.native import call
-from hotrows.schema import MISSING_KEY, Dense
 
 _LARGEST_LOG = 330.0  # of numbers whose squares have a finite sum, too
 _MOST_DIGITS = 18  # longer numbers are looked at one by one: some are beyond int64
@@ -113,7 +111,11 @@ class Encoder:
         return None if self._folder is None else UserHistories.open(self._folder, self.schema)
 
     def encode(
-        self, raw: Any, batch_size: int = 8192, columns: tuple[str, ...] | None = ()
+        self,
+        raw: Any,
+        batch_size: int = 8192,
+        columns: tuple[str, ...] | None = (),
+        require_columns: bool = False,
     ) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
@@ -122,8 +124,9 @@ class Encoder:
         never seen become unknown ids. The `rates` of what is returned are those of such values; a
         warning, after the last batch, names features where they are far from those of the prepared data.
         columns: which of the input to keep beside the batches, as they are; None: all.
+        require_columns: refuse an input without the column of a feature.
         """
-        how = Reading(self.schema, self.threads, False, columns)
+        how = Reading(self.schema, self.threads, False, columns, requires_features=require_columns)
         counter, kept = self.rate_counter(), deque[Any]()
         return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
 
@@ -154,7 +157,8 @@ class Encoder:
 
     def encode_columns(self, columns: Columns) -> Rows:
         """Encodes the rows of a chunk; ids are int64."""
-        labels, requests = columns.labels, request_numbers(columns)
+        labels, requests = columns.labels, columns.requests
+        numbers = None if requests is None else numbers_of(requests, columns.first_row)
         if labels is None:
             shape = (len(self.schema.labels), columns.num_rows)
             labels = no_labels(shape, self.schema.has_numbers)
@@ -167,9 +171,9 @@ class Encoder:
             vectors=self._stored_vectors(columns),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
-            groups=requests if columns.groups is None else hash_values(columns.groups).view(np.int64),
+            groups=numbers if columns.groups is None else groups_of(columns.groups),
             times=columns.times if self.schema.keeps_times else None,
-            requests=requests,
+            requests=numbers,
         )
 
     def encode_ids(self, columns: Columns) -> list[np.ndarray]:

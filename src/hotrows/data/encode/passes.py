@@ -76,7 +76,7 @@ class Job:
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.read_schema, self.threads)
+        return Reading(self.read_schema, self.threads, by=self.split.by)
 
     @property
     def read_schema(self) -> Schema:

@@ -85,9 +85,11 @@ def prepare(
     events: the events of users, which the histories of the schema are made of.
     out: a folder for the encoded data, new or empty.
     split: how rows are split into training, validation and test: fraction:A,B,C at random,
-        stratified:A,B,C with equal rates of each label, position:A,B,C in order, time:A,B,C by time,
-        time:T,U by values of the time; position:A takes validation from the end of the first A
-        (default: fraction:0.8,0.1,0.1, or all training if validation or test has rows of its own).
+        stratified:A,B,C with equal rates of each label, group:COLUMN:A,B,C at random with all rows of a
+        value, such as a user's, in one part (group:A,B,C: by the schema's group), position:A,B,C in
+        order, time:A,B,C by time, time:T,U by values of the time; position:A takes validation from the
+        end of the first A (default: fraction:0.8,0.1,0.1, or all training if validation or test has rows
+        of its own).
     seed: the seed of a split that draws.
     like: prepared data whose encoders are used unchanged, so that its models fit.
     extend: prepared data whose ids remain and whose vocabularies grow by new values; `schema` may have
@@ -262,6 +264,13 @@ def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
         raise ValueError(f"split {text!r}: {word!r} is no time in the format {schema.time.format!r}")
 
     split = parse_split(text, parse if schema.time else None, declared)
+    if split.kind == "group" and split.by is None:
+        split = replace(split, by=schema.grouping)
+        if split.by is None:
+            raise ValueError(
+                f"split {text!r} needs a column, and schema {schema.name!r} has no group: name one, such "
+                f"as group:user:0.8,0.1,0.1"
+            )
     if split.kind == "time" and schema.time is None:
         raise ValueError(
             f"split {text!r} needs to know the time: say which column that is, time=Time(COLUMN)"
@@ -356,7 +365,7 @@ def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:
         if is_shared and not data.parts[name].rows:
             log.warning(
                 f"the {name} part has no rows, although the split {job.split_text!r} gives it some: give "
-                f"more rows or another share (rows of one time, or of one request, stay together)"
+                f"more rows or another share (rows of one time, request or group stay together)"
             )
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.cells import MISSING_LABEL, Columns
-from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
+from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, mix64
 from hotrows.data.stored.histories import BEGIN, END
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES
@@ -19,7 +19,7 @@ from hotrows.data.stored.request_rows import differences
 from hotrows.data.stored.rows import Room, Rows, gathered
 from hotrows.schema import Schema
 
-KINDS = ("fraction", "stratified", "position", "time")
+KINDS = ("fraction", "stratified", "position", "time", "group")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _VALIDATION_OF_TRAINING = Fraction(1, 10)
 _NEVER = np.iinfo(np.int64).max
@@ -36,14 +36,17 @@ class Split:
 
     kind: `fraction` draws a part for every row from (seed, row number), or for every request;
     `stratified` draws so that every part gets its share of every label's rows; `position` cuts the
-    files, in their order, into training, validation and test; `time` cuts by the schema's time.
+    files, in their order, into training, validation and test; `time` cuts by the schema's time; `group`
+    draws a part for every value of a column from (seed, value).
     shares: of training, validation and test; they sum to 1. None where `before` replaces them.
     before: of a split by time: earlier rows than the first train, earlier ones than the second validate.
+    by: the column of a split by group; None: the schema's grouping.
     """
 
     kind: str
     shares: tuple[Fraction, Fraction, Fraction] | None
     before: tuple[int, int] | None = None
+    by: str | None = None
 
     @property
     def sharing(self) -> dict[str, bool]:
@@ -70,12 +73,13 @@ def parse_split(
 
     position:0.8  ->  0.72, 0.08, 0.2: the validation part is the last tenth of the first 80 %.
     `time:A,B`: the times, as the schema writes them, from which on rows validate and test; `time:A`
-    leaves no validation part.
+    leaves no validation part. `group:COLUMN:0.8,0.1,0.1`: by the values of a column.
     parse_time: converts a time in the schema's format to seconds since 1970; declared: the parts, of
     "validation" and "test", that have files of their own: the share or time of training alone leaves
     nothing to them, and others that do are an error.
     """
     kind, _, numbers = str(text).partition(":")
+    by, _, numbers = numbers.rpartition(":") if kind == "group" else ("", "", numbers)
     shares = _shares(numbers, declared)
     if shares is None and kind == "time" and numbers and parse_time is not None:
         times = [parse_time(word) for word in numbers.split(",")]
@@ -84,12 +88,12 @@ def parse_split(
             return _checked(text, Split(kind, None, before), declared)
     if kind not in KINDS or shares is None:
         raise ValueError(
-            f"split must be 'fraction:', 'stratified:', 'position:' or 'time:' and the shares of "
-            f"training, validation and test, which sum to 1 ('fraction:0.8,0.1,0.1'), or the share "
-            f"of training alone ('position:0.8'), or the times from which on rows validate and test "
-            f"('time:2024-03-01,2024-03-02'), not {str(text)[:60]!r}"
+            f"split must be 'fraction:', 'stratified:', 'position:', 'group:COLUMN:' or 'time:' and the "
+            f"shares of training, validation and test, which sum to 1 ('fraction:0.8,0.1,0.1'), or the "
+            f"share of training alone ('position:0.8'), or, by time alone, the times from which on rows "
+            f"validate and test ('time:2024-03-01,2024-03-02'), not {str(text)[:60]!r}"
         )
-    return _checked(text, Split(kind, shares), declared)
+    return _checked(text, Split(kind, shares, by=by or None), declared)
 
 
 def _checked(text: str, split: Split, declared: Sequence[str]) -> Split:
@@ -121,7 +125,13 @@ def _shares(numbers: str, declared: Sequence[str] = ()) -> tuple[Fraction, Fract
     elif len(shares) == 1:
         validation = shares[0] * _VALIDATION_OF_TRAINING
         shares = (shares[0] - validation, validation, 1 - shares[0])
-    legal = len(shares) == 3 and sum(shares) == 1 and min(shares) >= 0 and shares[0] > 0
+    total = sum(shares)
+    if (len(shares) == 3 and total != 1) or (len(shares) == 2 and max(shares) <= 1):
+        raise ValueError(
+            f"split {numbers!r}: expected the shares of training, validation and test, which sum to 1, "
+            f"found {len(shares)} that sum to {float(total):g}"
+        )
+    legal = len(shares) == 3 and min(shares) >= 0 and shares[0] > 0
     return (shares[0], shares[1], shares[2]) if legal else None
 
 
@@ -166,8 +176,9 @@ class Sharing:
             return self._by_time(columns)
         if self._split.kind == "stratified":
             return self._stratified(columns)
-        requests = request_numbers(columns)  # drawn whole
-        return self._cut(random_bits(rows if requests is None else requests, self._seed), 1 << 53)
+        units = columns.requests if self._split.by is None else columns.units  # drawn whole
+        numbers = rows if units is None else numbers_of(units, columns.first_row)
+        return self._cut(random_bits(numbers, self._seed), 1 << 53)
 
     def _cut(self, numbers: np.ndarray, end: int) -> np.ndarray:
         """Returns the part of each number below `end`, the range being cut by the shares."""
@@ -217,14 +228,11 @@ def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:
     return (bits >> np.uint64(11)).astype(np.int64)
 
 
-def request_numbers(columns: Columns) -> np.ndarray | None:
-    """A number of the request of each row, [rows] int64: of one value, one number, and of a missing value
-    one that no other row has. None where the schema has no requests."""
-    if columns.requests is None:
-        return None
-    rows = np.arange(columns.first_row, columns.first_row + columns.num_rows, dtype=np.uint64)
-    missing = columns.requests.lengths == 0
-    return np.where(missing, mix64(~rows), hash_values(columns.requests)).view(np.int64)
+def numbers_of(values: RawIds, first_row: int) -> np.ndarray:
+    """A number of the value of each row, [rows] int64: of one value, one number, and of a missing value
+    one that no other row has. first_row: the number of the first row."""
+    rows = np.arange(first_row, first_row + len(values), dtype=np.uint64)
+    return np.where(values.lengths == 0, mix64(~rows), hash_values(values)).view(np.int64)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from hotrows.data.raw.arrow_arrays import first_line, seconds_of_moments, value_
 from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.raw.values import UNIX, RawIds, hash_values, kind_of_time, seconds_of
+from hotrows.data.raw.values import UNIX, RawIds, groups_of, kind_of_time, seconds_of
 from hotrows.data.stored.rows import ends_of, take_lists
+from hotrows.losses import NO_GROUP
 from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, Time, column_of
 from hotrows.schema import Sequence as ListFeature
 
@@ -158,15 +159,18 @@ class RowGroupColumns:
         return weights
 
     def groups(self, column: str) -> np.ndarray:
-        """[rows] int64: the value where it is a whole number, else a hash of it."""
+        """[rows] int64: the value where it is a whole number, else a hash of it; NO_GROUP: missing."""
         array, types = self._arrays[column], self._pa.types
         if types.is_integer(array.type):
-            return array.fill_null(np.iinfo(array.type.to_pandas_dtype()).min).to_numpy().astype(np.int64)
-        text = array.cast(self._pa.large_string()).fill_null("")
-        ends = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
-        bytes_of = np.frombuffer(text.buffers()[2] or b"", np.uint8)
-        lengths = np.diff(ends).astype(np.uint32)
-        return hash_values(RawIds(bytes_of, ends[:-1].astype(np.uint32), lengths)).view(np.int64)
+            groups = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        else:
+            text = array.cast(self._pa.large_string()).fill_null("")
+            ends = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
+            bytes_of = np.frombuffer(text.buffers()[2] or b"", np.uint8)
+            lengths = np.diff(ends).astype(np.uint32)
+            groups = groups_of(RawIds(bytes_of, ends[:-1].astype(np.uint32), lengths))
+        groups[array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)] = NO_GROUP
+        return groups
 
     def times(self, time: Time) -> np.ndarray:
         """[rows] int64, seconds since 1970, of a column of timestamps or numbers."""

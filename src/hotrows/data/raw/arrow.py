@@ -271,7 +271,7 @@ class ArrowCells:
 def table_columns(table: Any, name: str, how: Reading, first_row: int = 0) -> Iterator[Columns]:
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time. first_row: the number
     of its first row in what is called `name`."""
-    columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
+    columns = check_present(how, name, tuple(table.schema.names))
     for batch in table.select(columns).combine_chunks().to_batches(rows_per_chunk(how.schema)):
         yield from columns_of_batch(batch, name, first_row, how)
         first_row += batch.num_rows

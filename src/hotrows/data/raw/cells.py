@@ -36,7 +36,7 @@ class Columns:
     where missing; labels: [num_labels, rows] uint8, 255 where missing, or float32 where the schema
     has numbers, NaN where missing; None without labels.
     weights: [rows] float32; groups, requests: a value per row; times: [rows] int64, seconds since 1970,
-    of the schema's clock. None where the schema has no such column.
+    of the schema's clock. None where the schema has no such column. units: those of `Reading.by`.
     id_weights: per feature of `weighted` the weights of its ids, float32, list after list.
     vectors: [rows, width] float32 per vector of the schema; a missing one is NaN.
     kept: columns as they are in the input, an Arrow table; None where none are kept.
@@ -56,6 +56,7 @@ class Columns:
     requests: RawIds | None = None
     vectors: tuple[np.ndarray, ...] = ()
     id_weights: tuple[np.ndarray, ...] = ()
+    units: RawIds | None = None
 
     @property
     def missing(self) -> np.ndarray:
@@ -79,12 +80,21 @@ class Reading:
 
     for_training: whether every column of the schema is required; otherwise absent ones are left out.
     kept: columns to keep as they are, beside those of the schema; None: all.
+    by: another column to read, whose values split the rows. requires_features: whether the columns of
+    features are required in any case.
     """
 
     schema: Schema
     threads: int
     for_training: bool = True
     kept: tuple[str, ...] | None = ()
+    by: str | None = None
+    requires_features: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that are read, each once, without those to keep."""
+        return tuple(dict.fromkeys([*self.schema.raw_columns, *([self.by] if self.by else [])]))
 
     def text(self, raw: RawIds) -> RawIds:
         """Values as they are counted and looked up, empty where they are missing."""
@@ -129,6 +139,7 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
         requests=None if request is None else cells.raw(request),
         vectors=vectors,
         id_weights=id_weights,
+        units=None if how.by is None else cells.raw(how.by),
     )
 
 
@@ -334,27 +345,22 @@ def show(value: bytes) -> str:
     return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"
 
 
-def check_present(
-    schema: Schema,
-    where: str,
-    names: tuple[str, ...],
-    for_training: bool,
-    kept: tuple[str, ...] | None = (),
-) -> list[str]:
-    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
+def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]:
+    """Returns the columns to read that are among `names`, in the schema's order, and those to keep.
 
-    Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
-    keep; None: all.
+    Checks that required ones are there. where: name of the file or table, for messages.
     """
-    # 1. Columns to keep must be there.
-    for name in kept or ():
+    schema, for_training, kept = how.schema, how.for_training, how.kept
+    # 1. Columns to keep, or to split by, must be there.
+    for name in (*(kept or ()), *([how.by] if how.by else ())):
         if name not in names:
+            what = "split by" if name == how.by else "keep"
             raise ValueError(
-                f"{where} has no column {name!r} to keep; it has {_shortened(list(names))}"
+                f"{where} has no column {name!r} to {what}; it has {_shortened(list(names))}"
                 f"{did_you_mean(name, names)}"
             )
     # 2. So must those that the schema asks for: all to train, one feature to predict.
-    columns = list(schema.raw_columns)
+    columns = list(how.columns)
     features = {schema.column_of(feature) for feature in schema.features}
     absent = sorted((set(columns) if for_training else features) - set(names))
     if absent and for_training and schema.columns is not None:
@@ -362,12 +368,13 @@ def check_present(
             f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
             f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
         )
-    if absent and (for_training or not features - set(absent)):
+    if absent and (for_training or how.requires_features or not features - set(absent)):
         others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
         write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
         hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
         is_unread = "header" in where and not set(columns) & set(names)
-        hint = hint if is_unread else "; correct the schema"
+        remedy = "; correct the schema" if for_training else "; rename or add them"
+        hint = hint if is_unread else remedy
         if set(absent) <= {column_of(label) for label in schema.labels}:
             hint = "; training needs the label, and `hotrows predict` does not"
         advice = did_you_mean(absent[0], names) or hint

@@ -31,7 +31,7 @@ class JsonInput(File):
                 table = table_of_lines(chunk)
             if number == 0:
                 names = tuple(table.column_names)
-                wanted = check_present(how.schema, self.name, names, how.for_training, how.kept)
+                wanted = check_present(how, self.name, names)
             if number < skip:
                 yield chunk.position, chunk.num_lines
                 continue

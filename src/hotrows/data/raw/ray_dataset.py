@@ -69,10 +69,10 @@ class RayInput:
     stamp: list | None = None
     size: int = 0  # unknown before the first pass
 
-    def blocks(self, schema: Schema | None = None) -> Iterator[RayBlock]:
+    def blocks(self, columns: Collection[str] | None = None) -> Iterator[RayBlock]:
         """Executes the dataset; yields its blocks that have rows, in the order in which Ray gives them.
-        schema: the columns that are read, None: all."""
-        with self._in_order(None if schema is None else schema.raw_columns) as dataset:
+        columns: that are read, None: all."""
+        with self._in_order(columns) as dataset:
             for bundle in dataset.iter_internal_ref_bundles():
                 for block, piece in zip(bundle.blocks, bundle.slices, strict=True):
                     cut = piece and slice(piece.start_offset, piece.end_offset)

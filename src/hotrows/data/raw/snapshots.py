@@ -46,7 +46,7 @@ class SnapshotInput:
         return [self.name, self.size, *self.names]
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        names = check_present(how.schema, self.name, self.names, how.for_training, how.kept)
+        names = check_present(how, self.name, self.names)
         batches = (batch for file in self.files for batch in self._batches(file, names))
         tables = (pyarrow().Table.from_batches([batch]) for batch in batches)
         return columns_of_tables(prefetch(tables, 1), self.name, how, skip)

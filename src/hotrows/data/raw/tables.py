@@ -17,6 +17,7 @@ from hotrows.data.raw.arrow import columns_of_tables
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import BLOCKS, pyarrow
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
 
 
@@ -93,7 +94,9 @@ def _table_of_columns(columns: Mapping[str, Any]) -> Any:
     """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
     pa = pyarrow()
     arrays = {}
+    first, frame = next(iter(columns.items()), ("", None))
     for name, column in columns.items():
+        check_order(f"column {name!r}", column, frame, f"column {first!r}")
         if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
             raise ValueError(
                 f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
@@ -132,6 +135,19 @@ def _why_unread(column: Any, error: Exception, name: str) -> str:
         return f"is no column of values: {first_line(error)}"
     how = f"of a pandas frame: frame[{name!r}].astype('string'); in JSON: \"7\" in place of 7"
     return f"{what}; convert it to text ({how})"
+
+
+def check_order(name: str, values: Any, frame: Any, other: str = "X") -> None:
+    """Warns where values have the index of a frame, or of a column called `other`, in another order."""
+    index: Any = getattr(values, "index", None)
+    theirs: Any = getattr(frame, "index", None)
+    if not hasattr(index, "equals") or not hasattr(theirs, "isin") or index.equals(theirs):
+        return
+    if len(index) == len(theirs) and index.isin(theirs).all() and theirs.isin(index).all():
+        warn(
+            f"the index of {name} is that of {other} in another order: values are taken by position, not "
+            f"by index; bring them into one order first, such as with .loc[{other}.index]"
+        )
 
 
 def check_frame(frame: Any, table: Any) -> Any:

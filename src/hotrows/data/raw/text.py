@@ -35,7 +35,7 @@ class TextInput(File):
         for number, chunk in enumerate(chunks_of(self)):
             if chunk.first_line == 1:
                 first_line = bytes(chunk.text[: chunk.text.index(b"\n")])
-                layout = layout_of(how.schema, self.name, first_line, how.for_training, how.kept)
+                layout = layout_of(how, self.name, first_line)
                 chunk = chunk.without_header() if layout.has_header else chunk
             if number < skip or not chunk.num_lines:
                 yield chunk.position, chunk.num_lines
@@ -77,25 +77,16 @@ class Layout:
         return places
 
 
-def layout_of(
-    schema: Schema,
-    name: str,
-    first_line: bytes,
-    for_training: bool = True,
-    kept: tuple[str, ...] | None = (),
-) -> Layout:
-    """Finds the layout of the raw file `name`, which begins with `first_line`.
-
-    for_training: whether every column of the schema is required, instead of one feature's at least.
-    kept: columns that are read, too; None: all.
-    """
+def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
+    """Finds the layout of the raw file `name`, which begins with `first_line`."""
+    schema = how.schema
     if len(schema.delimiter.encode()) != 1 or schema.delimiter in '"\r\n':
         raise ValueError(
             f"schema {schema.name!r}: the delimiter must be one character of one byte, "
             f"not {schema.delimiter!r}; convert the file first"
         )
     line = first_line.rstrip(b"\n")
-    delimiter = _delimiter_of(line, schema, for_training)
+    delimiter = _delimiter_of(line, schema, how.for_training)
     fields, problem = cut_line(line, delimiter)
     if schema.columns is not None:
         names = _declared(schema, len(fields))
@@ -103,7 +94,7 @@ def layout_of(
         names = _header(fields)
     else:
         raise ValueError(f"{name} line 1: a quoted column name does not end; correct the header")
-    present = check_present(schema, f"{name} line 1: the header", names, for_training, kept)
+    present = check_present(how, f"{name} line 1: the header", names)
     places = {column: place for place, column in enumerate(present)}
     return Layout(names, places, delimiter, has_header=schema.columns is None)
 

@@ -119,7 +119,7 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
     opened = open_typed_file(file, kind)
     with explained(f"{file.name} is damaged"):
         names = _with_names_of_path(opened, file)
-        columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
+        columns = check_present(how, file.name, names)
         inside = set(opened.names)
         stored = [column for column in columns if column in inside]
         first_row = 0

@@ -54,6 +54,7 @@ import numpy as np
 from hotrows.data.raw.values import mix64
 from hotrows.data.stored.request_rows import RequestRows, numbered
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of
+from hotrows.losses import NO_GROUP
 from hotrows.runtime.native import call
 from hotrows.schema import Schema, vocabulary_of
 
@@ -253,7 +254,9 @@ def order_of(
     of_requests = [rows for rows in pieces if isinstance(rows, RequestRows)]
     together = [parts_of_requests(numbered(of_requests), shuffle.most_together)] if of_requests else []
     groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
-    together += [np.concatenate(groups)] if groups else []
+    if groups:  # a row without a group is by itself
+        joined = np.concatenate(groups)
+        together += [np.where(joined == NO_GROUP, NO_GROUP + np.arange(len(joined)), joined)]
     numbers = None
     if shuffle.num_clusters > 1:
         with shuffle.lock:

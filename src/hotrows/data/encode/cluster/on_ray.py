@@ -231,7 +231,8 @@ class OnRay(Executor):
         for number, (source, part) in enumerate(zip(job.inputs, job.declared_parts, strict=True)):
             if shared and part is not None:
                 continue
-            first, blocks = 0, self._blocks.blocks(number, cast(RayInput, source), job.read_schema, keep)
+            first, columns = 0, job.reading.columns
+            blocks = self._blocks.blocks(number, cast(RayInput, source), columns, keep)
             for block, summary in self._surveys(work, blocks) if surveyed else _as_they_are(blocks):
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
@@ -297,14 +298,16 @@ class Blocks:
         self._room = room
         self._kept: dict[int, list[RayBlock]] = {}
 
-    def blocks(self, number: int, source: RayInput, schema: Schema, keep: bool) -> Iterator[RayBlock]:
+    def blocks(
+        self, number: int, source: RayInput, columns: tuple[str, ...], keep: bool
+    ) -> Iterator[RayBlock]:
         """Yields the blocks of a dataset: those that were kept, or of a new execution. number: of the
         dataset; keep: them for another pass, if there is room."""
         if number in self._kept:
             yield from self._kept[number]
             return
         blocks, room = [], self._room
-        for block in source.blocks(schema):
+        for block in source.blocks(columns):
             if keep and room >= 0:
                 room -= block.size
                 blocks.append(block)

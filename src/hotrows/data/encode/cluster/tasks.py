@@ -67,7 +67,8 @@ class ClusterWork:
 
     def reading(self, features: bool = True) -> Reading:
         schema = stored_schema(self.schema)
-        return Reading(schema if features else without_features(schema), 1, features)
+        how = Reading(schema if features else without_features(schema), 1, features)
+        return replace(how, by=self.split.by) if features else how
 
     def events(self) -> EventIndex | None:
         """The sorted events, in which a task finds the histories of its samples."""
