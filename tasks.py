@@ -1,7 +1,8 @@
 """Sets up a virtual environment in `.venv` and runs one task in it. Needs Python and a compiler only.
 
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, in memory and from a file
-python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others
+python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others; with
+                          --lowest or --newest, with such versions of all packages but PyTorch
 python3 tasks.py lint     run the linter, the type checker and the import contract
 python3 tasks.py wheel    build the sdist and of it a wheel into dist; `wheel aarch64` cross-compiles
 python3 tasks.py release  check all that comes before a release; says what is left to a person
@@ -44,9 +45,46 @@ def main(arguments: list[str]) -> int:
         return 2
     # Packages are installed without compiled modules: those that are imported are compiled once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    for kind in VERSIONS.keys() & set(arguments[1:]):
+        return test_with(kind, [word for word in arguments[1:] if word != kind])
     if arguments[0] != "wheel":  # which needs none of it
         set_up()
     return tasks[arguments[0]](arguments[1:])
+
+
+def test_with(kind: str, arguments: list[str]) -> int:
+    """Runs the tests in an environment of other versions of packages than those of constraints.txt."""
+    folder = HERE / "build" / f"venv{kind}"
+    python = folder / BIN.name / PYTHON.name
+    constraints = folder / "constraints.txt"
+    if not constraints.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        aside = constraints.with_suffix(".part")
+        aside.write_text("\n".join(VERSIONS[kind]()))
+        for requirements in INSTALLED:
+            pip("-c", str(aside), *requirements, python=python)
+        aside.rename(constraints)
+    pip("--no-deps", "--force-reinstall", ".", python=python)
+    return run(python, "-m", "pytest", *arguments)
+
+
+def pinned() -> list[str]:
+    """PyTorch and its Triton, as in constraints.txt; another version is HOTROWS_TORCH."""
+    if other := os.environ.get("HOTROWS_TORCH"):
+        return [f"torch=={other}"]
+    lines = (HERE / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if line.startswith(("torch", "triton"))]
+
+
+def lowest() -> list[str]:
+    """The lowest version that pyproject.toml promises of each package that hotrows uses."""
+    text = (HERE / "pyproject.toml").read_text()
+    used = text[text.index("dependencies = [") : text.index("docs = [")]
+    floors = re.findall(r'"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)', used)
+    return [*pinned(), *(f"{name}=={low}" for name, low in floors if name not in ("torch", "triton"))]
+
+
+VERSIONS = {"--lowest": lowest, "--newest": pinned}
 
 
 def set_up() -> None:

@@ -12,6 +12,7 @@ import pytest
 import hotrows
 import hotrows as package
 from hotrows import cli
+from tests.support.versions import suggests
 
 HEAVY = ("torch", "numpy", "pyarrow", "pandas", "safetensors", "rich", "matplotlib", "tensorboard")
 ROOT = Path(__file__).parents[2]
@@ -125,10 +126,11 @@ def test_without_arguments_three_commands_to_a_first_model_are_taught_and_work(
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["trian"], "Did you mean 'train'?"),
-        (["train", "enc", "--modl", "dlrm"], "'--model'"),
+        pytest.param(["trian"], "Did you mean 'train'?", marks=suggests),
+        pytest.param(["train", "enc", "--modl", "dlrm"], "'--model'", marks=suggests),
         (["train", "enc", "--learning-rate", "1"], "Did you mean --lr or --embedding-lr or --dense-lr?"),
-        (["train", "enc", "--s", "1"], "No such option '--s'.\n"),  # not the sixteen whose help begins so
+        # Not the sixteen whose help begins so.
+        pytest.param(["train", "enc", "--s", "1"], "No such option '--s'.\n", marks=suggests),
         (["train", "enc", "--model", "DeepFM"], "did you mean 'deepfm'?"),
         (["train", "enc", "--set", "epoch=2"], "there is no setting 'epoch'; did you mean 'epochs'?"),
         (["data", "adlt"], "did you mean 'adult'?"),

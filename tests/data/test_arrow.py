@@ -81,6 +81,23 @@ def test_every_source_gives_what_text_gives(tmp_path, text):
     assert read([TABLE.slice(0, 1), TABLE.slice(1)]) == expected
 
 
+def test_a_frame_without_the_protocol_of_arrow_is_asked_for_a_table():
+    """Frames of Polars 1.0 to 1.2, and their series, were refused."""
+
+    class Old:
+        def __init__(self, data):
+            self.data = data
+
+        def __len__(self):
+            return len(self.data)
+
+        def to_arrow(self):
+            return self.data
+
+    assert read(Old(TABLE)) == read(TABLE)
+    assert read({name: Old(TABLE[name]) for name in TABLE.column_names}) == read(TABLE)
+
+
 def test_frames_give_what_text_gives(text):
     pandas = pytest.importorskip("pandas")
     polars = pytest.importorskip("polars")

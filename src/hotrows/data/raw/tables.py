@@ -78,6 +78,8 @@ def as_table(data: Any) -> Any:
                 f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
                 f"one row, make a frame"
             ) from None
+    if hasattr(data, "to_arrow"):  # Polars before 1.3 has no such protocol
+        return as_table(data.to_arrow())
     # 3. Lazy frames, and data sets of Hugging Face.
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         return as_table(data.collect())
@@ -117,6 +119,8 @@ def _column_array(column: Any) -> Any:
     pa = pyarrow()
     if hasattr(column, "__arrow_c_stream__"):
         return pa.chunked_array(column)
+    if hasattr(column, "to_arrow"):
+        return column.to_arrow()
     if getattr(column, "ndim", 1) == 2:
         flat = pa.array(np.asarray(column).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
