@@ -8,7 +8,6 @@ Each run is trained once, by its defaults or as `ARMS` says, and evaluated with 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,8 @@ def _figures(name: str, raw: Path, settings: dict[str, Any]) -> dict[str, float]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(data, TrainConfig.from_fields(settings), Path(folder) / "run")
         result, losses = trainer.fit(), trainer.recommender.losses
-        trainer.recommender.losses = tuple(dataclasses.replace(loss, scale=1.0) for loss in losses)
-        as_trained = trainer.evaluate("test")
+        with trainer.recommender.as_trained():
+            as_trained = trainer.evaluate("test")
     assert result.test is not None and result.test.auc == as_trained.auc
     return {
         "scale": losses[0].scale,

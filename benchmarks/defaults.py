@@ -11,7 +11,6 @@ reference is fitted to convergence (`benchmarks.one_hot`). Figures are added to 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import tempfile
 import time
@@ -70,8 +69,8 @@ def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict
         trainer = Trainer(data, config, Path(folder) / "run")
         result = trainer.fit()
         losses = trainer.recommender.losses
-        trainer.recommender.losses = tuple(dataclasses.replace(loss, scale=1.0) for loss in losses)
-        as_trained = trainer.evaluate("test")
+        with trainer.recommender.as_trained():
+            as_trained = trainer.evaluate("test")
     assert result.test is not None
     assert trainer.config.batch_size is not None
     return {

@@ -1,5 +1,7 @@
 """Losses against plain Python, and what they say of labels and predictions."""
 
+import dataclasses
+import json
 import math
 
 import numpy as np
@@ -177,3 +179,38 @@ def test_ranges_of_labels():
     assert losses.ZERO_TO_ONE.includes(losses.ZERO_OR_ONE)
     assert not losses.ZERO_OR_ONE.includes(losses.ZERO_TO_ONE)
     assert not losses.ZERO_TO_ONE.includes(losses.AT_LEAST_ZERO)
+
+
+ALL = losses.Calibration(
+    {name: losses.parse(name) for name in ("focal:2", "weighted:12.3456789", "poisson", "squared", "bpr")}
+)
+SCALED = ALL.with_scales([(0.4, -1.5), (2.0, 0.25), (1.0, 0.0), (1.0, 0.5), (3.0, 0.0)])
+
+
+@pytest.mark.parametrize("calibration", [ALL, SCALED], ids=["as trained", "scaled"])
+def test_a_calibration_answers_alike_in_pytorch_and_numpy_and_from_its_file(calibration):
+    outputs = torch.randn(20, 5)
+    answers = calibration.predictions(outputs)
+    links = {"sigmoid": torch.sigmoid, "exp": torch.exp, "identity": lambda x: x}
+    for t, loss in enumerate(calibration.losses.values()):
+        logits = loss.unbiased(outputs[:, t]) * loss.scale + loss.shift
+        assert torch.allclose(answers[:, t], links[loss.link](logits), atol=1e-6), loss
+        assert torch.allclose(calibration.calibrated(outputs)[:, t], logits, atol=1e-6), loss
+    of_numpy = calibration.predictions(outputs.numpy())
+    assert of_numpy.dtype == np.float32 and np.abs(of_numpy - answers.numpy()).max() < 1e-6
+    text = json.dumps({n: dataclasses.asdict(x) for n, x in calibration.stored().items()})
+    stored = {n: losses.StoredLoss(**fields) for n, fields in json.loads(text).items()}
+    assert losses.Calibration.of_stored(stored) == calibration != ALL.with_scales([(0.5, 0.0)] * 5)
+
+
+def test_a_scale_goes_on_with_the_label_and_the_loss_that_it_was_fitted_to():
+    parse = losses.parse
+    old = losses.Calibration({"buy": parse("focal:2"), "click": parse("log_loss")})
+    old = old.with_scales([(0.5, 0.1), (0.25, 0.2)])
+    for by_label, expected in (
+        ({"click": "log_loss", "buy": "focal:2"}, ((0.25, 0.2), (0.5, 0.1))),  # in another order
+        ({"buy": "focal:3", "click": "soft"}, ((1, 0), (1, 0))),  # whose outputs mean other odds
+        ({"like": "log_loss"}, ((1, 0),)),
+    ):
+        new = losses.Calibration({label: parse(text) for label, text in by_label.items()})
+        assert new.scaled_as(old).scales == expected, by_label

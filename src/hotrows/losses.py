@@ -18,6 +18,11 @@ et al. (UAI 2009).
     loss = parse("huber:2")
     loss(outputs, labels, weights)      # a scalar to minimize
     loss.predictions(outputs)           # in the units of the label
+
+All between outputs and predictions is one value, the `Calibration` of a model, which checkpoints, bundles
+and versions have, and by which predictors, servers and pages answer:
+
+    outputs -> of a loss that keeps the odds -> times scale plus shift -> link: sigmoid, exp or identity
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -80,8 +85,8 @@ class Loss:
     does not know of either.
     """
 
-    scale: float = dataclasses.field(default=1.0, kw_only=True, compare=False, repr=False)
-    shift: float = dataclasses.field(default=0.0, kw_only=True, compare=False, repr=False)
+    scale: float = dataclasses.field(default=1.0, kw_only=True, repr=False)
+    shift: float = dataclasses.field(default=0.0, kw_only=True, repr=False)
     name: ClassVar[str] = "log_loss"
     labels: ClassVar[LabelRange] = ZERO_OR_ONE
     link: ClassVar[str] = "sigmoid"
@@ -107,19 +112,27 @@ class Loss:
 
     def calibrated(self, outputs: Array) -> Array:
         """Outputs of the model, of PyTorch or NumPy, as those whose `link` is the prediction."""
-        outputs = self._unbiased(outputs)
-        return outputs if self.scale == 1 else outputs * self.scale + self.shift
+        outputs = self.unbiased(outputs)
+        return outputs if (self.scale, self.shift) == (1, 0) else outputs * self.scale + self.shift
 
-    def _unbiased(self, outputs: Array) -> Array:
+    def unbiased(self, outputs: Array) -> Array:
         """Outputs as those of a loss that does not change the odds."""
         return outputs
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """The predictions for samples, in the units of the label, of any shape."""
-        outputs = self.calibrated(outputs.float())
+    def predictions(self, outputs: Array) -> Array:
+        """The predictions for samples, in float32, in the units of the label, of any shape."""
+        import numpy as np
+
+        if not isinstance(outputs, np.ndarray):
+            outputs = self.calibrated(outputs.float())
+            if self.link == "sigmoid":
+                return outputs.sigmoid()
+            return outputs.exp() if self.link == "exp" else outputs
+        outputs = self.calibrated(outputs).astype(np.float32, copy=False)
         if self.link == "sigmoid":
-            return outputs.sigmoid()
-        return outputs.exp() if self.link == "exp" else outputs
+            powers = np.exp(-np.abs(outputs))  # at most 1: nothing overflows
+            return (np.where(outputs >= 0, 1, powers) / (1 + powers)).astype(np.float32)
+        return np.exp(outputs) if self.link == "exp" else outputs
 
     def first_output(self, mean: float) -> float:
         """The output that predicts the mean of the labels for every sample: where a bias should start."""
@@ -131,8 +144,8 @@ class Loss:
         return math.log(rate / (1 - rate))
 
     def __str__(self) -> str:
-        numbers = [getattr(self, field.name) for field in _numbers(self)]
-        return ":".join([self.name, *(f"{number:g}" for number in numbers)])
+        numbers = [repr(float(getattr(self, field.name))) for field in _numbers(self)]
+        return ":".join([self.name, *(number.removesuffix(".0") for number in numbers)])
 
 
 @dataclass(frozen=True)
@@ -157,7 +170,7 @@ class Weighted(Loss):
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return super().of_samples(outputs, labels) * (1 + (self.positive - 1) * labels)
 
-    def _unbiased(self, outputs: Array) -> Array:
+    def unbiased(self, outputs: Array) -> Array:
         return outputs - math.log(self.positive)
 
     def first_output(self, mean: float) -> float:
@@ -180,18 +193,13 @@ class Focal(Loss):
         losses = super().of_samples(outputs, labels)
         return losses * (-(-losses).expm1()).pow(self.gamma)  # losses = -log(p)
 
-    def _unbiased(self, outputs: Array) -> Array:
+    def unbiased(self, outputs: Array) -> Array:
         import numpy as np
 
-        if isinstance(outputs, np.ndarray):
-            return self._calibrated(outputs)
-        return outputs.new_tensor(self._calibrated(outputs.detach().cpu().numpy()))
-
-    def _calibrated(self, outputs: np.ndarray) -> np.ndarray:
-        import numpy as np
-
-        z = np.clip(outputs, -300, 300, dtype=np.float64)  # beyond them exp(-z) is 0
-        return z + self._log_phi(-z) - self._log_phi(z)
+        values = outputs if isinstance(outputs, np.ndarray) else outputs.detach().cpu().numpy()
+        z = np.clip(values, -300, 300, dtype=np.float64)  # beyond them exp(-z) is 0
+        logits = z + self._log_phi(-z) - self._log_phi(z)
+        return logits if isinstance(outputs, np.ndarray) else outputs.new_tensor(logits)
 
     def _log_phi(self, z: np.ndarray) -> np.ndarray:
         """log(phi(q)) of q = sigmoid(z)."""
@@ -207,7 +215,7 @@ class Focal(Loss):
         wanted, low, high = super().first_output(mean), -50.0, 50.0
         for _ in range(60):  # halves the interval: no closed form is known
             middle = (low + high) / 2
-            is_low = float(self._calibrated(np.array(middle))) < wanted
+            is_low = float(self.unbiased(np.array(middle))) < wanted
             low, high = (middle, high) if is_low else (low, middle)
         return high
 
@@ -292,6 +300,77 @@ class BPR(Loss):
 
     def first_output(self, mean: float) -> float:
         return 0.0
+
+
+@dataclass(frozen=True)
+class StoredLoss:
+    """A loss in a JSON file: its text, its link, and what calibrates its outputs; see `Loss`."""
+
+    loss: str
+    prediction: str
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All that turns the outputs of a model into its predictions.
+
+    losses: by label, in the order of the outputs.
+
+    >>> calibration = Calibration({"click": parse("focal:2")}).with_scales([(0.5, -1.0)])
+    >>> calibration.stored()["click"]
+    StoredLoss(loss='focal:2', prediction='sigmoid', scale=0.5, shift=-1.0)
+    """
+
+    losses: Mapping[str, Loss]
+
+    @property
+    def scales(self) -> tuple[tuple[float, float], ...]:
+        """The scale and the shift of each label."""
+        return tuple((loss.scale, loss.shift) for loss in self.losses.values())
+
+    def calibrated(self, outputs: Array) -> Array:
+        """Outputs [N] or [N, T], of PyTorch or NumPy, as those whose links are the predictions."""
+        return self._by_label(lambda loss, of_label: loss.calibrated(of_label), outputs)
+
+    def predictions(self, outputs: Array) -> Array:
+        """The predictions of outputs [N] or [N, T], in the units of the labels."""
+        return self._by_label(lambda loss, of_label: loss.predictions(of_label), outputs)
+
+    def with_scales(self, scales: Sequence[Sequence[float]]) -> Calibration:
+        """The same losses with the scale and the shift of each label; (): as the model was trained."""
+        scales = scales or [(1.0, 0.0)] * len(self.losses)
+        pairs = zip(self.losses.items(), scales, strict=True)
+        return Calibration({n: dataclasses.replace(x, scale=a, shift=b) for (n, x), (a, b) in pairs})
+
+    def scaled_as(self, other: Calibration) -> Calibration:
+        """The same losses, scaled as `other` scales labels of these names and losses."""
+        same = {n: x for n, x in other.losses.items() if str(x) == str(self.losses.get(n))}
+        return self.with_scales(Calibration({n: same.get(n, Loss()) for n in self.losses}).scales)
+
+    def stored(self) -> dict[str, StoredLoss]:
+        """All of it for a JSON file, from which `of_stored` makes an equal value."""
+        return {n: StoredLoss(str(x), x.link, x.scale, x.shift) for n, x in self.losses.items()}
+
+    @staticmethod
+    def of_stored(stored: Mapping[str, StoredLoss]) -> Calibration:
+        """The value whose `stored` this is; ValueError names what is not a loss."""
+        losses = Calibration({name: parse(one.loss) for name, one in stored.items()})
+        return losses.with_scales([(one.scale, one.shift) for one in stored.values()])
+
+    def _by_label(self, function: Callable[[Loss, Array], Array], outputs: Array) -> Array:
+        import numpy as np
+
+        losses = list(self.losses.values())
+        if outputs.ndim == 1:
+            return function(losses[0], outputs)
+        columns = [function(loss, outputs[:, t]) for t, loss in enumerate(losses)]
+        if isinstance(outputs, np.ndarray):
+            return np.stack(columns, 1)
+        import torch
+
+        return torch.stack(columns, 1)
 
 
 def _numbers(loss: Loss | type[Loss]) -> list[dataclasses.Field]:

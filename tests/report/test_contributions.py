@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotrows import TrainConfig, Trainer, prepare
+from hotrows.losses import Calibration, parse
 from hotrows.report.contributions import contributions
 from hotrows.report.row_sample import rows_of
 from hotrows.train import load_run
@@ -43,16 +44,16 @@ def sample(predictor, rows):
 
 
 def outputs(predictor, rows):
-    """The mean output of rows by label, as predictions are made of it."""
-    logits = torch.cat([of for _, of in predictor.logits(predictor.encoder.encode(rows))])
-    means = logits.view(len(rows), -1).double().mean(0).tolist()
-    pairs = zip(predictor.labels, predictor.losses, means, strict=True)
-    return {label: loss.scale * mean + loss.shift for label, loss, mean in pairs}
+    """The mean logit of the predictions of rows by label."""
+    predictions = torch.from_numpy(predictor.predict(rows)).view(len(rows), -1).double()
+    return dict(zip(predictor.labels, predictions.logit().mean(0).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_feature_adds_what_is_lost_where_it_has_the_values_of_other_rows(runs, model):
     predictor = load_run(runs / model)
+    focal = Calibration(dict.fromkeys(predictor.labels, parse("focal:2")))
+    predictor.calibration = focal.with_scales([(0.5, -0.3)] * len(predictor.labels))
     found = contributions(predictor, sample(predictor, ROWS), 7, sample(predictor, OTHERS))
     row = ROWS.take(pa.array([7] * len(OTHERS)))
     assert found.row == pytest.approx(outputs(predictor, row), abs=1e-5)

@@ -18,7 +18,7 @@ import hotrows
 from hotrows import cli, load_run
 from hotrows.cli.checkpoints import merge_command
 from hotrows.export.whole import export
-from hotrows.losses import parse
+from hotrows.losses import Calibration, parse
 from hotrows.metrics import compute_metrics
 from hotrows.models import Model, tables
 from hotrows.planning.crosses import bucket_of as bucket_of_tensors
@@ -319,10 +319,11 @@ def test_formats_and_dtypes_that_do_not_go_together_are_refused(din_run, tmp_pat
 
 
 def test_predictions_beyond_float32_are_refused_as_logits_are():
-    losses = (parse("poisson"), parse("log_loss"))
+    both = Calibration({"count": parse("poisson"), "click": parse("log_loss")})
+    one = Calibration({"count": parse("poisson")})
     for outputs in ([95.0, 1.0], [np.inf, 1.0], [1.0, np.nan]):
         with pytest.raises(ValueError, match="the score of row 2 is no finite number"):
-            predictions(np.array([[0.0, 0.0], outputs], np.float32), losses)
+            predictions(np.array([[0.0, 0.0], outputs], np.float32), both)
     with pytest.raises(ValueError, match="the score of row 1 is no finite number"):
-        predictions(np.array([95.0, 1.0], np.float32), losses[:1])
-    assert predictions(np.array([0.0], np.float32), losses[:1]).tolist() == [1.0]
+        predictions(np.array([95.0, 1.0], np.float32), one)
+    assert predictions(np.array([0.0], np.float32), one).tolist() == [1.0]

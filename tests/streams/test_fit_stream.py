@@ -4,6 +4,7 @@ import dataclasses
 import math
 import shutil
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
+from hotrows.losses import Calibration, Loss
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
 from hotrows.streams import Alarm, EventStream, StreamConfig, open_source
@@ -249,13 +251,39 @@ def test_alarms_save_the_run_or_call_a_function(data, folder, tmp_path):
 
 def test_a_window_waits_for_a_label_that_no_sample_has_but_not_for_ever():
     targets = Targets(torch.zeros(4, 2), torch.tensor([[1.0, 0.0]] * 4))
-    steps = SimpleNamespace(recommender=SimpleNamespace(targets=lambda batch: targets))
+    both = Calibration({"click": Loss(), "buy": Loss()})
+    steps = SimpleNamespace(recommender=SimpleNamespace(targets=lambda batch: targets, calibration=both))
     window, held = ScoredWindow(steps, 6, {}), []
     for _ in range(30):
         window.add(torch.zeros(4, 2), SimpleNamespace(groups=None))
         assert window.close() is None
         held.append(len(window.tensors().get("logits", ())))
     assert max(held) == 44 and 0 in held
+
+
+@pytest.mark.parametrize("base", [-1.0, None])
+def test_a_window_takes_up_the_scale_that_fitted_the_one_before_it_if_that_is_better(base):
+    """Also where a checkpoint lies between them."""
+    draw = torch.Generator().manual_seed(0)
+    of_run = {"labels": ("click",), "tasks": None, "ranking": (), "fits_about": [None]}
+    recommender = SimpleNamespace(
+        **of_run, base_logits=[base], calibration=Calibration({"click": Loss(scale=0.1)})
+    )
+    steps = SimpleNamespace(
+        recommender=recommender, calibrate=partial(setattr, recommender, "calibration")
+    )
+    stored, found = {}, []
+    for too_sure in (3, 3, 3, 1, 1):
+        window = ScoredWindow(steps, 4000, stored)
+        logits = torch.randn(4000, generator=draw) - 1
+        labels = (torch.rand(4000, generator=draw) < logits.sigmoid()).float()
+        recommender.targets = lambda batch, labels=labels: Targets(labels)
+        window.add(too_sure * (logits + 1) - 1, SimpleNamespace(groups=None))
+        before, metrics = recommender.calibration.scales[0][0], window.close()
+        assert metrics.scale == before or before == 1  # it is scored before it changes anything
+        stored = window.tensors()
+        found.append(recommender.calibration.scales[0][0])
+    assert found == pytest.approx([0.1, 1 / 3, 1 / 3, 1 / 3, 1], abs=0.07)
 
 
 def test_what_was_trained_is_saved_while_no_event_comes(data, folder, tmp_path):

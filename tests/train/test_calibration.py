@@ -2,19 +2,28 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from hotrows import Label, Schema, Sparse, TrainConfig, Trainer, load_run, prepare
 from hotrows.distributed.in_process import run as on_threads
-from hotrows.export import export
+from hotrows.export import Publisher, export
 from hotrows.optim import Adagrad
+from hotrows.serving import merging
+from hotrows.serving.bundle import open_bundle
+from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.scorer import Scorer
+from hotrows.serving.version import version_at
+from hotrows.streams import StreamConfig
+from hotrows.train.callback import Callback
+from hotrows.train.run_state import RunState
 
-pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures", "one_registry")
 
 ROWS = 1500
 CONFIG = TrainConfig(  # learns users by heart: too sure from the first evaluation on
@@ -40,6 +49,16 @@ def rows():
     return pa.table({**labels, "item": item, "user": user})
 
 
+class Answers(Callback):
+    """What a run in training answers right after each evaluation, by step."""
+
+    def on_begin(self, trainer):
+        trainer.answers = {}
+
+    def on_evaluation_end(self, trainer, metrics):
+        trainer.answers[trainer.state.step] = trainer.predict(rows())
+
+
 def prepared(folder, labels="click", split="position:0.6,0.2,0.2"):
     schema = Schema((Sparse("item"), Sparse("user")), label=labels)
     return prepare(rows(), schema, folder, split=split)
@@ -58,7 +77,7 @@ def trained(data, tmp_path_factory):
         patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
         for name, config in (("scale", CONFIG), ("none", UNCALIBRATED)):
             trainer = Trainer(data, config, folder / name)
-            trainers.append((trainer, trainer.fit()))
+            trainers.append((trainer, trainer.fit(callbacks=[Answers()])))
     return trainers
 
 
@@ -84,7 +103,7 @@ def test_training_does_not_know_of_the_scale(trained):
         tables = [table.name for table in a.embedding.tables]
         for name in tables:
             assert torch.equal(*(torch.cat(list(p.embedding.weight_chunks(name, 12))) for p in (a, b)))
-    states = [dataclasses.replace(t.state, best=None, scales=()) for t in (scaled, plain)]
+    states = [dataclasses.replace(t.state, best=None, calibration={}) for t in (scaled, plain)]
     assert states[0] == states[1]
 
 
@@ -103,7 +122,6 @@ def test_each_checkpoint_predicts_with_the_scale_of_its_own_evaluation(trained, 
     assert evaluations[result.best_step]["log_loss"] == result.validation.log_loss
 
 
-@pytest.mark.usefixtures("one_registry")
 def test_a_bundle_scores_with_the_scale(trained, tmp_path):
     (trainer, result), _ = trained
     export(trainer.run, tmp_path / "bundle", format="onnx")
@@ -122,6 +140,62 @@ def test_a_resumed_run_has_the_same_scale(trained, data, tmp_path):
     assert (resumed.validation, resumed.test) == (result.validation, result.test)
     later = Trainer(data, UNCALIBRATED, tmp_path / "run", resume=True).fit()
     assert later.test.scales == () and load_run(tmp_path / "run").losses[0].scale == 1
+
+
+def test_a_run_in_training_answers_as_its_checkpoints_do(trained):
+    for trainer, result in trained:
+        for which, step in (("best", result.best_step), ("last", result.steps)):
+            assert np.array_equal(trainer.answers[step], load_run(trainer.run, which).predict(rows()))
+
+
+def test_a_run_begins_with_the_predictions_of_another_and_its_versions_answer_as_it_does(
+    trained, data, tmp_path
+):
+    """Its versions had the scale of the first alone, and what began with a run none."""
+    first = load_run(trained[0][0].run)
+    config = dataclasses.replace(CONFIG, start_from=str(first.run), epochs=None, steps=20)
+    trainer, publisher = Trainer(data, config, tmp_path / "run"), Publisher(tmp_path / "to", "10b")
+    assert np.array_equal(trainer.predict(rows()), first.predict(rows()))
+    trainer.fit(callbacks=[publisher])
+    versions = [version_at(tmp_path / "to", number) for number in (1, 2, 3, 4)]
+    assert [version.head.step for version in versions] == [0, 10, 20, 20]  # the evaluation came later
+    last = load_run(trainer.run, "last")
+    expected = [first.calibration] * 3 + [last.calibration]
+    assert [version.calibration for version in versions] == expected != [first.calibration] * 4
+    assert (
+        np.abs(Scorer.watch(tmp_path / "to", every=None).score(rows()) - last.predict(rows())).max()
+        < 1e-6
+    )
+    merging.merge(tmp_path / "to", tmp_path / "bundle")
+    assert open_bundle(tmp_path / "bundle").calibration == last.calibration
+    delta = read_delta(tmp_path / "to" / "delta-0000000004.safetensors")
+    of_earlier_commit = dataclasses.replace(delta, calibration=None)
+    write_delta(tmp_path / "to" / "delta-0000000004.safetensors", of_earlier_commit)
+    assert version_at(tmp_path / "to").calibration == first.calibration
+    for scales, why in (([[math.nan, 0.0]], "two finite numbers"), ([[1.0, 0.0]] * 2, "other labels")):
+        wrong = dataclasses.replace(delta, calibration=np.array(scales))
+        write_delta(tmp_path / "to" / "delta-0000000004.safetensors", wrong)
+        with pytest.raises(ValueError, match=why):
+            version_at(tmp_path / "to")
+
+
+def test_a_stream_keeps_the_calibration_that_it_begins_with(trained, data, tmp_path):
+    first = load_run(trained[0][0].run)
+    (tmp_path / "events").mkdir()
+    pq.write_table(rows().slice(0, 1), tmp_path / "events" / "1.parquet")
+    config = dataclasses.replace(CONFIG, start_from=str(first.run), epochs=None, evaluate_every=None)
+    trainer = Trainer(data, config, tmp_path / "run")
+    trainer.fit_stream(f"folder:{tmp_path / 'events'}", StreamConfig(stop_when_idle=0.0))
+    assert load_run(tmp_path / "run").calibration == first.calibration == trainer.recommender.calibration
+
+
+def test_checkpoints_of_earlier_commits_have_a_scale_by_place(trained):
+    trainer, _ = trained[0]
+    fields = {**trainer.state.to_json(), "scales": [[0.3, -1.0]]}
+    del fields["calibration"]
+    own = trainer.recommender.calibration
+    assert RunState.from_json(fields).calibration_of(own).scales == ((0.3, -1.0),)
+    assert RunState(step=3).calibration_of(own).scales == ((1.0, 0.0),)
 
 
 def test_each_of_several_labels_has_a_factor_and_numbers_have_none(tmp_path):

@@ -80,7 +80,7 @@ def contributions_command(
 
     Of each feature: how much lower the logit (of a label that is a number, the number) is on average
     where the feature has the values of other rows. That is exact for lr, whose features add up; of other
-    models the last line has what features say together.
+    models, and under focal loss, the last line has what features say together.
     """
     with bar():
         from hotrows.report.contributions import contributions

@@ -36,7 +36,6 @@ from hotrows.serving.bundle import (
     Bundle,
     ProgramInput,
     StoredKeys,
-    StoredLoss,
     StoredTable,
     fields_of,
     keys_file,
@@ -115,10 +114,7 @@ def write_bundle(
         tables=tuple(tables),
         crosses=tuple(model.crosses),
         equal_lengths=tuple(h.sequences for h in model.histories if len(h.sequences) > 1),
-        losses={
-            label: StoredLoss(str(loss), loss.link, loss.scale, loss.shift)
-            for label, loss in zip(recommender.labels, recommender.losses, strict=True)
-        },
+        losses=recommender.calibration.stored(),
         files=sums,
         keys=keys,
         shared=form.shared,

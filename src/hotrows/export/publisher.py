@@ -163,7 +163,8 @@ class Publisher(Callback):
         known = self._version.histories
         self._num_appended = 0 if known is None else known.count  # events that the last version has
         assert self._head is not None
-        self._published = Published.before(self._head, trainer.state, self._differs)
+        calibration = self._version.calibration
+        self._published = Published.before(self._head, trainer.state, self._differs, calibration)
         self._base, self._bytes, self._bytes_of_base = self._version.base, 0, 0
         self._dtypes = {table.name: table.dtype for table in self._version.bundle.tables}
         self._names = tuple(self._version.program.parameter_names())
@@ -172,7 +173,7 @@ class Publisher(Callback):
 
     def on_step_end(self, trainer: Training, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
-        since = self._published.batches_since(trainer.state)
+        since = self._published.batches_since(trainer.state, trainer.recommender.calibration)
         seconds, batches = self.every.seconds, self.every.batches
         if since < 1:
             return
@@ -190,7 +191,8 @@ class Publisher(Callback):
     def on_training_end(self, trainer: Training) -> None:
         """Publishes the last state of training, and waits until it is there."""
         self._work.join()
-        if self._published.batches_since(trainer.state) or not self._returned.empty():
+        calibration = trainer.recommender.calibration
+        if self._published.batches_since(trainer.state, calibration) or not self._returned.empty():
             self._hand_over(trainer)
         self.wait()
         if self._mirror and self._base_worker is not None and self.error is None:
@@ -226,7 +228,8 @@ class Publisher(Callback):
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
             for name, (keys, ids) in lost.keys.items():
                 self._keys[name].add_before(keys, ids)
-        self._published_at, self._published = time.monotonic(), Published.from_state(trainer.state)
+        self._published_at, calibration = time.monotonic(), trainer.recommender.calibration
+        self._published = Published.from_state(trainer.state, calibration)
         with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
 
@@ -246,8 +249,8 @@ class Publisher(Callback):
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
         keys = {name: changed.take() for name, changed in self._keys.items()}
-        published, histories = Published.from_state(trainer.state), trainer.steps.batches.histories
-        return _Snapshot(published, time.time(), rows, dense, keys, histories)
+        histories = trainer.steps.batches.histories
+        return _Snapshot(self._published, time.time(), rows, dense, keys, histories)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
         """Notes that ids of tables have changed."""
@@ -332,7 +335,8 @@ class Publisher(Callback):
         gone = {name: keys for name, keys in gone.items() if len(keys)}
         histories = snapshot.histories
         events = {} if histories is None else histories.since(self._num_appended)
-        self._head = write_delta(path, Delta(following, rows, dense, keys, gone, events))
+        scales = np.array(snapshot.progress.calibration.scales)
+        self._head = write_delta(path, Delta(following, rows, dense, keys, gone, events, scales))
         self._num_appended = self._num_appended if histories is None else histories.count
         self._bytes += path.stat().st_size
         if self._wants_base(number):

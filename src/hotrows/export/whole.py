@@ -47,7 +47,6 @@ from hotrows.record import RecordViews, layout_of
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
-from hotrows.serving.bundle import StoredLoss
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
 from hotrows.train.predictor import Predictor, load_run
@@ -216,10 +215,7 @@ def _description(recommender: Recommender, which: str) -> dict[str, Any]:
         "checkpoint": which,
         "model": config.model,
         "model_options": config.model_options,
-        "losses": {
-            label: dataclasses.asdict(StoredLoss(str(loss), loss.link, loss.scale, loss.shift))
-            for label, loss in zip(recommender.labels, recommender.losses, strict=True)
-        },
+        "losses": {n: dataclasses.asdict(x) for n, x in recommender.calibration.stored().items()},
         "tables": list(_tables(recommender.embedding.tables, recommender.embedding.num_rows())),
         "crosses": [
             {"of": cross.features, "rows": cross.rows, "name": cross.name}

@@ -42,7 +42,7 @@ from hotrows.losses import NO_GROUP, Loss
 from hotrows.metrics.base_rate import base_log_loss as base_log_loss
 from hotrows.metrics.base_rate import shortcomings as shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
-from hotrows.metrics.calibration import fit_scale
+from hotrows.metrics.calibration import fit_scale, is_better
 from hotrows.metrics.ranking import group_aucs as group_aucs
 from hotrows.metrics.ranking import grouped_auc
 from hotrows.metrics.ranking import ranking_metrics as ranking_metrics
@@ -73,34 +73,48 @@ def metrics_by(
     a group. ranking: further metrics within groups, such as ndcg@10. base: fit the scale of the loss to
     these samples first, about this logit of the base rate, if labels are 0 or 1.
     """
-    if base is not None and loss.labels.binary:
-        loss = dataclasses.replace(loss, scale=1.0)
-        scale, shift = fit_scale(loss.calibrated(outputs.double()), labels, weights, base)
-        loss = dataclasses.replace(loss, scale=scale, shift=shift)
-    outputs = loss.calibrated(outputs.double())
+    if base is not None:
+        loss = fitted(loss, outputs, labels, weights, base)
     changes: dict = {"decides": loss.decides}
     if loss.scale != 1:
         changes |= {"scale": loss.scale, "shift": loss.shift}
+    calibrated = loss.calibrated(outputs.double())
     if loss.is_order:
-        metrics = _order_metrics(outputs, labels, weights, groups)
+        metrics = _order_metrics(calibrated, labels, weights, groups)
         ranking = tuple(dict.fromkeys((*_OF_AN_ORDER, *ranking)))
     elif loss.link == "sigmoid":
-        metrics = compute_metrics(outputs, labels, weights, groups)
+        metrics = compute_metrics(calibrated, labels, weights, groups)
     else:
         metrics = regression_metrics(loss.predictions(outputs), labels, weights, loss.decides)
     if loss.decides == "log_loss":
-        losses = functional.softplus(outputs) - labels * outputs
+        losses = functional.softplus(calibrated) - labels * calibrated
         changes["error"] = standard_error(losses, None if weights is None else weights.double())
     if groups is not None and (ungrouped := int((groups == NO_GROUP).sum())):
         changes["ungrouped"] = ungrouped
     if ranking:
         if groups is None:
             raise ValueError(f"{ranking[0]} is a metric within groups, and these samples have no groups")
-        results = ranking_metrics(outputs, labels, groups, ranking, weights)
+        results = ranking_metrics(calibrated, labels, groups, ranking, weights)
         changes["ranking"] = {name: value for name, (value, _) in results.items()}
         if loss.decides in results:
             changes["error"] = results[loss.decides][1]
     return dataclasses.replace(metrics, **changes)
+
+
+def fitted(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None, base: float) -> Loss:
+    """The loss with the scale that fits samples best, if labels are 0 or 1; base: see `fit_scale`."""
+    if not loss.labels.binary:
+        return loss
+    scale, shift = fit_scale(loss.unbiased(outputs.double()), labels, weights, base)
+    return dataclasses.replace(loss, scale=scale, shift=shift)
+
+
+def better(loss: Loss, other: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
+    """The other scale of a loss if it fits these samples better, by more than chance; else the first."""
+    scales = (other.scale, other.shift), (loss.scale, loss.shift)
+    if loss == other or not is_better(*scales, loss.unbiased(outputs.double()), labels, weights):
+        return loss
+    return other
 
 
 def _order_metrics(

@@ -2,7 +2,8 @@
 
 A feature adds the logit of the row less the mean logit where the feature has the values of other rows. Of
 a sum of features, as logistic regression is, that is exact, and all of them together are the difference
-from the mean of these rows; of other models what features say together is left over.
+from the mean of these rows; of other models, and under focal loss, whose logits are bent outputs, what
+features say together is left over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hotrows.train.predictor import Predictor
 
 @dataclass(frozen=True)
 class Contributions:
-    """Numbers by label: logits, of labels that are numbers the outputs, as predictions are made of them.
+    """Numbers by label: logits, of labels that are numbers the outputs, as their link makes predictions.
 
     row: of the row; usual: their mean over the other rows; adds: by names of features, those of lists of
     one history together, the largest first.
@@ -45,9 +46,8 @@ def contributions(predictor: Predictor, rows: RowSample, number: int, others: Ro
 
     def mean(sample: RowSample) -> dict[str, float]:
         logits = torch.cat([logits for _, logits in predictor.logits(sample.batches())])
-        means = logits.view(len(sample), -1).double().mean(0).tolist()
-        pairs = zip(predictor.labels, predictor.losses, means, strict=True)
-        return {label: loss.scale * mean + loss.shift for label, loss, mean in pairs}
+        calibrated = predictor.calibration.calibrated(logits.double()).view(len(sample), -1)
+        return dict(zip(predictor.labels, calibrated.mean(0).tolist(), strict=True))
 
     def added(sample: RowSample) -> dict[str, float]:
         return {label: outputs[label] - without for label, without in mean(sample).items()}

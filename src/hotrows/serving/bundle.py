@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows import losses
 from hotrows.json_file import build
-from hotrows.losses import Loss
+from hotrows.losses import Calibration, StoredLoss
 from hotrows.runtime import file_sums
 from hotrows.runtime.file_names import file_name
 from hotrows.runtime.file_sums import FileSum
@@ -83,17 +82,6 @@ class StoredKeys:
 
 
 @dataclass(frozen=True)
-class StoredLoss:
-    """The loss of a label, and what the output of the model, times `scale` plus `shift`, then predicts:
-    see `hotrows.losses`."""
-
-    loss: str
-    prediction: str
-    scale: float = 1.0
-    shift: float = 0.0
-
-
-@dataclass(frozen=True)
 class Bundle:
     """The content of a bundle's `export.json`, checked; path: of the folder.
 
@@ -123,11 +111,10 @@ class Bundle:
         """`onnx` or `pt2`."""
         return next(name for name, file in PROGRAMS.items() if file == self.program)
 
-    def loss_of_labels(self) -> tuple[Loss, ...]:
-        return tuple(
-            dataclasses.replace(losses.parse(stored.loss), scale=stored.scale, shift=stored.shift)
-            for stored in self.losses.values()
-        )
+    @property
+    def calibration(self) -> Calibration:
+        """What turns outputs into predictions; of a version of a chain see `Version`."""
+        return Calibration.of_stored(self.losses)
 
     def verify(self, name: str) -> None:
         """Compares a file with its checksum; ValueError where it was damaged."""
@@ -190,4 +177,4 @@ def _check(bundle: Bundle) -> None:
             raise ValueError(f"input {entry.name!r} reads no table of it")
         if len({tables[name].dim for name in names}) > 1:
             raise ValueError(f"input {entry.name!r} reads tables of several widths")
-    bundle.loss_of_labels()
+    _ = bundle.calibration

@@ -8,6 +8,7 @@
     "keys.VOCABULARY.keys", ".ids" [n]       keys of dynamic features that have got rows
     "gone.VOCABULARY.keys" [n]               keys that have lost theirs
     "histories.NAME" [n]                     events that users have got: see `UserHistories.since`
+    "calibration" [T, 2] float64             scale and shift of each label, in the order of the outputs
 
 The file is one of safetensors, whose metadata say, signed: which chain of versions it is of, its number,
 the step and the moment of training, its checksum, and that of the version before. So a delta fits on one
@@ -64,7 +65,7 @@ class Delta:
 
     rows: by table, ids [n] ascending and rows [n, _] as stored; dense: by name, the values of the
     dense part; keys: by vocabulary, keys [n] and their ids; gone: by vocabulary, keys without rows now;
-    histories: columns of events.
+    histories: columns of events; calibration: [T, 2], None in files of earlier commits.
     """
 
     head: VersionHead
@@ -73,6 +74,7 @@ class Delta:
     keys: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     gone: Mapping[str, np.ndarray] = field(default_factory=dict)
     histories: Mapping[str, np.ndarray] = field(default_factory=dict)
+    calibration: np.ndarray | None = None
 
 
 def write_delta(path: Path, delta: Delta) -> VersionHead:
@@ -122,6 +124,8 @@ def _tensors(delta: Delta) -> Iterator[tuple[str, np.ndarray]]:
         yield f"gone.{vocabulary}.keys", np.ascontiguousarray(keys, "<i8")
     for name, values in delta.histories.items():
         yield f"histories.{name}", np.ascontiguousarray(values, "<i8")
+    if delta.calibration is not None:
+        yield "calibration", np.ascontiguousarray(delta.calibration, "<f8")
 
 
 def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
@@ -138,6 +142,7 @@ def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
             keys=pairs("keys", "keys", "ids"),
             gone={n[5:-5]: t for n, t in tensors.items() if n.startswith("gone.")},
             histories={n[10:]: t for n, t in tensors.items() if n.startswith("histories.")},
+            calibration=tensors.get("calibration"),
         )
     except KeyError as error:
         raise ValueError(f"it has no tensor {error}") from None
@@ -145,6 +150,9 @@ def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
         rises = ids.ndim == 1 and ids.dtype.kind == "i" and (np.diff(ids) > 0).all()
         if not rises or rows.ndim != 2 or len(rows) != len(ids) or (len(ids) and ids[0] < 0):
             raise ValueError(f"its ids and rows of table {table!r} do not fit one another")
+    scales = delta.calibration
+    if scales is not None and (scales.shape[1:] != (2,) or not np.isfinite(scales).all()):
+        raise ValueError("its calibration is not two finite numbers for each label")
     return delta
 
 

@@ -81,6 +81,7 @@ def write(
     fields["tables"] = [
         _without_errors({**entry, "rows": n}) for entry, n in zip(fields["tables"], rows, strict=True)
     ]
+    fields["losses"] = {n: dataclasses.asdict(x) for n, x in version.calibration.stored().items()}
     fields.pop("largest_difference", None)
     (out / MANIFEST).write_text(json_text(EXPORT_FILE.sign(fields)))
     if version.head is not None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.stored.user_histories import ShortLists
-from hotrows.losses import Loss
+from hotrows.losses import Calibration
 from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
 from hotrows.serving.follower import Follower
 from hotrows.serving.requests import Request, RequestEncoder, weights_of
@@ -66,7 +66,6 @@ class Scorer:
         self.schema, self.short_lists = encoder.schema, ShortLists()
         _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling
-        self._losses = self.bundle.loss_of_labels()
         self._dense_places = encoder.schema.dense_places
         self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
 
@@ -123,16 +122,22 @@ class Scorer:
         rows, shared: as `RequestEncoder.encode` takes them. ValueError names a value that is wrong, or
         the first row whose score is no finite number.
         """
-        return self.predictions(self.logits(rows, shared))
+        version = self.version
+        return self.predictions(self.logits(rows, shared, version), version)
 
-    def logits(self, rows: Any, shared: Mapping[str, Any] | None = None) -> np.ndarray:
-        """Outputs of the model for raw rows, [N] or [N, T] float32."""
-        logits = self.logits_of(self.requests.encode(rows, shared))
+    def logits(
+        self, rows: Any, shared: Mapping[str, Any] | None = None, version: Version | None = None
+    ) -> np.ndarray:
+        """Outputs of the model for raw rows, [N] or [N, T] float32; version: see `logits_of`."""
+        logits = self.logits_of(self.requests.encode(rows, shared), version)
         return np.concatenate(logits) if logits else np.zeros(0, np.float32)
 
-    def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """Turns outputs of the model, [N] or [N, T], into predictions of the labels, in their units."""
-        return predictions(outputs, self._losses)
+    def predictions(self, outputs: np.ndarray, version: Version | None = None) -> np.ndarray:
+        """Turns outputs of the model, [N] or [N, T], into predictions of the labels, in their units.
+
+        version: by which the outputs were computed (default: the present one).
+        """
+        return predictions(outputs, (version or self.version).calibration)
 
     def logits_of(self, requests: Sequence[Request], version: Version | None = None) -> list[np.ndarray]:
         """The outputs of the model for requests, each by itself; they are computed together.
@@ -275,29 +280,20 @@ def _check_rows(version: Version, encoder: Encoder) -> None:
                 )
 
 
-def predictions(outputs: np.ndarray, losses: Sequence[Loss]) -> np.ndarray:
+def predictions(outputs: np.ndarray, calibration: Calibration) -> np.ndarray:
     """Turns outputs of the model, [N] or [N, T], into predictions of the labels, in their units.
 
     ValueError names the first row for which an output or a prediction is not a finite number.
     """
-    columns = outputs[:, None] if outputs.ndim == 1 else outputs
     with np.errstate(over="ignore", invalid="ignore"):  # such rows are refused below
-        predicted = np.stack([_predictions(columns[:, t], loss) for t, loss in enumerate(losses)], 1)
-    wrong = np.argwhere(~(np.isfinite(columns) & np.isfinite(predicted)))
+        predicted = calibration.predictions(outputs)
+    wrong = np.argwhere(~(np.isfinite(outputs) & np.isfinite(predicted)))
     if len(wrong):
         raise ValueError(
             f"the score of row {int(wrong[0, 0]) + 1:,} is no finite number: training diverged, or the "
             f"row has numbers that training never saw"
         )
-    return predicted.reshape(outputs.shape)
-
-
-def _predictions(outputs: np.ndarray, loss: Loss) -> np.ndarray:
-    outputs = np.asarray(loss.calibrated(outputs), np.float32)
-    if loss.link == "sigmoid":
-        powers = np.exp(-np.abs(outputs))  # at most 1: nothing overflows
-        return (np.where(outputs >= 0, 1, powers) / (1 + powers)).astype(np.float32)
-    return np.exp(outputs) if loss.link == "exp" else outputs
+    return predicted
 
 
 def first_row(request: Request) -> Request:

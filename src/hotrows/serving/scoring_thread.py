@@ -157,6 +157,7 @@ class ScoringThread:
         for job, requests in encoded:
             try:
                 own_logits = np.concatenate([logits.pop(0) for _ in requests])
-                job.result.set_result(Scored(self._scorer.predictions(own_logits), version.number))
+                scores = self._scorer.predictions(own_logits, version)
+                job.result.set_result(Scored(scores, version.number))
             except Exception as error:
                 job.result.set_exception(error)

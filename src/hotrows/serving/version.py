@@ -11,6 +11,7 @@ import numpy as np
 
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.user_histories import UserHistories
+from hotrows.losses import Calibration
 from hotrows.runtime.machine import total_memory
 from hotrows.serving import chain
 from hotrows.serving.bundle import ENCODERS, Bundle, open_bundle
@@ -28,8 +29,9 @@ TRIES = 5  # of a version whose files are deleted meanwhile
 class Version:
     """All that scores are computed from.
 
-    bundle: whose files it is made of, and what its program takes; tables: by name; head: of the
-    version of a chain, None of a bundle by itself; base: the number of the base that its files are of.
+    bundle: whose files it is made of, and what its program takes; tables: by name; calibration: of its
+    outputs; head: of the version of a chain, None of a bundle by itself; base: the number of the base
+    that its files are of.
     keys: of dynamic features, by vocabulary. shared_program: for rows that share what the bundle says.
     histories: of users, for rows without lists; None where the bundle has none.
     """
@@ -37,6 +39,7 @@ class Version:
     bundle: Bundle
     tables: Mapping[str, TableRows]
     program: Program
+    calibration: Calibration
     head: VersionHead | None = None
     base: int = 0
     keys: Mapping[str, KeyIds] = field(default_factory=dict)
@@ -78,7 +81,8 @@ def open_version(
     number = 0 if head is None else head.number
     encoders = bundle.path / ENCODERS
     histories = UserHistories.open(encoders, EncodedData.open(encoders).schema, checked=False)
-    return Version(bundle, tables, programs[0], head, number, keys, programs[1], histories)
+    model = tables, programs[0], bundle.calibration
+    return Version(bundle, *model, head, number, keys, programs[1], histories)
 
 
 def open_base(
@@ -98,7 +102,7 @@ def open_base(
 def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Version:
     """A version after these deltas of a folder, in order; ValueError where one does not follow."""
     tables, keys, dense = dict(version.tables), dict(version.keys), None
-    head, histories = version.head, version.histories
+    head, histories, calibration = version.head, version.histories, version.calibration
     for number in numbers:
         path = chain.delta_path(folder, number)
         delta = read_delta(path)
@@ -114,12 +118,17 @@ def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Versi
                 raise ValueError(f"{path}: table {name!r}: {error}; publish again") from None
         keys |= {name: of_keys.changed(*_news(delta, name), number) for name, of_keys in keys.items()}
         histories = histories and histories.appended(delta.histories)
+        if delta.calibration is not None:
+            if len(delta.calibration) != len(calibration.losses):
+                raise ValueError(f"{path} calibrates other labels than the base has; publish again")
+            calibration = calibration.with_scales(delta.calibration.tolist())
         head, dense = delta.head, delta.dense
     program, shared = version.program, version.shared_program
     if dense is not None:
         program = program.with_parameters(dense)
         shared = shared and shared.with_parameters(dense)
     version = dataclasses.replace(version, shared_program=shared, histories=histories)
+    version = dataclasses.replace(version, calibration=calibration)
     return dataclasses.replace(version, tables=tables, program=program, head=head, keys=keys)
 
 

@@ -132,7 +132,7 @@ class _SetRate(Callback):
         position, part = _position_of(trainer.state), trainer.data.parts["validation"]
         if position.done or not self._batches.waits:
             return
-        with trainer.steps.paused():
+        with trainer.steps.paused(), trainer.recommender.as_trained():
             loss = trainer.evaluation(part, trainer.reports.show_evaluation).validation_loss
         if not math.isnan(loss):
             assert position.rate is not None, "the sequential order has no rate to set"

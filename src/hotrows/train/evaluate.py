@@ -21,9 +21,10 @@ from hotrows.batch import Batch, split
 from hotrows.data import Loader, Part
 from hotrows.data.stored.order import Share
 from hotrows.distributed.comm import Ranks
-from hotrows.losses import Loss
-from hotrows.metrics import Metrics, mean_of, metrics_by
+from hotrows.losses import Calibration, Loss
+from hotrows.metrics import Metrics, better, fitted, mean_of, metrics_by
 from hotrows.metrics.result import no_metrics
+from hotrows.metrics.sums import weighted_mean
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
 from hotrows.train.recommender import Recommender, Targets
@@ -95,6 +96,7 @@ class HeldOut:
             return
         with trainer.recommender.calibrating():
             metrics = trainer.evaluate("validation")
+        trainer.steps.calibrate(trainer.recommender.calibration.with_scales(metrics.scales))
         epoch_steps = trainer.reports.epoch_steps
         trainer.steps.state = after_evaluation(trainer.state, metrics, trainer.config, epoch_steps)
         trainer.reports.write_evaluation(metrics)
@@ -112,16 +114,31 @@ def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metr
     return _metrics_of(recommender, _join(evaluated))
 
 
+def recalibrated(
+    recommender: Recommender, evaluated: Sequence[Evaluated], proposed: Calibration
+) -> tuple[Calibration, Calibration]:
+    """The calibration of a recommender after predictions piece by piece, of one rank, and the proposal
+    for the next: what was fitted to samples is taken up if later ones are predicted better by it."""
+    samples, kept, fits = _join(evaluated), dict[str, Loss](), dict[str, Loss]()
+    for t, (name, loss) in enumerate(recommender.calibration.losses.items()):
+        logits, targets, _ = _counting(_task(recommender, samples, t))
+        kept[name] = fits[name] = loss
+        if loss.labels.binary and len(logits):
+            of_label, base = (logits, targets.labels, targets.weights), recommender.base_logits[t]
+            if base is None:  # the prepared data has no such label
+                base = Loss().first_output(weighted_mean(targets.labels.double(), targets.weights))
+            kept[name] = better(loss, proposed.losses[name], *of_label)
+            fits[name] = fitted(loss, *of_label, base)
+    return Calibration(kept), Calibration(fits)
+
+
 def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
-    labels, losses, ranking = recommender.labels, recommender.losses, recommender.ranking
-    bases = recommender.fits_about
-    if isinstance(recommender.tasks, int | None):
-        return _metrics(samples, labels[0], losses[0], ranking, bases[0])
+    ranking, bases = recommender.ranking, recommender.fits_about
     by_task = {
-        name: _metrics(_task(samples, t), name, loss, ranking, base)
-        for t, (name, loss, base) in enumerate(zip(labels, losses, bases, strict=True))
+        name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t])
+        for t, (name, loss) in enumerate(recommender.calibration.losses.items())
     }
-    return mean_of(by_task) if len(by_task) > 1 else by_task[labels[0]]
+    return mean_of(by_task) if len(by_task) > 1 else by_task[recommender.labels[0]]
 
 
 def _join(pieces: Sequence[Evaluated]) -> Evaluated:
@@ -136,24 +153,31 @@ def _cat(pieces: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present else None
 
 
-def _task(samples: Evaluated, t: int) -> Evaluated:
+def _task(recommender: Recommender, samples: Evaluated, t: int) -> Evaluated:
     """Logits, labels and weights of task t alone, [B]."""
     logits, targets, groups = samples
+    if isinstance(recommender.tasks, int | None):
+        return samples
     assert targets.weights is not None
     return logits[:, t], Targets(targets.labels[:, t], targets.weights[:, t]), groups
+
+
+def _counting(samples: Evaluated) -> Evaluated:
+    """The samples of a task with a weight above 0."""
+    logits, targets, groups = samples
+    if targets.weights is None:
+        return samples
+    counts = targets.weights > 0
+    counting = Targets(targets.labels[counts], targets.weights[counts])
+    return logits[counts], counting, None if groups is None else groups[counts]
 
 
 def _metrics(
     samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], base: float | None
 ) -> Metrics:
-    logits, targets, groups = samples
-    labels, weights = targets.labels, targets.weights
-    if weights is not None:  # a weight of 0 counts as no sample
-        counts = weights > 0
-        if not counts.any():
-            return no_metrics(loss.decides)
-        logits, labels, weights = logits[counts], labels[counts], weights[counts]
-        groups = None if groups is None else groups[counts]
+    logits, targets, groups = _counting(samples)
+    if not len(logits):
+        return no_metrics(loss.decides)
     wrong = int((~logits.isfinite()).sum())
     if wrong:
         raise ValueError(
@@ -161,7 +185,7 @@ def _metrics(
             f"diverged, or this part has numbers that training never saw; lower the learning rates "
             f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
-    return metrics_by(loss, logits, labels, weights, groups, ranking, base)
+    return metrics_by(loss, logits, targets.labels, targets.weights, groups, ranking, base)
 
 
 def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:

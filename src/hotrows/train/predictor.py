@@ -180,7 +180,7 @@ def load_run(
     predictor.run = run
     rows = predictor.embedding
     stored = checkpoint.load(folder, rows, predictor.model, data.fingerprint, read_only=True)
-    predictor.scale_by(RunState.from_json(stored.fields).scales)
+    predictor.calibrate(RunState.from_json(stored.fields).calibration_of(predictor.calibration))
     predictor.histories = run_folder.histories_at(run, stored.tensors)
     nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
     return predictor

@@ -24,7 +24,7 @@ from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
-from hotrows.losses import Loss
+from hotrows.losses import Calibration, Loss
 from hotrows.models.tables import LINEAR
 from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.nn.log_loss import log_loss
@@ -61,7 +61,7 @@ class Recommender:
     """The model that `config` names, for data of `schema`, with its tables.
 
     model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
-    the caller's random state stays as it is.
+    the caller's random state stays as it is. calibration: turns outputs into predictions.
     read_only: open tables in a file for reading alone.
     popular: by vocabulary, the ids that the policy `hot` keeps in fast memory.
     ranks: the processes that share the tables; they train, predict and evaluate together.
@@ -99,9 +99,10 @@ class Recommender:
         self.model.to(self.device.torch)
         # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
-        self.losses = losses_of(schema, self.tasks, config.loss)
+        of_labels = losses_of(schema, self.tasks, config.loss)
+        self.calibration = Calibration(dict(zip(self.labels, of_labels, strict=True)))
         # By label, the logit of the base rate about which evaluations fit a scale; None: they fit none.
-        self.fits_about: Sequence[float | None] = (None,) * len(self.losses)
+        self.fits_about: Sequence[float | None] = (None,) * len(of_labels)
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
@@ -136,6 +137,11 @@ class Recommender:
         """The names of the labels that are predicted, in the order of the logits."""
         names = [label.name for label in self.schema.labels]
         return tuple(names[task] for task in task_numbers(self.tasks))
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The losses of the labels, in the order of the logits."""
+        return tuple(self.calibration.losses.values())
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
@@ -177,24 +183,32 @@ class Recommender:
             for loss, mean in zip(self.losses, of_tasks, strict=True)
         ]
         self.model.begin_at(torch.tensor(first))
-        self._base_logits = [None if mean is None else Loss().first_output(mean) for mean in of_tasks]
+        self.base_logits = [None if mean is None else Loss().first_output(mean) for mean in of_tasks]
 
     @contextmanager
     def calibrating(self) -> Iterator[None]:
         """Lets evaluations fit the scale of each label's logits to their samples, where the config wants
         predictions calibrated."""
         if self.config.calibration == "scale":
-            self.fits_about = self._base_logits
+            self.fits_about = self.base_logits
         try:
             yield
         finally:
             self.fits_about = (None,) * len(self.losses)
 
-    def scale_by(self, scales: Sequence[tuple[float, float]]) -> None:
-        """Calibrates predictions from here on, as `RunState.scales` says; (): leaves them as trained."""
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """Lets evaluations be of the model alone, for what training decides."""
+        calibration, self.calibration = self.calibration, self.calibration.with_scales(())
+        try:
+            yield
+        finally:
+            self.calibration = calibration
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Predicts with it from here on, where the config wants predictions calibrated."""
         if self.config.calibration == "scale":
-            pairs = zip(self.losses, scales or ((1.0, 0.0),) * len(self.losses), strict=True)
-            self.losses = tuple(dataclasses.replace(loss, scale=a, shift=b) for loss, (a, b) in pairs)
+            self.calibration = calibration
 
     def targets(self, batch: Batch) -> Targets:
         """The labels that the model is to predict for a batch, and their weights."""
@@ -220,7 +234,7 @@ class Recommender:
         outputs, labels = logits.float(), targets.labels
         if callable(model_loss):
             return model_loss(outputs, labels, None if weights is None else weights.expand_as(labels))
-        if all(loss == Loss() for loss in self.losses):  # of all labels at once
+        if all(type(loss) is Loss for loss in self.losses):  # of all labels at once
             loss = log_loss(outputs, labels, weights)
             loss = loss * num_tasks if num_tasks > 1 else loss
         else:
@@ -239,10 +253,7 @@ class Recommender:
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """The predictions of the labels by outputs of the model, [B] or [B, T], in the labels' units."""
-        if outputs.dim() == 1:
-            return self.losses[0].predictions(outputs)
-        tasks = zip(self.losses, outputs.unbind(1), strict=True)
-        return torch.stack([loss.predictions(of_task) for loss, of_task in tasks], 1)
+        return self.calibration.predictions(outputs)
 
 
 def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:

@@ -93,6 +93,7 @@ class RunCheckpoints:
         stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.fingerprint)
         with naming(folder):
             steps.state = self.saved = RunState.from_json(stored.fields)
+            steps.recommender.calibrate(self.saved.calibration_of(steps.recommender.calibration))
         random_states = stored.tensors.pop("random_state")  # [P, n]
         of_devices = stored.tensors.pop("device_random_state", None)  # [P, n]
         if len(random_states) == steps.ranks.num_ranks:  # else every rank begins anew
@@ -133,19 +134,21 @@ class RunCheckpoints:
                 if has_same_events and run_folder.HISTORIES in name:
                     self.window[name.removeprefix(_WINDOW)] = tensor
         load_optimizer(steps.dense_optimizer, stored.tensors)
+        if run_folder.read_config(other).calibration == "scale":
+            begun_with = RunState.from_json(stored.fields)
+            steps.calibrate(begun_with.calibration_of(steps.recommender.calibration))
 
     def load_best(self) -> None:
-        """Waits for the last checkpoint, and reads the best one, unless it is what memory holds, with the
-        scale of its predictions."""
+        """Waits for the last checkpoint, and reads the best one, unless it is what memory holds, with its
+        calibration."""
         self.writer.wait()
         steps, pointer = self._steps, checkpoint.pointed(self._run)
-        state = steps.state
         if pointer is not None and (pointer.best != pointer.last or steps.cached_tables.files):
             folder = checkpoint.folder_of(self._run, "best")
             fingerprint = steps.data.fingerprint
             stored = checkpoint.load(folder, steps.embedding, steps.model, fingerprint, read_only=True)
-            state = RunState.from_json(stored.fields)
-        steps.recommender.scale_by(state.scales)
+            best = RunState.from_json(stored.fields)
+            steps.recommender.calibrate(best.calibration_of(steps.recommender.calibration))
 
 
 def _first_random_state(steps: StepTrainer) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hotrows.config import TrainConfig
 from hotrows.json_file import build
+from hotrows.losses import Calibration, StoredLoss
 from hotrows.metrics import Metrics
 from hotrows.streams import StreamState
 
@@ -26,7 +27,8 @@ class RunState:
     best: metrics of the checkpoint of best_step; peak: the highest score so far.
     position: in the order of the batches, where the step does not say it: of regrouped data.
     stream: how far the stream was trained, of a run on one.
-    scales: by label, the scale and the shift of logits in predictions, by the last evaluation.
+    calibration: how outputs are turned into predictions, by the last evaluation; {}: as trained.
+    scales: in files of earlier commits, the scale and the shift of each label in its place.
     """
 
     step: int = 0
@@ -38,12 +40,19 @@ class RunState:
     peak: float | None = None
     position: dict[str, Any] | None = None
     stream: StreamState | None = None
+    calibration: dict[str, StoredLoss] = dataclasses.field(default_factory=dict)
     scales: tuple[tuple[float, float], ...] = ()
+
+    def calibration_of(self, losses: Calibration) -> Calibration:
+        """The calibration of this run for labels and losses of a model, whatever their scales are."""
+        if self.scales:
+            return losses.with_scales(self.scales)
+        return losses.scaled_as(Calibration.of_stored(self.calibration))
 
     def to_json(self) -> dict[str, Any]:
         best = self.best.to_json() if self.best else None
         fields = {**dataclasses.asdict(self), "best": best}
-        absent = [name for name in ("stream", "scales") if not fields[name]]
+        absent = [name for name in ("stream", "calibration", "scales") if not fields[name]]
         return {name: value for name, value in fields.items() if name not in absent}
 
     @staticmethod
@@ -62,7 +71,7 @@ def after_evaluation(
     thousand samples would else often choose a model of half an epoch. So it is with logistic regression
     whose weights decay, in all epochs: its loss has one minimum, and each is nearer to it.
     """
-    evaluated = dataclasses.replace(state, evaluated_at=state.step, scales=metrics.scales)
+    evaluated = dataclasses.replace(state, evaluated_at=state.step)
     if math.isnan(metrics.score):  # nothing decides, as where there is no validation part
         return dataclasses.replace(evaluated, best_step=state.step, best=metrics)
     peak = metrics.score if state.peak is None else state.peak

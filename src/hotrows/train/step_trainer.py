@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,7 @@ from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.distributed.process_group import Processes
 from hotrows.engine import stages
+from hotrows.losses import Calibration
 from hotrows.models.model import Model
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
@@ -209,6 +211,12 @@ class StepTrainer:
             loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)
         return loss
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Predicts with it from here on, and so do checkpoints and whoever begins with them."""
+        self.recommender.calibrate(calibration)
+        stored = self.recommender.calibration.stored()
+        self.state = dataclasses.replace(self.state, calibration=stored)
 
     def train_on(self, events: EventStream, scored: Callable[[Tensor, Batch], None]) -> StreamBatches:
         """Takes the batches of a stream in place of those of the data.

@@ -29,7 +29,7 @@ from hotrows.streams.line_log import LineLog, read_lines
 from hotrows.streams.settings import ONE_RANK
 from hotrows.train import run_folder
 from hotrows.train.callback import Callback
-from hotrows.train.evaluate import Evaluated, metrics_of
+from hotrows.train.evaluate import Evaluated, metrics_of, recalibrated
 from hotrows.train.recommender import Targets
 from hotrows.train.step_trainer import StepTrainer
 
@@ -205,9 +205,11 @@ class ScoredWindow:
     """Logits and targets of the events scored since the last window. stored: of a checkpoint."""
 
     def __init__(self, steps: StepTrainer, size: int, stored: Mapping[str, Tensor]) -> None:
-        self._recommender, self._size = steps.recommender, size
+        self._steps, self._recommender, self._size = steps, steps.recommender, size
         self._pieces: list[Evaluated] = []
         self._num_checked = self._num_samples = 0
+        proposed = stored["proposed"].tolist() if "proposed" in stored else ()  # first: no scale
+        self._proposed = self._recommender.calibration.with_scales(proposed)
         if "labels" in stored:
             targets = Targets(stored["labels"], stored.get("weights"))
             self._append((stored["logits"], targets, stored.get("groups")))
@@ -229,21 +231,31 @@ class ScoredWindow:
         return all(bool(logits.isfinite().all()) for logits, _, _ in unchecked)
 
     def close(self) -> Metrics | None:
-        """The metrics of the window, and begins a new one; None: a label has no sample in it yet."""
+        """The metrics of the window, and begins a new one; None: a label has no sample in it yet.
+
+        From here on predictions are calibrated by what fitted the window before, if this one shows it to
+        be better; each fits the next proposal.
+        """
         pieces = [_on_host(piece) for piece in self._pieces]
         weights = [targets.weights for _, targets, _ in pieces if targets.weights is not None]
         lacks_label = bool(weights) and not (torch.cat(weights) > 0).any(0).all()
         if not pieces or (lacks_label and self._num_samples < _MOST_WINDOWS * self._size):
             return None
         self._pieces, self._num_checked, self._num_samples = [], 0, 0
-        return None if lacks_label else metrics_of(self._recommender, pieces)
+        if lacks_label:
+            return None
+        metrics = metrics_of(self._recommender, pieces)
+        calibration, self._proposed = recalibrated(self._recommender, pieces, self._proposed)
+        self._steps.calibrate(calibration)
+        return metrics
 
     def tensors(self) -> dict[str, Tensor]:
         """The window so far, for a checkpoint."""
         pieces = [_on_host(piece) for piece in self._pieces]
         columns = [(logits, t.labels, t.weights, groups) for logits, t, groups in pieces]
         named = zip(_PARTS, zip(*columns, strict=True), strict=False)
-        return {name: torch.cat(parts) for name, parts in named if parts[0] is not None}
+        tensors = {name: torch.cat(parts) for name, parts in named if parts[0] is not None}
+        return {**tensors, "proposed": torch.tensor(self._proposed.scales, dtype=torch.float64)}
 
 
 def _on_host(piece: Evaluated) -> Evaluated:
