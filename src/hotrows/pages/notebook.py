@@ -35,6 +35,14 @@ def schema(value: Any) -> str:
     return table(f"Schema {value.name}", head, [*labels, *features])
 
 
+def draft(value: Any) -> str:
+    """Of every column of a `Draft`, what it is read as, why, and examples; then its notes."""
+    rows = [(c.column, c.read_as, c.why, ", ".join(c.examples)) for c in value.columns]
+    notes = [(note,) for note in value.notes]
+    head = ("column", "read as", "why", "examples")
+    return table("Draft", head, rows, len(rows)) + table("Notes", (), notes, len(notes))
+
+
 def data(value: Any) -> str:
     """The parts of an `EncodedData`, and its schema with the rows of every vocabulary."""
     means = [f"mean {label.name}" for label in value.schema.labels]
@@ -69,11 +77,11 @@ def plan(value: Any) -> str:
     return table(title, ("pack", "ids", "vectors", "distinct rows"), rows)
 
 
-def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table with a caption, all text escaped; rows beyond the fortieth are counted."""
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], most: int = _MOST_ROWS) -> str:
+    """A table with a caption, all text escaped; rows beyond `most` are counted."""
     rows = list(rows)
-    more = len(rows) - _MOST_ROWS
-    lines = [_line("th", head), *(_line("td", row) for row in rows[:_MOST_ROWS])]
+    more = len(rows) - most
+    lines = [_line("th", head), *(_line("td", row) for row in rows[:most])]
     if more > 0:
         lines.append(_line("td", [f"and {more:,} more"]))
     caption = f'<caption style="text-align: left; font-weight: bold">{escape(title)}</caption>'
