@@ -227,10 +227,9 @@ class _Run:
     def _side_by_side(self, node: fx.Node, arguments: Any, leaves: Sequence[Any]) -> Any:
         """Keeps values of one sample and of B apart: None where they are to be repeated."""
         kinds = {type(leaf) for leaf in leaves if _is_value(leaf)}
-        if node.target is _CAT and (_Both in kinds or {_Once, _Each} <= kinds):
-            if _dim_of_cat(node, arguments) == 1:
-                pieces = arguments[0]
-                return _cat([_Each(p) if isinstance(p, Tensor) else p for p in pieces])
+        are_apart = _Both in kinds or {_Once, _Each} <= kinds
+        if node.target is _CAT and are_apart and _dim_of_cat(node, arguments) == 1:
+            return _cat([_Each(p) if isinstance(p, Tensor) else p for p in arguments[0]])
         if node.target in _PRODUCTS and kinds == {_Once, _Each}:
             return _product(*arguments)
         if node.target in _ELEMENTWISE and kinds == {_Once, _Each} and not node.kwargs:
