@@ -117,9 +117,8 @@ def schema_command(
     from hotrows.runtime.atomic_files import write_text
 
     draft = data.draft_schema(raw, label, user, histories)
-    table = new_table(
-        "column", "read as", "why", "examples", left=("column", "read as", "why", "examples")
-    )
+    head = ("column", "read as", "why", "examples")
+    table = new_table(*head, left=head)
     for column in draft.columns:
         name = column.column if column.column.isprintable() else repr(column.column)[1:-1]
         table.add_row(name, column.read_as, column.why, ", ".join(column.examples))

@@ -186,7 +186,9 @@ class _Run:
         special = self._side_by_side(node, arguments, leaves)
         if special is not None:
             return special
-        if any(isinstance(leaf, _Each | _Both) for leaf in leaves) or self._ends_to_end(node, arguments):
+        if any(isinstance(leaf, _Each | _Both) for leaf in leaves) or self._joins_samples(
+            node, arguments
+        ):
             result = _call(node, self._all_each(arguments), self._all_each(named))
             return pytree.tree_map_only(Tensor, _Each, result)
         result = _call(node, _all_once(arguments), _all_once(named))
@@ -250,13 +252,9 @@ class _Run:
             return _Both(both.once.flatten(1), both.by_sample.flatten(1), columns)
         return None
 
-    def _ends_to_end(self, node: fx.Node, arguments: Sequence[Any]) -> bool:
-        """True if values of one sample are joined along the dimension of samples: those of B samples are
-        then all of the first value, before any of the second."""
-        return node.target is _CAT and any(
-            isinstance(piece, _Once) and piece.place == _dim_of_cat(node, arguments)
-            for piece in arguments[0]
-        )
+    def _joins_samples(self, node: fx.Node, arguments: Sequence[Any]) -> bool:
+        """True if values are joined along the dimension of samples: all B of one, then all of another."""
+        return node.target is _CAT and self._place(node.meta["val"]) == _dim_of_cat(node, arguments)
 
     def _broadcast(self, node: fx.Node, arguments: Sequence[Any]) -> _Each | None:
         """A sum or product of values of equal rank, one of them of one sample."""

@@ -19,7 +19,7 @@ def schema(value: Any) -> str:
     """The labels and features of a `Schema`, a row each."""
     head = ("", "name", "column", "ids of", "rows", "settings")
     labels = [
-        ("label", label.name, value.column_of(label), "", "", _settings(label)) for label in value.labels
+        ("label", label.name, value.column_of(label), "", "", settings(label)) for label in value.labels
     ]
     features = [
         (
@@ -28,7 +28,7 @@ def schema(value: Any) -> str:
             value.column_of(feature),
             getattr(feature, "vocabulary", None) or (feature.name if hasattr(feature, "rows") else ""),
             _number(getattr(feature, "rows", None)),
-            _settings(feature),
+            settings(feature),
         )
         for feature in value.features
     ]
@@ -99,7 +99,7 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def _settings(declared: Any) -> str:
+def settings(declared: Any) -> str:
     """The settings of a label or feature other than the defaults, such as `transform=log`."""
     changed = [
         f"{field.name}={getattr(declared, field.name)}"

@@ -7,12 +7,10 @@ Each column is looked at in this order, and the first that fits decides:
     left out    one value in all rows; another value in every row, as row numbers have
     time        the first column of dates or times, or of seconds since 1970 that is called a time; else
                 numbers that are seconds since 1970 by their magnitude; none that is known after the label
-    dense       numbers with fractions; whole ones that are called amounts, or of which neighbours have
-                similar labels; vectors: float lists of one length
-    sparse      text; whole numbers that are few, or called ids, or far from 0, or of which neighbours are
-                alike neither in how often they come nor in their labels; lists in cells
+    dense       numbers; whole ones where they look like amounts; vectors: float lists of one length
+    sparse      text; whole numbers that are few, called ids, or used as ids are; lists in cells
 
-Of every column it is told what it is read as and why; what could as well be otherwise is in a note, too.
+What could as well be otherwise is said in a note.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.data.raw.kinds import Column
-from hotrows.data.raw.names import names_a_group
-from hotrows.data.raw.read_as import DraftedColumn, Drafting, examples_of, reading_of
+from hotrows.data.raw.names import GROUPS, words_of
+from hotrows.data.raw.read_as import DraftedColumn, Drafting, examples_of
 from hotrows.data.raw.sampled_rows import changed_names, sampled_rows_of
 from hotrows.data.raw.suspects import giveaways, outcomes, times_after
 from hotrows.data.raw.target import label_of
@@ -99,19 +97,19 @@ def draft_schema(
     after = times_after([column for column in columns if column.kind == "time"], target, labels)
     of_rows = outcomes(target, labels)
     drafting = Drafting(notes, columns, rows, of_rows, label is None, after)
-    drafting.why[column_of(target)] = "label", reading_of(target)
+    drafting.why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     # 3. Note features that tell the label, check the names, and join features of one vocabulary.
     used = {column_of(feature) for feature in features} | {column_of(target)}
-    notes[:0] = _giveaways([by_name[name] for name in by_name if name in used], target, labels)
+    notes[:0] = giveaways([by_name[name] for name in by_name if name in used], target, labels)
     used |= {drafting.time.column} if drafting.time else set()
     counts = Counter(column.name for column in columns)
     if twice := [name for name, num in counts.items() if num > 1 and name in used]:
         raise ValueError(f"{rows.name} names the columns {twice} twice; rename one")
     read = [column for column in columns if column.name in used]
-    groups = [f.name for f in features if isinstance(f, Sparse) and names_a_group(f.name)]
+    groups = [f.name for f in features if isinstance(f, Sparse) and "".join(words_of(f.name)) in GROUPS]
     features = [_named(feature, in_file) for feature in _sharing(features, columns)]
     target = _named(target, in_file)
     schema = Schema(
@@ -132,14 +130,6 @@ def draft_schema(
         for column, raw in zip(columns, rows.columns, strict=True)
     ]
     return Draft(schema, tuple(notes), kind and f"{kind}:0.8,0.1,0.1", tuple(drafted))
-
-
-def _giveaways(columns: Sequence[Column], target: Label, labels: Column) -> list[str]:
-    return [
-        f"{name!r} alone ranks the label with an AUC of {auc:.4f}: is it known before the label? If not, "
-        f"leave it out"
-        for name, auc in giveaways(columns, target, labels)
-    ]
 
 
 def _with_histories(schema: Schema, user: str | None, columns: Sequence[str], notes: list[str]) -> Schema:

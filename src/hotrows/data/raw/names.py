@@ -2,6 +2,8 @@
 
 A name is read as words, however they are joined: `User ID`, `userId` and `user_id` are alike. In most
 names the last word is what is meant, `user_age`; in `Alter_Kunde` and `nombre_articles` it is the first.
+The words were chosen on 129 names of public data sets; of 148 others (tests/data/header_names.py), 130
+are right, two wrong, and 16 say nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import unicodedata
 
 TIME_NAME = re.compile(r"time|date|created|(^|_)(ts|day|when|at|dt|hour)($|_)|[a-z]At$", re.IGNORECASE)
 HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
-GROUP_NAMES = ("user", "uid", "member", "customer", "visitor", "session", "client", "kunde", "usuario")
+_GROUPS = ("user", "u", "member", "customer", "visitor", "session", "client", "kunde", "usuario")
+GROUPS = {*_GROUPS, *(f"{group}id" for group in _GROUPS)} - {"u"}  # within which metrics are computed
 LABELS = (
     *("label", "labels", "target", "y", "click", "clicked", "clicks", "conversion", "converted"),
     *("attributed", "purchase", "purchased", "bought", "buy", "install", "installed", "like", "liked"),
@@ -46,23 +49,10 @@ duracion saldo descuento sueldo ingreso preco quantidade idade valor prezzo quan
 """
 _KEYS, _ENTITIES, _AMOUNTS = (frozenset(words.split()) for words in (_IDS, _OF_IDS, _OF_AMOUNTS))
 _NUMBERS = ("no", "nr", "nbr", "number", "nummer", "numero", "key", "hash", "idx")  # of what, before it
-_COUNTED = (
-    "n",
-    "num",
-    "nb",
-    "number",
-    "total",
-    "sum",
-    "avg",
-    "mean",
-    "max",
-    "min",
-)  # before what is counted
+_COUNTED = ("n", "num", "nb", "number", "total", "sum", "avg", "mean", "max", "min")  # before it
 _RELATIONS = ("of", "per", "since", "until", "de", "pro", "par")  # behind what is meant
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_NO_ID = re.compile(
-    r".*(paid|bid|valid|grid|acid|covid|solid|liquid|fluid|android|hybrid|rapid|void|kid|aid)$"
-)
+_NO_ID = re.compile(r".*(paid|bid|valid|grid|acid|covid|solid|liquid|fluid|android|hybrid|rapid|kid|aid)")
 
 
 def words_of(name: str) -> list[str]:
@@ -71,10 +61,8 @@ def words_of(name: str) -> list[str]:
     >>> words_of("Kunden-Nr."), words_of("lastItemID")
     (['kunden', 'nr'], ['last', 'item', 'id'])
     """
-    plain = unicodedata.normalize("NFKD", name.replace("°", "o"))
-    return [
-        word.lower() for word in _WORD.findall("".join(c for c in plain if not unicodedata.combining(c)))
-    ]
+    letters = unicodedata.normalize("NFKD", name.replace("°", "o"))
+    return [word.lower() for word in _WORD.findall(re.sub("[\u0300-\u036f]", "", letters))]
 
 
 def plain(name: str) -> str:
@@ -107,15 +95,8 @@ def meaning(name: str) -> str:
     return "ids" if not _ENTITIES.isdisjoint(words) else ""
 
 
-def names_a_group(name: str) -> bool:
-    """True if a column is of users or sessions, within which metrics are computed."""
-    words = words_of(name)
-    joined = "".join(words)
-    return any(joined in (group, f"{group}id") for group in GROUP_NAMES)
-
-
 def _is_key(word: str) -> bool:
-    is_joined = len(word) > 3 and word.endswith(("id", "nummer", "nr")) and not _NO_ID.match(word)
+    is_joined = len(word) > 3 and word.endswith(("id", "nummer", "nr")) and not _NO_ID.fullmatch(word)
     return word in _KEYS or is_joined
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from hotrows.data.raw.sampled_rows import RawColumn, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
 from hotrows.data.raw.target import NOT_UTF8, PANDAS_INDEX, is_called_label, sentinel
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
-from hotrows.schema import Dense, Feature, Label, Sparse, Time
+from hotrows.schema import Dense, Feature, Sparse, Time
 from hotrows.schema import Sequence as SequenceFeature
 
 _DAY = 86_400
@@ -255,7 +254,7 @@ def _shown(value: Any, kind: str) -> str:
     if kind == "vector":
         return f"{value} numbers"
     if kind == "time":
-        value = datetime.fromtimestamp(value, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        value = str(np.datetime64(value, "s")).replace("T", " ")
     if kind == "list":
         value = "|".join(value)
     text = f"{value:.12g}" if isinstance(value, float) else str(value)
@@ -272,12 +271,3 @@ def _transform(column: Column) -> str:
     """`log` of amounts with a long tail, else `standard`."""
     low, middle, high = quantiles(column.counts, 0.0, 0.5, 0.99)
     return "log" if low >= 0 and high > 10 * max(middle, 1) else "standard"
-
-
-def reading_of(label: Label) -> str:
-    """Says what of the label's column is learned."""
-    if label.loss:
-        return f"a number, learned by loss={label.loss!r}"
-    if label.positive:
-        return f"{', '.join(map(repr, label.positive))} counts as 1, all else as 0"
-    return "0 and 1" if label.at_least is None else f"1 from {label.at_least:g} on, else 0"

@@ -69,8 +69,8 @@ def labels_of_neighbours(column: Column, y: np.ndarray | None) -> float | None:
     return float((near / weights).sum() / weights.sum() * (counts - 1).sum() / same.sum())
 
 
-def giveaways(columns: Sequence[Column], label: Label, target: Column) -> Iterator[tuple[str, float]]:
-    """Names of columns whose values alone rank the label with an AUC above 0.99, and that AUC."""
+def giveaways(columns: Sequence[Column], label: Label, target: Column) -> Iterator[str]:
+    """Notes of columns whose values alone rank the label with an AUC above 0.99."""
     y = outcomes(label, target)
     for column in columns:
         if (
@@ -82,7 +82,10 @@ def giveaways(columns: Sequence[Column], label: Label, target: Column) -> Iterat
             continue
         auc = max(_aucs(column, y))
         if auc > _GIVES_AWAY:
-            yield column.name, auc
+            yield (
+                f"{column.name!r} alone ranks the label with an AUC of {auc:.4f}: is it known before the "
+                f"label? If not, leave it out"
+            )
 
 
 def times_after(times: Sequence[Column], label: Label, target: Column) -> dict[str, str]:
