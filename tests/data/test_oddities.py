@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotrows.data import EncodedData, describe, prepare
+from hotrows.data import EncodedData, ValueRates, describe, prepare
 from hotrows.data.encode.oddities import row_hashes
 from hotrows.data.stored.rows import Rows
 from hotrows.datasets import schemas
@@ -277,3 +277,15 @@ def test_known_ids_that_become_frequent_drift(tmp_path):
     users = np.random.default_rng(4).integers(0, 100, 6_000)
     later = np.where(users < 50, users, 99)
     assert drift_of(tmp_path, users[:4_000], later[4_000:]) > 0.25
+
+
+def test_hours_and_weekdays_that_a_part_does_not_cover_are_no_drift(tmp_path):
+    """Under a split by time, or between folds, the last days were an alarm of unknown values."""
+    at = 1_700_000_000 + 3_600 * np.arange(400) // 3  # five and a half days
+    names = ("hour", "weekday", "weekend", "day")
+    schema = Schema((*(Sparse(name, transform=name) for name in names),), time=Time("at"))
+    table = pa.table({"label": np.arange(400) % 2, "at": at})
+    data = prepare(table, schema, tmp_path / "enc", split="time:0.6,0,0.4")
+    rates = ValueRates.of_parts([data.parts["test"]], [data.parts["train"]])
+    assert rates.features["weekday"].rate("unknown") > 0.5 and rates.far == ()
+    assert describe(data).drift == {}

@@ -107,8 +107,9 @@ def schema_command(
     """Draft a schema from a file.
 
     Reads a sample of what `hotrows prepare` reads, and writes a schema that it takes as it is:
-    delimiter, header, types, times, lists and label. Prints to standard error what was unsure
-    or left out, the weightiest first; correct the file if it is wrong.
+    delimiter, header, types, times, lists and label. Prints to standard error what each column is read
+    as, why, and three of its values; then what was unsure or left out, the weightiest first. Correct
+    the file if it is wrong.
     """
     if out is not None and out.exists():
         raise click.UsageError(f"{out} exists; give another name, or remove it")
@@ -116,6 +117,12 @@ def schema_command(
     from hotrows.runtime.atomic_files import write_text
 
     draft = data.draft_schema(raw, label, user, histories)
+    head = ("column", "read as", "why", "examples")
+    table = new_table(*head, left=head)
+    for column in draft.columns:
+        name = column.column if column.column.isprintable() else repr(column.column)[1:-1]
+        table.add_row(name, column.read_as, column.why, ", ".join(column.examples))
+    print_table(table, err=True)
     for note in draft.notes[:_MOST_NOTES]:
         click.echo(f"hotrows: {note}", err=True)
     if (num_more := len(draft.notes) - _MOST_NOTES) > 0:

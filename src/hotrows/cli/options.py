@@ -402,8 +402,13 @@ def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
     return table
 
 
-def print_table(table: Table) -> None:
-    """Prints a table as wide as the terminal; whole in a file or a pipe."""
+def print_table(table: Table, err: bool = False) -> None:
+    """Prints a table as wide as the terminal; whole in a file or a pipe.
+
+    err: on standard error, in a file or a pipe 80 columns wide.
+    """
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    stream, width = (sys.stderr, 80) if err else (sys.stdout, _WIDE)
+    console = Console(width=None if stream.isatty() else width, stderr=err, markup=False, highlight=False)
+    console.print(table)

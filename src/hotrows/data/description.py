@@ -24,7 +24,7 @@ from hotrows.data.encode.vocabulary import open_values
 from hotrows.data.stored.encoded import EncodedData, Statistics
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, missing_id
-from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema, Sequence, Sparse
+from hotrows.schema import FIRST_UNKNOWN, MISSING, TIME_TRANSFORMS, Schema, Sequence, Sparse
 
 HOTTEST = (0.001, 0.01, 0.1)
 QUANTILES = (0.5, 0.9, 0.99)
@@ -127,7 +127,7 @@ class Description:
     drift: per feature and part, the population stability index against the training part: the sum of
         (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths), less what chance explains.
         Up to 0.1 is called stable, above 0.25 a shift. Ids that training lacks do not count: their share
-        is in `fields`.
+        is in `fields`. Hours, weekdays and days have none: a part covers those that it was cut at.
     oddities: what every user would want to be warned of, a line each.
     """
 
@@ -338,6 +338,8 @@ def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, f
         bins = {name: np.searchsorted(bounds, rows.dense[:, d]) for name, rows in samples.items()}
         drift[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
     for f, feature in enumerate(schema.id_features):
+        if isinstance(feature, Sparse) and feature.transform in TIME_TRANSFORMS:
+            continue
         unknown = range(FIRST_UNKNOWN, FIRST_UNKNOWN + feature.num_unknown)
         known = {name: _without(rows.values(f), unknown) for name, rows in samples.items()}
         drift[feature.name] = {name: _stability(*_bins(known["train"], known[name])) for name in others}

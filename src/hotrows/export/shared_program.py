@@ -186,7 +186,9 @@ class _Run:
         special = self._side_by_side(node, arguments, leaves)
         if special is not None:
             return special
-        if any(isinstance(leaf, _Each | _Both) for leaf in leaves):
+        if any(isinstance(leaf, _Each | _Both) for leaf in leaves) or self._joins_samples(
+            node, arguments
+        ):
             result = _call(node, self._all_each(arguments), self._all_each(named))
             return pytree.tree_map_only(Tensor, _Each, result)
         result = _call(node, _all_once(arguments), _all_once(named))
@@ -227,11 +229,9 @@ class _Run:
     def _side_by_side(self, node: fx.Node, arguments: Any, leaves: Sequence[Any]) -> Any:
         """Keeps values of one sample and of B apart: None where they are to be repeated."""
         kinds = {type(leaf) for leaf in leaves if _is_value(leaf)}
-        if node.target is _CAT and (_Both in kinds or {_Once, _Each} <= kinds):
-            dim = arguments[1] if len(arguments) > 1 else 0
-            if dim in (1, 1 - node.meta["val"].dim()):
-                pieces = arguments[0]
-                return _cat([_Each(p) if isinstance(p, Tensor) else p for p in pieces])
+        are_apart = _Both in kinds or {_Once, _Each} <= kinds
+        if node.target is _CAT and are_apart and _dim_of_cat(node, arguments) == 1:
+            return _cat([_Each(p) if isinstance(p, Tensor) else p for p in arguments[0]])
         if node.target in _PRODUCTS and kinds == {_Once, _Each}:
             return _product(*arguments)
         if node.target in _ELEMENTWISE and kinds == {_Once, _Each} and not node.kwargs:
@@ -251,6 +251,10 @@ class _Run:
             columns = tuple(column * dim + i for column in both.columns for i in range(dim))
             return _Both(both.once.flatten(1), both.by_sample.flatten(1), columns)
         return None
+
+    def _joins_samples(self, node: fx.Node, arguments: Sequence[Any]) -> bool:
+        """True if values are joined along the dimension of samples: all B of one, then all of another."""
+        return node.target is _CAT and self._place(node.meta["val"]) == _dim_of_cat(node, arguments)
 
     def _broadcast(self, node: fx.Node, arguments: Sequence[Any]) -> _Each | None:
         """A sum or product of values of equal rank, one of them of one sample."""
@@ -294,9 +298,15 @@ def _product(left: Any, right: Any) -> _Each | None:
     """[.., B, 1, D] of samples times the one [.., 1, D, T]: a product of all B at once."""
     if not isinstance(left, _Each) or right.place != right.tensor.dim() - 3:
         return None
-    if left.tensor.dim() != right.tensor.dim() or {left.tensor.shape[-2], right.tensor.shape[-3]} != {1}:
+    if left.tensor.dim() != right.tensor.dim():
+        return None
+    if left.tensor.shape[-2] != 1 or right.tensor.shape[-3] != 1:
         return None
     return _Each((left.tensor.squeeze(-2) @ right.tensor.squeeze(-3)).unsqueeze(-2))
+
+
+def _dim_of_cat(node: fx.Node, arguments: Sequence[Any]) -> int:
+    return (arguments[1] if len(arguments) > 1 else 0) % node.meta["val"].dim()
 
 
 def _is_value(leaf: Any) -> bool:

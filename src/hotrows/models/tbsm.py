@@ -104,7 +104,8 @@ class TBSM(Model):
             torch.cat([past, target]),
             dense.shape[1],
         )
-        history, now = latest_at_end(steps[:num], lists, self.length), steps[num:]  # [B, L, M], [B, M]
+        history = latest_at_end(steps[:num], lists, self.length)  # [B, L, M]
+        now = steps.narrow(0, num, dense.shape[0])  # [B, M]; of B samples in exports, not of a difference
         scores = torch.bmm(history, self._query(now)[:, :, None]).squeeze(2)
         context = torch.bmm(self.attention(scores)[:, None], history).squeeze(1)
         return self.head(torch.cat([widened(context), now], 1)).squeeze(1).float()

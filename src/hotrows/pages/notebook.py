@@ -19,7 +19,7 @@ def schema(value: Any) -> str:
     """The labels and features of a `Schema`, a row each."""
     head = ("", "name", "column", "ids of", "rows", "settings")
     labels = [
-        ("label", label.name, value.column_of(label), "", "", _settings(label)) for label in value.labels
+        ("label", label.name, value.column_of(label), "", "", settings(label)) for label in value.labels
     ]
     features = [
         (
@@ -28,11 +28,19 @@ def schema(value: Any) -> str:
             value.column_of(feature),
             getattr(feature, "vocabulary", None) or (feature.name if hasattr(feature, "rows") else ""),
             _number(getattr(feature, "rows", None)),
-            _settings(feature),
+            settings(feature),
         )
         for feature in value.features
     ]
     return table(f"Schema {value.name}", head, [*labels, *features])
+
+
+def draft(value: Any) -> str:
+    """Of every column of a `Draft`, what it is read as, why, and examples; then its notes."""
+    rows = [(c.column, c.read_as, c.why, ", ".join(c.examples)) for c in value.columns]
+    notes = [(note,) for note in value.notes]
+    head = ("column", "read as", "why", "examples")
+    return table("Draft", head, rows, len(rows)) + table("Notes", (), notes, len(notes))
 
 
 def data(value: Any) -> str:
@@ -69,11 +77,11 @@ def plan(value: Any) -> str:
     return table(title, ("pack", "ids", "vectors", "distinct rows"), rows)
 
 
-def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table with a caption, all text escaped; rows beyond the fortieth are counted."""
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], most: int = _MOST_ROWS) -> str:
+    """A table with a caption, all text escaped; rows beyond `most` are counted."""
     rows = list(rows)
-    more = len(rows) - _MOST_ROWS
-    lines = [_line("th", head), *(_line("td", row) for row in rows[:_MOST_ROWS])]
+    more = len(rows) - most
+    lines = [_line("th", head), *(_line("td", row) for row in rows[:most])]
     if more > 0:
         lines.append(_line("td", [f"and {more:,} more"]))
     caption = f'<caption style="text-align: left; font-weight: bold">{escape(title)}</caption>'
@@ -91,7 +99,7 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def _settings(declared: Any) -> str:
+def settings(declared: Any) -> str:
     """The settings of a label or feature other than the defaults, such as `transform=log`."""
     changed = [
         f"{field.name}={getattr(declared, field.name)}"

@@ -12,11 +12,12 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.values import UNIX, mix64
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
-from hotrows.schema import Schema, vocabulary_of
+from hotrows.schema import Schema, Sequence, vocabulary_of
 
 _CELLS, _MOST_ROWS, _LEAST_ROWS = 4_000_000, 1 << 15, 1 << 11  # of a sample
 _BLOCKS = 16
@@ -37,6 +38,7 @@ def oddities(data: EncodedData) -> Iterator[str]:
         yield from _constant_columns(data, samples["train"])
         yield from _row_numbers(data)
         yield from _tell_the_label(data.schema, samples["train"])
+        yield from _newest_first(data.schema, samples["train"])
     yield from _extremes(data)
     for name in ("validation", "test"):
         if name in samples and "train" in samples:
@@ -129,6 +131,16 @@ def _tells(values: np.ndarray, labels: np.ndarray) -> bool:
     ones, zeros = (np.append(c[~rare], c[rare].sum()) for c in (ones, zeros))
     mistaken = np.minimum(ones, zeros).sum()
     return max(auc, 1 - auc) > _TOLD or mistaken < (1 - _TOLD) * min(num_ones, num_zeros)
+
+
+def _newest_first(schema: Schema, rows: Rows) -> Iterator[str]:
+    """Lists whose order matters, and whose newest item seems to be the first."""
+    for f, (feature, offsets) in enumerate(zip(schema.id_features, rows.offsets, strict=False)):
+        has_order = isinstance(feature, Sequence) or feature.max_length is not None
+        if offsets is None or not has_order or feature.name in schema.histories:
+            continue
+        if are_newest_first(rows.values(f), offsets.astype(np.int64) - int(offsets[0])):
+            yield f"{feature.name!r}: {NEWEST_FIRST}"
 
 
 def _extremes(data: EncodedData) -> Iterator[str]:

@@ -4,7 +4,7 @@ Rows that are spelled otherwise than those of the training (another format, anot
 was moved) are encoded without an error: their values become unknown or missing. A rate is **far** where
 
 - it differs by more than FAR from the rates of all parts of the prepared data, those between included
-  (fewer unknown values than usual are never far);
+  (fewer unknown values than usual are never far, nor are hours and weekdays that training did not cover);
 - and chance is no explanation: rows drawn at the nearest of these rates q would show such a rate p with
   a probability below CHANCE, by Chernoff's bound exp(-n KL(p, q)) for n values. q counts one value more
   of either kind than the part had, so that few rows, here or there, are far from nothing.
@@ -25,7 +25,7 @@ from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, no_tally, tally_of
 from hotrows.data.stored.shards import Written, written_of
 from hotrows.runtime.user_warnings import warn
-from hotrows.schema import FIRST_UNKNOWN, Schema
+from hotrows.schema import FIRST_UNKNOWN, TIME_TRANSFORMS, Schema
 
 FAR = 0.05
 CHANCE = 1e-6
@@ -55,9 +55,11 @@ class ValueCounts:
 
 @dataclass(frozen=True)
 class UsualCounts:
-    """These counts of every part of the prepared data that has rows."""
+    """These counts of every part of the prepared data that has rows. closed: features of a fixed set of
+    values, such as hours, of which an unknown one is only not covered."""
 
     parts: tuple[Mapping[str, ValueCounts], ...] = ()
+    closed: frozenset[str] = frozenset()
 
     @cached_property
     def ranges(self) -> dict[tuple[str, str], tuple[float, float]]:
@@ -66,7 +68,8 @@ class UsualCounts:
         for name, counts in ((name, counts) for part in self.parts for name, counts in part.items()):
             for kind in KINDS if counts.values else ():
                 rate = (getattr(counts, kind) + 1) / (counts.values + 2)
-                rates.setdefault((name, kind), []).append(rate)
+                if kind != "unknown" or name not in self.closed:
+                    rates.setdefault((name, kind), []).append(rate)
         return {key: (min(of_parts), max(of_parts)) for key, of_parts in rates.items()}
 
 
@@ -175,7 +178,9 @@ def warning_of(far: Sequence[str]) -> str:
 
 def usual_of(parts: Iterable[Part]) -> UsualCounts:
     """The counts of every part that has rows."""
-    return UsualCounts(tuple(_counts_of(part, part.rows) for part in parts if part.rows))
+    parts = [part for part in parts if part.rows]
+    closed = {f.name for part in parts for f in part.schema.sparse if f.transform in TIME_TRANSFORMS}
+    return UsualCounts(tuple(_counts_of(part, part.rows) for part in parts), frozenset(closed))
 
 
 def _counts_of(counted: Part | Written, rows: int) -> dict[str, ValueCounts]:

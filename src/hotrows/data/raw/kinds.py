@@ -14,16 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from hotrows.data.raw.names import TIME_NAME, meaning
 from hotrows.data.raw.sampled_rows import RawColumn
 from hotrows.data.raw.values import LAST_EXACT, MISSING_WORDS, UNIX, plain_number, plain_time
 
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
-ID_NAME = re.compile(
-    r"(^|_)(id|ids|uid|code|zip|zipcode|hash|user|item|movie|ad|advertiser|campaign|site|app|device|"
-    r"category|cate|cat|brand|type|channel|os|city|region|page|query|shop|store|product|sku|customer)"
-    r"(id|ID|Id)?($|_|\d)|[a-z]I[dD]$"
-)
-TIME_NAME = re.compile(r"time|date|created|(^|_)(ts|day|when|at|dt|hour)($|_)|[a-z]At$", re.IGNORECASE)
 FORMATS = (
     *("%Y-%m-%d %H", "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S"),
     *("%d.%m.%Y %H:%M", "%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%d/%m/%Y"),
@@ -139,7 +134,7 @@ def _words_among(
     are_rare = 10 * rows >= 9 * sum(counts[x] for x, word in stripped.items() if word in numbers)
     are_words = len(words) <= _MOST_WORDS and not any(c.isdigit() for word in words for c in word)
     is_amount = len(known) > FEW or any(number % 1 for number in known)
-    return words if are_rare and are_words and is_amount and not ID_NAME.search(name) else []
+    return words if are_rare and are_words and is_amount and meaning(name) != "ids" else []
 
 
 def _skipped_by_floats(numbers: Sequence[str]) -> bool:
@@ -155,7 +150,7 @@ def _has_leading_zero(word: str) -> bool:
 def _as_unix_time(column: Column) -> Column | None:
     """Times as numbers since 1970: all from 1995 to 2040 in some unit, and by their name no ids."""
     counts = column.counts
-    if ID_NAME.search(column.name) and not TIME_NAME.search(column.name):
+    if meaning(column.name) == "ids" and not TIME_NAME.search(column.name):
         return None
     if column.kind != "number" or not counts:
         return None
@@ -192,15 +187,27 @@ def _as_list(column: Column) -> Column | None:
         with_it = sum(separator in cell for cell in cells)
         if not cells or 10 * with_it < len(cells):
             continue
-        pieces = Counter(piece for cell in cells for piece in cell.split(separator))
-        lengths = Counter(cell.count(separator) for cell in cells)
+        lists = [None if x is None else x.split(separator) for x in column.values]
+        pieces = Counter(piece for cell in lists if cell for piece in cell)
+        lengths = Counter(len(cell) for cell in lists if cell)
         repeats = 2 * len(pieces) < sum(pieces.values()) and len(pieces) < 2 * len(column.counts)
         is_prose = separator in (" ", ",") and not all(re.fullmatch(r"[\w.:-]+", x) for x in pieces)
         is_prose |= separator == " " and not all(any(c.isdigit() for c in x) for x in pieces)
-        if repeats and len(lengths) > 1 and not is_prose:
-            lists = [None if x is None else x.split(separator) for x in column.values]
+        is_prose |= any(x != x.strip() for x in pieces)  # `Home | Shop`, `a &amp; b`
+        if repeats and len(lengths) > 1 and not is_prose and _are_in_any_place(lists, pieces):
             return replace(_list(column.name, lists), separator=separator)
     return None
+
+
+def _are_in_any_place(lists: Sequence[list[str] | None], pieces: Counter[str]) -> bool:
+    """True if pieces behind the first are found as the first, too: of `Boston,MA` and `shirt|XL` none is.
+    By chance a piece is the first one of some cell as often as all pieces are."""
+    cells = [cell for cell in lists if cell]
+    first = {cell[0] for cell in cells}
+    others = Counter(piece for cell in cells for piece in cell[1:])
+    total = sum(pieces.values())
+    expected = sum(n * (1 - (1 - pieces[x] / total) ** len(cells)) for x, n in others.items())
+    return sum(n for x, n in others.items() if x in first) > 0.2 * expected
 
 
 def _list(name: str, values: Sequence[list[str] | None], is_typed: bool = False) -> Column:

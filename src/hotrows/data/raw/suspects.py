@@ -15,6 +15,8 @@ from hotrows.schema import Label
 _LEAST_VALUES, _LEAST_COUNT = 50, 3  # distinct numbers, and rows of each on average
 _SPREAD = 4  # times the variance of counts that chance gives
 _ALIKE = 0.5  # correlation of neighbours from which on numbers are amounts
+_CERTAIN = 8  # standard errors by which labels of one value are alike
+_SPECIAL = 0.05  # share of the rows of a value, such as 0 or -1, that is not compared with its neighbours
 _GIVES_AWAY, _LEAST_OF_EACH = 0.99, 20
 _AFTER_NAME = re.compile(
     r"status|cancel|refund|return|conver|deliver|resol|complet|closed|attribut|churn|outcome|finish|check_?out",
@@ -41,15 +43,49 @@ def neighbours_unlike(counts: Counter) -> float | None:
     return alike if alike < _ALIKE else None
 
 
-def giveaways(columns: Sequence[Column], label: Label, target: Column) -> Iterator[tuple[str, float]]:
-    """Names of columns whose values alone rank the label with an AUC above 0.99, and that AUC."""
-    y = _ones(label, target)
+def labels_of_neighbours(column: Column, y: np.ndarray | None) -> float | None:
+    """How alike the labels of neighbouring numbers are, where those of one number are 1: near 1 of
+    amounts, near 0 of ids. None where numbers are few or rare, or say nothing certain of the label.
+
+    y: the label of each row, NaN where it is missing.
+    """
+    if y is None or len(column.counts) < _LEAST_VALUES:
+        return None
+    x = np.array([np.nan if value is None else value for value in column.values], np.float64)
+    has = ~np.isnan(x) & ~np.isnan(y)
+    errors = y[has] - y[has].mean()
+    _, place, counts = np.unique(x[has], return_inverse=True, return_counts=True)
+    sums, squares = np.bincount(place, errors), np.bincount(place, errors**2)
+    usual = counts <= max(_SPECIAL * len(place), _LEAST_COUNT)
+    sums, squares, counts = sums[usual], squares[usual], counts[usual]
+    if len(counts) < _LEAST_VALUES or counts.mean() < 2:
+        return None
+    # Products of the errors of two rows of one value, and of two neighbours, weighted by numbers of rows.
+    same, near = (sums**2 - squares) / counts, sums[1:] * sums[:-1]
+    weights = np.sqrt(counts[1:] * counts[:-1])
+    chance = errors.var() * np.sqrt(2 * (1 - 1 / counts).sum())
+    if same.sum() <= _CERTAIN * chance:
+        return None
+    return float((near / weights).sum() / weights.sum() * (counts - 1).sum() / same.sum())
+
+
+def giveaways(columns: Sequence[Column], label: Label, target: Column) -> Iterator[str]:
+    """Notes of columns whose values alone rank the label with an AUC above 0.99."""
+    y = outcomes(label, target)
     for column in columns:
-        if y is None or column is target or column.kind not in ("number", "text", "time"):
+        if (
+            not label.values.binary
+            or y is None
+            or column is target
+            or column.kind not in ("number", "text", "time")
+        ):
             continue
         auc = max(_aucs(column, y))
         if auc > _GIVES_AWAY:
-            yield column.name, auc
+            yield (
+                f"{column.name!r} alone ranks the label with an AUC of {auc:.4f}: is it known before the "
+                f"label? If not, leave it out"
+            )
 
 
 def times_after(times: Sequence[Column], label: Label, target: Column) -> dict[str, str]:
@@ -59,8 +95,8 @@ def times_after(times: Sequence[Column], label: Label, target: Column) -> dict[s
     between two does, which neither does alone: then it is the one that is later on average.
     """
     why = {c.name: f"{word[0]!r} is in its name" for c in times if (word := _AFTER_NAME.search(c.name))}
-    y = _ones(label, target)
-    if y is None:
+    y = outcomes(label, target)
+    if y is None or not label.values.binary:
         return why
     seconds = {c.name: np.array([np.nan if x is None else x for x in c.values], float) for c in times}
     alone = {name: _either(x, y) for name, x in seconds.items()}
@@ -81,12 +117,12 @@ def times_after(times: Sequence[Column], label: Label, target: Column) -> dict[s
     return why
 
 
-def _ones(label: Label, target: Column) -> np.ndarray | None:
-    """1 and 0 for each row, NaN if it has no label; None: of other labels, or of few rows of either."""
-    if not label.values.binary:
-        return None
-    y = np.array([_is_one(x, label) if x is not None else np.nan for x in target.values])
-    return y if min((y == 1).sum(), (y == 0).sum()) >= _LEAST_OF_EACH else None
+def outcomes(label: Label, target: Column) -> np.ndarray | None:
+    """The label of each row, a number or 1 and 0, NaN if it has none; None: few rows of 1, or of 0."""
+    is_binary = label.values.binary
+    values = (np.nan if x is None else _is_one(x, label) if is_binary else x for x in target.values)
+    y = np.array([*values], np.float64)
+    return y if not is_binary or min((y == 1).sum(), (y == 0).sum()) >= _LEAST_OF_EACH else None
 
 
 def _either(scores: np.ndarray, y: np.ndarray) -> float:
