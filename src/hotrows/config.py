@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hotrows import losses, optim
 from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
-from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.atomic_files import local, write_text
 from hotrows.runtime.suggestions import did_you_mean, refusing_unknown
 from hotrows.runtime.units import parse_bytes
 from hotrows.settings import CACHE_TRANSFERS, PLANNING, SHARDINGS, SPLITS, Setting, declared, setting
@@ -355,7 +355,7 @@ class TrainConfig:
 
     @staticmethod
     def load(path: Path | str) -> TrainConfig:
-        path = Path(path)
+        path = local(path)
         fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)

@@ -34,7 +34,7 @@ _EDITED = "if you have edited it, delete its `{}` and `crc32`"
 class JsonFile:
     """A kind of file: the version of it that is read, and what to do about one that cannot be.
 
-    remedy: for a damaged file; other: for one of another version.
+    remedy: for a damaged file; other: for one of an older version.
     version: the field with the version; number: the version.
     editable: whether a file without version and checksum is read, too, as those are that people write.
     problem: what is said of a file that makes no sense.
@@ -68,11 +68,8 @@ class JsonFile:
         """The fields of an object that was read from a file, without version and checksum."""
         version = fields.get(self.version)
         is_signed = self.version in fields or not self.editable
-        if is_signed and (type(version) is not int or version != self.number):
-            raise ValueError(
-                f"{path} has format version {shown(version)}, this hotrows reads {self.number}; "
-                f"{self.other}"
-            )
+        if is_signed:
+            check_version(path, version, self.number, self.other)
         with self.naming(path):
             expected = fields.pop(_SUM, None)
             if expected is None and is_signed:
@@ -92,6 +89,18 @@ class JsonFile:
             raise ValueError(f"{path} {self.problem}: {error}; {self.remedy}") from None
         except RecursionError:
             raise ValueError(f"{path} {self.problem}: it is nested too deeply; {self.remedy}") from None
+
+
+def check_version(path: Path, version: Any, known: int, older: str) -> None:
+    """Raises ValueError where a file is not of the version `known`, the one that is read.
+
+    older: what to do about a file of an earlier version; for a later one hotrows is to be upgraded.
+    """
+    if type(version) is int and version > known:
+        older = "upgrade hotrows (pip install --upgrade hotrows)"
+    if type(version) is not int or version != known:
+        problem = f"{path} has format version {shown(version)}"
+        raise ValueError(f"{problem}, this hotrows reads {known}; {older}")
 
 
 def parse(text: str | bytes) -> Any:

@@ -28,7 +28,7 @@ from hotrows.checks.schema import (
 from hotrows.dynamic import GROWING, Dynamic, expiring
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 from hotrows.pages import notebook
-from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.atomic_files import local, write_text
 
 PADDING = 0
 MISSING = 1
@@ -404,8 +404,8 @@ class Schema:
 
     @staticmethod
     def load(path: Path | str) -> Schema:
-        fields = _JSON.read(Path(path))
-        with _JSON.naming(Path(path)):
+        fields = _JSON.read(local(path))
+        with _JSON.naming(local(path)):
             return Schema.from_fields(fields)
 
 

@@ -65,7 +65,7 @@ def test_tune_runs_under_torchrun(folder):
         (["--may-change", "seed"], "any of precision, table_dtype, wire_dtype"),
         (["--seconds", "0"], "it must be a finite number above 0, not 0"),
         (["--config", "enc"], "is a directory"),
-        (["--config", "raw/train.txt"], "raw/train.txt exists already: name another file"),
+        (["--config", "raw/train.txt"], "raw/train.txt exists; name another file"),
         (["--precision", "bfloat16", "--may-change", "precision"], "precision is given, and stays"),
         (["--fast-memory", "10"], "fast memory must hold a row of every group"),
         (["--steps", "0"], "steps must be at least 1, not 0"),

@@ -492,7 +492,7 @@ def test_the_command_writes_a_schema_and_what_it_is_unsure_of(tmp_path, capsys):
     assert f"{out}: Schema('custom', label click; " in written.err
     with pytest.raises(SystemExit) as error:
         cli.main(["schema", path, "--out", out])
-    assert error.value.code == 2 and "exists; give another name" in capsys.readouterr().err
+    assert error.value.code == 2 and "exists; name another file" in capsys.readouterr().err
 
 
 def test_numbers_that_are_ids_by_how_often_they_come_are_ids():

@@ -310,7 +310,7 @@ def test_a_profile_comes_back_from_its_file(data, tmp_path):
 
 
 def test_other_files_and_damaged_ones_are_no_profiles(data, tmp_path):
-    with pytest.raises(ValueError, match="is no profile of format 1"):
+    with pytest.raises(ValueError, match="is not a profile"):
         Profile.load(data.path / "train-00000.shard")
     with pytest.raises(ValueError, match="is not regrouped into hot and cold rows"):
         Profile.from_data(data)

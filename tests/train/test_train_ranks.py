@@ -429,7 +429,8 @@ def test_sigterm_saves_on_all_ranks(encoded, tmp_path):
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert "go on with" in err
+    assert "go on with: torchrun --nproc-per-node 2 -m hotrows train " in err
+    assert f"--run-dir {tmp_path / 'run'} --resume" in err
     state = checkpoint.read_state(checkpoint.folder_of(tmp_path / "run", "last"))
     assert state["step"] > 0
 

@@ -38,6 +38,7 @@ from hotrows.cli import (
 )
 from hotrows.cli.commands import Commands
 from hotrows.distributed import job
+from hotrows.runtime.atomic_files import STDOUT
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDIES = {
@@ -47,6 +48,7 @@ _REMEDIES = {
     errno.EMFILE: "raise `ulimit -n`",
     errno.ENFILE: "the system has no more; close other programs",
     errno.EROFS: "write to a folder that is not read-only",
+    errno.EBUSY: "where a file is mounted by itself, mount its folder, or name another file",
 }
 
 
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
-    session = SimpleNamespace(debug=False)
+    session = SimpleNamespace(debug=False, meets=False)
     if isinstance(sys.stdout, io.TextIOWrapper):  # paths may have bytes that are no UTF-8
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
@@ -69,17 +71,19 @@ def _run(arguments: Sequence[str] | None) -> None:
             sys.stdout.flush()
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        _exit(error.exit_code, error.format_message() if session.meets else "")
     except (click.Abort, KeyboardInterrupt) as stopped:
-        _fail(str(stopped.__cause__ or "") or "interrupted", 130)
-    except BrokenPipeError:  # hotrows predict ... | head
+        _fail(str(stopped.__cause__ or "") or "interrupted", 130, session.meets)
+    except BrokenPipeError as error:  # hotrows predict ... | head
+        if error.filename not in (None, str(STDOUT)):
+            _fail(f"{error.filename}: its reader is gone", 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         message = _message(error)
         if session.debug or message is None:
-            _crash(error)
-        _fail(message, getattr(error, "exit_code", 1))
+            _crash(error, session.meets)
+        _fail(message, getattr(error, "exit_code", 1), session.meets)
 
 
 def _message(error: Exception) -> str | None:
@@ -122,13 +126,14 @@ def _show_warning(message: Warning | str, *where: Any) -> None:
     sys.stderr.write(f"hotrows: warning: {message}\n")
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int, meets: bool = False) -> NoReturn:
+    """Ends with a line on standard error. meets: other ranks wait for this one, and end with it."""
     sys.stderr.write(f"hotrows: {job.name()}{message}\n")  # at once: ranks share the terminal
     sys.stderr.flush()
-    _exit(code)
+    _exit(code, message if meets else "")
 
 
-def _crash(error: Exception) -> NoReturn:
+def _crash(error: Exception, meets: bool) -> NoReturn:
     """Shows the traceback; of a rank, below a line that says which one."""
     if not job.name():
         raise error
@@ -136,11 +141,16 @@ def _crash(error: Exception) -> NoReturn:
     print(f"hotrows: {job.name()}{words}", file=sys.stderr)
     traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
-    _exit(1)
+    _exit(1, words if meets else "")
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(code: int, words: str = "") -> NoReturn:
+    """Ends the process. words: for the ranks that wait to meet this one."""
     if job.name():  # a normal exit would wait for threads that wait for other ranks
+        if words:
+            from hotrows.distributed import process_group
+
+            process_group.fail(words)
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
@@ -215,6 +225,7 @@ def cli(context: click.Context, debug: bool) -> None:
       hotrows predict runs/shop new.csv --out probabilities.txt
     """
     context.obj.debug = debug
+    context.obj.meets = context.invoked_subcommand in ("train", "tune")
     log = logging.getLogger("hotrows")
     log.handlers = [_Messages()]
     log.setLevel(logging.INFO)

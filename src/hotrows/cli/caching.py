@@ -24,6 +24,7 @@ from hotrows.cli.options import (
     setting_option,
     with_options,
 )
+from hotrows.runtime.atomic_files import local
 from hotrows.runtime.units import format_bytes
 from hotrows.tuning.advice import SlowMemory, advise
 
@@ -270,7 +271,7 @@ def _folder_of(store: str | None, disk: str | None) -> Path | None:
     kind, _, path = store.partition(":")
     if kind != "file":
         raise click.UsageError(f"--store must be file or file:PATH, not {store!r}")
-    folder = Path(path or ".")
+    folder = local(path or ".")
     while not folder.is_dir():  # the store is made later
         folder = folder.parent
     return folder

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+OVERWRITE = "hotrows.overwrite"  # in the meta of a context: whether files may be replaced
 _WORD = "hotrows.help"  # in the meta of a context: what help is asked for
 _SAME = 0.1  # names less close than the closest one by more are not suggested
 _FEW = 3  # examples in a short help
@@ -47,6 +48,7 @@ def declare(*names: str, old: Sequence[str] = (), **how: Any) -> Callable:
 
 class Command(click.Command):
     """A command whose help lists its options in sections and ends with examples that keep their lines.
+    One that writes files which its options name has --overwrite.
 
     sections: names of parameters by title; all others are in the last section, `Options`.
     common: names of the parameters that the help lists where it is not asked for more; none: all.
@@ -57,6 +59,13 @@ class Command(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._sections, self._common = sections, common
+        files = [param.opts[-1] for param in self.params if getattr(param.type, "is_written", False)]
+        if files:
+            self.params.append(click.Option(
+                ["--overwrite"], is_flag=True, is_eager=True, expose_value=False,
+                callback=lambda ctx, param, value: ctx.meta.update({OVERWRITE: value}),
+                help=f"Replace the file of {' or '.join(files)} if there is one.",
+            ))  # fmt: skip
         self._help = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[=WORD]", is_eager=True,
             expose_value=False, callback=_show_help,

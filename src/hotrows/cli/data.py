@@ -13,8 +13,8 @@ import click
 
 from hotrows.cli.commands import command
 from hotrows.cli.options import (
-    FILE,
     FOLDER,
+    OUT,
     PICTURE,
     POSITIVE,
     Name,
@@ -68,6 +68,8 @@ def synth_command(
     ):
         if value is not None and kind != of_kind:
             raise click.UsageError(f"{name} is of synth {of_kind}, not of synth {kind}: leave it out")
+    if (path := out / "train.txt").exists():  # as the real ones are named
+        raise click.UsageError(f"{path} exists; name another folder, or delete it")
     with bar() as progress:
 
         def report(done: int, total: int) -> None:
@@ -100,7 +102,7 @@ def synth_command(
     user={"metavar": "COLUMN"},
     histories={"spelling": "--history", "multiple": True, "metavar": "COLUMN"},
 )
-@click.option("--out", type=FILE, help="A new file for the schema.  [default: standard output]")
+@click.option("--out", type=OUT, help="A file for the schema.  [default: standard output]")
 def schema_command(
     raw: str, label: str | None, user: str | None, histories: tuple[str, ...], out: Path | None
 ) -> None:
@@ -111,10 +113,8 @@ def schema_command(
     as, why, and three of its values; then what was unsure or left out, the weightiest first. Correct
     the file if it is wrong.
     """
-    if out is not None and out.exists():
-        raise click.UsageError(f"{out} exists; give another name, or remove it")
     from hotrows import data
-    from hotrows.runtime.atomic_files import write_text
+    from hotrows.runtime.atomic_files import STDOUT, write_text
 
     draft = data.draft_schema(raw, label, user, histories)
     head = ("column", "read as", "why", "examples")
@@ -131,6 +131,8 @@ def schema_command(
         click.echo(draft.to_json(), nl=False)
         return
     write_text(out, draft.to_json())
+    if out == STDOUT:
+        return
     split = f" --split {draft.split}" if draft.split else ""
     click.echo(f"{out}: {draft.schema}", err=True)
     split += " --events FILE" if histories else ""
@@ -258,7 +260,7 @@ def _unseen_table(encoded: EncodedData) -> Table:
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @click.option("--picture", type=PICTURE, help="Draw the skew into this SVG.  [default: DATA/skew.svg]")
-@click.option("--html", type=FILE, help="Write all of it as a page into this file.")
+@click.option("--html", type=OUT, help="Write all of it as a page into this file.")
 @of_function("data.description:describe", "dim")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--verify", is_flag=True, help="Read all of it, and name each damaged file.")

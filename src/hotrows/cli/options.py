@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
-from hotrows.cli.commands import declare
+from hotrows.cli.commands import OVERWRITE, declare
 from hotrows.config import SETTINGS
 from hotrows.distributed import job
 from hotrows.runtime import terminal
+from hotrows.runtime.atomic_files import STDOUT, local
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
 from hotrows.settings import Setting
@@ -34,11 +35,17 @@ if TYPE_CHECKING:
 
 
 class Place(click.Path):
-    """A path, which may not be empty: that would be this folder."""
+    """A path on this machine, which may not be empty: that would be this folder."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if value == "":
             self.fail("the name is empty", param, ctx)
+        if value == "-":
+            self.fail("it must be a path: ./- is a file or folder of that name", param, ctx)
+        try:
+            local(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -58,17 +65,37 @@ RUN = Run(file_okay=False, path_type=Path)
 FILE = Place(dir_okay=False, path_type=Path)
 
 
-class Picture(Place):
+class Output(Place):
+    """A file to write, which replaces another one only with --overwrite; a link, a pipe and a device are
+    written as they are. `-` is standard output: what the command prints besides is then for people."""
+
+    is_written = True  # a command with one has --overwrite
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "-":
+            ctx.with_resource(redirect_stdout(sys.stderr))
+            return STDOUT
+        path = super().convert(value, param, ctx)
+        is_kept = path.is_file() and not path.is_symlink() and not self.dir_okay
+        if is_kept and not (ctx.meta.get(OVERWRITE) or job.restarted()):
+            self.fail(f"{path} exists; name another file, or replace it: --overwrite", param, ctx)
+        return path
+
+
+OUT = Output(dir_okay=False, readable=False, path_type=Path)
+
+
+class Picture(Output):
     """A file that becomes an SVG."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = super().convert(value, param, ctx)
-        if path.suffix != ".svg":
+        if path.suffix != ".svg" and path != STDOUT:
             self.fail(f"pictures are SVG: {path.with_suffix('.svg')}, not {value}", param, ctx)
         return path
 
 
-PICTURE = Picture(dir_okay=False, path_type=Path)
+PICTURE = Picture(dir_okay=False, readable=False, path_type=Path)
 
 
 class Bytes(click.ParamType):

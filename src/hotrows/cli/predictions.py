@@ -9,13 +9,14 @@ Parquet    these columns, in the types of the input
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.atomic_files import STDOUT, output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +39,13 @@ def predictions_to(out: Path | None, names: Sequence[str], beside: bool) -> Iter
         yield _rows(sys.stdout, names, ",") if beside else _lines(sys.stdout)
         sys.stdout.flush()
         return
-    suffix = out.suffix.lower()
-    with replaced(out) as part:
+    suffix = ".csv" if beside and out == STDOUT else out.suffix.lower()
+    with output(out) as sink:
         if suffix in _PARQUET:
-            with open(part, "wb") as sink, _parquet(sink, names) as write:
+            with _parquet(sink, names) as write:
                 yield write
             return
-        with open(part, "w", encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(sink, "utf-8", newline="") as file:
             yield _rows(file, names, _DELIMITERS[suffix]) if suffix in _DELIMITERS else _lines(file)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FILE, FOLDER, RUN, bar, new_table, of_function, print_table, run_options
+from hotrows.cli.options import FOLDER, OUT, RUN, bar, new_table, of_function, print_table, run_options
 
 
 @command(
@@ -19,7 +19,7 @@ from hotrows.cli.options import FILE, FOLDER, RUN, bar, new_table, of_function, 
     "hotrows report runs/a --follow",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
-@click.option("--out", type=FILE, help="The page.  [default: RUN/report.html of the first run]")
+@click.option("--out", type=OUT, help="The page.  [default: RUN/report.html of the first run]")
 @click.option(
     "--follow", is_flag=True, help="While a run is trained, write the page again after every interval."
 )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FILE, FOLDER, Place, bar, names_of, of_function, option, run_options
+from hotrows.cli.options import FOLDER, OUT, Output, bar, names_of, of_function, option, run_options
 from hotrows.cli.predictions import FORMATS, predictions_to
+from hotrows.runtime.atomic_files import STDOUT
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def eval_command(
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
     "--out",
-    type=FILE,
+    type=OUT,
     help="FILE.csv, .tsv or .parquet: columns with a header; any other file has a line for each row.  "
     "[default: standard output]",
 )
@@ -96,7 +97,7 @@ def predict_command(
     (--require-columns: an error), and values that training has not seen as unknown. Standard error gets
     their rates, a warning if these are far from the training data's, and metrics if RAW has labels.
     """
-    if columns and out is not None and out.suffix.lower() not in FORMATS:
+    if columns and out not in (None, STDOUT) and out.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--columns needs --out FILE with {', '.join(FORMATS)}, not {out.name}")
     kept = None if columns == "all" else tuple(filter(None, (columns or "").split(",")))
     with bar() as progress:
@@ -131,7 +132,7 @@ def predict_command(
 @run_options
 @of_function(
     "export.whole:export",
-    out={"type": Place(path_type=Path), "help": "The new folder for the model; of --vectors a file."},
+    out={"type": Output(path_type=Path), "help": "The new folder for the model; of --vectors a file."},
     format={},
     table_dtype={},
     shared={"default": None},
@@ -206,6 +207,7 @@ def _print_differences(out: Path, table_dtype: str) -> None:
 
 
 def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
+    OUT.convert(out, None, click.get_current_context())
     from hotrows.train import load_run
     from hotrows.train.vectors import write_vectors
 

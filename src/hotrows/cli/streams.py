@@ -11,6 +11,7 @@ import click
 from hotrows.cli.commands import declare
 from hotrows.cli.options import FOLDER, setting_option, with_options
 from hotrows.distributed import job
+from hotrows.runtime.atomic_files import local
 from hotrows.streams.settings import ONE_RANK, SETTINGS, StreamConfig
 from hotrows.streams.source import KINDS
 
@@ -52,6 +53,8 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
         return None
     if job.is_several():  # before a run begins
         raise ValueError(ONE_RANK)
+    if source.startswith("folder:"):
+        local(source.removeprefix("folder:"))
     try:
         config = StreamConfig.from_json({**before, **changes})
     except ValueError as error:

@@ -13,7 +13,7 @@ import click
 from hotrows import models, optim
 from hotrows.cli import config_files, publishing, streams, tracking
 from hotrows.cli.commands import command, declare
-from hotrows.cli.options import FILE, FOLDER, bar, name_and_value, setting_option, with_options
+from hotrows.cli.options import FILE, FOLDER, OUT, bar, name_and_value, setting_option, with_options
 from hotrows.cli.runs import print_metrics
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
@@ -145,7 +145,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     help="Run the code that the run, or --config, names.",
 )
 @click.option(
-    "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
+    "--trace", type=OUT, help="Write the times of every stage here, for Perfetto, and a picture."
 )
 @tracking.tracker_option
 @streams.stream_options
@@ -209,6 +209,7 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
+    # 1. What may fail on one rank alone: the others, which wait to meet it, then end with it.
     encoded = open_data(**source)
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
@@ -216,9 +217,10 @@ def _train(
     from hotrows.train.reports import shown_by
     from hotrows.train.trainer import Trainer
 
-    ranks = process_group.start(config.timeout)
     model = str(settle(config, encoded).model)
     run = run or run_folder.next_folder(model)
+    # 2. All ranks
+    ranks = process_group.start(config.timeout)
     run = ranks.gather_objects(run)[0]
     shown = shown_by(progress) if ranks.rank == 0 else None
     try:
@@ -229,7 +231,8 @@ def _train(
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
         words = publishing.words(callbacks) + tracking.words(callbacks)
-        again = f"{_command_line(**source)} --run {run} --resume{named} {shlex.join(words)}".rstrip()
+        option = "--run-dir" if job.is_several() else "--run"
+        again = f"{_command_line(**source)} {option} {run} --resume{named} {shlex.join(words)}".rstrip()
         raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
 
 
@@ -299,7 +302,7 @@ def _command_line(
     folder: Sequence[str], schema: str | None, validation: Sequence[str], test: Sequence[str]
 ) -> str:
     """The command that trains on these data."""
-    words = ["hotrows", "train", *folder, *(["--schema", schema] if schema else [])]
+    words = [*job.command(), "train", *folder, *(["--schema", schema] if schema else [])]
     for name, paths in (("--validation", validation), ("--test", test)):
         words += [word for path in paths for word in (name, path)]
     return shlex.join(words)

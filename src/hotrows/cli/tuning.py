@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FILE, bar, new_table, of_function, option, print_table
+from hotrows.cli.options import OUT, bar, new_table, of_function, option, print_table
 from hotrows.cli.training import (
     COMMON,
     SECTIONS,
@@ -22,7 +22,7 @@ from hotrows.cli.training import (
 )
 from hotrows.config import MAY_CHANGE, TrainConfig
 from hotrows.distributed import job
-from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.atomic_files import is_special, write_text
 
 if TYPE_CHECKING:
     from hotrows.tuning.benchmark import Comparison
@@ -46,7 +46,7 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
 @option(
     "--config",
     "out",
-    type=FILE,
+    type=OUT,
     default=Path("tuned.json"),
     help="A new file for the chosen configuration; measurements go into a file next to it.",
 )
@@ -76,8 +76,6 @@ def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> 
     """
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
-    if out.exists():
-        raise click.UsageError(f"{out} exists already: name another file, or delete it")
     fixed = [name for name, value in options.items() if value not in (None, ())]
     both = sorted(set(fixed) & set(may_change_names))
     if both:
@@ -180,8 +178,10 @@ def _figures(comparison: Comparison | None) -> tuple[str, str, str, str]:
 
 
 def _write(tuned: Tuned, out: Path) -> None:
+    tuned.config.save(out)
+    if is_special(out):
+        return
     measurements = out.with_suffix(".measurements.json")
     write_text(measurements, json.dumps(tuned.to_json(), indent=2) + "\n")
-    tuned.config.save(out)
     click.echo(f"configuration  {out}: hotrows train ... --config {out}")
     click.echo(f"measurements   {measurements}")

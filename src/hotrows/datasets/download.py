@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 
 from hotrows.datasets.dataset import DataSet, Progress, Source
 from hotrows.datasets.tables import find
-from hotrows.runtime.atomic_files import publish
+from hotrows.runtime.atomic_files import local, publish
 from hotrows.runtime.units import parse_bytes
 
 _BLOCK = 1 << 20
@@ -32,7 +32,7 @@ _LEAST_BOUND = 64 << 20
 
 def download(data_set: DataSet, raw: str | Path, progress: Progress | None = None) -> list[Path]:
     """Downloads the raw files of a data set into the folder `raw`; verifies known checksums."""
-    raw = Path(raw)
+    raw = local(raw)
     if data_set.sign_in:
         raise ValueError(
             f"{data_set.name} cannot be downloaded without an account: {data_set.sign_in} into {raw}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from hotrows import datasets
 from hotrows.dynamic import Dynamic
 from hotrows.json_file import build
+from hotrows.runtime.atomic_files import local
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Schema, vocabulary_of
 
@@ -75,7 +76,7 @@ def load(name_or_path: str | Path) -> Schema:
     """Loads a schema by its name, from a .json file, or from a .py file that defines `schema`."""
     if str(name_or_path) in BY_NAME:
         return BY_NAME[str(name_or_path)]
-    path = Path(name_or_path)
+    path = local(name_or_path)
     if path.suffix not in (".json", ".py"):
         raise ValueError(
             f"schema {str(name_or_path)!r} is unknown: give one of {sorted(BY_NAME)}, a .json "

@@ -14,7 +14,7 @@ from hotrows.runtime.background import Worker
 
 Result = TypeVar("Result")
 _POLL = 20.0  # seconds between two collectives, well below the timeout of one
-_KINDS = {kind.__name__: kind for kind in (OSError, ValueError)}
+_KINDS = {kind.__name__: kind for kind in (OSError, ValueError, ImportError)}
 
 
 def together(ranks: Ranks, step: Callable[[], Result]) -> Result:

@@ -29,6 +29,18 @@ def name() -> str:
     return f"rank {os.environ['RANK']}: " if is_several() else ""
 
 
+def command() -> list[str]:
+    """The words before those of a command that start the ranks of this host as torchrun did, or this one
+    alone."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ["hotrows"]
+    words, env = f"torchrun --nproc-per-node {ranks_here()}", os.environ
+    if env["GROUP_WORLD_SIZE"] != "1":
+        words += f" --nnodes {env['GROUP_WORLD_SIZE']} --node-rank {env['GROUP_RANK']}"
+        words += f" --master-addr {env['MASTER_ADDR']} --master-port {env['MASTER_PORT']}"
+    return [*words.split(), "-m", "hotrows"]
+
+
 def restarted() -> bool:
     """True if torchrun has started this job again after a failure (`--max-restarts`)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

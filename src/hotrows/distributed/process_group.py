@@ -20,6 +20,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -36,14 +37,16 @@ from hotrows.runtime.background import Worker
 TIMEOUT = 300.0  # seconds
 _AS_BYTES = (torch.bfloat16, torch.float16)  # sent as bytes, since Gloo has no arithmetic of them
 _POLL = 0.02  # seconds
+_TO_COME = 60.0  # seconds in which the other ranks start, where this one has failed
 _GRACE = 2.0  # seconds in which a step may end by its own timeout
 _TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
 
 
-def start(timeout: float = TIMEOUT) -> Ranks:
+def start(timeout: float = TIMEOUT, failure: str = "") -> Ranks:
     """All ranks of this job, from torchrun's environment variables; alone without them.
 
-    timeout: seconds that a collective may take.
+    timeout: seconds that a collective may take. failure: why this rank cannot go on, if it cannot: a
+    ValueError says so on all ranks, which would wait for it otherwise.
 
     >>> ranks = start()  # without torchrun: this process alone
     >>> ranks.rank, ranks.num_ranks
@@ -64,7 +67,18 @@ def start(timeout: float = TIMEOUT) -> Ranks:
             f"several networks GLOO_SOCKET_IFNAME names the one to take"
         ) from error
     atexit.register(end)
-    return Processes(timeout)
+    ranks = Processes(timeout)
+    for rank, words in enumerate(ranks.gather_objects(failure)):
+        if words:
+            raise ValueError(f"rank {rank}: {words}")
+    return ranks
+
+
+def fail(words: str) -> None:
+    """Ends the ranks that wait to meet this one, which has failed before; at once if they have met."""
+    if job.is_several() and not dist.is_initialized():
+        with suppress(Exception):  # this rank has reported its own failure
+            start(_TO_COME, words)
 
 
 class Processes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hotrows.planning.policy import Lookahead, Policy
+from hotrows.runtime.atomic_files import local
 from hotrows.settings import CACHE_TRANSFERS, SPLITS
 
 FILE = "file:"
@@ -67,7 +68,7 @@ class Caching:
     @property
     def path(self) -> Path | None:
         """The folder of a file store."""
-        return Path(self.store[len(FILE) :]) if self.store.startswith(FILE) else None
+        return local(self.store[len(FILE) :]) if self.store.startswith(FILE) else None
 
     @property
     def can_grow(self) -> bool:

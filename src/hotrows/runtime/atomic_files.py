@@ -5,32 +5,103 @@
 
     write PATH.part  ->  sync its bytes  ->  rename it to PATH  ->  sync the folder of PATH
 
-All writers share one durability: when the block ends, a power failure loses nothing of it.
+All writers share one durability: when the block ends, a power failure loses nothing of it. A link keeps
+its place, and what it points to is replaced; a pipe or a device is written itself (`output`); a URL is
+refused, as no writer here reaches one.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.locks import Held, Lock
 
+STDOUT = Path("/dev/stdout")
 _JOB = "job.json"
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a `Path` has one slash of it
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 log = logging.getLogger("hotrows")
+
+
+def local(place: Path | str) -> Path:
+    """The path of a place on this machine; ValueError for a URL, of which `Path` makes a folder `s3:`.
+
+    >>> local("runs/a").name
+    'a'
+    """
+    if _URL.match(os.fspath(place)):
+        url = _URL.sub(r"\1://", os.fspath(place), count=1)
+        raise ValueError(f"{url} is a URL, and this must be a path: copy it to a disk, or mount it")
+    return Path(place)
+
+
+def is_special(path: Path) -> bool:
+    """True for standard output, a pipe or a device: it is written and not replaced."""
+    return _descriptor(path) is not None or (path.exists() and not path.is_file())
+
+
+@contextmanager
+def output(path: Path) -> Iterator[IO[bytes]]:
+    """Opens what a user has named, to write it: a file is replaced once it is complete (`replaced`), a
+    stream gets the bytes as they come, and standard output what follows after what it has."""
+    if not is_special(path):
+        with replaced(path) as part, open(part, "wb") as file:
+            yield file
+        return
+    fd = _descriptor(path)
+    with named(path), io.BufferedWriter(_Stream(path if fd is None else os.dup(fd), "wb")) as file:
+        yield file
+
+
+class _Stream(io.FileIO):
+    """A file that is written front to back by `write` alone. Its position, for which writers of formats
+    ask, is counted."""
+
+    _written = 0
+
+    def write(self, data: Any) -> int:
+        written = super().write(data) or 0
+        self._written += written
+        return written
+
+    def tell(self) -> int:
+        return self._written
+
+    def fileno(self) -> int:  # NumPy would seek in it
+        raise io.UnsupportedOperation("fileno")
+
+
+def _descriptor(path: Path) -> int | None:
+    """The open file of this process that a path names: opened once more, it would begin anew."""
+    match = _DESCRIPTOR.fullmatch(str(path))
+    return int(match[1]) if match else _STREAMS.get(str(path))
+
+
+def _target(path: Path) -> Path:
+    """Where a link points to, so that it stays; any other path as it is."""
+    path = local(path)
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Gives the path PATH.part to write a file to, which becomes `path`; after an error it goes."""
+    path = _target(path)
+    if is_special(path) and not path.is_dir():
+        raise ValueError(f"{path} is a pipe or a device, which holds no such file; name a file")
     part = part_of(path)
     try:
         with named(path):
@@ -65,6 +136,7 @@ def new_folder(
     interrupted, an equal job continues in it, and a lock keeps two processes apart. replaces: a folder
     with this file in it is replaced, once the new one is complete.
     """
+    path = _target(path)
     is_replaced = replaces is not None and (path / replaces).is_file()
     if not is_replaced and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists and is no empty folder; delete it, or choose another name")
@@ -135,8 +207,8 @@ def part_of(path: Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file; paths in its text may have bytes that are no UTF-8."""
-    with replaced(path) as part:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    with output(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def write_picture(path: Path, drawing: str) -> Path | None:
@@ -191,6 +263,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Makes a folder, and those above it that are missing; their names are durable."""
+    path = _target(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)

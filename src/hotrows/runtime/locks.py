@@ -50,12 +50,13 @@ class LockLost(ValueError):
 class Lock:
     """A lock of a folder, which is made if there is none; held until `release`, or the process ends.
 
-    patience: seconds to wait while another process has it. A child made by fork does not hold it.
+    text: what the file says, unlike that of any other lock. patience: seconds to wait while another
+    process has it. A child made by fork does not hold it.
     """
 
     def __init__(self, folder: Path, patience: float = 0.0) -> None:
         self.folder, self.path = folder, folder / NAME
-        self._text, self._fd = _this_process().encode(errors="backslashreplace"), -1
+        self.text, self._fd = _this_process().encode(errors="backslashreplace"), -1
         begun, tries = time.monotonic(), 1
         while not self._take():
             if tries >= _TRIES and time.monotonic() >= begun + patience:
@@ -65,7 +66,7 @@ class Lock:
         _held.add(self)
         try:
             os.ftruncate(self._fd, 0)
-            os.write(self._fd, self._text)
+            os.write(self._fd, self.text)
         except OSError as error:  # of a full disk
             error.filename = str(self.path)
             raise
@@ -86,7 +87,7 @@ class Lock:
             if error.errno in _GONE:
                 raise gone(self.folder) from None
             return  # it cannot be read; what is written next says why
-        if text != self._text:
+        if text != self.text:
             raise LockLost(
                 f"{self.folder} was taken over by {_holder(self.path)}: its file system keeps no process "
                 f"out; end one of the two, and resume the other one"
@@ -97,7 +98,7 @@ class Lock:
         if not self.is_held:
             return
         with suppress(OSError):
-            if self.path.read_bytes() == self._text:
+            if self.path.read_bytes() == self.text:
                 self.path.unlink()
         self._close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from hotrows.json_file import check_version
 from hotrows.runtime.atomic_files import part_of
 from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, runs, sync_folder
 from hotrows.storage.record_io import Fetcher, alignment, sweep
@@ -67,7 +68,11 @@ class BaseFile:
     def _open(self) -> None:
         path, form, flags = self.path, self.form, self._flags
         self._plain = RecordFile(path, form.stride, flags=flags)
-        if self._plain.read(_BASE_HEADER.size, 0) != _base_header(form):
+        header = self._plain.read(_BASE_HEADER.size, 0)
+        if header != _base_header(form):
+            *fields, crc32 = _BASE_HEADER.unpack(header)
+            if fields[0] == _BASE_MAGIC and zlib.crc32(_BASE_HEADER.pack(*fields, 0)) == crc32:
+                check_version(path, fields[1], FORMAT, "open it with the hotrows that wrote it")
             raise ValueError(
                 f"{path} is damaged, or of another store: its header does not say {form.rows:,} "
                 f"rows of {form.stride} bytes in format {FORMAT}; bring back the whole folder"

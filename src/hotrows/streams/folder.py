@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hotrows.runtime.atomic_files import local
 from hotrows.schema import Schema
 from hotrows.streams.alarms import Outage
 from hotrows.streams.events import LineEvents, RawEvents
@@ -43,7 +44,7 @@ class FolderSource:
     """
 
     def __init__(self, folder: Path | str, schema: Schema) -> None:
-        self._folder, self._schema = Path(folder), schema
+        self._folder, self._schema = local(folder), schema
         if not self._folder.is_dir():
             raise ValueError(
                 f"the stream {folder} is no folder; make it before events are written into it"

@@ -29,7 +29,7 @@ from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table, check_order
 from hotrows.json_file import JsonFile
 from hotrows.models.model import Model
-from hotrows.runtime.atomic_files import new_folder, write_json
+from hotrows.runtime.atomic_files import local, new_folder, write_json
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
@@ -197,7 +197,7 @@ class Classifier:
 
         model, trust: see `load_run`, for a model of your own.
         """
-        path = Path(path).resolve()
+        path = local(path).resolve()
         if not (path / _NAME).exists():
             raise ValueError(f"{path} has no {_NAME}: name a folder that Classifier.save has written")
         predictor, fields = load_run(path, model=model, trust=trust), _FILE.read(path / _NAME)

@@ -10,8 +10,11 @@ from typing import Any
 from hotrows import models, optim
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
+from hotrows.distributed.all_or_none import together
+from hotrows.distributed.comm import Ranks
 from hotrows.dynamic import any_dynamic
 from hotrows.models.model import Model
+from hotrows.runtime.atomic_files import local
 from hotrows.train import pairs, run_folder
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
@@ -70,7 +73,7 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
         precision=config.precision or ("float32" if config.device == "cpu" else "tf32"),
         pack_parts=_pack_parts(config),
         store=_absolute_store(config.store),
-        pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},
+        pretrained={name: str(local(file).resolve()) for name, file in config.pretrained.items()},
     )
 
 
@@ -82,7 +85,7 @@ def _options(config: TrainConfig, model: str, is_small: bool, data: EncodedData)
         first = {**first, "crosses": crossed, "cross_rows": _CROSS_ROWS}
     elif config.start_from is not None:
         is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone
-        earlier = run_folder.read_config(Path(config.start_from)) if is_open else config
+        earlier = run_folder.read_config(local(config.start_from)) if is_open else config
         first = earlier.model_options if earlier.model == model else {}
     return {**first, **config.model_options}
 
@@ -206,6 +209,31 @@ def _absolute_model(model: str) -> str:
     """The model's file by an absolute path, so that the run can be read from any folder."""
     file, colon, kind = model.rpartition(":")
     return f"{Path(file).resolve()}:{kind}" if colon and file.endswith(".py") else model
+
+
+def agreed(
+    ranks: Ranks,
+    data: EncodedData | Path | str,
+    config: TrainConfig | None,
+    model: str | type[Model] | Model | None,
+    resumed: Path | str | None,
+) -> tuple[EncodedData, TrainConfig, TrainConfig]:
+    """Collective: opens the data, and returns the config before and after it was settled. What fails on
+    one rank fails on all, which must have equal data. resumed: the run whose settings are taken."""
+
+    def settled() -> tuple[EncodedData, TrainConfig, TrainConfig]:
+        open_config, source = checked(config, model), opened(data)
+        if resumed is not None:
+            open_config = run_folder.with_settings_of(local(resumed), open_config)
+        return source, open_config, settle(open_config, source, is_made=isinstance(model, Model))
+
+    source, open_config, filled = together(ranks, settled)
+    rows = {name: part.rows for name, part in source.parts.items()}
+    first, *others = ranks.gather_objects((source.fingerprint, rows))
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise ValueError(f"rank {rank} has other data in {source.path} than rank 0; copy one to both")
+    return source, open_config, filled
 
 
 def opened(data: EncodedData | Path | str) -> EncodedData:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hotrows.pipeline.trace import Event, trace_text
-from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.atomic_files import is_special, local, write_text
 from hotrows.train import pictures
 
 _KEPT_EVENTS = 40_000
@@ -24,7 +24,7 @@ class RunTrace:
     """
 
     def __init__(self, path: Path | str | None) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else local(path)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self.batch = self._num_steps = 0
         self._slowest: Event | None = None
@@ -58,11 +58,12 @@ class RunTrace:
             self._is_new = False
 
     def write(self) -> None:
-        """Writes the file, and a picture beside it."""
+        """Writes the file, and a picture next to it."""
         if self._path is not None:
             last = list(self.events)
             self._keep_slowest(())
             known = set(last)
             events = [*(event for event in self._around if event not in known), *last]
             write_text(self._path, trace_text(events))
-            pictures.draw_timeline(last, self._path.with_suffix(".svg"))
+            if not is_special(self._path):
+                pictures.draw_timeline(last, self._path.with_suffix(".svg"))

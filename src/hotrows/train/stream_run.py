@@ -23,6 +23,7 @@ from hotrows import checkpoint
 from hotrows.batch import Batch
 from hotrows.json_file import JsonFile, build
 from hotrows.metrics import Metrics
+from hotrows.runtime.atomic_files import local
 from hotrows.streams import CutBatch, DeadLetters, EventSource, EventStream, StreamConfig, open_source
 from hotrows.streams.alarms import Alarm
 from hotrows.streams.line_log import LineLog, read_lines
@@ -267,7 +268,7 @@ def _on_host(piece: Evaluated) -> Evaluated:
 
 def _letters_of(run: Path, config: StreamConfig) -> Path:
     """The file of dead letters; ValueError for one that was not this run's: it would be cut back."""
-    path = Path(config.dead_letters or run / DEAD_LETTERS)
+    path = local(config.dead_letters or run / DEAD_LETTERS)
     is_known = config.dead_letters in (None, run_folder.read_stream(run).get("dead_letters"))
     if not is_known and path.exists() and path.stat().st_size:
         raise ValueError(f"{path} has lines already, which are not of this run: name a new file")

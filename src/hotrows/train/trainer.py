@@ -28,14 +28,16 @@ from hotrows.checkpoint.run_lock import RunLock
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
+from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
+from hotrows.runtime.atomic_files import local
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
 from hotrows.train import notes, pictures, run_folder
 from hotrows.train.callback import Callback, RunControl, StopRequested, listeners_of
-from hotrows.train.defaults import checked, opened, settle
+from hotrows.train.defaults import agreed
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
 from hotrows.train.reports import Reports
@@ -106,17 +108,13 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         # 1. The settings and the folder
-        self.data = opened(data)
         self.ranks = ranks or OneRank()
-        config = checked(config, model)
-        if resume and run is not None:
-            config = run_folder.with_settings_of(Path(run), config)
         self._given_model = None if isinstance(model, str) else model
-        self.config = settle(config, self.data, is_made=isinstance(model, Model))
+        self.data, config, self.config = agreed(self.ranks, data, config, model, run if resume else None)
         self.data = budgeted(self.data, self.config, self._given_model, self.ranks)
         next_run = run_folder.next_folder(str(self.config.model))
-        self.run = Path(run or self.ranks.gather_objects(next_run)[0])
-        run_folder.check(self.run, resume)
+        self.run = local(run or self.ranks.gather_objects(next_run)[0])
+        of_rank_0(self.ranks, partial(run_folder.check, self.run, resume))
         self._lock = RunLock(self.run, self.ranks)
         self.callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
@@ -137,7 +135,7 @@ class Trainer:
         # 1. What the folder has
         begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
-            run_folder.check_same(self.run, self.config, self.data)
+            together(self.ranks, partial(run_folder.check_same, self.run, self.config, self.data))
         else:
             run_folder.make_way_for_store(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)

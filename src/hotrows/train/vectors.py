@@ -22,7 +22,7 @@ import torch
 
 from hotrows.data.encode.vocabulary import Values
 from hotrows.engine.embedding import Embedding
-from hotrows.runtime.atomic_files import replaced, write_text
+from hotrows.runtime.atomic_files import output, write_text
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
 from hotrows.table import Table
@@ -83,20 +83,18 @@ def write_vectors(table: Any, path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".arrow", ".parquet"):
         raise ValueError(f"vectors are written as FILE.npy, .arrow or .parquet, not {path.name!r}")
-    with replaced(path) as part:
+    with output(path) as file:
         if suffix == ".npy":
             column = table.column("vector").combine_chunks()
             flat = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
             values = [_shown(value) for value in table.column("value").to_pylist()]
-            with open(part, "wb") as file:
-                np.save(file, flat)
+            np.save(file, flat)
             write_text(path.with_suffix(".values.json"), json.dumps(values) + "\n")
         elif suffix == ".arrow":
-            with open(part, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
         else:
-            with open(part, "wb") as sink:
-                parquet.write_table(table, sink)
+            parquet.write_table(table, file)
 
 
 def _shown(value: Any) -> str:

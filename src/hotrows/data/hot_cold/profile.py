@@ -30,7 +30,7 @@ from hotrows.data.hot_cold.sampling import (
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.rows import Rows, ends_of
 from hotrows.data.stored.sections import open_sections, write_sections
-from hotrows.json_file import build, value_of
+from hotrows.json_file import build, check_version, value_of
 from hotrows.optim import RowOptimizer
 from hotrows.record import layout_of
 from hotrows.runtime.atomic_files import replaced
@@ -112,11 +112,9 @@ class Profile:
     @staticmethod
     def load(path: Path | str) -> Profile:
         file = open_sections(Path(path))
-        if (file.header.get("kind"), file.header.get("format")) != ("profile", _FORMAT):
-            raise ValueError(
-                f"{path} is no profile of format {_FORMAT}, the one that this hotrows reads; "
-                f"profile the data again"
-            )
+        if file.header.get("kind") != "profile":
+            raise ValueError(f"{path} is not a profile; profile the data again")
+        check_version(file.path, file.header.get("format"), _FORMAT, "profile the data again")
         file.check()
         fields = {
             **value_of(dict[str, Any], file.header.get("profile"), f"{path}: the profile"),

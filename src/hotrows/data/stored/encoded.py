@@ -19,7 +19,7 @@ from hotrows.data.stored.sections import header_checksum, is_count, open_section
 from hotrows.data.stored.shards import Shard, Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
-from hotrows.runtime.atomic_files import link_or_copy
+from hotrows.runtime.atomic_files import link_or_copy, local
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 3
@@ -164,9 +164,10 @@ class EncodedData:
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
-        manifest = read_manifest(Path(path))
-        with _FILE.naming(Path(path) / MANIFEST):
-            data = _from_manifest(Path(path), build(_Manifest, manifest))
+        folder = local(path)
+        manifest = read_manifest(folder)
+        with _FILE.naming(folder / MANIFEST):
+            data = _from_manifest(folder, build(_Manifest, manifest))
             if problem := _problem(data):
                 raise ValueError(problem)
         return data

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.json_file import parse
+from hotrows.json_file import check_version, parse
 
 MAGIC = b"HOTROWS\n"
 VERSION = 1
@@ -125,11 +125,7 @@ def _read_header(path: Path, mapped: np.ndarray, expected: int | None) -> tuple[
     if len(mapped) < _PREFIX.size or mapped[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError(f"{path} is no file of prepared data, or was cut off; prepare it again")
     _, version, length, checksum = _PREFIX.unpack(mapped[: _PREFIX.size].tobytes())
-    if version != VERSION:
-        raise ValueError(
-            f"{path} has format version {version}, this hotrows reads {VERSION}; prepare the data "
-            f"again with this version"
-        )
+    check_version(path, version, VERSION, "prepare the data again with this version")
     text = mapped[_PREFIX.size : _PREFIX.size + length].tobytes()
     if zlib.crc32(text) != checksum:
         raise ValueError(f"{path}: the header is damaged or cut off; prepare the data again")
