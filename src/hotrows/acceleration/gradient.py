@@ -19,6 +19,7 @@ gradient keeps. As long as nobody changes the numbers in it, the terms remain.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
+from hotrows.acceleration.exclusive import LOCK
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops import deferred
@@ -288,6 +290,12 @@ class RowGradient(torch.Tensor):
             total += self.decay**2 * self.table.sum_of_squares()
         return max(total, 0.0)
 
+    def is_finite(self) -> bool:
+        """True if all terms are finite; multiples of the weight are as long as the weight is."""
+        numbers = [self.decay, *(part.squares for part in self.parts)]
+        dense = self.dense
+        return all(map(math.isfinite, numbers)) and (dense is None or bool(dense.isfinite().all()))
+
     def times(self, factor: float) -> RowGradient:
         content = self.content
         dense = None if content.dense is None else content.dense * factor
@@ -341,8 +349,9 @@ class RowGradient(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         kwargs, handler = kwargs or {}, HANDLERS.get(func)
-        result = NotImplemented if handler is None else handler(*args, **kwargs)
-        return _densely(func, args, kwargs) if result is NotImplemented else result
+        with LOCK:
+            result = NotImplemented if handler is None else handler(*args, **kwargs)
+            return _densely(func, args, kwargs) if result is NotImplemented else result
 
 
 def gradient_of_rows(table: RowTable, rows: Tensor, sums: Tensor, decay: float = 0.0) -> RowGradient:

@@ -182,7 +182,8 @@ class Overlapped(_Runner):
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
         """Pauses the stages; trained: the work handed out last counts as trained, otherwise its
-        training continues afterwards. May be nested, and of several threads. Once closed, it does nothing."""
+        training continues afterwards. May be nested, and of several threads. Once the runner is closed,
+        nothing is left to pause."""
         if not self._workers:
             yield
             return
