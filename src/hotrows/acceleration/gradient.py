@@ -31,7 +31,6 @@ from hotrows import ops
 from hotrows.acceleration.exclusive import LOCK
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
-from hotrows.ops import deferred
 from hotrows.plan import PackPlan
 
 HANDLERS: dict[Any, Callable] = {}  # of aten operations; `gradient_ops` fills it
@@ -63,19 +62,6 @@ class PackGradient:
     def squares(self) -> list[float]:
         """By table, the sum of the squares of its rows' gradients."""
         return _by_table((self.sums.double() ** 2).sum(1), self.plan.bounds)
-
-    @functools.cached_property
-    def dots_and_squares(self) -> list[tuple[float, float]]:
-        """By table, over the rows read: the sum of gradient times weight, and of squared weights."""
-        plan = self.plan
-        if plan.locations is not None:
-            weights = plan.locations.weights().double()  # [U, D]
-        else:
-            order = torch.arange(plan.pack.num_rows, dtype=torch.int32, device=plan.bounds.device)
-            rows = deferred.lookup(plan.targets, plan.pack.slots, plan.bounds, order, None, None)
-            weights = rows.double()
-        dots = _by_table((self.sums * weights).sum(1), plan.bounds)
-        return list(zip(dots, _by_table((weights**2).sum(1), plan.bounds), strict=True))
 
 
 @dataclass(frozen=True)
@@ -276,17 +262,11 @@ class RowGradient(torch.Tensor):
             return float((self.to_dense().double() ** 2).sum())
         if not self.decay and len(self.parts) == 1:
             return self.parts[0].squares
-        total = 0.0
-        if len(self.parts) == 1:
-            part = self.parts[0]
-            dot, _ = part.pack.dots_and_squares[part.table]
-            squares = part.pack.squares[part.table]
-            total = part.factor * (part.factor * squares + 2 * self.decay * dot)
-        elif self.parts:
-            rows, sums = self.coalesced()
-            weights = self.table.read_rows(rows).double()
-            total = float((sums.double() ** 2).sum() + 2 * self.decay * (sums * weights).sum())
+        rows, sums = self.coalesced()
+        total = float((sums.double() ** 2).sum())
         if self.decay:
+            weights = self.table.read_rows(rows).double()
+            total += 2 * self.decay * float((sums * weights).sum())
             total += self.decay**2 * self.table.sum_of_squares()
         return max(total, 0.0)
 

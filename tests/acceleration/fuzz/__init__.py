@@ -44,6 +44,7 @@ LENIENT = (  # errors of plain PyTorch that an accelerated run need not have
     "modified by an inplace operation",
     "a view of a leaf Variable",
     "too many indices for tensor of dimension 0",
+    "view size is not compatible",  # of a gradient that plain PyTorch lays out by columns
 )
 OF_THE_DEVICE = (  # errors of a loop that is made for the host, or that a pretended device cannot run
     "a tensor in host memory among those of the device",
