@@ -380,29 +380,6 @@ def test_several_optimizers_and_a_shared_table():
         assert_same(one, other)
 
 
-def test_sums_of_squares_of_large_tables_are_kept_up_to_date(monkeypatch):
-    monkeypatch.setattr("hotrows.acceleration.table.EXACT", 0)
-    sums = []
-    for options in ({}, {"fast_memory": FAST}, {"fast_memory": LEAST}):
-        model, optimizer = build(OPTIMIZERS["momentum"], **options)
-        values = []
-        for ids in quietly(batches(8)):
-            with pytest.warns(UserWarning, match="counts rows") if values else _no_warning():
-                values.append(float(model.vectors[0].weight.square().sum().detach()))
-            step(model, optimizer, ids)
-        sums.append(values)
-    torch.testing.assert_close(torch.tensor(sums[1]), torch.tensor(sums[0]))
-    torch.testing.assert_close(torch.tensor(sums[2]), torch.tensor(sums[0]))
-
-
-class _no_warning:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-
 def test_it_is_said_once_that_training_waits():
     model, optimizer = build(fast_memory=400 * LEAST)
     with pytest.warns(UserWarning, match=r"hotrows.lookahead") as said:

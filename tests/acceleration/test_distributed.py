@@ -77,6 +77,29 @@ assert_near(*ends)
 """
 
 
+UNEVEN = """
+from tests.support.accelerated import Model, ROWS, FIELDS
+
+model = Model()
+hotrows.accelerate(model, torch.optim.Adam(model.parameters(), lr=0.01), packing=False)
+parallel = nn.parallel.DistributedDataParallel(model)
+
+def train(**options):
+    with parallel.join(**options):
+        for step in range(2 + rank):
+            parallel(torch.randint(0, ROWS, (8, FIELDS))).square().mean().backward()
+
+refused = {"give every rank as many batches": {}, "exhausted": {"throw_on_early_termination": True}}
+for words, options in refused.items():
+    try:
+        train(**options)
+    except RuntimeError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("not refused")
+"""
+
+
 ON_DEVICES = """
 from tests.support import pretend, pretend_tables
 from tests.support.accelerated import FIELDS, ROWS, Model
@@ -133,6 +156,11 @@ def test_kept_tables_on_two_ranks_train_as_those_in_memory(tmp_path):
 @pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_ranks_train_as_plain_pytorch_does(tmp_path, packing):
     run_on_two_ranks(tmp_path, SCRIPT.replace("{packing}", str(packing)))
+
+
+def test_ranks_with_unequal_numbers_of_batches_are_refused(tmp_path):
+    """A rank that has joined takes part in the sums of dense gradients alone, and tables would hang."""
+    run_on_two_ranks(tmp_path, UNEVEN)
 
 
 def run_on_two_ranks(tmp_path, text):

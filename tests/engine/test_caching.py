@@ -18,6 +18,7 @@ from hotrows.engine.cached_tables import CachedGroup
 from hotrows.engine.stages import start
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.planning.slots import NativeSlotMap
+from hotrows.storage.cache import Cache
 from tests.support.cached import (
     POLICIES,
     caching_of,
@@ -109,6 +110,29 @@ def test_evaluations_and_flushes_in_between_change_nothing(warm, in_file, tmp_pa
 
     train_behind_a_cache(embedding, batches, warm=warm, pause=pause)
     assert same(records(embedding), records(reference))
+    embedding.close()
+
+
+def test_what_is_read_between_two_steps_pauses_the_moves(monkeypatch):
+    """A callback that predicts, or reads all vectors: without a pause it found rows on their way."""
+    embedding, batches, read = engine(caching_of(0.15)), stream(), Cache.read
+    paused = []
+
+    def noting(cache, rows):
+        paused.append(runner._num_pauses > 0 and not runner._running)
+        return read(cache, rows)
+
+    monkeypatch.setattr(Cache, "read", noting)
+    with closing(start(embedding, enumerate(batches))) as runner:
+        for step, work in enumerate(runner):
+            train(embedding, step, work.item.batch, work.item.plan)
+            paused.clear()
+            with torch.no_grad():
+                embedding.lookup(embedding.plan(stream(1, 200, seed=9)[0]))
+            assert paused and all(paused)
+            embedding.weights(embedding.tables[0].name)
+            assert all(paused)
+    embedding.weights(embedding.tables[0].name)  # and once the lanes are gone
     embedding.close()
 
 

@@ -233,7 +233,7 @@ class ReplayedRunner(Overlapped):
             self._finish_training()
 
     def _is_idle(self) -> bool:
-        if self._paused and self._conductor.is_next(self._rank, "pause"):
+        if self._num_pauses and self._conductor.is_next(self._rank, "pause"):
             self._conductor.advance()
         return super()._is_idle()
 

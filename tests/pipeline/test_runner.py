@@ -106,6 +106,28 @@ def test_nothing_moves_while_paused():
     assert len(log.ran) == 30 * 5
 
 
+def test_pauses_of_two_threads_end_with_the_later_one():
+    log, begun, may_end = Log(30, slow=0.003), threading.Event(), threading.Event()
+
+    def pause():
+        with runner.paused(trained=False):
+            begun.set()
+            may_end.wait(5)
+
+    with closing(Overlapped(log.stages)) as runner:
+        next(runner)
+        thread = threading.Thread(target=pause)
+        with runner.paused():
+            thread.start()
+            begun.wait()
+        before = list(log.ran)
+        time.sleep(0.02)
+        assert log.ran == before
+        may_end.set()
+        thread.join()
+        log.train(runner)
+
+
 @pytest.mark.parametrize("kind", [Serial, Overlapped])
 def test_leaving_early_ends_the_threads(kind):
     log = Log(1000)

@@ -15,6 +15,7 @@ Both are changed in place, so the loop that trains them does not change.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -236,7 +237,9 @@ class Acceleration:
         self.groups: tuple[CachedTableGroup, ...] = tuple({id(group): group for group in groups}.values())
         self.recorders: list[CallRecorder] = []
         plain = type(model).forward
-        self._forward = capture(plain, self.report) if packing and len(embeddings) > 1 else plain
+        self._hooks: list[OptimizerHooks] = []
+        packs = packing and len(embeddings) > 1
+        self._forward = capture(plain, self.report, self._trainer) if packs else plain
         self._averaging = Averaging(self.tables)
         names = [name for table in self.tables for name in table.names]
         model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
@@ -258,6 +261,11 @@ class Acceleration:
                 output = self._forward(model, *args, **kwargs)
         self._averaging.follow(output)
         return output
+
+    def _trainer(self) -> threading.Thread | None:
+        """The thread that trains the model; None: none yet, or no more."""
+        threads = (hooks.thread for hooks in self._hooks)
+        return next((x for x in threads if x is not None and x.is_alive()), None)
 
     def _prepare_transform(self) -> None:
         """Brings rows up to date for `torch.func`, which reads weights as they are stored."""
@@ -292,6 +300,7 @@ class Acceleration:
         for hooks in self._hooks:
             hooks.remove()
         for table, gradient in zip(self.tables, plain, strict=True):
+            table.materialize_multiples()
             table.make_plain()
             release(table.weight)
             del table.weight.table  # type: ignore[attr-defined]

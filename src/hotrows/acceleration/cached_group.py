@@ -230,19 +230,6 @@ class CachedRows:
         """True if each row is still in the slot where it was looked up."""
         return not self.is_copy and self.group.cache.holds(self.slots, self.rows)
 
-    def weights(self) -> Tensor:
-        """[U, D]: the present weights of the rows."""
-        with nullcontext() if self.is_pinned else self.group.paused():
-            if self.slots.numel() == self.rows.numel() and (
-                self.is_copy or self.is_pinned or self.is_in_slots
-            ):
-                return self.records.weights[self.slots]
-            weights = []
-            for table in self.group.tables:
-                rows = self.rows - table.first_row
-                weights.append(table.read_rows(rows[(rows >= 0) & (rows < len(table.values))]))
-            return torch.cat(weights).to(self.slots.device)
-
     @contextmanager
     def writing(self, tables: Sequence[RowTable]) -> Iterator[tuple[list[Target], Tensor]]:
         with self.group.writing(self) as (records, slots):

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
+from hotrows.acceleration.exclusive import exclusive
 from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
-from hotrows.acceleration.table import RowTable, TableArguments, counted_squares
+from hotrows.acceleration.table import RowTable, TableArguments
 from hotrows.acceleration.table_state import Values
 from hotrows.engine.caching import Caching
 from hotrows.ops import deferred
@@ -117,6 +118,7 @@ class CachedTable(RowTable):
 
     # ---- the parameter and the optimizer's state
 
+    @exclusive
     def adopt_weight(self) -> None:
         super().adopt_weight()
         if self._is_stored:
@@ -124,6 +126,7 @@ class CachedTable(RowTable):
             self.write_weights(self.values)
             self.release_states()
 
+    @exclusive
     def adopt_states(self) -> None:
         if self._is_stored:
             self.last = self._read_all(attrgetter("step"), self.values.new_empty(self._shape[:1]))
@@ -148,6 +151,7 @@ class CachedTable(RowTable):
             f"{needs}: call hotrows.restore(model) before the change, and accelerate again"
         )
 
+    @exclusive
     def _present_states(self, before: Values) -> Values:
         if self._has_states:
             self.states = {
@@ -164,6 +168,7 @@ class CachedTable(RowTable):
         with torch._C.DisableTorchFunctionSubclass():
             self.weight.data = weights
 
+    @exclusive
     def release_states(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             unread = self.values.new_full((1,), torch.nan, dtype=torch.float32)  # seen if it were read
@@ -198,6 +203,7 @@ class CachedTable(RowTable):
         with self.locate(rows).writing([self]) as (targets, slots):
             yield targets[0], slots
 
+    @exclusive
     def catch_up(self) -> None:
         if not self.is_behind:
             return
@@ -207,33 +213,35 @@ class CachedTable(RowTable):
                     records = self.group.read(begin, end)
                     target = self.group.target_of(self, self.group.views_of(records))
                     before = target.last.clone()
-                    with counted_squares([self], before.device) as squares:
-                        deferred.catch_up_all(self.rule.kind, target, squares)
+                    deferred.catch_up_all(self.rule.kind, target)
                     moved = (target.last != before).nonzero().squeeze(1)
                     if moved.numel():
                         self.group.write(moved + begin, records[moved])
         self._split_off()
         self.history.forget()
 
+    @exclusive
     def caught_up(self) -> Tensor:
         """[R, D]: a copy of the present weight."""
         return self._read_all(lambda records: records.weights)
 
+    @exclusive
     def read_rows(self, rows: Tensor) -> Tensor:
         self.group.synchronize()
         records = self.group.read_copies(rows.cpu() + self.first_row)
         self._catch_up_copies(records)
         return records.weights.to(self._place)
 
+    @exclusive
     def write_weights(self, values: Tensor) -> None:
         self._watched.clear()
         self.catch_up()
         self._write_all(values, None, None)
-        self.after_write()
 
     def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
         self._watched.append((copy, [(view, view._version) for view in views]))
 
+    @exclusive
     def collect_writes(self) -> None:
         watched, self._watched = self._watched, []
         for copy, views in watched:
@@ -293,7 +301,7 @@ class CachedTable(RowTable):
     def _catch_up_copies(self, records: RecordViews) -> None:
         if self.is_behind and (self._has_states or not self.rule.states):
             target = self.group.target_of(self, records)
-            deferred.catch_up_all(self.rule.kind, target, None)
+            deferred.catch_up_all(self.rule.kind, target)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for begin, end in chunks(len(self.values), CHUNK_ROWS):

@@ -36,6 +36,13 @@ class Averaging:
     def begin(self) -> bool:
         """Makes tables equal before the first forward; returns whether there are ranks."""
         parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+        join = getattr(parallel, "_join_config", None)  # of ranks with unequal numbers of batches
+        if join is not None and join.enable and not join.throw_on_early_termination:
+            raise RuntimeError(
+                "tables of hotrows.accelerate are averaged over all ranks, and one that has run out of "
+                "batches takes no part in it: give every rank as many batches, or let all end with the "
+                "first one, model.join(throw_on_early_termination=True)"
+            )
         if parallel is not None and self._ranks is not parallel.process_group:
             self._ranks = parallel.process_group
             share_weights(self._tables, self._ranks)

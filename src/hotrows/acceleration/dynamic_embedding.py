@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotrows.acceleration.exclusive import exclusive
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.dynamic import Dynamic
 from hotrows.keys.native import NativeKeyTable
@@ -110,6 +111,7 @@ class DynamicEmbedding(nn.Embedding):
         records = self._initial_values.of_keys(torch.zeros_like(keys), keys)
         return views(records, self._initial_values.layout.as_ints()).weights
 
+    @exclusive
     def _begin(self, rows: Tensor, keys: Tensor) -> None:
         """Gives rows the first values of their keys, and in every optimizer the state of new rows."""
         weight, values = self.weight, self._first_values(keys)

@@ -19,6 +19,7 @@ gradient keeps. As long as nobody changes the numbers in it, the terms remain.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,9 +28,9 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
+from hotrows.acceleration.exclusive import LOCK
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
-from hotrows.ops import deferred
 from hotrows.plan import PackPlan
 
 HANDLERS: dict[Any, Callable] = {}  # of aten operations; `gradient_ops` fills it
@@ -61,19 +62,6 @@ class PackGradient:
     def squares(self) -> list[float]:
         """By table, the sum of the squares of its rows' gradients."""
         return _by_table((self.sums.double() ** 2).sum(1), self.plan.bounds)
-
-    @functools.cached_property
-    def dots_and_squares(self) -> list[tuple[float, float]]:
-        """By table, over the rows read: the sum of gradient times weight, and of squared weights."""
-        plan = self.plan
-        if plan.locations is not None:
-            weights = plan.locations.weights().double()  # [U, D]
-        else:
-            order = torch.arange(plan.pack.num_rows, dtype=torch.int32, device=plan.bounds.device)
-            rows = deferred.lookup(plan.targets, plan.pack.slots, plan.bounds, order, None, None)
-            weights = rows.double()
-        dots = _by_table((self.sums * weights).sum(1), plan.bounds)
-        return list(zip(dots, _by_table((weights**2).sum(1), plan.bounds), strict=True))
 
 
 @dataclass(frozen=True)
@@ -274,19 +262,19 @@ class RowGradient(torch.Tensor):
             return float((self.to_dense().double() ** 2).sum())
         if not self.decay and len(self.parts) == 1:
             return self.parts[0].squares
-        total = 0.0
-        if len(self.parts) == 1:
-            part = self.parts[0]
-            dot, _ = part.pack.dots_and_squares[part.table]
-            squares = part.pack.squares[part.table]
-            total = part.factor * (part.factor * squares + 2 * self.decay * dot)
-        elif self.parts:
-            rows, sums = self.coalesced()
-            weights = self.table.read_rows(rows).double()
-            total = float((sums.double() ** 2).sum() + 2 * self.decay * (sums * weights).sum())
+        rows, sums = self.coalesced()
+        total = float((sums.double() ** 2).sum())
         if self.decay:
+            weights = self.table.read_rows(rows).double()
+            total += 2 * self.decay * float((sums * weights).sum())
             total += self.decay**2 * self.table.sum_of_squares()
         return max(total, 0.0)
+
+    def is_finite(self) -> bool:
+        """True if all terms are finite; multiples of the weight are as long as the weight is."""
+        numbers = [self.decay, *(part.squares for part in self.parts)]
+        dense = self.dense
+        return all(map(math.isfinite, numbers)) and (dense is None or bool(dense.isfinite().all()))
 
     def times(self, factor: float) -> RowGradient:
         content = self.content
@@ -341,8 +329,9 @@ class RowGradient(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         kwargs, handler = kwargs or {}, HANDLERS.get(func)
-        result = NotImplemented if handler is None else handler(*args, **kwargs)
-        return _densely(func, args, kwargs) if result is NotImplemented else result
+        with LOCK:
+            result = NotImplemented if handler is None else handler(*args, **kwargs)
+            return _densely(func, args, kwargs) if result is NotImplemented else result
 
 
 def gradient_of_rows(table: RowTable, rows: Tensor, sums: Tensor, decay: float = 0.0) -> RowGradient:

@@ -129,7 +129,7 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) 
         aten._amp_foreach_non_finite_check_and_unscale_(dense, found_inf, inv_scale)
     for gradient in gradients:
         if isinstance(gradient, RowGradient):
-            if not torch.isfinite(torch.tensor(gradient.norm_squared())):
+            if not gradient.is_finite():
                 found_inf.fill_(1.0)
             gradient.become(gradient.times(float(inv_scale)))
 

@@ -37,6 +37,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from hotrows.acceleration import nodes
 from hotrows.acceleration.bags import Lookup
+from hotrows.acceleration.exclusive import CAPTURE
 from hotrows.acceleration.lookup import lookup
 from hotrows.acceleration.lookup_nodes import LookupNode, alone, find_lookups, is_tensor
 from hotrows.acceleration.report import CapturedGraph, CaptureReport, SingleLookup, TableRead
@@ -298,8 +299,15 @@ _SETTINGS = {"suppress_errors": True, "skip_nnmodule_hook_guards": False}
 _running = threading.local()  # .report: of the captured function that this thread is in
 
 
-def capture(function: Callable[..., Any], report: CaptureReport) -> Callable[..., Any]:
+def capture(
+    function: Callable[..., Any],
+    report: CaptureReport,
+    trainer: Callable[[], threading.Thread | None] = lambda: None,
+) -> Callable[..., Any]:
     """Returns a callable that does what `function` does, with its lookups packed.
+
+    trainer: returns the thread that trains, once one does. It alone compiles from then on, and others run
+    what there is: while dynamo compiles, optimizers of every thread round as in compiled code.
 
     Parts that dynamo cannot trace run uncaptured, and `report.notes` says why. The callable
     holds compiled code: leave it out of copies and pickles, and capture anew. `.plain` is `function`.
@@ -315,9 +323,18 @@ def capture(function: Callable[..., Any], report: CaptureReport) -> Callable[...
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal num_graphs, packs_nothing
         if packs_nothing or _is_traced():
             return function(*args, **kwargs)
+        thread = trainer()
+        if thread is None:
+            with CAPTURE:
+                return run(args, kwargs)
+        if thread is not threading.current_thread():
+            return torch._dynamo.run(compiled)(*args, **kwargs)
+        return run(args, kwargs)
+
+    def run(args: Any, kwargs: Any) -> Any:
+        nonlocal num_graphs, packs_nothing
         before = getattr(_running, "report", None)
         settings = [(name, getattr(dynamo_config, name)) for name in _SETTINGS]
         _running.report = report

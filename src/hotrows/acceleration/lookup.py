@@ -23,11 +23,12 @@ from hotrows import ops
 from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_each_id, with_last_end
 from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.errors import refuse_capture
+from hotrows.acceleration.exclusive import LOCK, keeping
 from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, read_whole
 from hotrows.acceleration.rules import BY_OPTIMIZER
-from hotrows.acceleration.table import RowTable, counted_squares
+from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops import deferred
 
@@ -71,14 +72,15 @@ def lookup(
         raise PlannedLookups(calls)
     refuse_capture(weights)
     results: list[Tensor | None] = [None] * len(calls)
-    for (*_, kind, group), numbers in pack_calls(calls).items():
-        vectors = _lookup_pack([calls[i] for i in numbers], kind, group)
-        for i, result in zip(numbers, vectors, strict=True):
-            results[i] = result
-    return tuple(
-        _lookup_single(call) if result is None else result
-        for call, result in zip(calls, results, strict=True)
-    )
+    with LOCK:
+        for (*_, kind, group), numbers in pack_calls(calls).items():
+            vectors = _lookup_pack([calls[i] for i in numbers], kind, group)
+            for i, result in zip(numbers, vectors, strict=True):
+                results[i] = result
+        return tuple(
+            _lookup_single(call) if result is None else result
+            for call, result in zip(calls, results, strict=True)
+        )
 
 
 # ---- one pack: tables of one width, dtype and rule, and of one cached group
@@ -92,8 +94,9 @@ def _lookup_pack(
         tables = [table_of(weight) for weight in weights]
     records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     trains = records and any(weight.requires_grad for weight in weights)
-    plan = plan_pack(calls, tables, weights, group, trains)
-    _catch_up(plan, tables, kind)
+    with keeping():
+        plan = plan_pack(calls, tables, weights, group, trains)
+        _catch_up(plan, tables, kind)
     numbers = {id(weight): t for t, weight in enumerate(weights)}
     reads = [(numbers[id(call.weight)], call.ids.numel()) for call in calls]
     sizes, shapes = [call.num_bags for call in calls], [call.shape for call in calls]
@@ -111,9 +114,7 @@ def _catch_up(plan: TablePlan, tables: Sequence[RowTable | None], kind: str | No
             assert table is not None
             table.catch_up_rows(plan.table_rows[plan.ends[t] : plan.ends[t + 1]])
     elif kind is not None and any(table.is_behind for table in tables if table):
-        is_copy = plan.locations is not None and plan.locations.is_copy
-        with counted_squares([] if is_copy else tables) as squares:
-            deferred.catch_up(kind, plan.targets, plan.pack.slots, plan.bounds, squares)
+        deferred.catch_up(kind, plan.targets, plan.pack.slots, plan.bounds)
         if plan.locations is not None:
             plan.locations.changed()
 

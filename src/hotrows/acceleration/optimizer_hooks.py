@@ -7,6 +7,7 @@ by the optimizer, with every row up to date.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,10 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hotrows.acceleration.errors import refuse_capture
+from hotrows.acceleration.exclusive import CAPTURE, exclusive
 from hotrows.acceleration.gradient import PackGradient, RowGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
-from hotrows.acceleration.table import RowTable, counted_squares
+from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.acceleration.table_state import TableState
 from hotrows.ops import deferred
@@ -40,7 +42,12 @@ def share_histories(tables: Iterable[RowTable]) -> None:
 
 
 class OptimizerHooks:
-    """Steps tables within each step of an optimizer; `remove` takes the hooks away."""
+    """Steps tables within each step of an optimizer; `remove` takes the hooks away.
+
+    thread: the one that has called `step`.
+    """
+
+    thread: threading.Thread | None = None
 
     def __init__(self, optimizer: Optimizer, tables: Sequence[RowTable]) -> None:
         self._tables = tuple(tables)
@@ -69,6 +76,9 @@ class OptimizerHooks:
         That is behind every hook, whoever registers it. Optimizers with a rule call a closure once.
         """
         refuse_capture(table.weight for table in self._tables)
+        self.thread = threading.current_thread()
+        with CAPTURE:
+            pass
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._forget_failed_step()
         has_stepped = False
@@ -84,6 +94,7 @@ class OptimizerHooks:
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return (optimizer, step_tables_too, *args[2:]), others
 
+    @exclusive
     def _step(self, optimizer: Optimizer) -> None:
         with NO_TORCH_FUNCTION(), torch.no_grad():
             self._refresh(optimizer)
@@ -97,6 +108,7 @@ class OptimizerHooks:
             if table.entry is not None:
                 table.entry.lend()
 
+    @exclusive
     def _refresh(self, optimizer: Optimizer) -> None:
         """Takes over what others have done to the optimizer's settings and states."""
         is_changed = False
@@ -123,6 +135,7 @@ class OptimizerHooks:
                 weight.grad = gradient.times(1 / float(scale))
         return is_skipped
 
+    @exclusive
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         is_entered = False
         with NO_TORCH_FUNCTION():
@@ -152,6 +165,7 @@ class OptimizerHooks:
                 table.catch_up()
             share_histories(self._tables)
 
+    @exclusive
     def _forget_failed_step(self) -> None:
         """Ends a step that failed behind its tables' own."""
         for weight, _ in self._hidden:
@@ -161,6 +175,7 @@ class OptimizerHooks:
         self._hidden.clear()
         self._skipped.clear()
 
+    @exclusive
     def _plain_states(self, optimizer: Optimizer, state: dict) -> None:
         """Gives plain dictionaries to whoever calls state_dict(); those of cached tables are copies."""
         tables = {id(table.entry): table for table in self._tables}
@@ -296,9 +311,9 @@ def _update(pack: PackGradient, members: list[tuple[RowTable, RowGradient]]) -> 
         begin, end = plan.ends[first], plan.ends[last + 1]
         bounds = bounds - begin
         runs = runs[0], runs[1][begin : end + 1], runs[2]
-    with _writing(plan, first, last, tables) as (targets, slots), counted_squares(tables) as squares:
+    with _writing(plan, first, last, tables) as (targets, slots):
         kind = tables[0].rule.kind
-        deferred.update(kind, targets, slots, bounds, *runs, weights, grad, factors, squares)
+        deferred.update(kind, targets, slots, bounds, *runs, weights, grad, factors)
 
 
 def _writing(

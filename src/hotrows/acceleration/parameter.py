@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -151,11 +150,14 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
         for parameter in parameters:
             if parameter.table.group is None:
                 parameter.table.catch_up()
-                parameter.table.after_write()
             elif id(parameter) not in copies:
                 copy = parameter.table.caught_up()
                 if torch.is_grad_enabled() and parameter.requires_grad:
-                    copy.requires_grad_().register_hook(partial(_refuse, func, parameter.table))
+                    copy = (
+                        copy.requires_grad_()
+                        if _takes_leaf(func)
+                        else _Copy.apply(parameter, [copy], func)
+                    )
                 copies[id(parameter)] = parameter, copy
         # 3. Run the function on the copies.
         versions = [copy._version for _, copy in copies.values()]
@@ -181,12 +183,34 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
     return result
 
 
-def _refuse(func: Callable, table: RowTable, grad: Tensor) -> None:
-    raise RuntimeError(
-        f"{getattr(func, '__qualname__', func)} has read all of table {table.names[0]}, and the loss "
-        f"learns from it; but the table is kept behind a cache (fast_memory) and is stepped row by "
-        f"row. Look rows up, read it under torch.no_grad(), or accelerate without fast_memory"
-    )
+class _Copy(torch.autograd.Function):
+    """A copy of a table from which no loss may learn."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: TableParameter, copies: list[Tensor], func: Callable) -> Tensor:
+        ctx.table, ctx.func = weight.table, func
+        return copies[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError(
+            f"{_name_of(ctx.func)} has read all of table {ctx.table.names[0]}, and the loss learns from "
+            f"it; but the table is kept behind a cache (fast_memory) and is stepped row by row. Look "
+            f"rows up, read it under torch.no_grad(), or accelerate without fast_memory"
+        )
+
+
+def _takes_leaf(func: Callable) -> bool:
+    """True of a function that writes in place, which PyTorch refuses of a leaf, or that shows it."""
+    name = getattr(func, "__name__", "")
+    is_special = name.startswith("__i") or name in ("__setitem__", "__repr__", "__format__")
+    return is_special or (name.endswith("_") and not name.endswith("__"))
+
+
+def _name_of(func: Callable) -> str:
+    """As users write it: `weight.T`, `torch.sum`."""
+    name = torch.overrides.resolve_name(func) or getattr(func, "__qualname__", repr(func))
+    return name.removesuffix(".__get__").replace("torch.Tensor.", "weight.")
 
 
 def mapped(function: Callable[[Any], Any], values: Any) -> Any:

@@ -22,16 +22,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotrows.acceleration import errors
+from hotrows.acceleration.exclusive import exclusive
 from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, divided, is_known, stepped
 from hotrows.acceleration.table_plan import RowLocations
 from hotrows.acceleration.table_state import TableState, Values, counted
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import StepHistory
-from hotrows.runtime.user_warnings import warn
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-EXACT = 1 << 12  # weights of a table up to which sums over it bring every row up to date first
 
 
 class WeightMultiple(Protocol):
@@ -71,7 +70,6 @@ class RowTable:
         self.names, self.weight, self.rule, self.optimizer = names, weight, rule, optimizer
         self.states: dict[str, Tensor] = {}
         self._shared: dict[str, Any] = {}
-        self._squares: Tensor | None = None  # [1] float64, as the rows are stored
         self._by_optimizer: list[DeferredStep] = []
         self.multiples: weakref.WeakSet[WeightMultiple] = weakref.WeakSet()
         self.history = StepHistory()
@@ -83,13 +81,14 @@ class RowTable:
 
     # ---- the parameter and the optimizer's state
 
+    @exclusive
     def adopt_weight(self) -> None:
         """Takes over the parameter's present data; rows were up to date before it was set."""
         with torch._C.DisableTorchFunctionSubclass():
             self.values = self.weight.data  # so that updates do not count as versions of the user's
-        self._squares = None
         self.states = {name: state.to(self.values.dtype) for name, state in self.states.items()}
 
+    @exclusive
     def refresh(self, rule: Rule | str) -> bool:
         """Takes over what others have done to `optimizer.state` and to the settings since the last step.
 
@@ -113,6 +112,7 @@ class RowTable:
         """Goes on by another rule; every row is up to date, and the caller adopts states."""
         self.rule = replace(rule, lazy=rule.lazy or self.rule.lazy)
 
+    @exclusive
     def adopt_states(self) -> None:
         """Takes over the optimizer's present states: every row has made all steps."""
         state = self.optimizer.state.get(self.weight)
@@ -146,6 +146,7 @@ class RowTable:
         """True if the rows have states now, or share some."""
         return bool(self.states or self._shared)
 
+    @exclusive
     def _present_states(self, before: Values) -> Values:
         """Returns what the optimizer itself would have now. before: what the last reader has got."""
         self.catch_up()
@@ -184,6 +185,7 @@ class RowTable:
     def release_states(self) -> None:
         """Frees copies of the weight and the states that were made for a reader."""
 
+    @exclusive
     def catch_up(self) -> None:
         """Brings every row up to date."""
         errors.check_all()
@@ -192,10 +194,11 @@ class RowTable:
                 self._replay(torch.arange(len(self.values), device=self.values.device))
                 self._by_optimizer = []
             elif self.states or not self.rule.states:
-                deferred.catch_up_all(self.rule.kind, self.target, self.squares_out)
+                deferred.catch_up_all(self.rule.kind, self.target)
             self._split_off()
             self.history.forget()
 
+    @exclusive
     def catch_up_rows(self, rows: Tensor) -> None:
         """Brings some rows up to date: [U] int64, distinct."""
         if not self.is_behind:
@@ -205,23 +208,25 @@ class RowTable:
             return
         with self.writing(rows) as (target, slots):
             bounds = torch.tensor([0, rows.numel()]).to(rows.device)
-            deferred.catch_up(self.rule.kind, [target], slots, bounds, self.squares_out)
+            deferred.catch_up(self.rule.kind, [target], slots, bounds)
 
+    @exclusive
     def caught_up(self) -> Tensor:
         """[R, D]: the present weight, for reading."""
         self.catch_up()
         return self.values
 
+    @exclusive
     def read_rows(self, rows: Tensor) -> Tensor:
         """[U, D]: the present weights of some rows."""
         self.catch_up_rows(rows)
         return self.values[rows]
 
+    @exclusive
     def write_weights(self, values: Tensor) -> None:
         """Replaces all weights, [R, D]."""
         self.catch_up()
         self.values.copy_(values)
-        self.after_write()
 
     def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
         """Watches a copy of a cached weight, [R, D], which users see through `views` and may write."""
@@ -241,36 +246,20 @@ class RowTable:
         """True if some row may have steps to catch up with."""
         return self.history.num_recorded > 0 and not self.rule.lazy
 
-    @property
-    def squares_out(self) -> Tensor | None:
-        """[1] to which kernels add the change of the sum of squared weights; None: it is not needed."""
-        return self._squares
-
+    @exclusive
     def sum_of_squares(self) -> float:
-        """Sums the squares of all weights; in a large table, rows behind count as they are stored."""
-        if self.values.numel() <= EXACT:
-            return float(self.caught_up().double().square().sum())
-        if self._squares is None:
-            self.catch_up()
-            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64).to(
-                self.values.device
-            )
-        if self.is_behind and self.history.first_decay < self.history.now:
-            _warn_stale()
-        return float(self._squares)
+        """Sums the squares of all weights, of every row as it is now."""
+        self.catch_up()
+        return self._squared_norm()
 
     def _squared_norm(self) -> float:
         """The sum of all squares; every row is up to date."""
         return float(torch.linalg.vector_norm(self.values, dtype=torch.float64).square())
 
+    @exclusive
     def before_write(self) -> None:
         """Prepares for a write of the weight by others; every row is up to date."""
         self.materialize_multiples()
-        self.after_write()
-
-    def after_write(self) -> None:
-        """Forgets the sum of squares, as others have written the weight."""
-        self._squares = None
 
     def materialize_multiples(self, but: WeightMultiple | None = None) -> None:
         """Computes the multiples of the weight before it changes; not `but`, which steps it."""
@@ -299,9 +288,7 @@ class RowTable:
         runs = order[:-1], order, None, None
         scales = torch.ones(1, dtype=torch.float64, device=rows.device)
         with self.writing(rows) as (target, slots):
-            deferred.update(
-                self.rule.kind, [target], slots, bounds, *runs, sums, scales, self.squares_out
-            )
+            deferred.update(self.rule.kind, [target], slots, bounds, *runs, sums, scales)
         self.history.now += 1
         if self.rule.lazy:
             self.history.forget()
@@ -316,10 +303,10 @@ class RowTable:
         if self.history.num_tables > 1:
             self.join(self.history.fork())
 
+    @exclusive
     def stepped_densely(self) -> None:
         """Takes over the result of a step that the optimizer made itself on all rows."""
         self.adopt_states()
-        self.after_write()
 
     # ---- stepping and catching up by the optimizer itself
 
@@ -339,7 +326,6 @@ class RowTable:
         self.history.now += 1
         self.last[rows] = self.history.now
         self._shared = shared
-        self.after_write()
 
     def _replay(self, rows: Tensor) -> None:
         """Runs the optimizer on rows for the steps that they missed."""
@@ -352,7 +338,6 @@ class RowTable:
                 self._run(step, behind, self.values.new_zeros(behind.numel(), self.values.shape[1]))
         never = (self.last[rows] < 0) & (history.first_decay >= history.now)
         self.last[rows[~never]] = history.now
-        self.after_write()
 
     def _run(self, step: DeferredStep, rows: Tensor, grad: Tensor, dry: bool = False) -> dict[str, Any]:
         """Makes a step of some rows; returns what all rows share after it. dry: writes no row."""
@@ -371,36 +356,8 @@ class RowTable:
         return shared
 
 
-@contextmanager
-def counted_squares(
-    tables: Sequence[RowTable | None], place: torch.device | None = None
-) -> Iterator[Tensor | None]:
-    """Within: [T] zeros for the changes of the tables' sums of squares; None: none is needed.
-
-    place: where they are; None: beside the tables.
-    """
-    sums = [None if table is None else table.squares_out for table in tables]
-    if all(total is None for total in sums):
-        yield None
-        return
-    places = {total.device for total in sums if total is not None}
-    changes = torch.zeros(len(tables), dtype=torch.float64, device=place or places.pop())
-    yield changes
-    for total, change in zip(sums, changes, strict=True):
-        if total is not None:
-            total += change.to(total.device)
-
-
 def _zeros(like: Tensor) -> Tensor:
     """Zeros of a shape and dtype; pages that are never written take no memory."""
     if like.dtype not in (torch.float32, torch.float64) or like.device.type != "cpu":
         return torch.zeros_like(like)
     return torch.from_numpy(np.zeros(like.shape, _NUMPY[like.dtype]))
-
-
-def _warn_stale() -> None:
-    warn(
-        "the value of a term of the loss over a whole table counts rows that no batch has touched "
-        "since as they were then; gradients and weights are exact. Read the table (weight.detach()) "
-        "to bring all of its rows up to date"
-    )

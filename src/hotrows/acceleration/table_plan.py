@@ -26,9 +26,6 @@ class RowLocations(Protocol):
     def between(self, begin: int, end: int) -> RowLocations:
         """Returns the locations of rows `begin` to `end`."""
 
-    def weights(self) -> Tensor:
-        """[U, D]: the present weights of the rows."""
-
     def changed(self) -> None:
         """Notes that the rows were brought up to date in place."""
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hotrows.acceleration.exclusive import exclusive
+
 Values = Mapping[str, Any]
 
 
@@ -28,6 +30,7 @@ class TableState(dict[str, Any]):
         super().__init__(values)
         self._present, self.is_lent = present, False
 
+    @exclusive
     def lend(self) -> None:
         """Brings the entry up to date, for a reader who may write it."""
         if not self.is_lent:

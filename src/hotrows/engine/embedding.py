@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -289,8 +290,13 @@ class Embedding:
     def lookup(self, plan: Plan, micro_batch: int = 0) -> Vectors:
         """The vectors of the plan's batch; leaves require grad where autograd is on.
 
+        A plan without moves looks through the cache, and no row moves meanwhile.
         micro_batch: which of the plan's, where it has several; they are looked up in turn.
         """
+        with nullcontext() if plan.moves else self.packed.memory.paused():
+            return self._lookup(plan, micro_batch)
+
+    def _lookup(self, plan: Plan, micro_batch: int) -> Vectors:
         if plan.new_rows and plan is not self._begun:
             self._begun = plan
             self.packed.begin(plan)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -36,7 +37,10 @@ class AllInMemory:
     """The rows of all packs in memory: every row that a plan reads has a slot, which is its row.
 
     groups: of packs; stores: of all packs; layouts: of the records of each; device: where these are.
+    paused: within, no row moves between slots and store.
     """
+
+    paused: Callable[[], AbstractContextManager] = nullcontext
 
     def __init__(
         self,
@@ -167,10 +171,12 @@ class BehindCache(AllInMemory):
         return plan.host.packs[p].rows
 
     def weights_of(self, p: int, rows: Int64[Tensor, "m"]) -> Tensor:
-        return views(self.records(p, rows), self._layouts[p].as_ints()).read()
+        with self.paused():
+            return views(self.records(p, rows), self._layouts[p].as_ints()).read()
 
     def span(self, p: int, first: int, end: int) -> UInt8[Tensor, "m _"]:
-        return self.records(p, torch.arange(first, end))
+        with self.paused():
+            return self.records(p, torch.arange(first, end))
 
     def opened(
         self, g: int, first: int, end: int

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import tee
 
 import torch
@@ -144,11 +145,13 @@ def start(
     first = embedding.cached_tables.num_planned
     if plan_depth == 0:
         return Serial(stages, first, trace)
-    if embedding.ranks.num_ranks == 1:
-        return Overlapped(stages, first, trace, plan_depth)
-    if embedding.cached_tables:
+    has_ranks = embedding.ranks.num_ranks > 1
+    if has_ranks and embedding.cached_tables:
         plan_depth += embedding.cached_tables.caching.in_flight
-    return Overlapped(stages, first, trace, plan_depth, lockstep=True)
+    runner = Overlapped(stages, first, trace, plan_depth, lockstep=has_ranks)
+    if embedding.cached_tables:
+        embedding.packed.memory.paused = partial(runner.paused, trained=False)
+    return runner
 
 
 def _nothing(work: Work) -> None:

@@ -141,7 +141,8 @@ class Overlapped(_Runner):
         self._works: dict[int, Work] = {}
         self._end: int | None = None  # the number of batches, once it is known
         self._error: BaseException | None = None
-        self._paused = self._closed = False
+        self._closed = False
+        self._num_pauses = 0  # that have begun, and not ended
         self._running = 0
         self._handed: int | None = None
         self._ended = False  # what was handed out has been taken back
@@ -181,22 +182,27 @@ class Overlapped(_Runner):
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
         """Pauses the stages; trained: the work handed out last counts as trained, otherwise its
-        training continues afterwards. May be nested."""
+        training continues afterwards. May be nested, and of several threads. Once the runner is closed,
+        nothing is left to pause."""
+        if not self._workers:
+            yield
+            return
         if trained:
             self._end_training()
         with self._changed:
             if trained:
                 self._finish_training()
-            before, self._paused = self._paused, True
+            self._num_pauses += 1
             self._changed.notify_all()
-            self._changed.wait_for(self._is_idle)
-            if self._error is not None:
-                raise self._error
         try:
+            with self._changed:
+                self._changed.wait_for(self._is_idle)
+                if self._error is not None:
+                    raise self._error
             yield
         finally:
             with self._changed:
-                self._paused = before
+                self._num_pauses -= 1
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -213,12 +219,13 @@ class Overlapped(_Runner):
         with self._changed:
             self._finish_training()
             if self._lockstep and not self._closed:
-                self._paused = True
+                self._num_pauses += 1
                 self._changed.wait_for(self._is_idle)
             self._closed = True
             self._changed.notify_all()
         for worker in self._workers:
             worker.wait(_PATIENCE if self._lockstep and self._error else None)
+        self._workers.clear()
 
     def wake(self) -> None:
         """Looks again whether the first stage has input."""
@@ -304,7 +311,7 @@ class Overlapped(_Runner):
     def _next_of(self, stages: Sequence[int]) -> int | None:
         """The stage that may run now, of those of one lane; the one nearest to the end first."""
         for s in reversed(stages):
-            if self._paused and not (self._lockstep and s == 0):
+            if self._num_pauses and not (self._lockstep and s == 0):
                 continue
             if s == 0 and not self._may_plan():
                 continue

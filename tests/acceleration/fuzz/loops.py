@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,7 +61,7 @@ class Optimizer:
 @dataclass(frozen=True)
 class Step:
     """One step. size: of each batch. after: what is done behind backward, before the step; then:
-    behind the step. penalty: (form, number of a table)."""
+    behind the step. penalty: (form, number of a table). reads_late: nobody reads the loss before that."""
 
     sizes: tuple[int, ...] = (5,)
     zero: str = "none"
@@ -68,6 +69,7 @@ class Step:
     backward: str = "each"
     after: tuple[tuple[str, int], ...] = ()
     how: str = "step"
+    reads_late: bool = False
     then: tuple[tuple[str, int], ...] = ()
 
 
@@ -130,7 +132,8 @@ def _step(draw: random.Random, habit: str, penalties: Sequence[tuple[str, int]])
     )[0]
     how = draw.choices(("step", "closure", "skip", "twice"), (14, 1, 1, 0.5))[0]
     used = tuple(penalties) if draw.random() < 0.8 else tuple(penalties[:1])
-    return Step(sizes, zero, used, backward, some(AFTER, 0.3), how, some(THEN, 0.3))
+    late = draw.random() < 0.3
+    return Step(sizes, zero, used, backward, some(AFTER, 0.3), how, late, some(THEN, 0.3))
 
 
 def _optimizer(draw: random.Random, sparse: bool) -> Optimizer:
@@ -203,6 +206,7 @@ class Run:
     draw: torch.Generator = field(default_factory=torch.Generator)
     place: torch.device = HOST
     handles: list[Any] = field(default_factory=list)  # of late hooks
+    loss: Tensor | None = None  # the last one
 
     def see(self, what: str, value: Any) -> None:
         self.seen.append((what, _copied(value)))
@@ -317,13 +321,15 @@ def _loss(run: Run, size: int, step: Step) -> Tensor:
     loss = F.mse_loss(torch.tanh(out), y, reduction="sum")  # bounded, so that rounding stays so
     for form, number in step.penalty:
         loss = loss + PENALTIES[form](run.weight(number))
-    run.see("loss", loss)
+    if not step.reads_late:
+        run.see("loss", loss)
+    run.loss = loss
     return loss
 
 
 def _closure(run: Run, step: Step) -> Tensor:
     _zero(run, step)
-    return _backward(run, step)
+    return _backward(run, step).detach()
 
 
 def _backward(run: Run, step: Step) -> Tensor:
@@ -351,10 +357,24 @@ def _backward(run: Run, step: Step) -> Tensor:
             (loss + sum(g.square().sum() for g in grads if g is not None)).backward()
     if step.backward == "together":
         sum(losses).backward()  # type: ignore[union-attr]
-    return losses[-1].detach()
+    return losses[-1]
 
 
 # ---- penalties
+
+
+def _in_place(w: Tensor) -> Tensor:
+    total = 0.01 * w[0].sum()
+    total += 0.01 * w.norm() ** 2
+    total *= 0.5
+    return total
+
+
+def _to_zeros(w: Tensor) -> Tensor:
+    total = torch.zeros((1,), dtype=w.dtype, device=w.device)
+    total += torch.sum(0.01 * torch.square(w))
+    return total.sum()
+
 
 PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
     "square.sum": lambda w: 0.01 * torch.square(w).sum(),
@@ -410,6 +430,18 @@ PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
     "functional.normalize": lambda w: 0.01 * F.normalize(w, dim=1).sum(),
     "max": lambda w: 0.01 * w.square().max(),
     "_foreach_norm": lambda w: 0.01 * torch.stack(torch._foreach_norm([w])).sum(),
+    "/ no_grad norm": lambda w: 0.01 * w[:1].sum() / (1 + torch.no_grad()(w.norm)()),
+    "* item": lambda w: 0.01 * w[0, 0] * w.square().sum().item(),
+    "squares * squares": lambda w: 0.001 * w.square().sum() * (w * w).sum(),
+    "1 - squares": lambda w: 1 - 0.01 * (w * w).sum(),
+    "in place": _in_place,
+    "zeros(1) +=": _to_zeros,
+    "logsumexp": lambda w: 0.01 * torch.logsumexp(w.reshape(-1), 0),
+    "orthogonal": lambda w: 0.01 * (w.T @ w).square().sum(),
+    "cosine": lambda w: 0.01 * F.cosine_similarity(w[:-1], w[1:], eps=0.1).sum(),
+    "mean of weight": lambda w: 0.1 * w.mean() ** 2,
+    "clamped": lambda w: (0.01 * w.square().sum()).clamp(max=0.5),
+    "spectral": lambda w: 0.01 * torch.linalg.norm(w, 2),
 }
 
 
@@ -627,6 +659,37 @@ def _inference(run: Run, w: nn.Parameter) -> Any:
     with torch.inference_mode():
         out = run.model(x, weights)
     return out.tolist()
+
+
+def _inference_reads(run: Run, w: nn.Parameter) -> Any:
+    with torch.inference_mode():
+        states = [optimizer.state_dict()["state"] for optimizer in run.optimizers]
+        return [w.norm().item(), w.square().sum().item(), dict(run.model.state_dict()), states]
+
+
+def _inference_writes(run: Run, w: nn.Parameter) -> None:
+    with torch.inference_mode():
+        w.mul_(0.9)
+
+
+def _in_thread(run: Run, w: nn.Parameter) -> Any:
+    """An evaluation in a thread of its own, as far as a loop that waits for it can show one."""
+    x, weights, _ = run.batch(4)
+    results: list[Any] = []
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            results.extend([run.model(x, weights), w.norm().item()])
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    return results
+
+
+def _last_loss(run: Run, w: nn.Parameter) -> Any:
+    """The value of the last loss, behind the step."""
+    return None if run.loss is None else run.loss.item()
 
 
 def _unused_forward(run: Run, w: nn.Parameter) -> Any:
@@ -909,6 +972,12 @@ THEN: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "eval": _eval,
     "no_grad": _train_no_grad,
     "inference": _inference,
+    "inference, reads": _inference_reads,
+    "inference, writes": _inference_writes,
+    "in a thread": _in_thread,
+    "last loss": _last_loss,
+    "norm": lambda run, w: w.norm(),
+    "no_grad squares": lambda run, w: torch.no_grad()(lambda: (w * w).sum().item())(),
     "unused forward": _unused_forward,
     "reload model": _reload_model,
     "reload same": _reload_assign,
