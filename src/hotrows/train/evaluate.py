@@ -40,19 +40,15 @@ def logits_of(recommender: Recommender, batches: Iterable[Batch]) -> Iterator[tu
 
     The next batches are planned meanwhile; a list of one batch takes no thread.
     """
-    model, embedding = recommender.model, recommender.embedding
-    training = model.training
-    model.eval()
+    embedding = recommender.embedding
     plans = ((batch, embedding.plan(batch)) for batch in batches)
     is_one = isinstance(batches, Sequence) and len(batches) == 1
     planned = prefetch(plans, 0 if is_one else recommender.config.plan_depth)
-    try:
-        with closing(planned):
-            for batch, plan in planned:
-                with torch.no_grad():
-                    yield batch, _logits(recommender, *embedding.to_device(batch, plan)).cpu()
-    finally:
-        model.train(training)
+    with closing(planned):
+        for batch, plan in planned:
+            with recommender.mode.evaluating():
+                logits = _logits(recommender, *embedding.to_device(batch, plan)).cpu()
+            yield batch, logits
 
 
 def _logits(recommender: Recommender, batch: Batch, plan: Plan) -> Tensor:
@@ -65,11 +61,15 @@ def _logits(recommender: Recommender, batch: Batch, plan: Plan) -> Tensor:
 
 
 def evaluate(
-    recommender: Recommender, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+    recommender: Recommender,
+    part: Part,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    ranking: Sequence[str] | None = None,
 ) -> Metrics:
     """Computes metrics over all of a part of the data; collective between the recommender's ranks.
 
-    progress: called with the samples that are done, and their number in all.
+    progress: called with the samples that are done, and their number in all. ranking: metrics within
+    groups, in place of the config's.
     """
     if not part.rows:
         raise ValueError(
@@ -81,7 +81,7 @@ def evaluate(
     for number, (batch, logits) in enumerate(logits_of(recommender, loader.batches(0)), 1):
         evaluated.append((logits, recommender.targets(batch), batch.groups))
         progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
-    return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks))
+    return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks), ranking)
 
 
 class HeldOut:
@@ -109,9 +109,11 @@ class HeldOut:
         return {"validation": trainer.state.best, "test": trainer.evaluate("test") if has_test else None}
 
 
-def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:
-    """The metrics of predictions piece by piece, of one rank."""
-    return _metrics_of(recommender, _join(evaluated))
+def metrics_of(
+    recommender: Recommender, evaluated: Sequence[Evaluated], ranking: Sequence[str] | None = None
+) -> Metrics:
+    """The metrics of predictions piece by piece, of one rank; ranking: see `evaluate`."""
+    return _metrics_of(recommender, _join(evaluated), ranking)
 
 
 def recalibrated(
@@ -132,8 +134,9 @@ def recalibrated(
     return Calibration(kept), Calibration(fits)
 
 
-def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
-    ranking, bases = recommender.ranking, recommender.fits_about
+def _metrics_of(recommender: Recommender, samples: Evaluated, ranking: Sequence[str] | None) -> Metrics:
+    ranking = recommender.ranking if ranking is None else ranking
+    bases = recommender.fits_about
     by_task = {
         name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t])
         for t, (name, loss) in enumerate(recommender.calibration.losses.items())

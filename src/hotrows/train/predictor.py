@@ -126,18 +126,17 @@ class Predictor(Recommender):
         trained with). Warns of predictions that are no better than one constant, and of values far from
         those trained on. ValueError where the rows have no labels.
         """
-        if metrics is not None:
-            self.ranking = ranking_of(self.schema, metrics)
+        ranking = self.ranking if metrics is None else ranking_of(self.schema, metrics)
         if isinstance(data, Part):
             if (usual := run_folder.encoded_data(self.run)) is not None and data.rows:
                 notes.of_values(data, usual.parts.values())
-            result = evaluate.evaluate(self, data, progress)
+            result = evaluate.evaluate(self, data, progress, ranking)
         else:
-            result = self._evaluate_raw(data)
+            result = self._evaluate_raw(data, ranking)
         notes.of_metrics(data.name if isinstance(data, Part) else "rows", result)
         return result
 
-    def _evaluate_raw(self, data: Any) -> Metrics:
+    def _evaluate_raw(self, data: Any, ranking: Sequence[str]) -> Metrics:
         evaluated = []
         for batch, logits in self.logits(self.encoder.encode(data)):
             if batch.labels is None:
@@ -145,7 +144,7 @@ class Predictor(Recommender):
             evaluated.append((logits, self.targets(batch), batch.groups))
         if not evaluated:
             raise ValueError("there are no rows to evaluate")
-        return evaluate.metrics_of(self, evaluated)
+        return evaluate.metrics_of(self, evaluated, ranking)
 
 
 def load_run(
@@ -183,6 +182,7 @@ def load_run(
     stored = checkpoint.load(folder, rows, predictor.model, data.fingerprint, read_only=True)
     predictor.calibrate(RunState.from_json(stored.fields).calibration_of(predictor.calibration))
     predictor.histories = run_folder.histories_at(run, stored.tensors)
+    predictor.model.eval()
     nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
     return predictor
 

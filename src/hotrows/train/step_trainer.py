@@ -185,6 +185,8 @@ class StepTrainer:
         future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
+        if not self.model.training:  # as after an earlier fit
+            self.model.train()
         self._runner = stages.start(
             self.embedding,
             batches.after(self.state),
@@ -204,10 +206,11 @@ class StepTrainer:
             assert self._runner is not None
             with self._runner.paused(trained=False):
                 self.embedding.catch_up()
-        batch = work.item.batch
+        batch, recommender = work.item.batch, self.recommender
         if self.ranks.rank == 0:
             self._meetings.add(batch, self.state.step + 1 == self.batches.total_steps)
-        with limited_threads(batch, self._num_weights):
+        threads = limited_threads(batch, self._num_weights)
+        with recommender.random.drawing(), recommender.mode.training(), threads:
             loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)
         return loss

@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.costs.placement import ShardingPlan
@@ -36,7 +34,7 @@ from hotrows.runtime.atomic_files import local
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
 from hotrows.train import notes, pictures, run_folder
-from hotrows.train.callback import Callback, RunControl, StopRequested, listeners_of
+from hotrows.train.callback import Callback, RunControl, StopRequested, check_callbacks, listeners_of
 from hotrows.train.defaults import agreed
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
@@ -46,22 +44,11 @@ from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
-from hotrows.train.signals import stop_signals
+from hotrows.train.signals import Interrupted, stop_signals
 from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
 from hotrows.train.stream_run import OnAlarm, StreamRun
 
 _TICK = 0.1  # seconds between looks at the clock while no batch comes
-
-
-class Interrupted(KeyboardInterrupt):
-    """A run has stopped on request and saved itself; resume it to go on.
-
-    >>> try:
-    ...     raise Interrupted("stopped after step 7 of 10")
-    ... except KeyboardInterrupt as stop:  # as Ctrl-C in a loop of your own
-    ...     print(stop)
-    stopped after step 7 of 10
-    """
 
 
 def _advice_on(name: str) -> str:
@@ -119,7 +106,7 @@ class Trainer:
         self.callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
         self._validation: HeldOut | StreamRun = HeldOut()
-        self._is_fitting, self._doing = False, "starting"
+        self._is_fitting, self._doing, self._ended = False, "starting", ""
         self._result: Result | None = None
         # 2. All that is trained
         with ExitStack() as on_error:
@@ -203,6 +190,7 @@ class Trainer:
         bad ones, as `fit` does once it is over."""
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
+        self._refuse(self._ended if self._store_is_closed else "")
         self._doing = f"evaluating on the {part} part"
         metrics = self.evaluation(self.data.parts[part], self._evaluation_progress)
         if self.is_first and not self._is_fitting:
@@ -218,8 +206,22 @@ class Trainer:
             notes.log.warning(
                 "the model is untrained, and so are its predictions; call fit before predict"
             )
+        self._refuse(self._ended if self._store_is_closed else "")
         self._doing = "predicting"
         return self.recommender.predict(data)
+
+    @property
+    def _store_is_closed(self) -> bool:
+        return self._result is None and self.config.store != "memory"
+
+    def _refuse(self, ended: str) -> None:
+        """Raises ValueError where `fit` has ended so that this object cannot go on."""
+        if ended:
+            run = str(self.run)
+            raise ValueError(
+                f"the fit of {run} {ended}: go on in a new object, Trainer(data, config, {run!r}, "
+                f"resume=True).fit(), or read its last checkpoint, load_run({run!r}, 'last')"
+            )
 
     def stop(self) -> None:
         """Ends the run after this step, as if it were the last: to be called by a callback.
@@ -259,30 +261,30 @@ class Trainer:
         # 1. What the run reads and calls
         if not self.reports.epoch_steps:
             raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
+        self._refuse("is under way" if self._is_fitting else self._ended)
+        check_callbacks(callbacks)
         keep_freed_memory()
         self._control = _control_of(self)
         self.evaluation = evaluate or self.evaluation
         self._lock.take()
         self.callbacks = (*callbacks, *self.steps.batches.callbacks)
-        self._is_fitting, self._result = True, None
+        is_first_fit, self._is_fitting, self._result = self._result is None, True, None
         with ExitStack() as stack:
-            stack.callback(setattr, self, "_is_fitting", False)
+            stack.push(partial(_note_end, self))
             stack.callback(self._lock.release)
-            # 2. Signals, reports, random numbers
+            # 2. Signals and reports
             self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
             listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.set_rng_state(self.checkpoints.random_state)
-            device, state = self.recommender.device, self.checkpoints.device_random_state
-            stack.enter_context(device.own_random_numbers(state, self.checkpoints.seed))
             # 3. What ends with the run
             if self.is_first:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)
             stack.callback(self.embedding.threads.close)
             stack.callback(self.cached_tables.stop_writing)
-            self.cached_tables.warm()
+            stack.callback(self.model.eval)
+            if is_first_fit:
+                self.cached_tables.warm()
             # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)
@@ -314,6 +316,7 @@ class Trainer:
         repeat: the folder of a run whose batches are made again, of the same events.
         verbose, callbacks: see `Trainer.fit`.
         """
+        self._refuse("is under way" if self._is_fitting else self._ended)
         steps, checkpoints = self.steps, self.checkpoints
         with StreamRun(self.run, steps, source, stream, on_alarm, repeat, checkpoints.window) as running:
             checkpoints.window, checkpoints.open_window = {}, running.tensors
@@ -407,6 +410,15 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
             trainer._trace.events += runner.events
     for callback in callbacks:
         callback.on_training_end(trainer)
+
+
+def _note_end(trainer: Trainer, _: Any, error: BaseException | None, *__: Any) -> None:
+    """Notes how `fit` ended, where this object lacks what its last checkpoint has to go on with."""
+    trainer._is_fitting, trainer._control.is_interrupted = False, lambda: False
+    is_whole = trainer.state.step >= trainer.total_steps or stops_early(trainer.state, trainer.config)
+    if error is not None or not is_whole or isinstance(trainer._validation, StreamRun):
+        why = f" by {type(error).__name__}: {error}" if isinstance(error, Exception) else ""
+        trainer._ended = f"ended after {trainer.steps.place}{why}"
 
 
 def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:
