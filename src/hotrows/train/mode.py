@@ -43,6 +43,16 @@ class Mode:
                     self._before = None
                     self._changed.notify_all()
 
+    def begin_training(self) -> None:
+        """Puts the model into training mode, unless it is: then some modules may stay out of it."""
+        with self.training():
+            if not self._model.training:
+                self._model.train()
+
+    def end_training(self) -> None:
+        with self.training():
+            self._model.eval()
+
     @contextmanager
     def training(self) -> Iterator[None]:
         """One step of training."""

@@ -185,8 +185,7 @@ class StepTrainer:
         future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
-        if not self.model.training:  # as after an earlier fit
-            self.model.train()
+        self.recommender.mode.begin_training()
         self._runner = stages.start(
             self.embedding,
             batches.after(self.state),

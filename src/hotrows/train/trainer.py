@@ -33,7 +33,7 @@ from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
-from hotrows.train import notes, pictures, run_folder
+from hotrows.train import notes, run_folder
 from hotrows.train.callback import Callback, RunControl, StopRequested, check_callbacks, listeners_of
 from hotrows.train.defaults import agreed
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
@@ -42,6 +42,7 @@ from hotrows.train.reports import Reports
 from hotrows.train.result import Result
 from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_checkpoints import RunCheckpoints
+from hotrows.train.run_end import RunEnd
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import Interrupted, stop_signals
@@ -96,18 +97,17 @@ class Trainer:
     ) -> None:
         # 1. The settings and the folder
         self.ranks = ranks or OneRank()
-        self._given_model = None if isinstance(model, str) else model
+        self.given_model = None if isinstance(model, str) else model
         self.data, config, self.config = agreed(self.ranks, data, config, model, run if resume else None)
-        self.data = budgeted(self.data, self.config, self._given_model, self.ranks)
+        self.data = budgeted(self.data, self.config, self.given_model, self.ranks)
         next_run = run_folder.next_folder(str(self.config.model))
         self.run = local(run or self.ranks.gather_objects(next_run)[0])
         of_rank_0(self.ranks, partial(run_folder.check, self.run, resume))
         self._lock = RunLock(self.run, self.ranks)
         self.callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
-        self._validation: HeldOut | StreamRun = HeldOut()
-        self._is_fitting, self._doing, self._ended = False, "starting", ""
-        self._result: Result | None = None
+        self.validation: HeldOut | StreamRun = HeldOut()
+        self._end, self._doing = RunEnd(self.run, self.config.store != "memory"), "starting"
         # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
@@ -133,7 +133,7 @@ class Trainer:
             return choose() if known is None else known
 
         # 2. Model and tables
-        self.steps = StepTrainer(self.data, self.config, self.ranks, place, self._given_model)
+        self.steps = StepTrainer(self.data, self.config, self.ranks, place, self.given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.recommender.run = self.run
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
@@ -190,10 +190,10 @@ class Trainer:
         bad ones, as `fit` does once it is over."""
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
-        self._refuse(self._ended if self._store_is_closed else "")
+        self._end.check(reads=True)
         self._doing = f"evaluating on the {part} part"
         metrics = self.evaluation(self.data.parts[part], self._evaluation_progress)
-        if self.is_first and not self._is_fitting:
+        if self.is_first and not self._end.is_fitting:
             notes.of_metrics(part, metrics)
         return metrics
 
@@ -202,26 +202,13 @@ class Trainer:
 
         Several ranks all call it, with equal data.
         """
-        if not (self.state.step or self._is_fitting or self.config.start_from):
+        if not (self.state.step or self._end.is_fitting or self.config.start_from):
             notes.log.warning(
                 "the model is untrained, and so are its predictions; call fit before predict"
             )
-        self._refuse(self._ended if self._store_is_closed else "")
+        self._end.check(reads=True)
         self._doing = "predicting"
         return self.recommender.predict(data)
-
-    @property
-    def _store_is_closed(self) -> bool:
-        return self._result is None and self.config.store != "memory"
-
-    def _refuse(self, ended: str) -> None:
-        """Raises ValueError where `fit` has ended so that this object cannot go on."""
-        if ended:
-            run = str(self.run)
-            raise ValueError(
-                f"the fit of {run} {ended}: go on in a new object, Trainer(data, config, {run!r}, "
-                f"resume=True).fit(), or read its last checkpoint, load_run({run!r}, 'last')"
-            )
 
     def stop(self) -> None:
         """Ends the run after this step, as if it were the last: to be called by a callback.
@@ -261,16 +248,18 @@ class Trainer:
         # 1. What the run reads and calls
         if not self.reports.epoch_steps:
             raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
-        self._refuse("is under way" if self._is_fitting else self._ended)
+        self._end.check()
         check_callbacks(callbacks)
         keep_freed_memory()
         self._control = _control_of(self)
         self.evaluation = evaluate or self.evaluation
         self._lock.take()
         self.callbacks = (*callbacks, *self.steps.batches.callbacks)
-        is_first_fit, self._is_fitting, self._result = self._result is None, True, None
+        is_first_fit = self._end.result is None
+        self._end.is_fitting, self._end.result = True, None
         with ExitStack() as stack:
-            stack.push(partial(_note_end, self))
+            stack.push(lambda kind, error, trace: self._end.note(self, error))
+            stack.callback(setattr, self._control, "is_interrupted", lambda: False)
             stack.callback(self._lock.release)
             # 2. Signals and reports
             self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
@@ -282,14 +271,14 @@ class Trainer:
             stack.callback(self.checkpoints.writer.close)
             stack.callback(self.embedding.threads.close)
             stack.callback(self.cached_tables.stop_writing)
-            stack.callback(self.model.eval)
+            stack.callback(self.recommender.mode.end_training)
             if is_first_fit:
                 self.cached_tables.warm()
             # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)
-                self._result = _finish(self)
-                return self._result
+                self._lock.check()
+                return self._end.finish(self)
             except StopRequested:
                 raise Interrupted(
                     f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
@@ -316,11 +305,11 @@ class Trainer:
         repeat: the folder of a run whose batches are made again, of the same events.
         verbose, callbacks: see `Trainer.fit`.
         """
-        self._refuse("is under way" if self._is_fitting else self._ended)
+        self._end.check()
         steps, checkpoints = self.steps, self.checkpoints
         with StreamRun(self.run, steps, source, stream, on_alarm, repeat, checkpoints.window) as running:
             checkpoints.window, checkpoints.open_window = {}, running.tensors
-            self._validation = running
+            self.validation = running
             result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
         if running.alarm is not None:
             raise running.alarm
@@ -332,7 +321,7 @@ class Trainer:
             if self._evaluation_is_due():
                 self._write_interval()
                 with runner.paused():
-                    self._validation.validate(self)
+                    self.validation.validate(self)
                     self._save()
             elif self._control.checkpoint_is_due(self.state.step):
                 with runner.paused():
@@ -412,39 +401,8 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
         callback.on_training_end(trainer)
 
 
-def _note_end(trainer: Trainer, _: Any, error: BaseException | None, *__: Any) -> None:
-    """Notes how `fit` ended, where this object lacks what its last checkpoint has to go on with."""
-    trainer._is_fitting, trainer._control.is_interrupted = False, lambda: False
-    is_whole = trainer.state.step >= trainer.total_steps or stops_early(trainer.state, trainer.config)
-    if error is not None or not is_whole or isinstance(trainer._validation, StreamRun):
-        why = f" by {type(error).__name__}: {error}" if isinstance(error, Exception) else ""
-        trainer._ended = f"ended after {trainer.steps.place}{why}"
-
-
 def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:
-    callback.on_end(trainer, None if error else trainer._result, error)
-
-
-def _finish(trainer: Trainer) -> Result:
-    """Reads the best checkpoint back, reports on it, and writes the result into the run's folder."""
-    trainer._lock.check()
-    trainer.checkpoints.load_best()
-    result = Result(
-        run=trainer.run,
-        steps=trainer.state.step,
-        best_step=trainer.state.best_step if trainer.state.best else trainer.state.step,
-        stopped_early=trainer.stopped_early,
-        model=trainer._given_model,
-        samples_per_second=trainer.reports.samples_per_second(),
-        **trainer._validation.results(trainer),
-    )
-    if trainer.is_first:
-        notes.of_metrics(trainer._validation.name, result.validation)
-        notes.of_metrics("test", result.test)
-        notes.of_pins(trainer.cached_tables)
-        run_folder.write_json(trainer.run / "result.json", result.to_json())
-        pictures.draw_run(trainer.run)
-    return result
+    callback.on_end(trainer, None if error else trainer._end.result, error)
 
 
 def _control_of(trainer: Trainer) -> RunControl:
