@@ -13,6 +13,7 @@ import torch
 
 from hotrows import Callback, Trainer, load_run
 from hotrows.data import Loader
+from hotrows.models import DeepFM
 from hotrows.runtime.random_numbers import RandomNumbers
 from hotrows.train.mode import Mode
 from tests.support.runs import CONFIG, encode, same_bits
@@ -279,6 +280,23 @@ def test_what_a_callback_draws_is_not_what_training_draws(encoded, run, tmp_path
 
     Trainer(encoded, SHORT, tmp_path / "run").fit(callbacks=[Draws()])
     assert same_bits(tmp_path / "run", run)
+
+
+class Noisy(DeepFM):
+    """Draws in evaluation, too."""
+
+    def forward(self, vectors, dense):
+        logits = super().forward(vectors, dense)
+        return logits + torch.rand_like(logits)
+
+
+def test_a_validation_that_draws_is_repeatable(encoded, tmp_path):
+    config = dataclasses.replace(SHORT, model=None, model_options={"dim": 4})
+    results = []
+    for k in range(2):
+        torch.manual_seed(k)
+        results.append(Trainer(encoded, config, tmp_path / str(k), model=Noisy).fit())
+    assert results[0].validation == results[1].validation and results[0].test == results[1].test
 
 
 def test_random_numbers_go_on_where_they_were():

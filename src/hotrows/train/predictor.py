@@ -27,7 +27,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import Encoder, Loader, Part
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
-from hotrows.runtime.atomic_files import local
+from hotrows.runtime.atomic_files import absolute
 from hotrows.train import evaluate, notes, run_folder
 from hotrows.train.recommender import Recommender, ranking_of
 from hotrows.train.run_state import RunState
@@ -169,7 +169,7 @@ def load_run(
     >>> load_run(run).predict(one).shape
     (1,)
     """
-    run = local(run)
+    run = absolute(run)
     config, data = run_folder.read_config(run), run_folder.read_data(run)
     name = None if model is None else models.name_of(model)
     name = models.confirmed(config.model, run / "config.json", name, trust)

@@ -83,6 +83,7 @@ class Recommender:
         place: Callable[[models.Model], ShardingPlan] | None = None,
         model: models.Model | type[models.Model] | None = None,
     ) -> None:
+        check_defaults()
         self.config, self.schema, self.ranks = config, schema, ranks or OneRank()
         self.device = find(config.device)
         # 1. The model. Ranks that are threads take no turns in training, but build theirs one by one.
@@ -255,6 +256,16 @@ class Recommender:
     def predictions(self, outputs: Tensor) -> Tensor:
         """The predictions of the labels by outputs of the model, [B] or [B, T], in the labels' units."""
         return self.calibration.predictions(outputs)
+
+
+def check_defaults() -> None:
+    """Raises ValueError where tensors that PyTorch makes by default are none that models compute with."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32 or device.type != "cpu":
+        raise ValueError(
+            f"PyTorch makes tensors of {dtype} on {device} by default, and models need torch.float32 on "
+            f"cpu: call torch.set_default_dtype(torch.float32) and torch.set_default_device('cpu')"
+        )
 
 
 def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:

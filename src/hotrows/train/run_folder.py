@@ -61,6 +61,11 @@ _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
     "rows_budget",
 )
+# What of the environment may change bits.
+_OF_BITS = (
+    *("hotrows", "commit", "torch", "numpy", "processor", "threads", "native_core"),
+    *("gpu", "cuda", "triton"),
+)
 _PLACING, _STREAM = "placing.json", "stream.json"
 _RUN_OF_STORE = "run"  # a file in the folder of a file store, with the path of its run
 _JSON = JsonFile("restore it from a copy")
@@ -154,6 +159,21 @@ def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
         raise ValueError(
             f"run {run} was begun on other data than {data.path}: {difference}; resume it with the "
             f"same data, or begin a new run"
+        )
+
+
+def compare_environment(run: Path) -> None:
+    """Says in a line where this process computes otherwise than the one that began the run."""
+    try:
+        then, now = json.loads((run / "environment.json").read_text()), environment()
+    except (OSError, ValueError):  # nothing is read of it but this
+        return
+    names = [name for name in _OF_BITS if then.get(name) != now.get(name)]
+    differ = [f"{name} {then.get(name)} then, {now.get(name)} now" for name in names]
+    if differ:
+        log.warning(
+            f"{run} was begun in another environment ({'; '.join(differ)}): sums may be rounded "
+            f"otherwise, and its weights then differ from those of a run that never stopped"
         )
 
 

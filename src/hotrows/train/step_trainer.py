@@ -41,6 +41,7 @@ from hotrows.train.blocks import batches_of, popular_ids
 from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
 from hotrows.train.predictor import Predictor
+from hotrows.train.recommender import check_defaults
 from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step, dense_optimizer
@@ -185,6 +186,7 @@ class StepTrainer:
         future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
+        check_defaults()
         self.recommender.mode.begin_training()
         self._runner = stages.start(
             self.embedding,

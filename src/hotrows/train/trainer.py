@@ -30,7 +30,7 @@ from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
-from hotrows.runtime.atomic_files import local
+from hotrows.runtime.atomic_files import absolute
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
 from hotrows.train import notes, run_folder
@@ -97,11 +97,12 @@ class Trainer:
     ) -> None:
         # 1. The settings and the folder
         self.ranks = ranks or OneRank()
+        run = None if run is None else absolute(run)
         self.given_model = None if isinstance(model, str) else model
         self.data, config, self.config = agreed(self.ranks, data, config, model, run if resume else None)
         self.data = budgeted(self.data, self.config, self.given_model, self.ranks)
         next_run = run_folder.next_folder(str(self.config.model))
-        self.run = local(run or self.ranks.gather_objects(next_run)[0])
+        self.run = run or absolute(self.ranks.gather_objects(next_run)[0])
         of_rank_0(self.ranks, partial(run_folder.check, self.run, resume))
         self._lock = RunLock(self.run, self.ranks)
         self.callbacks: Sequence[Callback] = ()
@@ -123,6 +124,8 @@ class Trainer:
         begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
             together(self.ranks, partial(run_folder.check_same, self.run, self.config, self.data))
+            if self.is_first:
+                run_folder.compare_environment(self.run)
         else:
             run_folder.make_way_for_store(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)
@@ -280,9 +283,8 @@ class Trainer:
                 self._lock.check()
                 return self._end.finish(self)
             except StopRequested:
-                raise Interrupted(
-                    f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
-                ) from None
+                stopped = f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
+                raise Interrupted(stopped) from None
 
     def fit_stream(
         self,

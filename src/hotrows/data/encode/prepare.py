@@ -50,7 +50,7 @@ from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.sections import header_checksum
 from hotrows.data.stored.shards import Shard
-from hotrows.runtime.atomic_files import link_or_copy, new_folder
+from hotrows.runtime.atomic_files import absolute, link_or_copy, new_folder
 from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
 
@@ -111,7 +111,7 @@ def prepare(
     rows = (raw, validation, test, events)
     job = _job(rows, schema, split, seed, like, extend, memory, threads, progress)
     is_drawn = split is None and set(job.declared_parts) == {None}
-    data = _prepared(job, _free(Path(out), overwrite), threads)
+    data = _prepared(job, _free(absolute(out), overwrite), threads)
     _warn(data, job, is_drawn)
     return data
 
