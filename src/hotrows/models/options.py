@@ -26,12 +26,6 @@ _PLAIN: dict[Any, type] = {
 }
 
 
-class OptionError(ValueError):
-    """An option that a model does not take."""
-
-    exit_code = 2  # of a command: it is wrong usage
-
-
 def check(kind: type, options: Mapping[str, Any]) -> None:
     """Refuses an option that the class does not have, or of another type than it says."""
     known = {n: p for n, p in inspect.signature(kind).parameters.items() if n != "schema"}
@@ -39,13 +33,13 @@ def check(kind: type, options: Mapping[str, Any]) -> None:
     wanted = _types_of(kind)
     for name, value in options.items():
         if name not in known and not takes_any:
-            raise OptionError(
+            raise ValueError(
                 f"{kind.__name__} has no option {name!r}; it has {', '.join(known) or 'none'}"
                 f"{did_you_mean(name, known)}"
             )
         if name in known and name in wanted and not _fits(value, wanted[name]):
             said = inspect.formatannotation(wanted[name]).replace("collections.abc.", "")
-            raise OptionError(
+            raise ValueError(
                 f"{kind.__name__}'s option {name} must be {said}{_such_as(known[name])}, not {value!r}"
             )
 

@@ -213,6 +213,14 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
+def shown(path: Path) -> Path:
+    """The path as it is written in the working directory, for messages."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # that is gone, or the path is elsewhere
+        return path
+
+
 def part_of(path: Path) -> Path:
     """Where a file or folder is written before it becomes `path`."""
     return path.with_name(path.name + ".part")

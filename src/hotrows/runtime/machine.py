@@ -199,10 +199,10 @@ def _commit() -> str | None:
     how: dict[str, Any] = {"cwd": Path(__file__).parent, "capture_output": True, "timeout": 5}
     try:
         for command in (f"ls-files --error-unmatch {Path(__file__).name}", "rev-parse HEAD"):
-            found = subprocess.run(["git", *command.split()], text=True, check=True, **how)
+            done = subprocess.run(["git", *command.split()], text=True, check=True, **how)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return done.stdout.strip()
 
 
 def _text_of(path: str) -> str:
