@@ -61,17 +61,9 @@ _row_options = with_options(
     ),
 )
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
+_OF_OUTPUT = ("trace", "trackers", "as_json")
 _FURTHER_OPTIONS = {
-    "Data and run": (
-        *SOURCE_NAMES,
-        "run",
-        "config_file",
-        "set_texts",
-        "resume",
-        "trace",
-        "trackers",
-        "as_json",
-    ),
+    "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", *_OF_OUTPUT),
     "Publishing": ("publish", "publish_every", "publish_table_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options", "row_bits"),
 }

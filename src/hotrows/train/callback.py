@@ -22,13 +22,11 @@ from hotrows.train.run_state import RunState
 
 # What methods were called in earlier commits, and are now.
 _OLD_NAMES = {
-    "begin": "on_begin",
     "after_step": "on_step_end",
     "after_evaluation": "on_evaluation_end",
     "after_fit": "on_end",
     "log_metrics": "on_log",
     "before_checkpoint": "on_checkpoint",
-    "end": "on_training_end",
     "while_idle": "on_idle",
 }
 

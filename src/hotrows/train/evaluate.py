@@ -62,15 +62,11 @@ def _logits(recommender: Recommender, batch: Batch, plan: Plan) -> Tensor:
 
 
 def evaluate(
-    recommender: Recommender,
-    part: Part,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    ranking: Sequence[str] | None = None,
+    recommender: Recommender, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Metrics:
     """Computes metrics over all of a part of the data; collective between the recommender's ranks.
 
-    progress: called with the samples that are done, and their number in all. ranking: metrics within
-    groups, in place of the config's.
+    progress: called with the samples that are done, and their number in all.
     """
     if not part.rows:
         raise ValueError(
@@ -82,7 +78,7 @@ def evaluate(
     for number, (batch, logits) in enumerate(logits_of(recommender, loader.batches(0)), 1):
         evaluated.append((logits, recommender.targets(batch), batch.groups))
         progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
-    return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks), ranking)
+    return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks))
 
 
 class HeldOut:
@@ -112,11 +108,9 @@ class HeldOut:
         return {"validation": trainer.state.best, "test": test}
 
 
-def metrics_of(
-    recommender: Recommender, evaluated: Sequence[Evaluated], ranking: Sequence[str] | None = None
-) -> Metrics:
-    """The metrics of predictions piece by piece, of one rank; ranking: see `evaluate`."""
-    return _metrics_of(recommender, _join(evaluated), ranking)
+def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:
+    """The metrics of predictions piece by piece, of one rank."""
+    return _metrics_of(recommender, _join(evaluated))
 
 
 def recalibrated(
@@ -137,9 +131,8 @@ def recalibrated(
     return Calibration(kept), Calibration(fits)
 
 
-def _metrics_of(recommender: Recommender, samples: Evaluated, ranking: Sequence[str] | None) -> Metrics:
-    ranking = recommender.ranking if ranking is None else ranking
-    bases = recommender.fits_about
+def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
+    ranking, bases = recommender.ranking, recommender.fits_about
     by_task = {
         name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t])
         for t, (name, loss) in enumerate(recommender.calibration.losses.items())

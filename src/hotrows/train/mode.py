@@ -43,15 +43,11 @@ class Mode:
                     self._before = None
                     self._changed.notify_all()
 
-    def begin_training(self) -> None:
-        """Puts the model into training mode, unless it is: then some modules may stay out of it."""
+    def put(self, training: bool) -> None:
+        """Puts the whole model into a mode; one in training keeps the modules that are out of it."""
         with self.training():
-            if not self._model.training:
-                self._model.train()
-
-    def end_training(self) -> None:
-        with self.training():
-            self._model.eval()
+            if not (training and self._model.training):
+                self._model.train(training)
 
     @contextmanager
     def training(self) -> Iterator[None]:

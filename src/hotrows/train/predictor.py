@@ -11,6 +11,7 @@ Rows are raw, and encoded as the run's data was, or encoded batches.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -126,17 +127,20 @@ class Predictor(Recommender):
         trained with). Warns of predictions that are no better than one constant, and of values far from
         those trained on. ValueError where the rows have no labels.
         """
-        ranking = self.ranking if metrics is None else ranking_of(self.schema, metrics)
+        if metrics is not None:
+            once = copy.copy(self)  # with all that it refers to
+            once.ranking = ranking_of(self.schema, metrics)
+            return once.evaluate(data, progress)
         if isinstance(data, Part):
             if (usual := run_folder.encoded_data(self.run)) is not None and data.rows:
                 notes.of_values(data, usual.parts.values())
-            result = evaluate.evaluate(self, data, progress, ranking)
+            result = evaluate.evaluate(self, data, progress)
         else:
-            result = self._evaluate_raw(data, ranking)
+            result = self._evaluate_raw(data)
         notes.of_metrics(data.name if isinstance(data, Part) else "rows", result)
         return result
 
-    def _evaluate_raw(self, data: Any, ranking: Sequence[str]) -> Metrics:
+    def _evaluate_raw(self, data: Any) -> Metrics:
         evaluated = []
         for batch, logits in self.logits(self.encoder.encode(data)):
             if batch.labels is None:
@@ -144,7 +148,7 @@ class Predictor(Recommender):
             evaluated.append((logits, self.targets(batch), batch.groups))
         if not evaluated:
             raise ValueError("there are no rows to evaluate")
-        return evaluate.metrics_of(self, evaluated, ranking)
+        return evaluate.metrics_of(self, evaluated)
 
 
 def load_run(

@@ -83,13 +83,12 @@ class Recommender:
         place: Callable[[models.Model], ShardingPlan] | None = None,
         model: models.Model | type[models.Model] | None = None,
     ) -> None:
-        check_defaults()
-        self.config, self.schema, self.ranks = config, schema, ranks or OneRank()
-        self.device = find(config.device)
+        self.config, self.schema = config, schema
+        self.ranks, self.device = ranks or OneRank(), find(config.device)
         # 1. The model. Ranks that are threads take no turns in training, but build theirs one by one.
-        alone = isinstance(self.ranks, OneRank)
-        self.random = RandomNumbers(self.device.generators(), config.seed, takes_turns=alone)
+        self.random = RandomNumbers(self.device.generators(), config.seed, type(self.ranks) is OneRank)
         with TURN, self.random.drawing():
+            check_defaults()
             _check_size(config, schema)
             named = model or config.model
             assert named is not None, "settle the config first"

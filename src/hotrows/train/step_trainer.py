@@ -187,7 +187,7 @@ class StepTrainer:
         if self.config.clip_rows:
             self.embedding.count_squares()
         check_defaults()
-        self.recommender.mode.begin_training()
+        self.recommender.mode.put(training=True)
         self._runner = stages.start(
             self.embedding,
             batches.after(self.state),

@@ -274,7 +274,7 @@ class Trainer:
             stack.callback(self.checkpoints.writer.close)
             stack.callback(self.embedding.threads.close)
             stack.callback(self.cached_tables.stop_writing)
-            stack.callback(self.recommender.mode.end_training)
+            stack.callback(self.recommender.mode.put, training=False)
             if is_first_fit:
                 self.cached_tables.warm()
             # 4. Training, and the result
