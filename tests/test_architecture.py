@@ -141,3 +141,96 @@ def test_no_test_module_imports_another():
             if any(re.match(r"test_", name) for name in names):
                 imports.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
     assert imports == []
+
+
+# Modules of classes whose native part is in another one.
+_NATIVE_BASES = ("keys/table.py", "planning/slots.py", "planning/device_slots.py")
+
+
+def _functions(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _calls_the_core(node):
+    """Whether a function calls native code, which reads wherever a wrong size leads it."""
+    called = {
+        ast.unparse(call.func).split(".")[-1] for call in ast.walk(node) if isinstance(call, ast.Call)
+    }
+    return bool({"call", "_call"} & called) or any(name.startswith("hotrows_") for name in called)
+
+
+def _narrows(check):
+    """Whether an assertion only says to the type checker that something is not None."""
+    parts = check.values if isinstance(check, ast.BoolOp) and isinstance(check.op, ast.And) else [check]
+    return all(isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.IsNot) for part in parts)
+
+
+def unguarded(tree, is_native_base=False):
+    """The lines of assertions that guard native code: under `python -O` they are gone."""
+    core = [node for node in _functions(tree) if _calls_the_core(node)]
+    wrong = {node for function in core for node in ast.walk(function) if isinstance(node, ast.Assert)}
+    if core or is_native_base:  # elsewhere in the module, None is an error of Python where it is used
+        others = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        wrong |= {node for node in others if not _narrows(node.test)}
+    return sorted(node.lineno for node in wrong)
+
+
+def test_no_assertion_guards_native_code(trees):
+    """One did: under `python -O` a second fit ended the process with a segmentation fault."""
+    assert unguarded(ast.parse("def f(x):\n    assert x is not None\n    call('add', x)")) == [2]
+    assert unguarded(
+        ast.parse("def f(x):\n    assert len(x) == 2\ndef g(x):\n    core.hotrows_add(x)")
+    ) == [2]
+    assert unguarded(ast.parse("def f(x):\n    assert len(x) == 2")) == []
+    num_core, found = 0, {}
+    for path, tree in trees.items():
+        place = str(path.relative_to(PACKAGE))
+        is_base = place in _NATIVE_BASES or KERNELS in path.parents
+        num_core += any(map(_calls_the_core, _functions(tree)))
+        found |= {f"{place}:{line}": 1 for line in unguarded(tree, is_base)}
+    assert num_core > 20 and list(found) == []
+
+
+# What holds for the thread or the process, or keeps others waiting; and what only closes or names things.
+_MODES = re.compile(
+    r"no_grad|inference_mode|set_grad_enabled|enable_grad|autocast|fork_rng|_num_threads|_lock\b|_changed\b"
+    r"|\.train\(|\.eval\(|evaluating|drawing|restored|paused|_state\(|catch_warnings|preserve_order|_in_order"
+)
+
+
+def held_over_a_yield(tree):
+    """The lines of generators that yield to their caller within a mode; context managers may."""
+    lines = []
+
+    def visit(node, held):
+        if isinstance(node, ast.Yield | ast.YieldFrom) and held:
+            lines.append(node.lineno)
+        for field, value in ast.iter_fields(node):
+            is_inside = field == "body" and isinstance(node, ast.With | ast.Try)
+            holder = node.items if isinstance(node, ast.With) else getattr(node, "finalbody", [])
+            holds = is_inside and any(_MODES.search(ast.unparse(item)) for item in holder)
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST) and not isinstance(child, ast.FunctionDef | ast.Lambda):
+                    visit(child, held or holds)
+
+    for function in _functions(tree):
+        if not any("contextmanager" in ast.unparse(decorator) for decorator in function.decorator_list):
+            for statement in function.body:
+                if not isinstance(statement, ast.FunctionDef):
+                    visit(statement, False)
+    return lines
+
+
+def test_no_generator_yields_within_a_mode(trees):
+    """One did: in the loop over its predictions the caller's gradients were off."""
+    within = "def f():\n    with torch.no_grad():\n        for x in y:\n            yield x"
+    restored = (
+        "def f():\n    model.eval()\n    try:\n        yield 1\n    finally:\n        model.train(was)"
+    )
+    assert (held_over_a_yield(ast.parse(within)), held_over_a_yield(ast.parse(restored))) == ([4], [4])
+    assert held_over_a_yield(ast.parse("@contextmanager\n" + within)) == []
+    assert held_over_a_yield(ast.parse("def f():\n    with a_lock: x = 1\n    yield x")) == []
+    found = {
+        str(p.relative_to(PACKAGE)): lines for p, t in trees.items() if (lines := held_over_a_yield(t))
+    }
+    assert found == {}

@@ -295,10 +295,10 @@ def test_feeding_asks_for_what_pins_and_window_need_until_the_end(kind):
 def test_taking_past_what_was_fed_or_other_rows_is_an_error_of_ours(kind):
     slots = kind(8, LRU, in_flight=2)
     slots.feed(ids(1))
-    with pytest.raises(AssertionError, match=r"needs the batches up to 1 fed, or end\(\)"):
+    with pytest.raises(RuntimeError, match=r"needs those up to 1 fed, or end\(\)"):
         slots.allocate(ids(1))
     slots.end()
-    with pytest.raises(AssertionError, match=r"other rows"):
+    with pytest.raises(RuntimeError, match=r"other rows"):
         slots.allocate(ids(2))
 
 

@@ -38,7 +38,8 @@ class ReferenceSlotMap(SlotMap):
         return self._lookahead_bytes + 80 * self.num_slots
 
     def warm(self, rows: Tensor) -> Moves:
-        assert self.num_allocated == 0 and not self._slots, "warm() comes once, before allocate()"
+        if self.num_allocated or self._slots:
+            raise RuntimeError("warm() comes once, before allocate()")
         ranked = list(dict.fromkeys(rows.tolist()))[: self.num_slots]
         self._last_use = {row: -1 - rank for rank, row in enumerate(ranked)}
         self._slots = {row: slot for slot, row in enumerate(sorted(ranked))}
@@ -74,7 +75,8 @@ class ReferenceSlotMap(SlotMap):
 
     def _remove_uses(self, batch: int, used: list[int]) -> None:
         for row in used:
-            assert self._uses.get(row, [None])[0] == batch, "allocate() got other rows than feed()"
+            if self._uses.get(row, [None])[0] != batch:
+                raise RuntimeError("allocate() got other rows than feed()")
             self._uses[row].popleft()
             if not self._uses[row]:
                 del self._uses[row]

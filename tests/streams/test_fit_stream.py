@@ -92,7 +92,6 @@ def test_the_weights_are_those_of_a_loop_over_the_same_batches(data, whole, fold
     steps = trainer.steps
     encoder = Encoder.open(data.path)
     source = open_source(f"folder:{folder}", encoder.schema)
-    torch.set_rng_state(trainer.checkpoints.random_state)
     with EventStream(source, encoder, 64, DRAINED) as events:
         steps.batches = _Batches(list(events))
     with closing(steps.start()) as runner:

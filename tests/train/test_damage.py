@@ -89,7 +89,7 @@ def resumed(folder):
         [store.records.numpy().tobytes() for store in trainer.embedding.stores],
         [value.numpy().tobytes() for value in trainer.model.state_dict().values()],
         [v.numpy().tobytes() for v in tensors(trainer.steps.dense_optimizer.state_dict())],
-        trainer.checkpoints.random_state.numpy().tobytes(), batch.ids.numpy().tobytes(),
+        trainer.recommender.random.states[0].numpy().tobytes(), batch.ids.numpy().tobytes(),
     )  # fmt: skip
 
 

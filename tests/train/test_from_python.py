@@ -5,7 +5,6 @@ import inspect
 import io
 import json
 import logging
-import os
 import pickle
 import re
 import sys
@@ -128,8 +127,8 @@ def test_a_class_of_the_library_has_its_name(encoded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = dataclasses.replace(CONFIG, steps=2, model="lr")
     trainer = Trainer(encoded, small, model=DeepFM)
-    assert (trainer.config.model, str(trainer.run)) == ("deepfm", os.path.join("runs", "deepfm-1"))
-    assert str(Trainer(encoded, small, model=DeepFM).run) == os.path.join("runs", "deepfm-2")
+    assert (trainer.config.model, trainer.run) == ("deepfm", tmp_path / "runs" / "deepfm-1")
+    assert Trainer(encoded, small, model=DeepFM).run == tmp_path / "runs" / "deepfm-2"
     assert Trainer(str(encoded.path), model="fm").config == settle(TrainConfig(model="fm"), encoded)
 
 

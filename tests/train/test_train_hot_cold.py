@@ -174,7 +174,7 @@ def test_a_run_has_the_bits_of_a_plain_loop_over_its_batches(data, steps, tmp_pa
     predictor.measure_choices(0)  # plain ones
     model, embedding = predictor.model, predictor.embedding
     optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr, fused=True)
-    torch.set_rng_state(predictor.random_state)
+    torch.set_rng_state(predictor.random.states[0])
     for step, (_, batch) in enumerate(steps):
         plan = embedding.plan(batch, step)
         vectors = embedding.lookup(plan)

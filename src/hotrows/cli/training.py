@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,8 +61,9 @@ _row_options = with_options(
     ),
 )
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
+_OF_OUTPUT = ("trace", "trackers", "as_json")
 _FURTHER_OPTIONS = {
-    "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace", "trackers"),
+    "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", *_OF_OUTPUT),
     "Publishing": ("publish", "publish_every", "publish_table_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options", "row_bits"),
 }
@@ -147,6 +149,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @click.option(
     "--trace", type=OUT, help="Write the times of every stage here, for Perfetto, and a picture."
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @tracking.tracker_option
 @streams.stream_options
 @publishing.publish_options
@@ -159,6 +162,7 @@ def train_command(
     trust: bool,
     trace: Path | None,
     trackers: tuple[str, ...],
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Train a model on prepared data.
@@ -191,7 +195,9 @@ def train_command(
         run, result = _train(
             config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
         )
-    if job.is_first():
+    if job.is_first() and as_json:
+        click.echo(json.dumps({**result.to_json(), "run": str(run)}, indent=2))
+    elif job.is_first():
         _print_result(result, run, is_stream=fit is not None)
 
 

@@ -32,6 +32,7 @@ from hotrows.planning.planner import Planner
 from hotrows.runtime.device import Device
 from hotrows.runtime.machine import total_memory
 from hotrows.runtime.measurements import Measurement
+from hotrows.runtime.random_numbers import restored
 from hotrows.table import Table
 
 _WINDOW = 0.15  # seconds of each measurement, three times
@@ -137,7 +138,7 @@ def flops(batch_size: int = 4096, sizes: Sequence[int] = (512, 512, 256, 64, 1))
 
     Six operations are counted for each weight and sample; activations and losses cost time alone.
     """
-    with torch.random.fork_rng(devices=[]):
+    with restored():
         model = MLP(sizes)
         x, y = torch.randn(batch_size, sizes[0]), torch.randn(batch_size, sizes[-1])
     use_linear_paths(model, choose_linear_paths(model, batch_size))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from hotrows import models
 from hotrows.costs.frequencies import Frequencies
@@ -25,6 +24,7 @@ from hotrows.data.description import row_counts
 from hotrows.data.encode.encoder import readers_of
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.record import layout_of
+from hotrows.runtime.random_numbers import restored
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, is_list, vocabulary_of
 from hotrows.table import BITS, Table
@@ -92,7 +92,7 @@ def of_data(
     # 2. Build the model, for its tables and the sizes of its matrices.
     model = model or models.default_name(data.schema)
     if isinstance(model, str):
-        with torch.random.fork_rng(devices=[]):
+        with restored():
             built = models.build(model, data.schema, **dict(model_options or {}))
     else:
         built = model

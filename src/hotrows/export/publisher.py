@@ -41,6 +41,7 @@ from hotrows.planning.packing import rows_of
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_text
 from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import Lock
+from hotrows.runtime.random_numbers import restored
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.key_ids import GONE, last_of_each
@@ -157,7 +158,7 @@ class Publisher(Callback):
         self._keys = {name: _ChangedKeys() for name in of_keys.vocabularies}
         of_keys.observers.append(self._note_keys)
         self._stack.callback(of_keys.observers.remove, self._note_keys)
-        with torch.random.fork_rng(devices=[]):
+        with restored():
             self._version = self._first_version(trainer)
         self._head, self._published_at = self._version.head, time.monotonic()
         known = self._version.histories

@@ -97,7 +97,8 @@ class NativeKeyTable(KeyTable):
         ids, counts = torch.empty_like(keys), (ctypes.c_int64 * len(COUNTERS))()
         event_time = None if time is None else ctypes.byref(ctypes.c_int64(time))
         case = self._call("resolve", self._handle, keys, keys.numel(), event_time, ids, counts)
-        assert case == 0, "resolve() got other keys than feed()"
+        if case != 0:
+            raise RuntimeError("resolve() got other keys than feed()")
         num_born, num_died, *self._now = counts
         if not num_born + num_died:
             return Resolved(ids, _NONE, _NONE, _NONE, _NONE)

@@ -53,7 +53,8 @@ class KeyTable(ABC):
     """
 
     def __init__(self, dynamic: Dynamic, num_unknown: int = 1) -> None:
-        assert num_unknown > 0, "keys without a row need an unknown id"
+        if num_unknown < 1:
+            raise ValueError("keys without a row need an unknown id")
         self.dynamic, self.num_unknown = dynamic, num_unknown
         self.first_id = 2 + num_unknown
         self.num_fed = self.num_resolved = self.num_trained = 0
@@ -89,7 +90,8 @@ class KeyTable(ABC):
                 ended = self._ended
                 self.feed(keys)
                 self._ended = ended
-            assert not self.wants(), "resolve() needs the batches of the window fed, or end()"
+            if self.wants():
+                raise RuntimeError("resolve() needs the batches of the window fed, or end()")
             resolved = self._resolve(keys.contiguous(), time)
             self.num_resolved += 1
             self._look_ahead()
@@ -103,7 +105,8 @@ class KeyTable(ABC):
     def trained(self) -> None:
         """Notes that the oldest batch that was resolved and not trained has now been trained."""
         with self._lock:
-            assert self.num_trained < self.num_resolved, "trained() comes after resolve()"
+            if self.num_trained >= self.num_resolved:
+                raise RuntimeError("trained() comes after resolve()")
             self._trained()
             self.num_trained += 1
 

@@ -202,7 +202,8 @@ class DeviceSlots:
 
     def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
         """Brings in the first distinct rows, most preferred first; once, before the first batch."""
-        assert self.num_allocated == 0 and self.num_resident == 0, "warm() comes once, at the beginning"
+        if self.num_allocated or self.num_resident:
+            raise RuntimeError("warm() comes once, at the beginning")
         distinct, first = np.unique(rows.numpy(), return_index=True)
         rows_in, rank = torch.from_numpy(distinct[first.argsort()][: self.num_slots]).sort()
         values = [self._device.put(values) for values in (rows_in, (-1 - rank).int())]

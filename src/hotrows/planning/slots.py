@@ -81,7 +81,10 @@ class SlotMap(ABC):
         past_pins: int | None = None,
         future_pins: int | None = None,
     ) -> None:
-        assert 0 < num_slots < 2**31 and in_flight > 0, (num_slots, in_flight)
+        if not 0 < num_slots < 2**31 or in_flight < 1:
+            raise ValueError(
+                f"expected 1 to 2^31 - 1 slots, {num_slots=}, and some batches, {in_flight=}"
+            )
         self.num_slots, self.policy, self.in_flight = num_slots, policy, in_flight
         self.num_rows = num_rows
         self._past = in_flight - 1 if past_pins is None else past_pins
@@ -138,9 +141,9 @@ class SlotMap(ABC):
         batch, rows = self.num_allocated, rows.contiguous()
         if self.num_fed == batch:
             self._feed(rows)
-        assert self._ended or self.num_fed > batch + self._future, (
-            f"allocate() for batch {batch} needs the batches up to {batch + self._future} fed, or end()"
-        )
+        if not self._ended and self.num_fed <= batch + self._future:
+            last = batch + self._future
+            raise RuntimeError(f"allocate() for batch {batch} needs those up to {last} fed, or end()")
         self._choose_protected(batch, rows.numel())
         slots, moves, drained = self._allocate(rows)
         if self.policy.counts_rows:
@@ -243,7 +246,8 @@ class NativeSlotMap(SlotMap):
         return dict(zip(("slots", "known_rows", "uses", "counted_rows"), parts, strict=True))
 
     def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
-        assert self.num_allocated == 0 and self.num_resident == 0, "warm() comes once, before allocate()"
+        if self.num_allocated or self.num_resident:
+            raise RuntimeError("warm() comes once, before allocate()")
         distinct, first = np.unique(rows.numpy(), return_index=True)
         ranked = torch.from_numpy(distinct[first.argsort()][: self.num_slots])
         rows_in, rank = ranked.sort()
@@ -259,7 +263,8 @@ class NativeSlotMap(SlotMap):
         batch = pointer(rows), _size(rows), pointer(slots)
         room = *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out)
         case = self._call("take", self._handle, *batch, *room, returns=ctypes.c_int64)
-        assert case >= 0, "allocate() got other rows than feed()"
+        if case < 0:
+            raise RuntimeError("allocate() got other rows than feed()")
         rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
         rows_out, slots_out = (part[: num_out.value].clone() for part in pairs[2:])
         moves = Moves(rows_in, slots_in, rows_out, slots_out, case == self._cases["passes_through"])

@@ -33,6 +33,7 @@ _JOB = "job.json"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a `Path` has one slash of it
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+_LONGEST_NAME = 255
 log = logging.getLogger("hotrows")
 
 
@@ -46,6 +47,18 @@ def local(place: Path | str) -> Path:
         url = _URL.sub(r"\1://", os.fspath(place), count=1)
         raise ValueError(f"{url} is a URL, and this must be a path: copy it to a disk, or mount it")
     return Path(place)
+
+
+def absolute(place: Path | str) -> Path:
+    """The local path from the root, which stays what it is when the working directory changes."""
+    path = local(place).absolute()
+    for name in path.parts:
+        if (size := len(os.fsencode(name))) > _LONGEST_NAME:
+            short = f"{name[:40]}.."
+            raise ValueError(
+                f"{short} has {size} bytes, and names have at most 255: choose a shorter one"
+            )
+    return path
 
 
 def is_special(path: Path) -> bool:
@@ -102,7 +115,7 @@ def replaced(path: Path) -> Iterator[Path]:
     path = _target(path)
     if is_special(path) and not path.is_dir():
         raise ValueError(f"{path} is a pipe or a device, which holds no such file; name a file")
-    part = part_of(path)
+    part = absolute(part_of(path))
     try:
         with named(path):
             yield part
@@ -137,10 +150,10 @@ def new_folder(
     with this file in it is replaced, once the new one is complete.
     """
     path = _target(path)
+    part = absolute(part_of(path))
     is_replaced = replaces is not None and (path / replaces).is_file()
     if not is_replaced and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists and is no empty folder; delete it, or choose another name")
-    part = part_of(path)
     with _resumed(part, job) if job is not None else _begun(part):
         try:
             make_folder(part)
@@ -198,6 +211,14 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def shown(path: Path) -> Path:
+    """The path as it is written in the working directory, for messages."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # that is gone, or the path is elsewhere
+        return path
 
 
 def part_of(path: Path) -> Path:
@@ -266,6 +287,8 @@ def make_folder(path: Path) -> None:
     path = _target(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
+        if folder.is_symlink():
+            raise ValueError(f"{folder} is a link to {os.readlink(folder)}, which is not there: mend it")
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
 

@@ -103,15 +103,9 @@ class Device:
         """Notes where the calling thread waits for the device within: `file:line` of each time."""
         yield []
 
-    @contextmanager
-    def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
-        """Sets the device's generator to `state`, or by the seed where that is None; restores it
-        afterwards. On the host `torch.random.fork_rng` does this."""
-        yield
-
-    def random_state(self) -> Tensor | None:
-        """The state of the device's generator; None on the host."""
-        return None
+    def generators(self) -> list[torch.Generator]:
+        """PyTorch's own generators of the host and of the device."""
+        return [torch.default_generator]
 
     @contextmanager
     def products_in_tf32(self) -> Iterator[None]:
@@ -253,20 +247,9 @@ class Cuda(Device):
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
 
-    @contextmanager
-    def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
-        before = torch.cuda.get_rng_state(self.torch)
-        if state is None:
-            torch.cuda.default_generators[self.torch.index].manual_seed(seed)
-        else:
-            torch.cuda.set_rng_state(state, self.torch)
-        try:
-            yield
-        finally:
-            torch.cuda.set_rng_state(before, self.torch)
-
-    def random_state(self) -> Tensor | None:
-        return torch.cuda.get_rng_state(self.torch)
+    def generators(self) -> list[torch.Generator]:
+        torch.cuda.init()
+        return [torch.default_generator, torch.cuda.default_generators[self.torch.index]]
 
     @contextmanager
     def products_in_tf32(self) -> Iterator[None]:

@@ -193,15 +193,16 @@ def _huge_pages() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit that is checked out in the working directory, if that is a git repository."""
+    """The commit of this package, if it is in a git repository: not in one that only surrounds it."""
     import subprocess
 
-    command = ["git", "rev-parse", "--verify", "HEAD"]
+    how: dict[str, Any] = {"cwd": Path(__file__).parent, "capture_output": True, "timeout": 5}
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        for command in (f"ls-files --error-unmatch {Path(__file__).name}", "rev-parse HEAD"):
+            done = subprocess.run(["git", *command.split()], text=True, check=True, **how)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return process.stdout.strip() if process.returncode == 0 else None
+    return done.stdout.strip()
 
 
 def _text_of(path: str) -> str:

@@ -130,7 +130,8 @@ def call(name: str, *arguments) -> int:
 
 def _converted(argument):
     if isinstance(argument, np.ndarray):
-        assert argument.flags.c_contiguous
+        if not argument.flags.c_contiguous:
+            raise ValueError("the native core takes arrays whose elements lie side by side")
         return ctypes.c_void_p(argument.ctypes.data)
     if argument is None or hasattr(argument, "data_ptr"):  # a tensor
         return pointer(argument)

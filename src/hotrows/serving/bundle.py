@@ -21,7 +21,7 @@ from typing import Any
 from hotrows.json_file import build
 from hotrows.losses import Calibration, StoredLoss
 from hotrows.runtime import file_sums
-from hotrows.runtime.atomic_files import local
+from hotrows.runtime.atomic_files import absolute
 from hotrows.runtime.file_names import file_name
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import EXPORT_FILE
@@ -135,7 +135,7 @@ def keys_file(vocabulary: str, vocabularies: Iterable[str] = ()) -> str:
 def open_bundle(path: Path | str) -> Bundle:
     """Reads and checks what a bundle says of itself, and the sizes of its files; ValueError names what
     does not fit."""
-    path = local(path)
+    path = absolute(path)
     if not (path / MANIFEST).exists():
         raise ValueError(
             f"{path} is not an export: it has no {MANIFEST}; name a folder of `hotrows export`"

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from hotrows.runtime.atomic_files import absolute
 from hotrows.runtime.background import Worker
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving import chain
@@ -56,7 +57,7 @@ class Follower:
         cache: Path | str | None = None,
     ) -> None:
         self._mirror = Mirror.open(folder, cache)
-        self.folder = self._mirror.folder if self._mirror else Path(folder)
+        self.folder = self._mirror.folder if self._mirror else absolute(folder)
         self._threads, self._trust = threads, trust
         self.applied = self.errors = 0
         self.problem: str | None = None

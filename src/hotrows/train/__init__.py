@@ -5,7 +5,7 @@ from hotrows.train.predictor import Predictor
 from hotrows.train.predictor import load_run as load_run
 from hotrows.train.progress import Progress
 from hotrows.train.result import Result
-from hotrows.train.trainer import Interrupted
+from hotrows.train.signals import Interrupted
 from hotrows.train.trainer import Trainer as Trainer
 
 __all__ = ["Interrupted", "Predictor", "Progress", "Result"]

@@ -20,6 +20,16 @@ from hotrows.train.progress import Progress
 from hotrows.train.result import Result
 from hotrows.train.run_state import RunState
 
+# What methods were called in earlier commits, and are now.
+_OLD_NAMES = {
+    "after_step": "on_step_end",
+    "after_evaluation": "on_evaluation_end",
+    "after_fit": "on_end",
+    "log_metrics": "on_log",
+    "before_checkpoint": "on_checkpoint",
+    "while_idle": "on_idle",
+}
+
 
 class Training(Protocol):
     """The part of a `Trainer` that callbacks may read, and what they may request of it."""
@@ -73,6 +83,9 @@ class Callback:
             if name.startswith("on_") and name not in known:
                 hint = did_you_mean(name, known) or f"; training calls {', '.join(known)}"
                 raise ValueError(f"{cls.__name__}.{name} is never called{hint}")
+        for old, new in _OLD_NAMES.items():
+            if callable(getattr(cls, old, None)) and getattr(cls, new) is getattr(Callback, new):
+                raise ValueError(f"{cls.__name__}.{old} is never called; training calls {new}")
 
     def on_begin(self, trainer: Training) -> None:
         """Called before the first batch is planned; a resumed run is then at its checkpoint."""
@@ -107,6 +120,17 @@ class Callback:
 
     def on_idle(self, trainer: Training) -> None:
         """Called several times a second while a stream has no event to train on."""
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raises ValueError for what training would never call."""
+    known = [name for name in vars(Callback) if name.startswith("on_")]
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ValueError(f"callbacks must be objects of hotrows.Callback, not {callback!r}")
+        kind = type(callback)
+        if all(getattr(kind, n) is getattr(Callback, n) and n not in vars(callback) for n in known):
+            raise ValueError(f"{kind.__name__} has none of the methods that training calls")
 
 
 def listeners_of(callbacks: Sequence[Callback]) -> list[Callback]:

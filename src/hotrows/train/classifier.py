@@ -29,7 +29,7 @@ from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table, check_order
 from hotrows.json_file import JsonFile
 from hotrows.models.model import Model
-from hotrows.runtime.atomic_files import local, new_folder, write_json
+from hotrows.runtime.atomic_files import absolute, local, new_folder, write_json
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
@@ -283,7 +283,7 @@ class Classifier:
         return TrainConfig(**self.settings, seed=int(self.random_state))
 
     def _folder(self) -> Path:
-        return self._temporary_folder() if self.run is None else Path(self.run)
+        return self._temporary_folder() if self.run is None else absolute(self.run)
 
     def _temporary_folder(self) -> Path:
         """A folder that is deleted with this object."""

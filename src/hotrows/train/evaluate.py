@@ -27,7 +27,7 @@ from hotrows.metrics.result import no_metrics
 from hotrows.metrics.sums import weighted_mean
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
-from hotrows.train.recommender import Recommender, Targets
+from hotrows.train.recommender import Recommender, Targets, check_defaults
 from hotrows.train.run_state import after_evaluation
 
 EVALUATION_BATCH = 8192
@@ -40,19 +40,16 @@ def logits_of(recommender: Recommender, batches: Iterable[Batch]) -> Iterator[tu
 
     The next batches are planned meanwhile; a list of one batch takes no thread.
     """
-    model, embedding = recommender.model, recommender.embedding
-    training = model.training
-    model.eval()
+    check_defaults()
+    embedding = recommender.embedding
     plans = ((batch, embedding.plan(batch)) for batch in batches)
     is_one = isinstance(batches, Sequence) and len(batches) == 1
     planned = prefetch(plans, 0 if is_one else recommender.config.plan_depth)
-    try:
-        with closing(planned):
-            for batch, plan in planned:
-                with torch.no_grad():
-                    yield batch, _logits(recommender, *embedding.to_device(batch, plan)).cpu()
-    finally:
-        model.train(training)
+    with closing(planned):
+        for batch, plan in planned:
+            with recommender.mode.evaluating():
+                logits = _logits(recommender, *embedding.to_device(batch, plan)).cpu()
+            yield batch, logits
 
 
 def _logits(recommender: Recommender, batch: Batch, plan: Plan) -> Tensor:
@@ -94,7 +91,7 @@ class HeldOut:
         if not trainer.data.parts["validation"].rows:
             trainer.steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
             return
-        with trainer.recommender.calibrating():
+        with trainer.recommender.calibrating(), trainer.recommender.random.drawing():
             metrics = trainer.evaluate("validation")
         trainer.steps.calibrate(trainer.recommender.calibration.with_scales(metrics.scales))
         epoch_steps = trainer.reports.epoch_steps
@@ -106,7 +103,9 @@ class HeldOut:
     def results(self, trainer: Any) -> dict[str, Metrics | None]:
         """The metrics of the best checkpoint, which memory holds, on the validation and the test part."""
         has_test = bool(trainer.data.parts["test"].rows)
-        return {"validation": trainer.state.best, "test": trainer.evaluate("test") if has_test else None}
+        with trainer.recommender.random.drawing():
+            test = trainer.evaluate("test") if has_test else None
+        return {"validation": trainer.state.best, "test": test}
 
 
 def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:

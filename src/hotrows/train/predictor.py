@@ -11,6 +11,7 @@ Rows are raw, and encoded as the run's data was, or encoded batches.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -27,7 +28,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import Encoder, Loader, Part
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
-from hotrows.runtime.atomic_files import local
+from hotrows.runtime.atomic_files import absolute
 from hotrows.train import evaluate, notes, run_folder
 from hotrows.train.recommender import Recommender, ranking_of
 from hotrows.train.run_state import RunState
@@ -127,7 +128,9 @@ class Predictor(Recommender):
         those trained on. ValueError where the rows have no labels.
         """
         if metrics is not None:
-            self.ranking = ranking_of(self.schema, metrics)
+            once = copy.copy(self)  # with all that it refers to
+            once.ranking = ranking_of(self.schema, metrics)
+            return once.evaluate(data, progress)
         if isinstance(data, Part):
             if (usual := run_folder.encoded_data(self.run)) is not None and data.rows:
                 notes.of_values(data, usual.parts.values())
@@ -170,7 +173,7 @@ def load_run(
     >>> load_run(run).predict(one).shape
     (1,)
     """
-    run = local(run)
+    run = absolute(run)
     config, data = run_folder.read_config(run), run_folder.read_data(run)
     name = None if model is None else models.name_of(model)
     name = models.confirmed(config.model, run / "config.json", name, trust)
@@ -183,6 +186,7 @@ def load_run(
     stored = checkpoint.load(folder, rows, predictor.model, data.fingerprint, read_only=True)
     predictor.calibrate(RunState.from_json(stored.fields).calibration_of(predictor.calibration))
     predictor.histories = run_folder.histories_at(run, stored.tensors)
+    predictor.model.eval()
     nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
     return predictor
 

@@ -6,7 +6,6 @@ A model of one label gives a logit per sample, [B]; one of T labels [B, T].
 from __future__ import annotations
 
 import dataclasses
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,12 +29,13 @@ from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.nn.log_loss import log_loss
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
+from hotrows.runtime.random_numbers import TURN, RandomNumbers, restored
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
+from hotrows.train.mode import Mode
 from hotrows.train.pretrained import frozen
 
-_BUILDING = threading.Lock()
 _WIDE = 256  # features from which on a model may be too large for its data
 _MOST_OF_MEMORY = 0.75
 _BYTES_PER_WEIGHT = 16  # float32 weight, gradient, and two moments
@@ -83,20 +83,21 @@ class Recommender:
         place: Callable[[models.Model], ShardingPlan] | None = None,
         model: models.Model | type[models.Model] | None = None,
     ) -> None:
-        self.config, self.schema, self.ranks = config, schema, ranks or OneRank()
-        # 1. The model. The random state is the process's: threads build theirs one after the other.
-        with _BUILDING, torch.random.fork_rng(devices=[]):
+        self.config, self.schema = config, schema
+        self.ranks, self.device = ranks or OneRank(), find(config.device)
+        # 1. The model. Ranks that are threads take no turns in training, but build theirs one by one.
+        self.random = RandomNumbers(self.device.generators(), config.seed, type(self.ranks) is OneRank)
+        with TURN, self.random.drawing():
+            check_defaults()
             _check_size(config, schema)
-            torch.manual_seed(config.seed)
             named = model or config.model
             assert named is not None, "settle the config first"
             self.model = models.build(named, schema, **config.model_options)
-            self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
         self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
-        self.device = find(config.device)
         self.model.to(self.device.torch)
+        self.mode = Mode(self.model)
         # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         of_labels = losses_of(schema, self.tasks, config.loss)
@@ -256,6 +257,16 @@ class Recommender:
         return self.calibration.predictions(outputs)
 
 
+def check_defaults() -> None:
+    """Raises ValueError where tensors that PyTorch makes by default are none that models compute with."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32 or device.type != "cpu":
+        raise ValueError(
+            f"PyTorch makes tensors of {dtype} on {device} by default, and models need torch.float32 on "
+            f"cpu: call torch.set_default_dtype(torch.float32) and torch.set_default_device('cpu')"
+        )
+
+
 def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
     """The ranks as they exchange rows: in as many stages as are predicted to be faster, or as are set."""
     required = exchange == "two_stages"
@@ -269,7 +280,7 @@ def model_and_tables(
 ) -> tuple[models.Model, list[Table]]:
     """The model of a settled config, and its tables as they are stored; model: in place of its own."""
     assert config.model is not None, "settle the config first"
-    with torch.random.fork_rng(devices=[]):
+    with restored():
         built = models.build(model or config.model, schema, **config.model_options)
     built.tables = _with_linear(frozen(built.tables, config.frozen), config)
     return built, stored_tables(built, config.table_dtype, config.row_optimizer)
@@ -316,7 +327,7 @@ def _check_size(config: TrainConfig, schema: Schema) -> None:
     with their optimizer, and what enters its layers. The model is counted without its weights."""
     if len(schema.features) < _WIDE or config.model is None or config.model not in models.BY_NAME:
         return
-    with torch.device("meta"):
+    with restored(), torch.device("meta"):
         model = models.build(config.model, schema, **config.model_options)
     weights = sum(parameter.numel() for parameter in model.parameters())
     widths = sum(layer.in_features for layer in model.modules() if isinstance(layer, torch.nn.Linear))

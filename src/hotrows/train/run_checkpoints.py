@@ -31,6 +31,8 @@ from hotrows.train.step import load_optimizer, optimizer_tensors
 from hotrows.train.step_trainer import StepTrainer
 from hotrows.train.wider import is_wider, load_wider
 
+_RANDOM_STATES = ("random_state", "device_random_state")  # of the host and of the device
+_NEXT_SEED, _SEEDS = 0x9E3779B97F4A7C15, (1 << 63) - 1  # each rank has another seed, below 2^63
 _WINDOW = "window/"  # begins the names of its tensors
 _VALUES = 1 << 20  # values of a vocabulary whose keys are computed at once
 Keyed = tuple[np.ndarray, np.ndarray]  # ids [n], and the key that each stands for, distinct
@@ -39,8 +41,6 @@ Keyed = tuple[np.ndarray, np.ndarray]  # ids [n], and the key that each stands f
 class RunCheckpoints:
     """Writes and reads the checkpoints in the folder of a run; calls are collective between ranks.
 
-    random_state, device_random_state: where the random numbers of training begin, of the host and of
-    the device (None: as the seed says).
     saved: the state that the last checkpoint has. coverage: of the tables with pretrained values.
     window, open_window: of a run on a stream, what the checkpoint that was read has of the events scored
     since the last window and of the histories of users, and what the next one is to have.
@@ -48,9 +48,8 @@ class RunCheckpoints:
 
     def __init__(self, run: Path, steps: StepTrainer, lock: RunLock) -> None:
         self._run, self._steps, config = run, steps, steps.config
-        self.random_state = _first_random_state(steps)
-        self.device_random_state: Tensor | None = None
-        self.seed = rank_seed(steps)
+        if steps.ranks.rank > 0:  # the first one's go on where the model was made
+            steps.recommender.random.begin_at((config.seed + _NEXT_SEED * steps.ranks.rank) & _SEEDS)
         self.saved: RunState | None = None
         self.coverage: list[pretrained.Coverage] = []
         self.window: dict[str, Tensor] = {}
@@ -72,10 +71,8 @@ class RunCheckpoints:
         if self.saved == state:
             return False
         tensors = optimizer_tensors(steps.dense_optimizer)
-        tensors["random_state"] = steps.ranks.all_gather(torch.get_rng_state()).wait()  # [P, n]
-        of_device = steps.recommender.device.random_state()
-        if of_device is not None:
-            tensors["device_random_state"] = steps.ranks.all_gather(of_device).wait()  # [P, n]
+        for name, of_rank in zip(_RANDOM_STATES, steps.recommender.random.states, strict=False):
+            tensors[name] = steps.ranks.all_gather(of_rank).wait()  # [P, n]
         tensors |= {_WINDOW + name: tensor for name, tensor in self.open_window().items()}
         is_best = state.best is None or state.best_step == state.step
         self.writer.save(checkpoint.State(state.step, state.to_json(), tensors), is_best)
@@ -94,12 +91,11 @@ class RunCheckpoints:
         with naming(folder):
             steps.state = self.saved = RunState.from_json(stored.fields)
             steps.recommender.calibrate(self.saved.calibration_of(steps.recommender.calibration))
-        random_states = stored.tensors.pop("random_state")  # [P, n]
-        of_devices = stored.tensors.pop("device_random_state", None)  # [P, n]
-        if len(random_states) == steps.ranks.num_ranks:  # else every rank begins anew
-            self.random_state = random_states[steps.ranks.rank].clone()  # PyTorch misreads views
-            if of_devices is not None:
-                self.device_random_state = of_devices[steps.ranks.rank].clone()
+        states, rank = steps.recommender.random.states, steps.ranks.rank
+        for k, name in enumerate(_RANDOM_STATES):
+            of_ranks = stored.tensors.pop(name, ())  # [P, n]
+            if k < len(states) and len(of_ranks) == steps.ranks.num_ranks:  # else they begin anew
+                states[k] = of_ranks[rank].clone()  # PyTorch misreads views
         names = [name for name in stored.tensors if name.startswith(_WINDOW)]
         self.window = {name.removeprefix(_WINDOW): stored.tensors.pop(name) for name in names}
         load_optimizer(steps.dense_optimizer, stored.tensors)
@@ -129,7 +125,7 @@ class RunCheckpoints:
         begun = run_folder.encoded_data(other)
         has_same_events = begun is not None and begun.events == steps.data.events
         for name in list(stored.tensors):
-            if name in ("random_state", "device_random_state") or name.startswith(_WINDOW):
+            if name in _RANDOM_STATES or name.startswith(_WINDOW):
                 tensor = stored.tensors.pop(name)
                 if has_same_events and run_folder.HISTORIES in name:
                     self.window[name.removeprefix(_WINDOW)] = tensor
@@ -149,18 +145,6 @@ class RunCheckpoints:
             stored = checkpoint.load(folder, steps.embedding, steps.model, fingerprint, read_only=True)
             best = RunState.from_json(stored.fields)
             steps.recommender.calibrate(best.calibration_of(steps.recommender.calibration))
-
-
-def _first_random_state(steps: StepTrainer) -> Tensor:
-    """Where random numbers begin, on every rank at another place."""
-    if steps.ranks.rank == 0:
-        return steps.recommender.random_state
-    return torch.Generator().manual_seed(rank_seed(steps)).get_state()
-
-
-def rank_seed(steps: StepTrainer) -> int:
-    """The run's seed on the first rank, another one on every other."""
-    return (steps.config.seed + 0x9E3779B97F4A7C15 * steps.ranks.rank) & (1 << 63) - 1
 
 
 def _ids_differ(then: Schema, fingerprint: str, data: EncodedData) -> bool:

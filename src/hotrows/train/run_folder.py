@@ -45,7 +45,7 @@ from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed.all_or_none import together
 from hotrows.distributed.comm import Ranks
 from hotrows.json_file import JsonFile, PathText, build, value_of
-from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json, write_text
+from hotrows.runtime.atomic_files import link_or_copy, make_folder, shown, sync, write_json, write_text
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
 from hotrows.schema import Schema
@@ -60,6 +60,11 @@ _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped
 _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
     "rows_budget",
+)
+# What of the environment may change bits.
+_OF_BITS = (
+    *("hotrows", "commit", "torch", "numpy", "processor", "threads", "native_core"),
+    *("gpu", "cuda", "triton"),
 )
 _PLACING, _STREAM = "placing.json", "stream.json"
 _RUN_OF_STORE = "run"  # a file in the folder of a file store, with the path of its run
@@ -80,9 +85,11 @@ def check(run: Path, resume: bool) -> bool:
     """Returns whether `run` has begun; ValueError where it is to begin twice, or to resume and cannot."""
     begun = (run / "choices.json").exists()
     if resume and not (run / "config.json").exists():
-        raise ValueError(f"there is no run to resume in {run}; begin it without resume")
+        raise ValueError(f"there is no run to resume in {shown(run)}; begin it without resume")
     if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
-        raise ValueError(f"{run} exists already: resume it (resume=True, --resume), or name a new folder")
+        raise ValueError(
+            f"{shown(run)} exists already: resume it (resume=True, --resume), or name a new folder"
+        )
     return begun
 
 
@@ -146,14 +153,29 @@ def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
         then, now = getattr(stored, name), getattr(config, name)
         if then != now and not setting.resumable:
             raise ValueError(
-                f"run {run} was begun with {name}={then!r}, not {now!r}; resume it with the same "
+                f"run {shown(run)} was begun with {name}={then!r}, not {now!r}; resume it with the same "
                 f"settings, or begin a new run"
             )
     if read_data(run).fingerprint != data.fingerprint or read_schema(run) != data.schema:
         difference = _difference(read_schema(run), data.schema)
         raise ValueError(
-            f"run {run} was begun on other data than {data.path}: {difference}; resume it with the "
-            f"same data, or begin a new run"
+            f"run {shown(run)} was begun on other data than {shown(data.path)}: {difference}; resume it "
+            f"with the same data, or begin a new run"
+        )
+
+
+def compare_environment(run: Path) -> None:
+    """Says in a line where this process computes otherwise than the one that began the run."""
+    try:
+        then, now = json.loads((run / "environment.json").read_text()), environment()
+    except (OSError, ValueError):  # nothing is read of it but this
+        return
+    names = [name for name in _OF_BITS if then.get(name) != now.get(name)]
+    differ = [f"{name} {then.get(name)} then, {now.get(name)} now" for name in names]
+    if differ:
+        log.warning(
+            f"{run} was begun in another environment ({'; '.join(differ)}): sums may be rounded "
+            f"otherwise, and its weights then differ from those of a run that never stopped"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hotrows.pipeline.trace import Event, trace_text
-from hotrows.runtime.atomic_files import is_special, local, write_text
+from hotrows.runtime.atomic_files import absolute, is_special, write_text
 from hotrows.train import pictures
 
 _KEPT_EVENTS = 40_000
@@ -24,7 +24,7 @@ class RunTrace:
     """
 
     def __init__(self, path: Path | str | None) -> None:
-        self._path = None if path is None else local(path)
+        self._path = None if path is None else absolute(path)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self.batch = self._num_steps = 0
         self._slowest: Event | None = None

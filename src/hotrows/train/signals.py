@@ -25,6 +25,17 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _INTERRUPTED = 130  # the exit code
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run has stopped on request and saved itself; resume it to go on.
+
+    >>> try:
+    ...     raise Interrupted("stopped after step 7 of 10")
+    ... except KeyboardInterrupt as stop:  # as Ctrl-C in a loop of your own
+    ...     print(stop)
+    stopped after step 7 of 10
+    """
+
+
 @contextmanager
 def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Callable[[], bool]]:
     """Yields a function that says whether a stop was requested, by Ctrl-C or SIGTERM.

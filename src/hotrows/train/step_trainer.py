@@ -41,6 +41,7 @@ from hotrows.train.blocks import batches_of, popular_ids
 from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture, why_not_captured
 from hotrows.train.defaults import settle
 from hotrows.train.predictor import Predictor
+from hotrows.train.recommender import check_defaults
 from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step, dense_optimizer
@@ -185,6 +186,8 @@ class StepTrainer:
         future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
+        check_defaults()
+        self.recommender.mode.put(training=True)
         self._runner = stages.start(
             self.embedding,
             batches.after(self.state),
@@ -204,10 +207,11 @@ class StepTrainer:
             assert self._runner is not None
             with self._runner.paused(trained=False):
                 self.embedding.catch_up()
-        batch = work.item.batch
+        batch, recommender = work.item.batch, self.recommender
         if self.ranks.rank == 0:
             self._meetings.add(batch, self.state.step + 1 == self.batches.total_steps)
-        with limited_threads(batch, self._num_weights):
+        threads = limited_threads(batch, self._num_weights)
+        with recommender.random.drawing(), recommender.mode.training(), threads:
             loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)
         return loss

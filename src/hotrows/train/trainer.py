@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.costs.placement import ShardingPlan
@@ -32,11 +30,11 @@ from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.models.model import Model
-from hotrows.runtime.atomic_files import local
+from hotrows.runtime.atomic_files import absolute
 from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.streams import EventSource, StreamConfig
-from hotrows.train import notes, pictures, run_folder
-from hotrows.train.callback import Callback, RunControl, StopRequested, listeners_of
+from hotrows.train import notes, run_folder
+from hotrows.train.callback import Callback, RunControl, StopRequested, check_callbacks, listeners_of
 from hotrows.train.defaults import agreed
 from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
@@ -44,24 +42,14 @@ from hotrows.train.reports import Reports
 from hotrows.train.result import Result
 from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_checkpoints import RunCheckpoints
+from hotrows.train.run_end import RunEnd
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
-from hotrows.train.signals import stop_signals
+from hotrows.train.signals import Interrupted, stop_signals
 from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
 from hotrows.train.stream_run import OnAlarm, StreamRun
 
 _TICK = 0.1  # seconds between looks at the clock while no batch comes
-
-
-class Interrupted(KeyboardInterrupt):
-    """A run has stopped on request and saved itself; resume it to go on.
-
-    >>> try:
-    ...     raise Interrupted("stopped after step 7 of 10")
-    ... except KeyboardInterrupt as stop:  # as Ctrl-C in a loop of your own
-    ...     print(stop)
-    stopped after step 7 of 10
-    """
 
 
 def _advice_on(name: str) -> str:
@@ -109,18 +97,18 @@ class Trainer:
     ) -> None:
         # 1. The settings and the folder
         self.ranks = ranks or OneRank()
-        self._given_model = None if isinstance(model, str) else model
+        run = None if run is None else absolute(run)
+        self.given_model = None if isinstance(model, str) else model
         self.data, config, self.config = agreed(self.ranks, data, config, model, run if resume else None)
-        self.data = budgeted(self.data, self.config, self._given_model, self.ranks)
+        self.data = budgeted(self.data, self.config, self.given_model, self.ranks)
         next_run = run_folder.next_folder(str(self.config.model))
-        self.run = local(run or self.ranks.gather_objects(next_run)[0])
+        self.run = run or absolute(self.ranks.gather_objects(next_run)[0])
         of_rank_0(self.ranks, partial(run_folder.check, self.run, resume))
         self._lock = RunLock(self.run, self.ranks)
         self.callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
-        self._validation: HeldOut | StreamRun = HeldOut()
-        self._is_fitting, self._doing = False, "starting"
-        self._result: Result | None = None
+        self.validation: HeldOut | StreamRun = HeldOut()
+        self._end, self._doing = RunEnd(self.run, self.config.store != "memory"), "starting"
         # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
@@ -136,6 +124,8 @@ class Trainer:
         begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
             together(self.ranks, partial(run_folder.check_same, self.run, self.config, self.data))
+            if self.is_first:
+                run_folder.compare_environment(self.run)
         else:
             run_folder.make_way_for_store(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)
@@ -146,7 +136,7 @@ class Trainer:
             return choose() if known is None else known
 
         # 2. Model and tables
-        self.steps = StepTrainer(self.data, self.config, self.ranks, place, self._given_model)
+        self.steps = StepTrainer(self.data, self.config, self.ranks, place, self.given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.recommender.run = self.run
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
@@ -203,9 +193,10 @@ class Trainer:
         bad ones, as `fit` does once it is over."""
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
+        self._end.check(reads=True)
         self._doing = f"evaluating on the {part} part"
         metrics = self.evaluation(self.data.parts[part], self._evaluation_progress)
-        if self.is_first and not self._is_fitting:
+        if self.is_first and not self._end.is_fitting:
             notes.of_metrics(part, metrics)
         return metrics
 
@@ -214,10 +205,11 @@ class Trainer:
 
         Several ranks all call it, with equal data.
         """
-        if not (self.state.step or self._is_fitting or self.config.start_from):
+        if not (self.state.step or self._end.is_fitting or self.config.start_from):
             notes.log.warning(
                 "the model is untrained, and so are its predictions; call fit before predict"
             )
+        self._end.check(reads=True)
         self._doing = "predicting"
         return self.recommender.predict(data)
 
@@ -259,39 +251,40 @@ class Trainer:
         # 1. What the run reads and calls
         if not self.reports.epoch_steps:
             raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
+        self._end.check()
+        check_callbacks(callbacks)
         keep_freed_memory()
         self._control = _control_of(self)
         self.evaluation = evaluate or self.evaluation
         self._lock.take()
         self.callbacks = (*callbacks, *self.steps.batches.callbacks)
-        self._is_fitting, self._result = True, None
+        is_first_fit = self._end.result is None
+        self._end.is_fitting, self._end.result = True, None
         with ExitStack() as stack:
-            stack.callback(setattr, self, "_is_fitting", False)
+            stack.push(lambda kind, error, trace: self._end.note(self, error))
+            stack.callback(setattr, self._control, "is_interrupted", lambda: False)
             stack.callback(self._lock.release)
-            # 2. Signals, reports, random numbers
+            # 2. Signals and reports
             self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
             listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.set_rng_state(self.checkpoints.random_state)
-            device, state = self.recommender.device, self.checkpoints.device_random_state
-            stack.enter_context(device.own_random_numbers(state, self.checkpoints.seed))
             # 3. What ends with the run
             if self.is_first:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)
             stack.callback(self.embedding.threads.close)
             stack.callback(self.cached_tables.stop_writing)
-            self.cached_tables.warm()
+            stack.callback(self.recommender.mode.put, training=False)
+            if is_first_fit:
+                self.cached_tables.warm()
             # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)
-                self._result = _finish(self)
-                return self._result
+                self._lock.check()
+                return self._end.finish(self)
             except StopRequested:
-                raise Interrupted(
-                    f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
-                ) from None
+                stopped = f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
+                raise Interrupted(stopped) from None
 
     def fit_stream(
         self,
@@ -314,10 +307,11 @@ class Trainer:
         repeat: the folder of a run whose batches are made again, of the same events.
         verbose, callbacks: see `Trainer.fit`.
         """
+        self._end.check()
         steps, checkpoints = self.steps, self.checkpoints
         with StreamRun(self.run, steps, source, stream, on_alarm, repeat, checkpoints.window) as running:
             checkpoints.window, checkpoints.open_window = {}, running.tensors
-            self._validation = running
+            self.validation = running
             result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
         if running.alarm is not None:
             raise running.alarm
@@ -329,7 +323,7 @@ class Trainer:
             if self._evaluation_is_due():
                 self._write_interval()
                 with runner.paused():
-                    self._validation.validate(self)
+                    self.validation.validate(self)
                     self._save()
             elif self._control.checkpoint_is_due(self.state.step):
                 with runner.paused():
@@ -410,29 +404,7 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
 
 
 def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:
-    callback.on_end(trainer, None if error else trainer._result, error)
-
-
-def _finish(trainer: Trainer) -> Result:
-    """Reads the best checkpoint back, reports on it, and writes the result into the run's folder."""
-    trainer._lock.check()
-    trainer.checkpoints.load_best()
-    result = Result(
-        run=trainer.run,
-        steps=trainer.state.step,
-        best_step=trainer.state.best_step if trainer.state.best else trainer.state.step,
-        stopped_early=trainer.stopped_early,
-        model=trainer._given_model,
-        samples_per_second=trainer.reports.samples_per_second(),
-        **trainer._validation.results(trainer),
-    )
-    if trainer.is_first:
-        notes.of_metrics(trainer._validation.name, result.validation)
-        notes.of_metrics("test", result.test)
-        notes.of_pins(trainer.cached_tables)
-        run_folder.write_json(trainer.run / "result.json", result.to_json())
-        pictures.draw_run(trainer.run)
-    return result
+    callback.on_end(trainer, None if error else trainer._end.result, error)
 
 
 def _control_of(trainer: Trainer) -> RunControl:

@@ -31,8 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
@@ -131,17 +129,12 @@ class PairedBenchmark:
         self.window_seconds, self.warm_up_seconds = window_seconds, warm_up_seconds
         self._open: dict[str, TimedTraining] = {}
         self._choices: dict[Any, Any] = {}
-        self._stack = ExitStack()
 
     def __enter__(self) -> PairedBenchmark:
-        self._stack.enter_context(torch.random.fork_rng(devices=[]))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            self.close_all(abandon=error is not None)
-        finally:
-            self._stack.close()
+        self.close_all(abandon=error is not None)
 
     def compare(
         self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False

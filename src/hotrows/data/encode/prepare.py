@@ -50,7 +50,7 @@ from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.sections import header_checksum
 from hotrows.data.stored.shards import Shard
-from hotrows.runtime.atomic_files import link_or_copy, new_folder
+from hotrows.runtime.atomic_files import absolute, link_or_copy, new_folder, shown
 from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
 
@@ -111,7 +111,7 @@ def prepare(
     rows = (raw, validation, test, events)
     job = _job(rows, schema, split, seed, like, extend, memory, threads, progress)
     is_drawn = split is None and set(job.declared_parts) == {None}
-    data = _prepared(job, _free(Path(out), overwrite), threads)
+    data = _prepared(job, _free(absolute(out), overwrite), threads)
     _warn(data, job, is_drawn)
     return data
 
@@ -246,7 +246,7 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool)
         if wider == replace(known, features=wider.features, columns=wanted.columns):
             return wider
     raise ValueError(
-        f"the schema differs from that of {stored.path}, whose encoders are to be used; leave "
+        f"the schema differs from that of {shown(stored.path)}, whose encoders are to be used; leave "
         f"the schema out, or prepare without them; with extend= it may have more features"
     )
 

@@ -130,7 +130,7 @@ class Counts:
         """Counts the values of each row times[row] times, [rows] bool or integers; all of a list."""
         packed = _Packed(columns)
         times = np.ascontiguousarray(times, np.int64)
-        assert len(columns) == len(self._owners)
+        _check_columns(columns, self._owners)
         read = (packed.rows, self._owners, len(columns))
         self._call("counts_add", *read, times, len(times), self._threads)
 
@@ -141,7 +141,8 @@ class Counts:
     def state(self) -> dict[str, Any]:
         """The state to resume from, of runs that are durable; call `spill` before."""
         in_use, _, num_runs = self._sizes()
-        assert in_use == 0, "spill before state"
+        if in_use:
+            raise RuntimeError("state() comes after spill()")
         runs = [self.runs(v) for v in range(self._num_vocabularies)]
         for run in itertools.chain(*runs):
             if run.exists():  # those of vocabularies that are written are deleted
@@ -255,7 +256,7 @@ class Vocabularies:
         """Returns the ids of each column's values, int64: 1 for a missing value; 2 + num_unknown +
         rank for one of the vocabulary; else 2 + hash % num_unknown, or -1 if num_unknown is 0."""
         packed = _Packed(columns)
-        assert len(columns) == len(self._owners)
+        _check_columns(columns, self._owners)
         all_ids = np.empty(sum(map(len, columns)), np.int64)
         ids = np.split(all_ids, np.cumsum([len(column) for column in columns])[:-1])
         places = np.array([column_ids.ctypes.data for column_ids in ids[: len(columns)]], np.int64)
@@ -263,6 +264,11 @@ class Vocabularies:
         how = (self._threads, int(self._in_files))
         call("vocabularies_encode", *read, places, *how)
         return ids[: len(columns)]
+
+
+def _check_columns(columns: Sequence[RawIds], owners: np.ndarray) -> None:
+    if len(columns) != len(owners):
+        raise ValueError(f"expected {len(owners):,} columns of values, not {len(columns):,}")
 
 
 class _Packed:

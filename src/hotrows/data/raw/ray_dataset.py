@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,14 @@ class RayInput:
         """Executes the dataset; yields its blocks that have rows, in the order in which Ray gives them.
         columns: that are read, None: all."""
         with self._in_order(columns) as dataset:
-            for bundle in dataset.iter_internal_ref_bundles():
-                for block, piece in zip(bundle.blocks, bundle.slices, strict=True):
-                    cut = piece and slice(piece.start_offset, piece.end_offset)
-                    rows = cut.stop - cut.start if cut else block.metadata.num_rows
-                    if rows:
-                        yield RayBlock(block.ref, rows, block.metadata.size_bytes, cut)
+            bundles = iter(dataset.iter_internal_ref_bundles())
+            first = list(islice(bundles, 1))  # from here on the execution has this order
+        for bundle in chain(first, bundles):
+            for block, piece in zip(bundle.blocks, bundle.slices, strict=True):
+                cut = piece and slice(piece.start_offset, piece.end_offset)
+                rows = cut.stop - cut.start if cut else block.metadata.num_rows
+                if rows:
+                    yield RayBlock(block.ref, rows, block.metadata.size_bytes, cut)
 
     def kept(self, columns: Collection[str]) -> RayInput:
         """These columns of the dataset, which is executed once: the cluster keeps the blocks."""

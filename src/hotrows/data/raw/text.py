@@ -282,7 +282,6 @@ def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int
         what = "correct the line, or the schema's columns and delimiter"
         return ValueError(f"{where}, {expected}, found {column + 1}; {what}")
     name = layout.names[column] if column < len(layout.names) else f"number {column + 1}"
-    assert kind in (UNCLOSED, AFTER_QUOTE)
     what = "does not end on its line; of rows with line breaks write Parquet (frame.to_parquet does it)"
     if kind == AFTER_QUOTE:
         what = 'is followed by text; write a quote inside a quoted field twice, ""'

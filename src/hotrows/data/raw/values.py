@@ -113,7 +113,6 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
         return
     words = [word.encode() for word in missing]
     starts, lengths = values.starts, values.lengths
-    assert starts.flags.c_contiguous and lengths.flags.c_contiguous
     text = np.frombuffer(b"".join(words) or b"\0", np.uint8)
     ends = np.cumsum([len(word) for word in words], dtype=np.int64)
     arguments = (starts, lengths, starts.size, int(strip), text, ends, len(words), threads)

@@ -19,7 +19,7 @@ from hotrows.data.stored.sections import header_checksum, is_count, open_section
 from hotrows.data.stored.shards import Shard, Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
-from hotrows.runtime.atomic_files import link_or_copy, local
+from hotrows.runtime.atomic_files import absolute, link_or_copy
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 3
@@ -164,9 +164,9 @@ class EncodedData:
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
-        folder = local(path)
-        manifest = read_manifest(folder)
-        with _FILE.naming(folder / MANIFEST):
+        folder, path = absolute(path), Path(path)
+        manifest = read_manifest(path)
+        with _FILE.naming(path / MANIFEST):
             data = _from_manifest(folder, build(_Manifest, manifest))
             if problem := _problem(data):
                 raise ValueError(problem)

@@ -182,7 +182,8 @@ def permutation(n: int, *seed: int) -> np.ndarray:
     entropy = [number & (1 << 64) - 1 for number in seed]
     raw = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(n)
     bits = max(1, (n - 1).bit_length())
-    assert n < 1 << 32
+    if n >= 1 << 32:
+        raise ValueError(f"expected fewer than 2^32 numbers to shuffle, not {n:,}")
     call("permutation", raw, bits, n, np.empty_like(raw))
     return raw.view(np.int64)
 
@@ -309,7 +310,8 @@ class _State:
 
     @staticmethod
     def empty(rows: int, lookups: int, num_clusters: int) -> _State:
-        assert 1 <= num_clusters <= MOST_CLUSTERS
+        if not 1 <= num_clusters <= MOST_CLUSTERS:
+            raise ValueError(f"expected 1 to {MOST_CLUSTERS} clusters, not {num_clusters}")
         most = max(-(-rows // num_clusters), 1)
         bits = max((lookups // 2).bit_length(), _FEWEST_BITS)
         num_bytes = next(size for size in (1, 2, 4, 8) if num_clusters <= 8 * size)

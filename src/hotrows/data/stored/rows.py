@@ -49,7 +49,8 @@ class Rows:
     def __getitem__(self, chosen: slice) -> Rows:
         """Returns consecutive rows without a copy; of lists, all ids with fewer offsets."""
         first, end, step = chosen.indices(len(self))
-        assert step == 1
+        if step != 1:
+            raise ValueError(f"expected consecutive rows, not every {step}th")
         end = max(first, end)
         pairs = zip(self.ids, self.offsets, strict=True)
         return Rows(
@@ -176,7 +177,8 @@ def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
 
 def _gathered(name: str, pieces: Sequence[np.ndarray], order: np.ndarray, room: Room) -> np.ndarray:
     """Rows [n, ...] of a column, which may have several values each."""
-    assert order.dtype == np.int64
+    if order.dtype != np.int64:
+        raise ValueError(f"expected int64 numbers of rows, not {order.dtype}")
     values = _joined(pieces, room)
     return take(values, order, room.array(name, (len(order), *values.shape[1:]), values.dtype))
 

@@ -109,7 +109,8 @@ def catch_up(
 def catch_up_all(kind: str, target: Target | PackedTargets, squares: Tensor | None = None) -> None:
     """Brings every row of one target to `now`. squares: [1], as in `catch_up`."""
     packed = target if isinstance(target, PackedTargets) else pack_targets([target])
-    assert len(packed.targets) == 1, "one table at a time"
+    if len(packed.targets) != 1:
+        raise ValueError(f"expected one table, not {len(packed.targets)}")
     if kind == "none":
         return
     if packed.core is None:

@@ -239,7 +239,8 @@ def _pairs(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _elsewhere(reference: Callable[..., Any], starts: Tensor | None, *inputs: Tensor | None) -> Any:
-    assert starts is None, "samples share lists on the native core alone"
+    if starts is not None:
+        raise ValueError("samples share lists on the native core alone")
     return by_device(reference, *inputs)
 
 

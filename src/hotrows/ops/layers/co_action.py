@@ -9,6 +9,7 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.attention import checked_offsets
 from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import samples_of, sum_by_sample
 from hotrows.runtime.native import call, takes
@@ -33,8 +34,8 @@ def co_action(
     """
     if not takes(weights, inputs):
         return by_device(co_action_reference, weights, inputs, offsets, sizes, orders, shared_orders)
-    assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(inputs), "lists of other rows"
-    weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
+    offsets = checked_offsets(offsets, len(weights), len(inputs))
+    weights, inputs = weights.contiguous(), inputs.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
     network = (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders
     call("co_action", weights, inputs, offsets, len(weights), *network, out)

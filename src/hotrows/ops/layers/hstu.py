@@ -8,6 +8,8 @@ stand behind the list and read all of it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,11 +47,10 @@ def pointwise_attention(
 
 
 def pointwise_attention_backward(
-    grad: Tensor, *inputs: Tensor | None
+    grad: Tensor, *inputs: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of queries, keys, bias and time_bias; grad: of `pointwise_attention(*inputs)`."""
     queries, keys, _, _, bias, _, _, time_bias = inputs
-    assert queries is not None and keys is not None and bias is not None
     if not takes(grad, queries, keys, bias, time_bias):
         return by_device(pointwise_attention_backward_reference, grad, *inputs)
     grad_time_bias = None if time_bias is None else torch.zeros_like(time_bias)
@@ -65,7 +66,8 @@ def _native(queries, keys, starts, offsets, bias, *of_time):
     num_lists = len(offsets) - 1
     offsets = checked_offsets(offsets, num_lists, len(keys))
     starts = None if starts is None else checked_offsets(starts, num_lists, len(queries))
-    assert starts is not None or len(queries) == len(keys), "elements that read are those that are read"
+    if starts is None and len(queries) != len(keys):
+        raise ValueError(f"expected as many queries as keys, not {len(queries):,} and {len(keys):,}")
     others = (None if t is None else t.contiguous() for t in (bias, *of_time))
     sizes = num_lists, heads, queries.shape[1] // heads, places
     return queries, queries.stride(0), keys, keys.stride(0), starts, offsets, *others, *sizes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.attention import checked_offsets
 from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime import native
 from hotrows.runtime.native import call, takes
@@ -47,9 +48,10 @@ def recurrent(
     if not takes(parts, attention, weight, bias):
         inputs = parts, attention, offsets, weight, bias, kind, reset
         return _by_device(recurrent_reference, inputs, weight, lengths, order)
-    assert parts.is_contiguous(), "the gates are written over it"
-    assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(parts), "lists of other rows"
-    attention, offsets = _contiguous(attention), offsets.contiguous()
+    if attention is not None and attention.shape != (len(parts),):
+        raise ValueError(f"expected {len(parts):,} attentions, one of each, not {list(attention.shape)}")
+    offsets = checked_offsets(offsets, len(offsets) - 1, len(parts))
+    attention, parts = _contiguous(attention), parts.contiguous()
     weight, bias = weight.contiguous(), bias.contiguous()
     states = parts.new_empty(len(parts), weight.shape[1])
     inner = torch.empty_like(states) if reset == "after" else None

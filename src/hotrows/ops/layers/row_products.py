@@ -124,12 +124,11 @@ def _columns(
     weight: Tensor, reads: Sequence[RowReads | None], values: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, RowReads | None, Tensor]]:
     """Each part with the columns of the weight that it is multiplied with."""
-    first = 0
-    for part, read in zip(values, reads, strict=True):
-        width = part.shape[1] * (1 if read is None else read.num_features)
-        yield part, read, weight[:, first : first + width]
-        first += width
-    assert first == weight.shape[1], (first, weight.shape)
+    pairs = list(zip(values, reads, strict=True))
+    widths = [part.shape[1] * (1 if read is None else read.num_features) for part, read in pairs]
+    if sum(widths) != weight.shape[1]:
+        raise ValueError(f"expected a weight of {sum(widths):,} columns, not of {weight.shape[1]:,}")
+    yield from zip(values, reads, weight.split(widths, 1), strict=True)
 
 
 def _arguments(rows: Tensor, reads: RowReads) -> tuple:

@@ -116,7 +116,8 @@ def update(
         step = kind, hyper, first_rows, pieces
         reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)
         return
-    assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "see RowRule"
+    if hyper.dtype != torch.float64 or not hyper.is_contiguous():
+        raise ValueError(f"expected contiguous float64 numbers of a RowRule, not {hyper.dtype}")
     places = records, _layout(records, layout), slots, rows, rows.numel()
     rule = _KINDS[kind], hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
     call("update", *places, *runs, *rule, decay, mean_squares)
@@ -151,5 +152,6 @@ def _layout(records: Tensor, layout: list[int]) -> Array[c_int64]:
 
 
 def _checked(pieces: Tensor) -> Tensor:
-    assert pieces.dim() == 2 and pieces.shape[1] == len(_PIECE) and pieces.is_contiguous(), "[K, 5] int64"
+    if pieces.dim() != 2 or pieces.shape[1] != len(_PIECE) or not pieces.is_contiguous():
+        raise ValueError(f"expected pieces [K, {len(_PIECE)}], contiguous, not {list(pieces.shape)}")
     return pieces

@@ -29,7 +29,8 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def dot_interaction(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tensor:
-    assert 0 <= padding < _MOST_PADDING, "to a multiple of what tensor cores read at once"
+    if not 0 <= padding < _MOST_PADDING:  # to a multiple of what tensor cores read at once
+        raise ValueError(f"padding must be from 0 to {_MOST_PADDING - 1}, not {padding}")
     bottom = _rows_together(bottom)
     size, count, width = vectors.shape
     out = bottom.new_empty(size, width + count * (count + 1) // 2 + padding)
