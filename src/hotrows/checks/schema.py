@@ -101,6 +101,7 @@ def _check_text(schema: Any) -> None:
     try:
         "\n".encode(schema.encoding)
         object.__setattr__(schema, "encoding", codecs.lookup(schema.encoding).name)
+        object.__setattr__(schema, "missing", schema.missing or ())
     except (LookupError, ValueError):
         raise ValueError(
             f"schema {schema.name!r}: encoding {schema.encoding!r} is not known; such are 'latin-1', "

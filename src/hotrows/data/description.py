@@ -152,8 +152,7 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Computes sizes, positive rates, missing rates and skew of prepared data.
-    dim: the dim of tables.
+    """Computes sizes, positive rates, missing rates and skew of prepared data. dim: the dim of tables.
 
     >>> describe(data).parts["train"].positive_rates
     {'click': 0.5375}
@@ -256,8 +255,10 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
         quantiles = {share: float(np.quantile(values, share)) for share in DENSE_QUANTILES}
         low, high = np.quantile(column, [0.01, 0.99])
         edges = np.linspace(low, high if high > low else low + 1, _HISTOGRAM_BINS + 1)
-        if (np.abs(values - values.round()) <= _WHOLE * (1 + np.abs(values))).all():
-            edges = transform.forward(d, _between_whole_numbers(transform.inverse(d, edges)))
+        is_whole = (np.abs(values - values.round()) <= _WHOLE * (1 + np.abs(values))).all()
+        if is_whole and feature.transform != "missing":
+            edges = _between_whole_numbers(transform.inverse(d, edges))
+            edges = transform.apply(np.tile(edges, (len(dense), 1)), 1)[:, d].astype(np.float64)
         shares = np.histogram(column.clip(edges[0], edges[-1]), edges)[0] / len(values)
         yield DenseUse(
             name=feature.name,
@@ -271,10 +272,9 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
 
 
 def _between_whole_numbers(edges: np.ndarray) -> np.ndarray:
-    """Edges near others so that every bin has equally many whole numbers, or more than the one before:
-    with one here and two there, the shares of even numbers look like a comb."""
-    widths = np.maximum.accumulate(np.maximum(np.ceil(np.diff(edges) * (1 - _WHOLE)), 1))
-    between = np.round(edges[0]) - 0.5 + np.concatenate([[0], widths.cumsum()])
+    """Edges near others: each bin has as many whole numbers as the one before, or more; else a comb."""
+    widths = np.maximum.accumulate(np.ceil(np.diff(edges) * (1 - _WHOLE)).clip(1))
+    between = np.round(edges[0]) - 0.5 + np.append(0, widths.cumsum())
     return between[: np.searchsorted(between, edges[-1] * (1 - _WHOLE)) + 1]
 
 

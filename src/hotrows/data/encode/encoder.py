@@ -261,10 +261,6 @@ class Transform:
             dense[:, f] = np.isnan(values[f])
         return dense
 
-    def forward(self, f: int, values: np.ndarray) -> np.ndarray:
-        """Numbers of feature f as they are after the transform."""
-        return np.log1p(values) if self._logs[f] else (values - self._shift[f]) / self._divisor[f]
-
     def inverse(self, f: int, values: np.ndarray) -> np.ndarray:
         """The numbers of feature f as they were, float64, to the digits that float32 has kept; those
         below 0 under `log` are 0, and missing ones what became 0."""

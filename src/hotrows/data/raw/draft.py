@@ -94,12 +94,11 @@ def draft_schema(
     columns, in_file = columns_of_types(rows.columns)
     notes = [*rows.notes, *changed_names(in_file.items())]
     # 2. Choose the label, and the features of all other columns.
-    target = label_of(
-        columns, next((n for n, f in in_file.items() if f == label), label), rows.name, notes
-    )
+    wanted = next((name for name, full in in_file.items() if full == label), label)
+    target = label_of(columns, wanted, rows.name, notes)
     by_name = {column.name: column for column in columns}
     labels = by_name[column_of(target)]
-    after = times_after([column for column in columns if column.kind == "time"], target, labels)
+    after = times_after([c for c in columns if c.kind == "time"], target, labels)
     drafting = Drafting(notes, columns, rows, outcomes(target, labels), label is None, after)
     drafting.why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
@@ -120,8 +119,7 @@ def draft_schema(
         delimiter=rows.delimiter or ",",  # of what others write of typed columns as text
         group=in_file.get(groups[0], groups[0]) if groups else None,
         time=drafting.time and _named(drafting.time, in_file),
-        missing={in_file.get(c.name, c.name): c.words for c in columns if c.words and c.name in used}
-        or (),
+        missing={in_file.get(n, n): by_name[n].words for n in by_name if by_name[n].words and n in used},
         strip=any(column.is_padded for column in columns if column.name in used),
         **of_text,  # type: ignore[arg-type]
     )
