@@ -121,15 +121,40 @@ double parse_decimal(const char* p, const char* end) {
   return std::strtod(std::string(p, end).c_str(), nullptr);  // over- or underflow: infinity or zero
 }
 
-// The number of a boolean; false for any other text.
-bool parse_boolean(const char* p, const char* end, double* value) {
-  const std::string word(p, end);
-  const bool yes = word == "true" || word == "True" || word == "TRUE";
-  *value = yes;
-  return yes || word == "false" || word == "False" || word == "FALSE";
+bool is_nan(const char* p, const char* end) {
+  return end - p == 3 && p[1] == 'a' && ((*p == 'N' && p[2] == 'N') || (*p == 'n' && p[2] == 'n'));
 }
 
-// The number in a field: NaN where it is empty; a boolean is 1 or 0. False for other text, and for what
+// The number of a boolean, or of NaN; false for any other text.
+bool parse_word(const char* p, const char* end, double* value) {
+  const std::string word(p, end);
+  const bool yes = word == "true" || word == "True" || word == "TRUE";
+  *value = is_nan(p, end) ? std::numeric_limits<double>::quiet_NaN() : yes;
+  return yes || is_nan(p, end) || word == "false" || word == "False" || word == "FALSE";
+}
+
+// Marks in numbers: before decimals, and between groups of three digits of the whole part (0: none).
+struct Marks {
+  char decimal, thousands;
+};
+
+// A number as machines write it; another text where a mark stands elsewhere. "1.234,5" -> "1234.5"
+std::string without_marks(const char* p, const char* end, Marks marks) {
+  const char* const point = std::find(p, end, marks.decimal);
+  const char* const whole = p + (p < point && (*p == '+' || *p == '-'));
+  const int64_t first = digits(whole, point);
+  bool grouped = marks.thousands && first >= 1 && first <= 3 && whole + first < point;
+  for (const char* group = whole + first; grouped && group < point; group += 4) {
+    grouped = point - group >= 4 && *group == marks.thousands && digits(group + 1, group + 4) == 3;
+  }
+  std::string plain(p, point), fraction(point < end ? point + 1 : end, end);
+  if (grouped) plain.erase(std::remove(plain.begin(), plain.end(), marks.thousands), plain.end());
+  const bool foreign = (plain + fraction).find('.') != std::string::npos;
+  if (foreign && (point == end || marks.decimal != '.')) return "?";
+  return point < end ? plain + '.' + fraction : plain;
+}
+
+// The number in a field: NaN where it is empty or NaN; a boolean is 1 or 0. False for other text, and for what
 // float32 cannot hold.
 bool parse_number(Field field, double* value) {
   const char* p = field.data;
@@ -144,7 +169,7 @@ bool parse_number(Field field, double* value) {
   const bool negative = *p == '-';
   if (negative || *p == '+') ++p;
   bool integer;
-  if (!is_number(p, end, &integer)) return parse_boolean(start, end, value);
+  if (!is_number(p, end, &integer)) return parse_word(start, end, value);
   double magnitude;
   if (integer && end - p <= 18) {
     int64_t whole = 0;
@@ -155,6 +180,15 @@ bool parse_number(Field field, double* value) {
   }
   *value = (negative ? -magnitude : magnitude) + 0.0;  // never a negative zero
   return std::isfinite(static_cast<float>(magnitude));
+}
+
+bool parse_marked_number(Field field, Marks marks, double* value) {
+  const char* p = field.data;
+  const char* end = p + field.length;
+  while (p < end && *p == ' ') ++p;
+  while (p < end && end[-1] == ' ') --end;
+  const std::string plain = without_marks(p, end, marks);
+  return parse_number({plain.data(), static_cast<uint32_t>(plain.size())}, value);
 }
 
 // Whether a value is one of the `num_missing` values that stand in `bytes`, each up to its end.
@@ -197,8 +231,8 @@ bool read_digits(const char*& p, const char* end, int64_t width, int64_t* value)
 bool take(const char*& p, const char* end, char c) { return p < end && *p == c ? ++p, true : false; }
 
 // Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.fraction]][ ][Z|UTC|(+|-)HH[[:]MM]]]; false where it
-// is none.
-bool parse_iso(Field field, int64_t* seconds) {
+// is none. clock: those of the time as it is written, without its offset.
+bool parse_iso(Field field, int64_t* seconds, int64_t* clock) {
   const char* p = field.data;
   const char* const end = p + field.length;
   int64_t year, month, day, hour = 0, minute = 0, second = 0, hours = 0, minutes = 0, sign = 0;
@@ -225,8 +259,8 @@ bool parse_iso(Field field, int64_t* seconds) {
     }
   }
   if (p != end || hour > 23 || minute > 59 || second > 59 || hours > 23 || minutes > 59) return false;
-  *seconds = ((days_from_civil(year, month, day) * 24 + hour) * 60 + minute) * 60 + second -
-             sign * (hours * 60 + minutes) * 60;
+  *clock = ((days_from_civil(year, month, day) * 24 + hour) * 60 + minute) * 60 + second;
+  *seconds = *clock - sign * (hours * 60 + minutes) * 60;
   return true;
 }
 
@@ -305,18 +339,22 @@ HOTROWS_API int64_t hotrows_tokenize(char* text, int64_t size, int64_t delimiter
 }
 
 // Parses the fields of `columns` [num_features] as numbers into values [num_features, num_rows], NaN
-// where they are empty. Returns the first row that holds something else, with *feature the first such
+// where they are empty. decimal, thousands: marks in them, 0 for none. Returns the first row that holds something else, with *feature the first such
 // feature of it, or -1.
 HOTROWS_API int64_t hotrows_parse_numbers(const char* text, int64_t size, const uint32_t* starts,
                                           const uint32_t* lengths, int64_t num_rows,
                                           const int32_t* columns, int64_t num_features,
-                                          double* values, int64_t* feature, int64_t threads) {
+                                          int64_t decimal, int64_t thousands, double* values, int64_t* feature, int64_t threads) {
   const Fields fields{text, size, starts, lengths, num_rows};
+  const Marks marks{static_cast<char>(decimal), static_cast<char>(thousands)};
+  const bool marked = marks.decimal != '.' || marks.thousands;
   std::vector<int64_t> bad(num_features, num_rows);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t f = 0; f < num_features; ++f) {
     for (int64_t row = 0; row < num_rows; ++row) {
-      if (parse_number(fields.at(columns[f], row), &values[f * num_rows + row])) continue;
+      const Field field = fields.at(columns[f], row);
+      double* const value = &values[f * num_rows + row];
+      if (marked ? parse_marked_number(field, marks, value) : parse_number(field, value)) continue;
       bad[f] = row;
       break;
     }
@@ -427,20 +465,22 @@ HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
 }
 
 // seconds [n]: since 1970, of times written as `format` says (`iso`, or %Y %y %m %d %H %M %S, digits in
-// full; other characters stand for themselves); the least int64 where the value is missing. Returns the
-// first value that is no such time, or -1.
+// full; other characters stand for themselves); the least int64 where the value is missing. clocks [n]: the
+// same as the time is written, without its offset. Returns the first value that is no such time, or -1.
 HOTROWS_API int64_t hotrows_parse_times(const char* text, const uint32_t* starts,
                                         const uint32_t* lengths, int64_t n, const char* format,
-                                        int64_t format_length, int64_t* seconds, int64_t threads) {
+                                        int64_t format_length, int64_t* seconds, int64_t* clocks,
+                                        int64_t threads) {
   int64_t bad = n;
   const bool iso = format_length == 3 && std::equal(format, format + 3, "iso");
 #pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew) reduction(min : bad)
   for (int64_t i = 0; i < n; ++i) {
-    seconds[i] = std::numeric_limits<int64_t>::min();
-    if (lengths[i] == 0) continue;
+    seconds[i] = clocks[i] = std::numeric_limits<int64_t>::min();
     const Field field{text + starts[i], lengths[i]};
-    const bool found =
-        iso ? parse_iso(field, &seconds[i]) : parse_time(field, format, format + format_length, &seconds[i]);
+    if (field.length == 0 || is_nan(field.data, field.data + field.length)) continue;
+    const bool found = iso ? parse_iso(field, &seconds[i], &clocks[i])
+                           : parse_time(field, format, format + format_length, &seconds[i]);
+    if (!iso) clocks[i] = seconds[i];
     if (!found && i < bad) bad = i;
   }
   return bad == n ? -1 : bad;

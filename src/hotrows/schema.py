@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from hotrows.checks.schema import (
     with_current_fields,
 )
 from hotrows.dynamic import GROWING, Dynamic, expiring
-from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
+from hotrows.json_file import JsonFile, build, check_types, parse, shown
 from hotrows.pages import notebook
 from hotrows.runtime.atomic_files import local, write_text
 
@@ -187,7 +187,9 @@ class Time:
         `iso` (2024-03-01, 2024-03-01T10:00:00.5+01:00; without an offset it is UTC); or a strptime
         format of %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow)
         need none.
-    utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
+    utc_offset: hours from UTC of the clock by which `hour`, `weekday`, `weekend` and `day` are read.
+    zone: the same clock by name, such as Europe/Berlin (default: the zone of a column of timestamps,
+        which `prepare` fills in; else the offset that a time is written with, or UTC).
 
     >>> Schema((Sparse("user"),), time=Time("at", format="iso")).time.format
     'iso'
@@ -195,7 +197,8 @@ class Time:
 
     column: str
     format: str = "unix"
-    utc_offset: float = 0.0
+    utc_offset: float | None = None
+    zone: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -218,8 +221,11 @@ class Schema:
     group: column by whose values AUC is grouped and samples are ranked, such as the user (default: the
         request, or not grouped).
     time: column that a split by time, features of time and keys that expire by it read.
-    missing: values that mean missing, besides the empty one.
+    missing: values that mean missing, besides the empty one; by column: {"price": ("NA",)}.
     strip: whether to remove spaces around values.
+    encoding: encoding of delimited text that is not UTF-8, such as latin-1 or cp1252.
+    decimal: mark before the decimals of numbers in text.
+    thousands: mark between groups of three digits of numbers in text (default: none).
     request: column that says of which request a sample is; rows of a request follow one another.
     shared: features that are equal in all samples of a request, such as the user's, and are stored,
         looked up and computed once for it.
@@ -238,12 +244,15 @@ class Schema:
     weight: str | None = None
     group: str | None = None
     time: Time | None = None
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] | dict[str, tuple[str, ...]] = field(default=(), hash=False)
     strip: bool = False
     request: str | None = None
     shared: tuple[str, ...] = ()
     user: str | None = None
     histories: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    decimal: str = "."
+    thousands: str = ""
     _repr_html_ = notebook.schema
 
     def __post_init__(self) -> None:
@@ -257,6 +266,10 @@ class Schema:
     def __repr__(self) -> str:
         listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in self.by_kind.items()]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
+
+    def missing_of(self, column: str) -> tuple[str, ...]:
+        """The words that mean missing in a column."""
+        return self.missing.get(column, ()) if isinstance(self.missing, dict) else self.missing
 
     @property
     def grouping(self) -> str | None:
@@ -393,11 +406,7 @@ class Schema:
         if not isinstance(fields, dict) or not isinstance(fields.get("features"), list):
             raise ValueError("expected a JSON object with a list of `features`")
         features = tuple(map(_feature, fields.pop("features")))
-        if fields.get("time") is not None:
-            fields["time"] = build(Time, fields["time"])
-        label = fields.pop("label", "label")
-        label = tuple(map(_label, label)) if isinstance(label, list) else _label(label)
-        return build(Schema, {"features": features, "label": label, **fields})
+        return build(Schema, {"features": features, **fields})
 
     def save(self, path: Path | str) -> None:
         write_text(Path(path), self.to_json() + "\n")
@@ -428,10 +437,6 @@ def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
 def is_list(feature: Feature) -> bool:
     """True if a sample has a list of ids of the feature, instead of one."""
     return isinstance(feature, Sequence) or (isinstance(feature, Sparse) and feature.many)
-
-
-def _label(value: Any) -> str | Label:
-    return value_of(str, value, "label") if isinstance(value, str) else build(Label, value)
 
 
 def _feature(fields: Any) -> Feature:

@@ -91,11 +91,11 @@ int main(int argc, char** argv) {
   double values[6];
   int64_t (*tokenize)(char*, int64_t, int64_t, int64_t, int64_t, const int32_t*, int64_t, uint32_t*, uint32_t*, uint8_t*,
                       int64_t*, int64_t) = symbol("hotrows_tokenize");
-  int64_t (*parse)(const char*, int64_t, const uint32_t*, const uint32_t*, int64_t, const int32_t*, int64_t, double*,
-                   int64_t*, int64_t) = symbol("hotrows_parse_numbers");
+  int64_t (*parse)(const char*, int64_t, const uint32_t*, const uint32_t*, int64_t, const int32_t*, int64_t, int64_t,
+                   int64_t, double*, int64_t*, int64_t) = symbol("hotrows_parse_numbers");
   const int64_t size = (int64_t)sizeof text - 1;
   if (tokenize(text, size, '\t', 0, 3, wanted, 3, begins, lengths, changing, problem, 2) != 0) return 2;
-  if (parse(text, size, begins, lengths, 3, columns, 2, values, &feature, 2) != -1) return 3;
+  if (parse(text, size, begins, lengths, 3, columns, 2, '.', 0, values, &feature, 2) != -1) return 3;
   print("numbers", values, sizeof values);
   void* (*keys_new)(const int64_t*) = symbol("hotrows_keys_new");
   void (*feed)(void*, const int64_t*, int64_t) = symbol("hotrows_keys_feed");

@@ -58,8 +58,9 @@ def test_a_word_for_a_missing_number_is_said_to_be_one(tmp_path):
     """It said to correct the row, though a word in the schema is all that it takes."""
     write(tmp_path / "raw", [GOOD, ("0", "NA", "user", "item")])
     said = refused(tmp_path)
-    assert said.endswith("found 'NA'; if 'NA' means missing, say so in the schema: \"missing\": [\"NA\"]")
-    schema = dataclasses.replace(SCHEMA, missing=("NA",))
+    words = '"missing": {"price": ["NA"]}'
+    assert said.endswith(f"found 'NA'; if 'NA' means missing, say so in the schema: {words}")
+    schema = dataclasses.replace(SCHEMA, missing={"price": ("NA",)})
     data = prepare([tmp_path / "raw"], schema, tmp_path / "out", split="fraction:1,0,0")
     assert data.parts["train"].missing["price"] == 1
 
@@ -133,8 +134,8 @@ def test_a_header_that_has_some_columns_raises_no_doubt_about_the_delimiter(tmp_
 
 
 def test_a_header_is_named_in_few_words_whatever_is_in_it(tmp_path):
-    """40 letters of a name that are no UTF-8 came out as 240; all the columns of a schema were named."""
-    (tmp_path / "raw").write_bytes(b",".join([b"\xff\x01" * 90] * 90) + b"\n")
+    """40 letters of a name that are not printable came out as 240; all columns of a schema were named."""
+    (tmp_path / "raw").write_bytes(b",".join([b"\xc2\x80\x01" * 90] * 90) + b"\n")
     many = Schema(tuple(Sparse(f"feature_{i}") for i in range(400)), delimiter=",", name="many")
     message = refused(tmp_path, many)
     assert "lacks the columns ['feature_0', 'feature_1'," in message

@@ -137,6 +137,7 @@ def read_back(data: EncodedData) -> list[tuple]:
     return rows
 
 
+@pytest.mark.filterwarnings("ignore:.* has numbers beyond 2.24:UserWarning")
 @settings(max_examples=examples(60, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tables(), st.sampled_from(["native", "plain"]))
 def test_what_is_prepared_comes_back(tmp_path_factory, given_, core):

@@ -236,7 +236,8 @@ def _json_value(choose: random.Random, schema: Schema, name: str) -> Any:
 
 
 def _as_parquet(choose: random.Random, table: pa.Table, sink: io.BytesIO) -> None:
-    how = {"compression": choose.choice(["none", "snappy", "zstd", "gzip"])}
+    how: dict[str, Any] = {"compression": choose.choice(["none", "snappy", "zstd", "gzip"])}
+    how["use_deprecated_int96_timestamps"] = choose.random() < 0.2
     pq.write_table(table, sink, row_group_size=choose.choice([3, 1000, 1000]), **how)
 
 
@@ -322,7 +323,8 @@ ARROW_TYPES = (
     pa.int8(), pa.uint64(), pa.int64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(),
     pa.decimal128(9, 2), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(3), pa.null(),
     pa.date32(), pa.date64(), pa.time32("s"), pa.time64("ns"), pa.timestamp("s"), pa.timestamp("ms"),
-    pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.duration("ms"), pa.list_(pa.int32()),
+    pa.timestamp("us", "UTC"), pa.timestamp("ms", "Europe/Berlin"),
+    pa.timestamp("ns"), pa.duration("ms"), pa.list_(pa.int32()),
     pa.list_(pa.string()), pa.large_list(pa.string()), pa.list_(pa.int64(), 2),
     pa.list_(pa.list_(pa.int8())), pa.list_(pa.dictionary(pa.int32(), pa.string())),
     pa.struct([("a", pa.int8())]), pa.map_(pa.string(), pa.int8()), pa.string_view(), pa.binary_view(),

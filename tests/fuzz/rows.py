@@ -12,7 +12,8 @@ NUMBERS = [
     "nan", "inf", "0x10", "1_000", "9223372036854775807", "9223372036854775808",
     "18446744073709551616", "3.4028235e38", "3.4028236e38", "9" * 400, "0" * 300 + "1", " 7 ", "\t7",
     "١", "1\0", "0.1e-5", "1e99999999999999999999", "123456789012345678", "1234567890123456789",
-    "-9223372036854775809", "1e19", "4e18", "-62135596801", "253402300800", "1e38",
+    "-9223372036854775809", "1e19", "4e18", "-62135596801", "253402300800", "1e38", "NaN", "1,234.5",
+    "-1.234.567,25", "1,23", "1.234e5", "+1,234e5", ",5", "5,", "1'234", "12,345,6", "20180131",
 ]  # fmt: skip
 WORDS = [
     "", "a", "b", "abcdefgh", "abcdefghi", "é", " x ", "NULL", "\\N", "x|y", "|", "||x|", "a;b;c", "-0",
@@ -21,7 +22,8 @@ WORDS = [
 TIMES = [
     "2024-02-29", "2023-02-29", "0000-01-01", "0001-01-01", "9999-12-31", "2024-01-01 23:59:59",
     "20240131",
-    "31/12/69", "2024", "24",
+    "31/12/69", "2024", "24", "2024-01-01 23:59:59+05:30", "9999-12-31T23:59:59-01", "NaN",
+    "2024-07-01T00:00Z",
 ]  # fmt: skip
 
 
@@ -31,7 +33,8 @@ def some_schema(choose: random.Random) -> Schema:
         Dense(f"n{i}", transform=choose.choice(("log", "standard", "none", "missing")))
         for i in range(choose.randint(0, 2))
     ]
-    time = Time("when", choose.choice(TIME_FORMATS), choose.choice([0, 8, -5.5]))
+    clock = choose.choice([{}, {}, {"utc_offset": 0}, {"utc_offset": -5.5}, {"zone": "America/New_York"}])
+    time = Time("when", choose.choice(TIME_FORMATS), **clock)
     has_time = choose.random() < 0.5
     for i in range(choose.randint(0, 4)):
         features.append(_id_feature(choose, f"s{i}", has_time))
@@ -50,8 +53,12 @@ def some_schema(choose: random.Random) -> Schema:
         weight=choose.choice([None, None, "w"]),
         group=choose.choice([None, None, "g"]),
         time=time if has_time else None,
-        missing=choose.choice([(), (), ("NULL",), ("\\N", "é", "-1")]),
+        missing=choose.choice(
+            [(), (), ("NULL",), ("\\N", "é", "-1"), {"s0": ("NULL", "a"), "n0": ("-1",)}]
+        ),
         strip=choose.random() < 0.3,
+        encoding=choose.choice(["utf-8", "utf-8", "utf-8", "latin-1"]),
+        **choose.choice([{}, {}, {}, {"thousands": ","}, {"decimal": ",", "thousands": "."}]),
     )
     if choose.random() < 0.5:
         names = [*schema.raw_columns, *("u0", "u1")[: choose.randint(0, 2)]]
@@ -127,10 +134,13 @@ def some_text(choose: random.Random, schema: Schema) -> bytes:
     rows = [] if schema.columns else [names]
     for _ in range(choose.choice([1, 2, 3, 3, 5, 10, 40])):
         rows.append([some_value(choose, schema, name) for name in names])
+    if choose.random() < 0.02:  # files were appended to each other
+        rows.insert(choose.randrange(1, len(rows) + 1), choose.choice([names, names[::-1]]))
     end = choose.choice(["\n", "\n", "\r\n"])
     lines = (schema.delimiter.join(_quoted(value, schema, choose) for value in row) for row in rows)
     text = end.join(lines) + choose.choice([end, end, "", end * 3])
-    return text.encode("utf-8", "surrogateescape")
+    is_utf8 = schema.encoding == "utf-8"
+    return text.encode(schema.encoding, "surrogateescape" if is_utf8 else "replace")
 
 
 def _quoted(value: str, schema: Schema, choose: random.Random) -> str:

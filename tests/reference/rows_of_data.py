@@ -17,7 +17,16 @@ from hotrows.data.raw import cells, text, values
 from hotrows.data.raw import values as canonical_text
 from hotrows.data.raw.files import Chunk
 from hotrows.data.raw.text import WRONG_COLUMNS, Layout, TextCells, cut_line
-from hotrows.data.raw.values import LAST_EXACT, MISSING_TIME, UNIX, RawIds, plain_number, plain_time
+from hotrows.data.raw.values import (
+    LAST_EXACT,
+    MACHINE,
+    MISSING_TIME,
+    UNIX,
+    Marks,
+    RawIds,
+    plain_number,
+    plain_time,
+)
 from hotrows.data.stored import order, rows
 from tests.reference.vocabularies import PlainCounts, PlainVocabularies
 
@@ -25,6 +34,7 @@ _WORDS = {b"True": b"true", b"TRUE": b"true", b"False": b"false", b"FALSE": b"fa
 _WORDS |= {b"NaN": b"", b"nan": b"", b"-0": b"0", b"-0.0": b"0"}
 _WHOLE = re.compile(rb"(-?(?:0|[1-9][0-9]*))\.0")
 _EXPONENT = re.compile(rb"(-?)([1-9])(?:\.([0-9]*[1-9]))?e\+([0-9]{2})")
+_OFFSET = re.compile(rb"(:.*?) ?[+-][0-9]{2}(:?[0-9]{2})?")
 _TIME = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
     rb"(Z|[+-][0-9]{2}:?[0-9]{2})?"
@@ -86,13 +96,14 @@ def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
 
 
 def parse_fields(
-    fields: RawIds, columns: Sequence[int], threads: int
+    fields: RawIds, columns: Sequence[int], threads: int, marks: Marks = MACHINE
 ) -> tuple[np.ndarray, tuple[int, int] | None]:
     numbers = np.zeros((len(columns), fields.starts.shape[1]))
     for row in range(fields.starts.shape[1]):
         for i, column in enumerate(columns):
             start = int(fields.starts[column, row])
-            number = plain_number(fields.text[start : start + int(fields.lengths[column, row])].tobytes())
+            end = start + int(fields.lengths[column, row])
+            number = plain_number(fields.text[start:end].tobytes(), marks)
             if number is None:
                 return numbers, (row, i)
             numbers[i, row] = number
@@ -103,12 +114,16 @@ def parse_times(column: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     values.check_time_format(format)
     if format in UNIX:
         return values.seconds_of(*values.parse_numbers(column, threads), format)
-    seconds, bad = np.empty(len(column), np.int64), None
+    seconds, bad = np.full((2, len(column)), MISSING_TIME), None
     for n in range(len(column)):
-        time = plain_time(column.value(n), format) if column.lengths[n] else MISSING_TIME
-        if time is None and bad is None:
-            bad = n
-        seconds[n] = MISSING_TIME if time is None else time
+        value = column.value(n)
+        if value in (b"", b"NaN", b"nan"):
+            continue
+        time = plain_time(value, format)
+        if time is None:
+            bad = n if bad is None else bad
+            continue
+        seconds[:, n] = time, plain_time(_OFFSET.sub(rb"\1", value), format) if format == "iso" else time
     return seconds, bad
 
 

@@ -5,6 +5,7 @@ Features and schemas are checked when they are made: see `schema`.
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -93,6 +94,31 @@ def check_times(schema: str, features: Iterable[Any], made_of_time: Iterable[str
         )
 
 
+def _check_text(schema: Any) -> None:
+    """Raises ValueError where encoding or marks of numbers are unknown, or a time has two clocks."""
+    if schema.time and schema.time.zone is not None and schema.time.utc_offset is not None:
+        raise ValueError(f"time {schema.time.column!r}: give either zone= or utc_offset=, not both")
+    try:
+        "\n".encode(schema.encoding)
+        object.__setattr__(schema, "encoding", codecs.lookup(schema.encoding).name)
+        object.__setattr__(schema, "missing", schema.missing or ())
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"schema {schema.name!r}: encoding {schema.encoding!r} is not known; such are 'latin-1', "
+            f"'cp1252' and 'utf-16-le'"
+        ) from None
+    decimal, thousands = schema.decimal, schema.thousands
+    if (
+        decimal not in (".", ",")
+        or thousands not in ("", ".", ",", "'", " ", "_")
+        or decimal == thousands
+    ):
+        raise ValueError(
+            f"schema {schema.name!r}: expected decimal '.' or ',', and as thousands another one, \"'\", "
+            f"' ', '_' or none, not {decimal!r} and {thousands!r}"
+        )
+
+
 def check_names(schema: Any) -> None:
     """Raises ValueError where features, labels and columns of a schema do not fit together."""
     # 1. Names must be unique.
@@ -134,6 +160,7 @@ def check_names(schema: Any) -> None:
         raise ValueError(
             f"schema {schema.name!r}: columns {absent} are used, and do not stand in `columns`"
         )
+    _check_text(schema)
 
 
 def leave_out_defaults(schema: dict[str, Any]) -> None:
@@ -141,6 +168,11 @@ def leave_out_defaults(schema: dict[str, Any]) -> None:
     for field, others in (("request", "shared"), ("user", "histories")):
         if schema[field] is None:
             del schema[field], schema[others]
+    for field, default in (("encoding", "utf-8"), ("decimal", "."), ("thousands", "")):
+        if schema[field] == default:
+            del schema[field]
+    if schema["time"] and schema["time"]["zone"] is None:
+        del schema["time"]["zone"]
     label = schema["label"]
     for fields in label if isinstance(label, tuple) else [label]:
         if isinstance(fields, dict) and fields["loss"] is None:

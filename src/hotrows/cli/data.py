@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -37,6 +38,7 @@ def data_set_names() -> list[str]:
     return sorted(datasets.BY_NAME)
 
 
+_OF_TEXT = "encoding", "decimal", "thousands"  # settings of a schema
 _MOST_NOTES = 10  # of a draft that are printed
 _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says what is wrong
 
@@ -102,9 +104,15 @@ def synth_command(
     user={"metavar": "COLUMN"},
     histories={"spelling": "--history", "multiple": True, "metavar": "COLUMN"},
 )
+@of_function("schema:Schema", *_OF_TEXT)
 @click.option("--out", type=OUT, help="A file for the schema.  [default: standard output]")
 def schema_command(
-    raw: str, label: str | None, user: str | None, histories: tuple[str, ...], out: Path | None
+    raw: str,
+    label: str | None,
+    user: str | None,
+    histories: tuple[str, ...],
+    out: Path | None,
+    **of_text: str,
 ) -> None:
     """Draft a schema from a file.
 
@@ -116,7 +124,7 @@ def schema_command(
     from hotrows import data
     from hotrows.runtime.atomic_files import STDOUT, write_text
 
-    draft = data.draft_schema(raw, label, user, histories)
+    draft = data.draft_schema(raw, label, user, histories, **of_text)
     head = ("column", "read as", "why", "examples")
     table = new_table(*head, left=head)
     for column in draft.columns:
@@ -169,6 +177,9 @@ def schema_command(
     "datasets.schemas:with_dynamic",
     declared={"spelling": "--dynamic", "multiple": True, "metavar": "FEATURE", "required": False},
 )
+@of_function(
+    "schema:Schema", encoding={"default": None}, decimal={"default": None}, thousands={"default": None}
+)
 @click.option("--no-rows", is_flag=True, help="Read no RAW: for a stream, if the schema declares all.")
 @of_function(
     "data.encode.prepare:prepare",
@@ -203,6 +214,10 @@ def prepare_command(
         raise click.UsageError(
             "say what the columns are: --schema NAME or FILE; `hotrows schema RAW` drafts one"
         )
+    of_text = {name: options.pop(name) for name in _OF_TEXT}
+    of_text = {name: value for name, value in of_text.items() if value is not None}
+    if schema is None and of_text:
+        raise click.UsageError(f"--{next(iter(of_text))} goes with --schema: stored data has its own")
     from hotrows.datasets import schemas
 
     # 2. Load the schema, and change it as the options say.
@@ -210,7 +225,7 @@ def prepare_command(
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
     if columns is not None:
-        columns = schemas.with_dynamic(columns, declared)
+        columns = dataclasses.replace(schemas.with_dynamic(columns, declared), **of_text)
 
     # 3. Prepare, and show what was not seen before.
     def prepare(progress: Callable[..., None]) -> EncodedData:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoder import Transform, readers_of
-from hotrows.data.encode.oddities import oddities
+from hotrows.data.encode.oddities import lost_digits, oddities
 from hotrows.data.encode.vocabulary import open_values
 from hotrows.data.stored.encoded import EncodedData, Statistics
 from hotrows.data.stored.part import Part
@@ -37,6 +37,7 @@ _BLOCKS, _BLOCK_ROWS, _CELLS = 64, 4096, 1 << 26  # of a sample, and its cells a
 _COMPARED_AT_ONCE, _CELLS_COMPARED, _LEAST_COMPARED = 256, 1 << 24, 1 << 11
 _FIT_BINS = 2000
 _HISTOGRAM_BINS = 24
+_WHOLE = 1e-5  # relative distance up to which a number that float32 has kept is whole
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,7 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Computes sizes, positive rates, missing rates and skew of prepared data.
-    dim: the dim of tables.
+    """Computes sizes, positive rates, missing rates and skew of prepared data. dim: the dim of tables.
 
     >>> describe(data).parts["train"].positive_rates
     {'click': 0.5375}
@@ -179,7 +179,7 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
         missing_together=() if train is None else _missing_together(data.schema, train),
         same=() if train is None else tuple(_same(data.schema, train)),
         drift=_drift(data.schema, samples),
-        oddities=tuple(oddities(data)),
+        oddities=(*lost_digits(data), *oddities(data)),
         dense=() if train is None else tuple(_dense_uses(data, train)),
     )
 
@@ -255,6 +255,10 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
         quantiles = {share: float(np.quantile(values, share)) for share in DENSE_QUANTILES}
         low, high = np.quantile(column, [0.01, 0.99])
         edges = np.linspace(low, high if high > low else low + 1, _HISTOGRAM_BINS + 1)
+        is_whole = (np.abs(values - values.round()) <= _WHOLE * (1 + np.abs(values))).all()
+        if is_whole and feature.transform != "missing":
+            edges = _between_whole_numbers(transform.inverse(d, edges))
+            edges = transform.apply(np.tile(edges, (len(dense), 1)), 1)[:, d].astype(np.float64)
         shares = np.histogram(column.clip(edges[0], edges[-1]), edges)[0] / len(values)
         yield DenseUse(
             name=feature.name,
@@ -265,6 +269,13 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
             quantiles=quantiles,
             histogram=(tuple(edges.tolist()), tuple(shares.tolist())),
         )
+
+
+def _between_whole_numbers(edges: np.ndarray) -> np.ndarray:
+    """Edges near others: each bin has as many whole numbers as the one before, or more; else a comb."""
+    widths = np.maximum.accumulate(np.ceil(np.diff(edges) * (1 - _WHOLE)).clip(1))
+    between = np.round(edges[0]) - 0.5 + np.append(0, widths.cumsum())
+    return between[: np.searchsorted(between, edges[-1] * (1 - _WHOLE)) + 1]
 
 
 def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:

@@ -17,7 +17,8 @@ import numpy as np
 
 from hotrows.data.raw.arrow import ArrowCells
 from hotrows.data.raw.cells import Columns, Reading, columns_of
-from hotrows.data.raw.files import Chunk, pyarrow
+from hotrows.data.raw.encodings import recoded
+from hotrows.data.raw.files import chunk_of, pyarrow
 from hotrows.data.raw.json_lines import table_of_lines, with_columns
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.text import Layout, layout_of, parse
@@ -78,7 +79,8 @@ class LineEvents:
         return LineEvents(self.name, text, self._line(first), self.layout, places, lines)
 
     def columns(self, how: Reading) -> Columns:
-        chunk = Chunk(self.name, bytearray(self.text), self.first_line, len(self), 0)
+        text = self.text if self.layout is None else recoded(self.text, self.name, how.schema.encoding)
+        chunk = chunk_of(self.name, bytearray(text), self.first_line)
         if self.layout is not None:
             return parse(chunk, self.layout, how)
         return _columns_of_table(table_of_lines(chunk), self.name, self.first_line, how)
@@ -184,6 +186,9 @@ def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | No
     """The columns of a text, by its first line, and whether this line is their header; None: JSON."""
     if is_json(line):
         return None, False
+    line = recoded(line, name, schema.encoding)
+    if (problem := chunk_of(name, bytearray(line), 1).not_utf8) is not None:
+        raise ValueError(problem[1])
     if schema.columns is not None:
         return declared_layout(schema, name, line), False
     line = line if line.endswith(b"\n") else line + b"\n"

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Protocol
 
-from hotrows.data.raw.files import COMPRESSIONS, File, kind_of, pyarrow
+from hotrows.data.raw.encodings import COMPRESSIONS
+from hotrows.data.raw.files import File, kind_of, pyarrow
 from hotrows.data.raw.text import Layout
 from hotrows.data.raw.typed_files import TypedFile, checked, explained, open_typed_file
 from hotrows.schema import Schema
@@ -80,6 +81,11 @@ def open_file(path: Path, schema: Schema) -> Reader | None:
         raise ValueError(
             f"{path} is compressed or UTF-16; a stream reads UTF-8 text, Parquet, Arrow and ORC"
         )
+    if start.startswith(codecs.BOM_UTF8) and schema.encoding != "utf-8":
+        raise ValueError(
+            f"{path} has the byte order mark of UTF-8, and the schema says {schema.encoding!r}; write "
+            f"all files of a stream in one encoding"
+        )
     kind = kind_of(start)
     if kind is None:
         return _TextFile(path, schema) if start else None
@@ -124,7 +130,7 @@ class _RowsFile:
     def _from_group(self, first: int) -> Iterator[Any]:
         with explained(f"{self._path} is damaged"):
             for group in range(first, self._opened.num_groups):
-                for batch in self._opened.batches(group, self._opened.names, 1 << 16):
+                for batch in self._opened.batches(group, self._opened.schema.names, 1 << 16):
                     yield checked(batch, str(self._path), self._kind)
 
     def skip(self, offset: int, line: int, sum_: int | None) -> None:

@@ -35,7 +35,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.optim import SGD
 from hotrows.record import layout_of
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import FIRST_UNKNOWN, Schema, Sparse, vocabulary_of
+from hotrows.schema import FIRST_UNKNOWN, Schema, Sparse, column_of, vocabulary_of
 from hotrows.storage.store import MemoryStore
 from hotrows.table import Table
 
@@ -233,7 +233,8 @@ def _ids_of(data: EncodedData, table: Table, values: Any, file: str) -> np.ndarr
         return _ids_as_stored(table, values, file)
     reader, name = readers[0], vocabulary_of(readers[0])
     feature = Sparse("value", vocabulary=name)  # with one unknown id
-    plain = Schema((feature,), missing=data.schema.missing, strip=data.schema.strip)
+    missing = data.schema.missing_of(column_of(reader))
+    plain = Schema((feature,), missing=missing, strip=data.schema.strip)
     encoder = Encoder(plain, {name: stored_values(data)[name]}, {})
     batches = encoder.encode(pyarrow().table({"value": values}))
     ids = np.concatenate([np.zeros(0, np.int64), *(batch.ids.numpy() for batch in batches)])

@@ -52,6 +52,7 @@ from hotrows.schema import Schema, Sparse, column_of, is_list
 _EVENT = np.dtype([("user", "u8"), ("time", "i8"), ("row", "i8")])
 _INT64 = np.iinfo(np.int64)
 _RANGE_BITS = 6  # of the hash of a user
+_AS_SAMPLES = "name", "delimiter", "missing", "strip", "encoding", "decimal", "thousands"
 _READ_AT_ONCE = 1 << 22  # numbers of references
 
 
@@ -173,7 +174,7 @@ class EventFiles(EventIndex):
         progress: Progress | None = None,
     ) -> None:
         histories = [f for f in schema.sequences if f.name in schema.histories]
-        how = {name: getattr(schema, name) for name in ("name", "delimiter", "missing", "strip")}
+        how = {name: getattr(schema, name) for name in _AS_SAMPLES}
         of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
         values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
         self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)

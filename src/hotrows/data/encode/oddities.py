@@ -45,6 +45,18 @@ def oddities(data: EncodedData) -> Iterator[str]:
             yield from _copied(name, samples[name], samples["train"], data.parts["train"].rows)
 
 
+def lost_digits(data: EncodedData) -> Iterator[str]:
+    """Names the dense features whose neighbouring numbers become one in float32, a line each."""
+    logs = {feature.name for feature in data.schema.dense if feature.transform == "log"}
+    for name, (low, high) in data.extremes.ranges.items():
+        largest = max(high, -low)
+        if (low if name in logs else largest) >= 1 << 24:
+            yield (
+                f"{name!r} has numbers beyond 2^24 (up to {largest:.10g}), neighbours of which become "
+                f"equal in float32: 'standard' keeps them apart; declare ids as Sparse, times as Time"
+            )
+
+
 def _sample(part: Part) -> Rows:
     schema = part.schema
     columns = len(schema.id_features) + schema.num_dense + len(schema.labels)

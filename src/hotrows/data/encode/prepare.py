@@ -28,7 +28,7 @@ import numpy as np
 
 from hotrows.data.encode.encoder import opened_encoder, readers_of, stored_encoders, stored_values
 from hotrows.data.encode.events import EventFiles
-from hotrows.data.encode.oddities import oddities
+from hotrows.data.encode.oddities import lost_digits, oddities
 from hotrows.data.encode.passes import (
     STATE_FILE,
     Executor,
@@ -42,7 +42,7 @@ from hotrows.data.encode.passes import (
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
-from hotrows.data.raw.inputs import Input, inputs_of
+from hotrows.data.raw.inputs import Input, inputs_of, zone_of
 from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
@@ -52,6 +52,7 @@ from hotrows.data.stored.sections import header_checksum
 from hotrows.data.stored.shards import Shard
 from hotrows.runtime.atomic_files import absolute, link_or_copy, new_folder, shown
 from hotrows.runtime.machine import num_threads, total_memory
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
 
 log = logging.getLogger("hotrows")
@@ -183,6 +184,7 @@ def _job(
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
     _check_events(schema, events)
+    schema = _with_zone(schema, inputs=[source for group in groups for source in group])
     declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
     text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
     return Job(
@@ -201,6 +203,14 @@ def _job(
         progress=progress,
         events=tuple(events),
     )
+
+
+def _with_zone(schema: Schema, inputs: Sequence[Input]) -> Schema:
+    """The schema with the zone that the type of its time names: later rows are read by that clock."""
+    time = schema.time
+    if time is None or time.zone is not None or time.utc_offset is not None:
+        return schema
+    return replace(schema, time=replace(time, zone=zone_of(inputs, time.column)))
 
 
 def _check_events(schema: Schema, events: Sequence[Input]) -> None:
@@ -237,9 +247,13 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None, extends: bool)
             )
         readers_of(schema)
         return schema
-    if schema is None or _without_rows(schema) == _without_rows(stored.schema):
+    if schema is None:
         return stored.schema
     wanted, known = _without_rows(schema), _without_rows(stored.schema)
+    if wanted.time and known.time and wanted.time == replace(known.time, zone=None, utc_offset=None):
+        wanted = replace(wanted, time=known.time)
+    if wanted == known:
+        return stored.schema
     new = [feature for feature in wanted.features if feature not in known.features]
     if extends and len(known.features) + len(new) == len(wanted.features):
         wider = replace(wanted, features=(*known.features, *new))
@@ -380,6 +394,8 @@ def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:
             "no rows validate, so that no checkpoint is chosen as the best: give --validation FILE, or "
             "--split fraction:0.9 with --test FILE, or fraction:0.8,0.1,0.1"
         )
+    for line in lost_digits(data):
+        warn(line)
     try:
         lines = list(oddities(data))
     except ValueError as error:  # of a shard that was written before an interruption

@@ -182,7 +182,7 @@ class RowGroupColumns:
         )
         if bad is not None:
             raise self._wrong(time.column, bad, f"a {kind_of_time(time.format)}")
-        return seconds
+        return seconds[0]
 
     def _numbers_of(
         self, array: Any, feature: Sparse | ListFeature, offsets: np.ndarray | None

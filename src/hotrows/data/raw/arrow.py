@@ -43,12 +43,13 @@ from hotrows.data.raw.arrow_arrays import (
 from hotrows.data.raw.cell_source import Bad
 from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of, show
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.values import LAST_EXACT, RawIds
+from hotrows.data.raw.values import RawIds
 from hotrows.schema import Dense, Schema, column_of
 from hotrows.schema import is_list as has_lists
 
 ROWS_PER_CHUNK = 1 << 16
 _NUMBERS_PER_CHUNK = 1 << 23  # of vectors
+_EXACT_BITS = {16: 11, 32: 24, 64: 53}  # of floats by their width: they hold all whole numbers below
 _FEW = 1 << 14  # values: reading them takes less time than a call for every column
 _BEYOND_FLOAT32 = float.fromhex("0x1.ffffffp+127")  # the least number that is infinite as float32
 
@@ -83,23 +84,24 @@ class ArrowCells:
 
     def raw(self, column: str) -> RawIds:
         few = self._few_ids
-        return few[column] if column in few else self.how.text(self._single(column))
+        return few[column] if column in few else self.how.text(self._single(column), column)
 
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
         if not is_list(array.type):
-            cells = self._blanked(self._text(array, column), ())
+            cells = self._trimmed(self._text(array, column))
             cut = values.cut_lists(cells, separator, self.how.threads)
-            return self.how.text(self._trimmed(cut))
+            return self.how.text(self._trimmed(cut, column), column)
         if is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
         offsets, flat = unnested(array)
-        return self.how.text(self._trimmed(self._text(flat, column), offsets))
+        ids = self._trimmed(self._text(flat, column), column)
+        return self.how.text(RawIds(ids.text, ids.starts, ids.lengths, offsets), column)
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
         numbers = np.full((len(columns), self.num_rows), np.nan)
         texts, joined = self._few_texts(columns)
-        parsed, wrong = values.parse_numbers(joined, self.how.threads)
+        parsed, wrong = values.parse_numbers(joined, self.how.threads, self.how.marks)
         rows_of_texts = parsed.reshape(len(texts), self.num_rows)
         few = dict(zip(texts, rows_of_texts, strict=True)) if wrong is None else {}
         problems = []
@@ -114,7 +116,7 @@ class ArrowCells:
         if not is_list(array.type):
             cut = values.cut_lists(self._text(array, column), separator, self.how.threads)
             assert cut.offsets is not None
-            numbers, bad = values.parse_numbers(cut, self.how.threads)
+            numbers, bad = values.parse_numbers(cut, self.how.threads, self.how.marks)
             return numbers, cut.offsets, bad
         if not is_of_vectors(array.type):
             raise self._unfit(column, "lists of numbers", "convert the column")
@@ -130,7 +132,7 @@ class ArrowCells:
             seconds, bad = moments
         elif format in values.UNIX:
             numbers, bad = self._numbers(column)
-            values.blank_numbers(numbers, self.how.schema.missing)
+            values.blank_numbers(numbers, self.how.schema.missing_of(column))
             seconds, bad = values.seconds_of(numbers, bad, format)
         else:
             seconds, bad = values.parse_times(self._single(column), format, self.how.threads)
@@ -155,7 +157,7 @@ class ArrowCells:
         single = [f for f in schema.sparse if not f.many and f.transform == "none"]
         columns = dict.fromkeys(schema.column_of(feature) for feature in single)
         texts, joined = self._few_texts(list(columns), integers=True)
-        ids = self.how.text(joined)
+        ids = self.how.text(joined, *texts)
         spans = (slice(i * rows, (i + 1) * rows) for i in range(len(texts)))
         cut = (RawIds(ids.text, ids.starts[span], ids.lengths[span]) for span in spans)
         return dict(zip(texts, cut, strict=True))
@@ -172,13 +174,14 @@ class ArrowCells:
         parts = [*texts.values()]
         if numbers:
             parts.append(pa.concat_arrays(numbers.values()).cast(pa.string()))
-        return [*texts, *numbers], self._trimmed(spans_of(pa.concat_arrays(parts)))
+        names = [*texts, *numbers]
+        return names, self._trimmed(spans_of(pa.concat_arrays(parts)), *names)
 
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
         pa, array = pyarrow(), self.batch.column(column)
         if array.type != pa.float64():
             if is_of_text(array.type):
-                return values.parse_numbers(self._single(column), self.how.threads)
+                return values.parse_numbers(self._single(column), self.how.threads, self.how.marks)
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
             kind = array.type
@@ -197,7 +200,7 @@ class ArrowCells:
         array = self.batch.column(column)
         if is_list(array.type):
             raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
-        return self._trimmed(self._text(array, column))
+        return self._trimmed(self._text(array, column), column)
 
     def _text(self, array: Any, column: str) -> RawIds:
         """The values of a flat array as bytes; text is not copied."""
@@ -236,7 +239,8 @@ class ArrowCells:
     def _whole(self, array: Any, column: str) -> Any:
         """Casts floats to whole numbers: frames store whole numbers with missing values as floats."""
         pa = pyarrow()
-        if pa.types.is_float16(array.type):  # which Arrow does not calculate with
+        kind, bits = array.type, _EXACT_BITS[array.type.bit_width]
+        if pa.types.is_float16(kind):  # which Arrow does not calculate with
             array = array.cast(pa.float32())
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
         try:
@@ -245,22 +249,22 @@ class ArrowCells:
             raise self._unfit(
                 column, "ids (text or whole numbers)", "use it as Dense, or with transform='bucket'"
             ) from None
-        far = pa.compute.greater(pa.compute.abs_checked(array), float(LAST_EXACT))
-        if pa.compute.any(far).as_py():
-            what = "floats beyond 2^53 skip whole numbers: store the column as integers, or as text"
+        beyond = pa.compute.greater if bits == 53 else pa.compute.greater_equal  # 2^53 has been read
+        if pa.compute.any(beyond(pa.compute.abs_checked(array), float(1 << bits))).as_py():
+            what = (
+                f"{kind} from 2^{bits} on skips whole numbers: store the column as integers, or as text"
+            )
             raise self._unfit(column, "ids (text or whole numbers)", what)
         return integers
 
-    def _trimmed(self, ids: RawIds, offsets: np.ndarray | None = None) -> RawIds:
-        ids = self._blanked(ids, self.how.schema.missing)
-        return ids if offsets is None else RawIds(ids.text, ids.starts, ids.lengths, offsets)
-
-    def _blanked(self, ids: RawIds, missing: Sequence[str]) -> RawIds:
-        """The values without spaces, where the schema says so, and without those that mean missing."""
-        strip = self.how.schema.strip
-        if strip or missing:
+    def _trimmed(self, ids: RawIds, *columns: str) -> RawIds:
+        """The values of columns without spaces, where the schema says so, and without those that mean
+        missing."""
+        schema = self.how.schema
+        if schema.strip or (schema.missing and columns):
             ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
-            values.blank(ids, strip, missing, self.how.threads)
+            values.blank(ids, schema.strip, (), self.how.threads)
+            self.how.blank(ids, *columns)
         return ids
 
     def _unfit(self, column: str, expected: str, what: str) -> ValueError:

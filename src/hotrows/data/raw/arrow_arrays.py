@@ -12,6 +12,7 @@ from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.values import MISSING_TIME, RawIds, first_beyond
 from hotrows.schema import Dense, column_of
 
+_UTC = "UTC", "Etc/UTC", "Z", "+00:00"
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -88,8 +89,8 @@ def spans_of(array: Any) -> RawIds:
 
 
 def seconds_of_moments(array: Any) -> tuple[np.ndarray, int | None] | None:
-    """Seconds since 1970 of an Arrow array of dates or timestamps, MISSING_TIME where null, and the index
-    of the first one that is no time, or None; None: it has values of another type."""
+    """Times of an Arrow array of dates or timestamps as `values.parse_times` gives them, and the index of
+    the first one that is no time, or None; None: it has values of another type."""
     pa = pyarrow()
     if pa.types.is_date(array.type):
         array = array.cast(pa.timestamp("s"))
@@ -99,7 +100,25 @@ def seconds_of_moments(array: Any) -> tuple[np.ndarray, int | None] | None:
     seconds = np.full(len(array), MISSING_TIME)
     present = ticks.is_valid().to_numpy(zero_copy_only=False)
     seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
-    return seconds, first_beyond(seconds)
+    bad = first_beyond(seconds)
+    zone = None if bad is not None else array.type.tz
+    return np.stack([seconds, seconds if zone is None else clocks_of(seconds, zone)]), bad
+
+
+def clocks_of(seconds: np.ndarray, zone: str) -> np.ndarray:
+    """Seconds that the clocks of a zone show at seconds since 1970, MISSING_TIME where missing."""
+    pa, present = pyarrow(), seconds != MISSING_TIME
+    try:
+        moments = pa.array(seconds[present]).cast(pa.timestamp("s", zone))
+        clocks = pa.compute.local_timestamp(moments).cast(pa.int64())
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"the zone {zone!r} of a time is not known ({first_line(error)}); give one such as "
+            f"Europe/Berlin, or utc_offset in its place"
+        ) from None
+    shown = np.full(len(seconds), MISSING_TIME)
+    shown[present] = clocks.to_numpy()
+    return shown
 
 
 def value_at(array: Any, row: int) -> Any:
@@ -139,6 +158,7 @@ def has_many_texts(kind: Any) -> bool:
     pa, types = pyarrow(), pyarrow().types
     tests = (types.is_decimal, types.is_nested, types.is_duration)
     is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
+    is_clock |= types.is_timestamp(kind) and kind.tz not in (None, *_UTC)  # local, or with Z
     return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
 
 

@@ -57,7 +57,8 @@ class Cells(Protocol):
         ...
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
-        """[rows] int64 seconds since 1970; and the first value that is no time."""
+        """[2, rows] int64: seconds since 1970, and those that the clock of each time shows; and the first
+        value that is no time."""
         ...
 
     def where(self, row: int) -> str:

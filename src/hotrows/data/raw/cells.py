@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.arrow_arrays import clocks_of
 from hotrows.data.raw.cell_source import Bad, Cells
-from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS, RawIds, canonical, canonical_words
+from hotrows.data.raw.values import MISSING_TIME, MISSING_WORDS, Marks, RawIds, canonical, canonical_words
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
 
@@ -96,17 +97,30 @@ class Reading:
         """The raw columns that are read, each once, without those to keep."""
         return tuple(dict.fromkeys([*self.schema.raw_columns, *([self.by] if self.by else [])]))
 
-    def text(self, raw: RawIds) -> RawIds:
-        """Values as they are counted and looked up, empty where they are missing."""
+    @property
+    def marks(self) -> Marks:
+        """The marks in numbers that are written as text."""
+        return Marks(self.schema.decimal, self.schema.thousands)
+
+    def text(self, raw: RawIds, *columns: str) -> RawIds:
+        """Values as they are counted and looked up, empty where missing. columns: see `blank`."""
         raw = canonical(raw, self.threads)
-        values.blank(raw, False, self.missing, self.threads)
+        self.blank(raw, *columns)
         return raw
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The words that mean missing, as the schema has them and as values are compared with them."""
-        missing = self.schema.missing
-        return tuple(dict.fromkeys((*missing, *canonical_words(missing))))
+    def blank(self, raw: RawIds, *columns: str) -> None:
+        """Empties the values that mean missing, in place. columns: whose values they are, of one column
+        after the other, equally many of each."""
+        if not self.schema.missing or not columns:
+            return
+        missing = [self.schema.missing_of(column) for column in columns]
+        words = [(*some, *canonical_words(some)) for some in missing]
+        words = words if len(set(words)) > 1 else words[:1]
+        size = len(raw) // len(words)
+        for first, some in zip(range(0, size * len(words), size or 1), words, strict=False):
+            span = slice(first, first + size)
+            column = RawIds(raw.text, raw.starts[span], raw.lengths[span])
+            values.blank(column, False, some, self.threads)
 
 
 def columns_of(cells: Cells, how: Reading) -> Columns:
@@ -114,12 +128,12 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
     schema = how.schema
     labels = [label for label in schema.labels if how.for_training or cells.has(column_of(label))]
     numbers, bad_number = _numbers(cells, how, labels)
-    times, bad_time = _times(cells, schema)
+    times, clocks, bad_time = _times(cells, schema)
     label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
     weights, bad_weight = _weights(schema, numbers)
     vectors, bad_vectors = _vectors(cells, schema)
     _raise_first(cells, [*bad_labels, bad_number, *bad_vectors, bad_weight, bad_time])
-    ids = [_ids(cells, schema, feature, numbers, times) for feature in schema.id_features]
+    ids = [_ids(cells, schema, feature, numbers, clocks) for feature in schema.id_features]
     id_weights, bad_lists = _id_weights(cells, schema, ids)
     _raise_first(cells, bad_lists)
     group, request = (
@@ -154,7 +168,8 @@ def _numbers(
     names += [schema.weight] if schema.weight else []
     columns = [column for column in dict.fromkeys(names) if cells.has(column)]
     numbers, bad = cells.numbers(columns)
-    values.blank_numbers(numbers, schema.missing)
+    for column, column_numbers in zip(columns, numbers, strict=True):
+        values.blank_numbers(column_numbers, schema.missing_of(column))
     if bad is not None:
         plain = [label for label in labels if column_of(label) == bad.column and label.at_least is None]
         bad = _bad_label(plain[0], bad.row) if plain else bad
@@ -275,14 +290,21 @@ def _weights(schema: Schema, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray
         return weights.astype(np.float32), bad
 
 
-def _times(cells: Cells, schema: Schema) -> tuple[np.ndarray | None, Bad | None]:
-    if schema.time is None or not cells.has(schema.time.column):
-        return None, None
-    return cells.times(schema.time.column, schema.time.format)
+def _times(cells: Cells, schema: Schema) -> tuple[np.ndarray | None, np.ndarray | None, Bad | None]:
+    """Seconds since 1970, and those that the schema's clock shows."""
+    time = schema.time
+    if time is None or not cells.has(time.column):
+        return None, None, None
+    (seconds, clocks), bad = cells.times(time.column, time.format)
+    if time.zone is not None and bad is None:
+        clocks = clocks_of(seconds, time.zone)
+    elif time.utc_offset is not None:
+        clocks = np.where(seconds == MISSING_TIME, seconds, seconds + round(time.utc_offset * 3600))
+    return seconds, clocks, bad
 
 
 def _ids(
-    cells: Cells, schema: Schema, feature, numbers: dict[str, np.ndarray], times: np.ndarray | None
+    cells: Cells, schema: Schema, feature, numbers: dict[str, np.ndarray], clocks: np.ndarray | None
 ) -> RawIds:
     column = schema.column_of(feature)
     if not cells.has(column):
@@ -294,8 +316,8 @@ def _ids(
     if feature.transform == "none":
         return cells.raw(column)
     if feature.transform in TIME_TRANSFORMS:
-        assert times is not None and schema.time is not None
-        return values.integers(_of_time(feature, times, schema.time.utc_offset))
+        assert clocks is not None
+        return values.integers(_of_time(feature, clocks))
     return values.integers(_of_number(feature, numbers[column]))
 
 
@@ -309,9 +331,9 @@ def _of_number(feature: Sparse, numbers: np.ndarray) -> np.ndarray:
     return np.floor(np.where(numbers > 2, logarithm**2, low))
 
 
-def _of_time(feature: Sparse, times: np.ndarray, utc_offset: float) -> np.ndarray:
-    present = times != MISSING_TIME
-    seconds = np.where(present, times, 0) + round(utc_offset * 3600)
+def _of_time(feature: Sparse, clocks: np.ndarray) -> np.ndarray:
+    present = clocks != MISSING_TIME
+    seconds = np.where(present, clocks, 0)
     days = seconds // 86400
     weekdays = (days + 3) % 7  # 1970 began on a Thursday
     if feature.transform == "hour":
@@ -334,7 +356,8 @@ def _raise_first(cells: Cells, problems: Sequence[Bad | None]) -> None:
     shown, remedy = cells.shown(bad.row, bad.column), bad.remedy
     words = [word for word in MISSING_WORDS if repr(word) == shown]
     if words and bad.expected.startswith(("number", "time")):
-        remedy = f'if {shown} means missing, say so in the schema: "missing": {json.dumps(words)}'
+        missing = json.dumps({bad.column: words})
+        remedy = f'if {shown} means missing, say so in the schema: "missing": {missing}'
     where = f"{cells.where(bad.row)}, column {bad.column!r}"
     raise ValueError(f"{where}: expected a {bad.expected}, found {shown}; {remedy}")
 

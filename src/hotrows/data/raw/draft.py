@@ -71,7 +71,11 @@ class Draft:
 
 
 def draft_schema(
-    source: Any, label: str | None = None, user: str | None = None, histories: Sequence[str] = ()
+    source: Any,
+    label: str | None = None,
+    user: str | None = None,
+    histories: Sequence[str] = (),
+    **of_text: str,
 ) -> Draft:
     """Drafts a schema from raw data: from at most 30,000 rows, in blocks from all of it.
 
@@ -80,23 +84,22 @@ def draft_schema(
     label: the column of the target (default: the likeliest).
     user: the column of the user, in these rows and in events.
     histories: columns of the events that become histories of the user, such as the item's.
+    of_text: encoding, decimal and thousands of the text, see `Schema`.
 
-    >>> rows = {"user": ["a", "b", "a"], "click": [0, 1, 0]}
-    >>> draft_schema(rows, label="click").schema.labels[0].name
+    >>> draft_schema({"user": ["a", "b", "a"], "click": [0, 1, 0]}).schema.labels[0].name
     'click'
     """
     # 1. Sample rows, and guess each column's type.
-    rows = sampled_rows_of(source)
+    rows = sampled_rows_of(source, **of_text)
     columns, in_file = columns_of_types(rows.columns)
     notes = [*rows.notes, *changed_names(in_file.items())]
-    short = {full: name for name, full in in_file.items()}
     # 2. Choose the label, and the features of all other columns.
-    target = label_of(columns, short.get(label, label) if label else None, rows.name, notes)
+    wanted = next((name for name, full in in_file.items() if full == label), label)
+    target = label_of(columns, wanted, rows.name, notes)
     by_name = {column.name: column for column in columns}
     labels = by_name[column_of(target)]
-    after = times_after([column for column in columns if column.kind == "time"], target, labels)
-    of_rows = outcomes(target, labels)
-    drafting = Drafting(notes, columns, rows, of_rows, label is None, after)
+    after = times_after([c for c in columns if c.kind == "time"], target, labels)
+    drafting = Drafting(notes, columns, rows, outcomes(target, labels), label is None, after)
     drafting.why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
     if not features:
@@ -105,31 +108,28 @@ def draft_schema(
     used = {column_of(feature) for feature in features} | {column_of(target)}
     notes[:0] = giveaways([by_name[name] for name in by_name if name in used], target, labels)
     used |= {drafting.time.column} if drafting.time else set()
-    counts = Counter(column.name for column in columns)
-    if twice := [name for name, num in counts.items() if num > 1 and name in used]:
+    if twice := [n for n, num in Counter(c.name for c in columns).items() if num > 1 and n in used]:
         raise ValueError(f"{rows.name} names the columns {twice} twice; rename one")
-    read = [column for column in columns if column.name in used]
     groups = [f.name for f in features if isinstance(f, Sparse) and "".join(words_of(f.name)) in GROUPS]
-    features = [_named(feature, in_file) for feature in _sharing(features, columns)]
     target = _named(target, in_file)
     schema = Schema(
-        features=tuple(features),
+        features=tuple(_named(feature, in_file) for feature in _sharing(features, columns)),
         label=target if target != Label(target.name) else target.name,
         columns=None if rows.has_header else tuple(column.name for column in columns),
         delimiter=rows.delimiter or ",",  # of what others write of typed columns as text
         group=in_file.get(groups[0], groups[0]) if groups else None,
         time=drafting.time and _named(drafting.time, in_file),
-        missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
-        strip=any(column.is_padded for column in read),
+        missing={in_file.get(n, n): by_name[n].words for n in by_name if by_name[n].words and n in used},
+        strip=any(column.is_padded for column in columns if column.name in used),
+        **of_text,  # type: ignore[arg-type]
     )
-    kind = "time" if schema.time else "position" if after else ""
+    split = "time:0.8,0.1,0.1" if schema.time else "position:0.8,0.1,0.1" if after else ""
     schema = _with_histories(schema, user, histories, notes)
-    notes.sort(key=lambda note: " is left out: " in note)
-    drafted = [
+    drafted = tuple(
         DraftedColumn(raw.name, *drafting.why[column.name], examples_of(raw))
         for column, raw in zip(columns, rows.columns, strict=True)
-    ]
-    return Draft(schema, tuple(notes), kind and f"{kind}:0.8,0.1,0.1", tuple(drafted))
+    )
+    return Draft(schema, tuple(sorted(notes, key=lambda note: " is left out: " in note)), split, drafted)
 
 
 def _with_histories(schema: Schema, user: str | None, columns: Sequence[str], notes: list[str]) -> Schema:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import codecs
 import glob
-import gzip
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +21,17 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import unquote
 
+from hotrows.data.raw.encodings import (
+    COMPRESSIONS,
+    LONGEST,
+    decoded,
+    decompressed,
+    marked_encoding,
+    problem_of_utf8,
+)
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.extras import needs
 
@@ -32,22 +39,6 @@ Place = str | Path
 CHUNK_BYTES = 8 << 20
 MAX_BYTES = (1 << 31) - 1
 BLOCKS = 30  # of neighbouring rows, at equal distances, that a sample of a file consists of
-COMPRESSIONS = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-    b"\xfd7zXZ\0": "xz",
-    b"PK\x03\x04": "zip",
-    **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
-}
-_ENCODINGS = {  # by the byte order mark; that of UTF-16 begins that of UTF-32
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-    codecs.BOM_UTF8: "utf-8-sig",
-}
-_LONGEST = 16  # bytes that tell what a file holds
 KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
 _UNREAD = {
     b"FEA1": "Feather of version 1",
@@ -67,7 +58,7 @@ class File:
 
     name: for messages; system: the fsspec file system, None for a local file; partitions: {column: value}
     of the `key=value` pairs in its path; may_be_empty: whether it is one of several that a folder or a
-    pattern names, so that it need not have rows.
+    pattern names, so that it need not have rows; encoding: of text without a byte order mark.
     """
 
     name: str
@@ -75,6 +66,7 @@ class File:
     system: Any = None
     partitions: Mapping[str, str] = field(default_factory=dict)
     may_be_empty: bool = False
+    encoding: str = "utf-8"
 
     def open(self) -> BinaryIO:
         return open(self.path, "rb") if self.system is None else self.system.open(self.path, "rb")
@@ -183,7 +175,7 @@ def content_of(file: File) -> str:
         start = raw.read(_MAGIC_BYTES)
     if kind := kind_of(start):
         return kind
-    content = first_bytes(file)
+    content = first_bytes(replace(file, encoding=""))
     if packed := kind_of(content):
         raise ValueError(f"{file.name} holds {packed} inside a compressed file; unpack it, and name that")
     if unread := next((what for magic, what in _UNREAD.items() if content.startswith(magic)), None):
@@ -205,7 +197,8 @@ class Chunk:
     """Whole lines of one raw file; the last one ends with a line break too.
 
     name: of the file; first_line: number of its first line in the file, from 1.
-    position: bytes of the file on disk that were read so far.
+    position: bytes of the file on disk that were read so far. not_utf8: the number of the first line that
+    is no UTF-8, and the message about it; None: there is none.
     """
 
     name: str
@@ -213,11 +206,23 @@ class Chunk:
     first_line: int
     num_lines: int
     position: int
+    not_utf8: tuple[int, str] | None = None
 
     def without_header(self) -> Chunk:
         """The chunk without its first line."""
         text = self.text[self.text.index(b"\n") + 1 :]
-        return Chunk(self.name, text, self.first_line + 1, self.num_lines - 1, self.position)
+        return replace(self, text=text, first_line=self.first_line + 1, num_lines=self.num_lines - 1)
+
+
+def chunk_of(name: str, text: bytearray, first_line: int, position: int = 0) -> Chunk:
+    """A chunk of whole lines, without byte order marks where lines begin: appended files have them."""
+    num_lines = text.count(b"\n")
+    if text.isascii():
+        return Chunk(name, text, first_line, num_lines, position)
+    if b"\n" + codecs.BOM_UTF8 in text:
+        text = text.replace(b"\n" + codecs.BOM_UTF8, b"\n")
+    text = text.removeprefix(codecs.BOM_UTF8)
+    return Chunk(name, text, first_line, num_lines, position, problem_of_utf8(name, text, first_line))
 
 
 def chunks_of(file: File, chunk_bytes: int | None = None) -> Iterator[Chunk]:
@@ -247,9 +252,9 @@ def _blocks_apart(file: File, num_bytes: int) -> Iterator[bytes]:
     size = file.size
     places = [size * i // BLOCKS for i in range(BLOCKS)]
     with file.open() as raw:
-        start = raw.read(_LONGEST)
-        encoding = next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
-        if compression_of(file) is None and encoding in (None, "utf-8-sig"):
+        encoding = marked_encoding(raw.read(LONGEST))
+        is_utf8 = encoding == "utf-8-sig" or (encoding is None and file.encoding == "utf-8")
+        if compression_of(file) is None and is_utf8:
             for place, end in zip(places, [*places[1:], size], strict=True):
                 raw.seek(place)
                 yield _whole(raw.read(min(num_bytes, end - place)), place > 0)
@@ -271,9 +276,9 @@ def _whole(block: bytes, is_cut: bool) -> bytes:
 def _chunks(file: File, chunk_bytes: int) -> Iterator[Chunk]:
     first_line = 1
     for text, position in _whole_lines(file, chunk_bytes):
-        num_lines = text.count(b"\n")
-        yield Chunk(file.name, text, first_line, num_lines, position)
-        first_line += num_lines
+        chunk = chunk_of(file.name, text, first_line, position)
+        yield chunk
+        first_line += chunk.num_lines
 
 
 def _whole_lines(file: File, chunk_bytes: int) -> Iterator[tuple[bytearray, int]]:
@@ -302,10 +307,6 @@ def _end_of_content(text: bytes | bytearray) -> int:
     return len(text.rstrip(b"\r\n"))
 
 
-class _Stream(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 def first_bytes(file: File, size: int = 512) -> bytes:
     """The first bytes of the content of a file: decompressed, and as UTF-8 where it is UTF-16."""
     block, _ = next(_blocks(file, size), (b"", 0))
@@ -315,7 +316,7 @@ def first_bytes(file: File, size: int = 512) -> bytes:
 def compression_of(file: File) -> str | None:
     """The compression of a file by its first bytes, None if it has none."""
     with file.open() as raw:
-        magic = raw.read(_LONGEST)
+        magic = raw.read(LONGEST)
     return next((name for start, name in COMPRESSIONS.items() if magic.startswith(start)), None)
 
 
@@ -325,12 +326,14 @@ def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
     try:
         compression = compression_of(file)
         with file.open() as raw:
-            stream = _decoded(_decompressed(raw, compression, file.name), file.name)
+            stream = decoded(decompressed(raw, compression, file.name), file.name, file.encoding)
             while block := stream.read(chunk_bytes):
                 yield block, raw.tell()
     except UnicodeDecodeError as error:
+        kind = "UTF-16" if file.encoding in ("", "utf-8") else file.encoding
         raise ValueError(
-            f"{file.name} is no whole UTF-16 file ({error.reason}); write it again, as UTF-8"
+            f"{file.name} is no whole file of {kind} ({error.reason}); name its encoding, or write it "
+            f"again, as UTF-8"
         ) from error
     except OSError as error:
         if error.errno is None and compression is not None:  # of what it decompresses
@@ -347,86 +350,6 @@ def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
 def _damaged(file: File, compression: str, error: Exception) -> ValueError:
     why = "" if compression == "zstd" else f" ({error})"
     return ValueError(f"{file.name} is no whole {compression} file{why}; download or compress it again")
-
-
-def _decompressed(raw: BinaryIO, compression: str | None, name: str) -> Any:
-    """Decompresses a file; plain content is returned as it is."""
-    if compression == "gzip":
-        return gzip.GzipFile(fileobj=raw)
-    if compression == "bz2":
-        import bz2
-
-        return bz2.BZ2File(raw)
-    if compression == "xz":
-        import lzma
-
-        return lzma.LZMAFile(raw)
-    if compression == "zip":
-        return _only_member(raw, name)
-    return raw if compression is None else pyarrow().CompressedInputStream(raw, compression)
-
-
-def _only_member(raw: BinaryIO, name: str) -> Any:
-    """Opens the one file of a zip archive; an error if it has several."""
-    import zipfile
-
-    archive = zipfile.ZipFile(raw)
-    members = [member for member in archive.namelist() if not member.endswith("/")]
-    members = [member for member in members if not member.startswith(("__MACOSX/", "."))]
-    if any(member.startswith("xl/") for member in members):
-        raise ValueError(f"{name} is an Excel workbook, which is not read; save it as CSV")
-    if len(members) != 1:
-        shown = ", ".join(members[:5]) + (", ..." if len(members) > 5 else "")
-        raise ValueError(
-            f"{name}: expected a zip archive of one file, found {len(members)} ({shown}); unpack it, and "
-            f"name the files to read"
-        )
-    return archive.open(members[0])
-
-
-def _decoded(stream: Any, name: str) -> _Stream:
-    """Reads UTF-16 as UTF-8, by its byte order mark; other content is passed on byte by byte.
-
-    Without the mark UTF-16 is refused: every other byte of its ASCII characters is 0.
-    """
-    start = stream.read(_LONGEST)
-    while 0 < len(start) < _LONGEST and (more := stream.read(_LONGEST - len(start))):
-        start += more
-    encoding = next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
-    if encoding == "utf-8-sig":
-        return _Resumed(start[len(codecs.BOM_UTF8) :], stream)
-    if len(start) > 3 and {not any(start[::2]), not any(start[1::2])} == {True, False}:
-        raise ValueError(f"{name} seems to be UTF-16 without a byte order mark; write it again, as UTF-8")
-    resumed = _Resumed(start, stream)
-    return resumed if encoding is None else _Transcoded(resumed, encoding)
-
-
-class _Resumed:
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, start: bytes, stream: _Stream) -> None:
-        self._start = start
-        self._stream = stream
-
-    def read(self, size: int) -> bytes:
-        if self._start:
-            start, self._start = self._start[:size], self._start[size:]
-            return start + self._stream.read(size - len(start)) if size > len(start) else start
-        return self._stream.read(size)
-
-
-class _Transcoded:
-    """A stream of UTF-16 or UTF-32 as UTF-8."""
-
-    def __init__(self, stream: _Stream, encoding: str) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-
-    def read(self, size: int) -> bytes:
-        while block := self._stream.read(size):
-            if text := self._decoder.decode(block):
-                return text.encode()
-        return self._decoder.decode(b"", final=True).encode()
 
 
 def pyarrow() -> ModuleType:

@@ -29,7 +29,7 @@ from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
 from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.tables import TableInput, as_table
 from hotrows.data.raw.text import TextInput
-from hotrows.data.raw.typed_files import TypedFileInput
+from hotrows.data.raw.typed_files import TypedFileInput, open_typed_file
 from hotrows.schema import Schema
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
@@ -51,6 +51,21 @@ def inputs_of(raw: Any) -> list[Input]:
         else:
             inputs.append(TableInput(as_table(item)))
     return inputs
+
+
+def zone_of(inputs: Sequence[Input], column: str) -> str | None:
+    """The zone that the type of a column of timestamps names, in the first input that has one."""
+    for source in inputs:
+        if isinstance(source, TypedFileInput):
+            schema = open_typed_file(source, source.kind).schema
+        elif isinstance(source, TableInput):
+            schema = source.table.schema
+        else:
+            continue
+        kinds = [field.type for field in schema if field.name == column]
+        if zone := next((zone for kind in kinds if (zone := getattr(kind, "tz", None))), None):
+            return zone
+    return None
 
 
 def _file_input(file: File) -> Input:

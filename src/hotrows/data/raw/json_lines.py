@@ -11,7 +11,7 @@ from typing import Any
 from hotrows.data.raw.arrow import ArrowCells
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
-from hotrows.data.raw.files import Chunk, File, chunks_of, first_chunk, pyarrow, sampled_lines
+from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, pyarrow, sampled_lines
 from hotrows.schema import Schema
 
 _BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
@@ -50,8 +50,7 @@ class JsonInput(File):
             return table, True
         lines = sampled_lines(self, chunk, rows)
         text = bytearray(b"\n".join([*lines, b""]))
-        sample = Chunk(f"{self.name} (a sample of it)", text, 1, len(lines), 0)
-        return table_of_lines(sample), False
+        return table_of_lines(chunk_of(f"{self.name} (a sample of it)", text, 1)), False
 
 
 class _JsonCells(ArrowCells):
@@ -64,7 +63,9 @@ def table_of_lines(chunk: Chunk) -> Any:
     pa = pyarrow()
     from pyarrow import json
 
-    # 1. Refuse blank lines, which Arrow skips.
+    # 1. Refuse what is no UTF-8, and blank lines, which Arrow skips.
+    if chunk.not_utf8 is not None:
+        raise ValueError(chunk.not_utf8[1])
     if blank := _BLANK.search(chunk.text):
         line = chunk.first_line + chunk.text.count(b"\n", 0, blank.start())
         raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found nothing")
@@ -84,13 +85,6 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{chunk.name}{where}: expected an object of JSON per line, with values of one type per key "
             f"({why}); correct the line"
         ) from error
-    try:
-        names = table.column_names
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{chunk.name}: a key between lines {chunk.first_line} and "
-            f"{chunk.first_line + chunk.num_lines - 1} is no UTF-8 ({error}); correct the line"
-        ) from error
     # 3. Refuse lines with more objects than one.
     if table.num_rows != chunk.num_lines:
         raise ValueError(
@@ -98,6 +92,7 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{table.num_rows:,} objects of JSON; write one per line"
         )
     # 4. Read again as text what looks like times: such ids must not change.
+    names = table.column_names
     times = [field.with_type(_as_text(field.type)) for field in table.schema if "time" in str(field.type)]
     if times:  # text that looks like times, as long as its neighbors do
         table = read(explicit_schema=pa.schema(times))

@@ -109,7 +109,7 @@ def _of_text(sample: RawColumn) -> Column:
     stripped = {word: word.strip(" ") for word in counts}
     words = [word for word in MISSING_WORDS if word in stripped.values()]
     known = [word for word in stripped.values() if word and word not in words]
-    numbers = {word: plain_number(word.encode("utf-8", "surrogateescape")) for word in known}
+    numbers = {word: plain_number(_bytes(word), sample.marks) for word in known}
     if odd := _words_among(sample.name, numbers, counts, stripped):
         words, known = [*words, *odd], [word for word in known if word not in odd]
         numbers = {word: numbers[word] for word in known}
@@ -194,6 +194,7 @@ def _as_list(column: Column) -> Column | None:
         is_prose = separator in (" ", ",") and not all(re.fullmatch(r"[\w.:-]+", x) for x in pieces)
         is_prose |= separator == " " and not all(any(c.isdigit() for c in x) for x in pieces)
         is_prose |= any(x != x.strip() for x in pieces)  # `Home | Shop`, `a &amp; b`
+        is_prose |= _are_grouped(cells, separator)
         if repeats and len(lengths) > 1 and not is_prose and _are_in_any_place(lists, pieces):
             return replace(_list(column.name, lists), separator=separator)
     return None
@@ -208,6 +209,14 @@ def _are_in_any_place(lists: Sequence[list[str] | None], pieces: Counter[str]) -
     total = sum(pieces.values())
     expected = sum(n * (1 - (1 - pieces[x] / total) ** len(cells)) for x, n in others.items())
     return sum(n for x, n in others.items() if x in first) > 0.2 * expected
+
+
+def _are_grouped(cells: Sequence[str], separator: str) -> bool:
+    """True if cells are numbers like 1,234.50 rather than lists of ids."""
+    number = re.compile(rf"[+-]?\d{{1,3}}({re.escape(separator)}\d{{3}})*([.,]\d+)?")
+    first = {len(cell.partition(separator)[0]) for cell in cells if separator in cell}
+    grouped = sum(number.fullmatch(cell.strip(" ")) is not None for cell in cells)
+    return min(first) < 3 and 10 * grouped > 9 * len(cells)
 
 
 def _list(name: str, values: Sequence[list[str] | None], is_typed: bool = False) -> Column:
@@ -238,7 +247,8 @@ def almost_numbers(column: Column) -> str:
     others = [x for x in known if x not in numbers and x not in affixes]
     if affixes and len(set(affixes.values())) <= _MOST_AFFIXES and _are_few(others, known, column):
         shown = _shown([*list(affixes)[:1], *others])
-        return f"numbers with commas, signs or units ({shown}) are read as text; write them as 1234.5"
+        what = "write them as 1234.5, or name decimal and thousands"
+        return f"numbers with commas, signs or units ({shown}) are read as text; {what}"
     others += affixes
     is_amount = len(numbers) > FEW or any(number % 1 for number in numbers.values())
     if others and is_amount and _are_few(others, known, column):

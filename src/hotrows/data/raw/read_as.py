@@ -15,7 +15,7 @@ from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.names import HISTORY_NAME, TIME_NAME, meaning
 from hotrows.data.raw.sampled_rows import RawColumn, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
-from hotrows.data.raw.target import NOT_UTF8, PANDAS_INDEX, is_called_label, sentinel
+from hotrows.data.raw.target import PANDAS_INDEX, is_called_label, sentinel
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
 from hotrows.schema import Dense, Feature, Sparse, Time
 from hotrows.schema import Sequence as SequenceFeature
@@ -119,8 +119,6 @@ class Drafting:
             return f"it is empty in {self._where}" if not column.counts else f"one value in {self._where}"
         if not column.name:
             return "it has no name"
-        if NOT_UTF8.search(column.name):
-            return "its name is no UTF-8; write the file again, as UTF-8"
         if is_called_label(column):
             if self._is_guess:
                 return "by its name it is a label too, known only afterwards; add it if it is none"

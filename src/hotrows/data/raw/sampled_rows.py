@@ -11,14 +11,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hotrows.data.raw.arrow_arrays import is_list
 from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, pyarrow, sampled_lines
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
-from hotrows.data.raw.values import plain_number, plain_time
+from hotrows.data.raw.values import MACHINE, Marks, plain_number, plain_time
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
 _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least number of rows
@@ -35,12 +35,13 @@ class RawColumn:
 
     kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of
         str), "vector" (its width), or "other", which no feature reads. values: one per row, None where
-        missing.
+        missing. marks: of numbers in text.
     """
 
     name: str
     kind: str
     values: list[Any]
+    marks: Marks = MACHINE
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,21 @@ class SampledRows:
     notes: tuple[str, ...] = field(default=())
 
 
-def sampled_rows_of(raw: Any) -> SampledRows:
+def sampled_rows_of(
+    raw: Any, encoding: str = "utf-8", decimal: str = ".", thousands: str = ""
+) -> SampledRows:
     """Reads at most 30,000 rows, fewer of wide data, from all of the first input that has rows."""
     inputs = inputs_of(raw)
     if not inputs:
         raise ValueError("no raw files to draft a schema from; name at least one")
     for source in inputs:
-        rows = _of_text(source) if isinstance(source, TextInput) else _of_table(source)
+        if isinstance(source, TextInput):
+            rows = _of_text(replace(source, encoding=encoding))
+        else:
+            rows = _of_table(source)
         if rows.num_rows:
-            return rows
+            marks = Marks(decimal, thousands)
+            return replace(rows, columns=tuple(replace(c, marks=marks) for c in rows.columns))
     raise ValueError(f"{inputs[0].name} has no rows to draft a schema from")
 
 
@@ -81,6 +88,8 @@ def _of_text(file: TextInput) -> SampledRows:
     chunk = first_chunk(file, _CHUNK_BYTES)
     if chunk is None:
         raise ValueError(f"{file.name} has no lines to draft a schema from")
+    if chunk.not_utf8 is not None:
+        raise ValueError(chunk.not_utf8[1])
     lines = [bytes(line).removesuffix(b"\r") for line in chunk.text.split(b"\n")[:-1]]
     delimiter, notes = _delimiter(chunk, lines[:_SNIFFED])
     widths = Counter(len(cut_line(line, delimiter)[0]) for line in lines[:_SNIFFED])
@@ -102,6 +111,7 @@ def _of_text(file: TextInput) -> SampledRows:
     if has_header:
         stored = [_text(name).removeprefix("\ufeff") for name in table.pop(0)]
         names = [name.strip() for name in stored]
+        table = _without_headers(table, stored, notes)
         notes += changed_names(zip(stored, names, strict=True))
     _check_quotes(chunk, lines[: limit + 1], Layout(tuple(names), {}, delimiter, has_header))
     # 4. Turn the rows into columns.
@@ -118,6 +128,14 @@ def _of_text(file: TextInput) -> SampledRows:
         has_header=has_header,
         notes=tuple(notes),
     )
+
+
+def _without_headers(table: list, header: list[str], notes: list[str]) -> list:
+    """The lines without copies of the header, which files that were appended have, and a note of them."""
+    kept = [line for line in table if [*map(_text, line)] != header]
+    if len(kept) < len(table):
+        notes.append("the header stands among the lines, too, which `prepare` refuses: take it out")
+    return kept
 
 
 def _text(value: bytes) -> str:

@@ -114,13 +114,16 @@ def _iceberg(name: str, number: int | None) -> SnapshotInput:
 
 def _delta(path: str, number: int | None) -> SnapshotInput:
     from deltalake import DeltaTable
+    from pyarrow.dataset import ParquetReadOptions
 
     table = DeltaTable(path, version=number)
     if (mapping := table.metadata().configuration.get(_MAPPING, "none")) != "none":
         raise ValueError(
             f"it has {_MAPPING}={mapping}, by which deltalake finds no values; copy it to a table without"
         )
-    dataset = table.to_pyarrow_dataset()  # which refuses what it cannot leave out, deletion vectors
+    int96 = ParquetReadOptions(coerce_int96_timestamp_unit="us")  # as Spark writes times
+    # It refuses what it cannot leave out, deletion vectors.
+    dataset = table.to_pyarrow_dataset(parquet_read_options=int96)
     files = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
 
     def read(fragment: Any, names: list[str]) -> Iterator[Any]:

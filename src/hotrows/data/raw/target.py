@@ -12,7 +12,6 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Label
 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes of text, as `surrogateescape` has them
 _CERTAIN = ("label", "labels", "target")  # names of labels, of whatever values
 _OFTEN_FEATURES = ("y", "like", "buy", "class", "income")  # are labels if they have two values
 _POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">50k", ">50k.", "good")
@@ -59,7 +58,7 @@ def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
 
 def is_target(column: Column) -> bool:
     """True if a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
-    if PANDAS_INDEX.fullmatch(column.name) or NOT_UTF8.search(column.name):
+    if PANDAS_INDEX.fullmatch(column.name):
         return False
     if column.missing and plain(column.name) not in LABELS:
         return False

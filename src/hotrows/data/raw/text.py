@@ -32,8 +32,10 @@ class TextInput(File):
     """A file of delimited text, plain or compressed."""
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        for number, chunk in enumerate(chunks_of(self)):
+        for number, chunk in enumerate(chunks_of(_encoded(self, how.schema))):
             if chunk.first_line == 1:
+                if chunk.not_utf8 is not None and chunk.not_utf8[0] == 1:
+                    raise ValueError(chunk.not_utf8[1])
                 first_line = bytes(chunk.text[: chunk.text.index(b"\n")])
                 layout = layout_of(how, self.name, first_line)
                 chunk = chunk.without_header() if layout.has_header else chunk
@@ -43,7 +45,12 @@ class TextInput(File):
                 yield chunk.position, parse(chunk, layout, how)
 
     def count_rows(self, schema: Schema) -> int:
-        return sum(chunk.num_lines for chunk in chunks_of(self)) - (schema.columns is None)
+        chunks = chunks_of(_encoded(self, schema))
+        return sum(chunk.num_lines for chunk in chunks) - (schema.columns is None)
+
+
+def _encoded(file: TextInput, schema: Schema) -> TextInput:
+    return dataclasses.replace(file, encoding=schema.encoding)
 
 
 @dataclass(frozen=True)
@@ -177,24 +184,25 @@ class TextCells:
 
     def raw(self, column: str) -> RawIds:
         fields = self._fields_of(column)
-        return self.how.text(fields) if self.changing[self.layout.places[column]] else fields
+        return self.how.text(fields, column) if self.changing[self.layout.places[column]] else fields
 
     def lists(self, column: str, separator: str) -> RawIds:
         schema, threads = self.how.schema, self.how.threads
         cells = self.unblanked.get(column) or self._fields_of(column)
         cut = values.cut_lists(cells, separator, threads)
-        values.blank(cut, schema.strip, self.how.missing, threads)
-        return self.how.text(cut)
+        values.blank(cut, schema.strip, (), threads)
+        self.how.blank(cut, column)
+        return self.how.text(cut, column)
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
         places = [self.layout.places[column] for column in columns]
-        numbers, bad = values.parse_fields(self.fields, places, self.how.threads)
+        numbers, bad = values.parse_fields(self.fields, places, self.how.threads, self.how.marks)
         return numbers, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
 
     def list_numbers(self, column: str, separator: str) -> tuple[np.ndarray, np.ndarray, int | None]:
         cut = values.cut_lists(self._fields_of(column), separator, self.how.threads)
         assert cut.offsets is not None
-        numbers, bad = values.parse_numbers(cut, self.how.threads)
+        numbers, bad = values.parse_numbers(cut, self.how.threads, self.how.marks)
         return numbers, cut.offsets, bad
 
     def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
@@ -217,9 +225,8 @@ class TextCells:
         """Copies of the fields of columns of lists, without spaces around them, where words may mean
         missing: such a word alone is a list of one missing value, not an empty one."""
         schema = self.how.schema
-        if not schema.missing:
-            return {}
-        names = {schema.column_of(f) for f in schema.id_features if is_list(f)} & set(self.layout.places)
+        columns = {schema.column_of(f) for f in schema.id_features if is_list(f)}
+        names = {c for c in columns & set(self.layout.places) if schema.missing_of(c)}
         copies = {}
         for name in names:
             fields = self._fields_of(name)
@@ -246,17 +253,50 @@ class TextCells:
 def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
     """Parses the columns of a chunk; an error names the smallest bad line."""
     cells, problem = _cut(chunk, layout, how)
+    errors = {row: _header_again(cells, row) for row in _headers(cells)[:1]}
     if problem is not None:
-        kind, row, column = problem
-        cells = cells.head(row)  # errors in earlier lines come first
+        errors[problem[1]] = error_of_line(chunk, layout, *problem)
+    if chunk.not_utf8 is not None:
+        errors[max(chunk.not_utf8[0] - chunk.first_line, 0)] = ValueError(chunk.not_utf8[1])
+    if errors:
+        cells = cells.head(min(errors))  # errors in earlier lines come first
     cells = dataclasses.replace(cells, unblanked=cells.list_fields())
     if how.kept != ():
         cells = dataclasses.replace(cells, kept=cells.table(how.kept))
-    values.blank(cells.fields, how.schema.strip, how.missing, how.threads)
+    values.blank(cells.fields, how.schema.strip, (), how.threads)
+    spans = cells.fields.starts.reshape(-1), cells.fields.lengths.reshape(-1)
+    how.blank(RawIds(cells.fields.text, *spans), *layout.places)
     columns = columns_of(cells, how)
-    if problem is not None:
-        raise error_of_line(chunk, layout, kind, row, column)
+    if errors:
+        raise errors[min(errors)]
     return columns
+
+
+def _headers(cells: TextCells) -> list[int]:
+    """The rows that have the name of a column in each of several columns: files that were appended."""
+    columns, names = list(cells.layout.places), [name for name in cells.layout.names if name]
+    if len(columns) < 2 or not names:
+        return []
+    # 1. Find the rows whose fields are as long as names; the label, near the end, seldom is.
+    sizes = [len(name.encode("utf-8", "surrogateescape")) for name in names]
+    may_be = np.zeros(max(sizes) + 2, bool)
+    may_be[sizes] = True
+    rows = np.flatnonzero(may_be[np.minimum(cells.fields.lengths[-1], len(may_be) - 1)])
+    for lengths in cells.fields.lengths[-2::-1]:
+        rows = rows[may_be[np.minimum(lengths[rows], len(may_be) - 1)]] if len(rows) else rows
+    # 2. Compare these fields with the names.
+    for starts, lengths in zip(cells.fields.starts, cells.fields.lengths, strict=True):
+        fields = RawIds(cells.fields.text, starts[rows], lengths[rows])
+        rows = rows[values.is_one_of(fields, names)] if len(rows) else rows
+    distinct = (len({cells._fields_of(c).value(row) for c in columns}) for row in rows.tolist())
+    return [row for row, num in zip(rows.tolist(), distinct, strict=True) if num == len(columns)]
+
+
+def _header_again(cells: TextCells, row: int) -> ValueError:
+    return ValueError(
+        f"{cells.where(row)} names the columns, as a header does: files with headers were appended to "
+        f"each other; give them one by one, or leave this line out"
+    )
 
 
 def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:

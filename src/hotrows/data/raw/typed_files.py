@@ -42,7 +42,7 @@ class TypedFileInput(File):
 
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
         opened = open_typed_file(self, self.kind)
-        names, columns = opened.names, _with_names_of_path(opened, self)
+        names, columns = opened.schema.names, _with_names_of_path(opened, self)
 
         def batches(group: int, num_rows: int) -> Iterator[Any]:
             read = (checked(b, self.name, self.kind) for b in opened.batches(group, names, num_rows))
@@ -79,7 +79,9 @@ class TypedFile(Protocol):
     """An open file of a kind."""
 
     @property
-    def names(self) -> Sequence[str]: ...
+    def schema(self) -> Any:
+        """The columns, as Arrow has them."""
+        ...
 
     @property
     def num_groups(self) -> int: ...
@@ -107,7 +109,8 @@ def open_parquet_file(file: File, **options: Any) -> Any:
         is_utf8 = file.path.encode(errors="ignore").decode() == file.path  # as Arrow needs paths to be
         local = file.path if is_utf8 else _mapped(file)
         source = local if file.system is None else file.open()
-        return pyarrow().parquet.ParquetFile(source, **options)
+        # INT96 reaches the year 9999, nanoseconds do not.
+        return pyarrow().parquet.ParquetFile(source, coerce_int96_timestamp_unit="us", **options)
 
 
 def _mapped(file: File) -> Any:
@@ -120,7 +123,7 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
     with explained(f"{file.name} is damaged"):
         names = _with_names_of_path(opened, file)
         columns = check_present(how, file.name, names)
-        inside = set(opened.names)
+        inside = set(opened.schema.names)
         stored = [column for column in columns if column in inside]
         first_row = 0
         for group in range(opened.num_groups):
@@ -153,7 +156,7 @@ def checked(batch: Any, name: str, kind: str) -> Any:
 
 def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
     """Names of the columns in a file, and of those that its path holds as `key=value`."""
-    names = opened.names
+    names = opened.schema.names
     return (*names, *(name for name in file.partitions if name not in names))
 
 
@@ -172,8 +175,8 @@ class _Parquet:
     file: Any
 
     @property
-    def names(self) -> Sequence[str]:
-        return self.file.schema_arrow.names
+    def schema(self) -> Any:
+        return self.file.schema_arrow
 
     @property
     def num_groups(self) -> int:
@@ -193,12 +196,12 @@ class _Ipc:
     def __init__(self, source: Any) -> None:
         self._source = source
         self._file = pyarrow().ipc.open_file(source)
-        self.names = self._file.schema.names
+        self.schema = self._file.schema
         self.num_groups = self._file.num_record_batches
 
     @property
     def num_rows(self) -> int:
-        narrow = self._of_columns(self.names[:1])
+        narrow = self._of_columns(self.schema.names[:1])
         return sum(narrow.get_batch(group).num_rows for group in range(self.num_groups))
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
@@ -208,7 +211,7 @@ class _Ipc:
     def _of_columns(self, columns: Sequence[str]) -> Any:
         ipc = pyarrow().ipc
         wanted = set(columns)
-        places = [place for place, name in enumerate(self.names) if name in wanted]
+        places = [place for place, name in enumerate(self.schema.names) if name in wanted]
         return ipc.open_file(self._source, options=ipc.IpcReadOptions(included_fields=places))
 
 
@@ -217,7 +220,7 @@ class _IpcStream:
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        self.names = self._opened().schema.names
+        self.schema = self._opened().schema
         self.num_groups = 1
 
     @property
@@ -238,7 +241,7 @@ class _Orc:
         from pyarrow import orc
 
         self._file = orc.ORCFile(source)
-        self.names = self._file.schema.names
+        self.schema = self._file.schema
         self.num_groups = self._file.nstripes
         self.num_rows = self._file.nrows
 

@@ -12,7 +12,8 @@ whatever the format:
     float without value  NaN, nan, nothing                              the empty text: missing
 
 These exact forms alone are changed. `007`, `1e5`, `05db9164`, `42.50`, `+42` and ` 42` are text that
-stands for itself; so are floats beyond 2^53, which skip whole numbers.
+stands for itself; so are floats beyond 2^53, which skip whole numbers. Numbers and times that are NaN or
+nan are missing, too.
 
 Prepared data names the version of this rule as its `text_rule`, and is read where that is TEXT_RULE.
 """
@@ -39,8 +40,8 @@ MISSING_WORDS = (
 )
 _LAST_SECOND = 253_402_300_799  # of the year 9999; milliseconds read as seconds are beyond it since 1978
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_BOOLEANS = dict.fromkeys((b"true", b"True", b"TRUE"), 1.0)
-_BOOLEANS |= dict.fromkeys((b"false", b"False", b"FALSE"), 0.0)
+_WORDS = dict.fromkeys((b"true", b"True", b"TRUE"), 1.0) | dict.fromkeys((b"NaN", b"nan"), math.nan)
+_WORDS |= dict.fromkeys((b"false", b"False", b"FALSE"), 0.0)
 UNIX = {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}  # units of a second
 _UNITS = dict(zip(UNIX, ("seconds", "milliseconds", "microseconds", "nanoseconds"), strict=True))
 _ISO = re.compile(
@@ -72,6 +73,17 @@ class RawIds:
     def value(self, n: int) -> bytes:
         start = int(self.starts[n])
         return self.text[start : start + int(self.lengths[n])].tobytes()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Marks in numbers: before decimals, and between groups of three digits ("": none)."""
+
+    decimal: str = "."
+    thousands: str = ""
+
+
+MACHINE = Marks()  # as machines write numbers
 
 
 def canonical(values: RawIds, threads: int) -> RawIds:
@@ -161,7 +173,7 @@ def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:
     stripped = RawIds(values.text, values.starts.copy(), values.lengths.copy())
     blank(stripped, True, (), 1)
     is_match = np.zeros(len(values), bool)
-    for word in (np.frombuffer(word.encode(), np.uint8) for word in words):
+    for word in (np.frombuffer(word.encode("utf-8", "surrogateescape"), np.uint8) for word in words):
         same = np.flatnonzero(stripped.lengths == len(word))
         for i, byte in enumerate(word):
             same = same[stripped.text[stripped.starts[same] + np.uint32(i)] == byte]
@@ -179,17 +191,17 @@ def integers(numbers: np.ndarray) -> RawIds:
     return RawIds(words.text, spans[0], spans[1])
 
 
-def parse_numbers(values: RawIds, threads: int) -> tuple[np.ndarray, int | None]:
+def parse_numbers(values: RawIds, threads: int, marks: Marks = MACHINE) -> tuple[np.ndarray, int | None]:
     """Parses [N] float64, NaN where missing; and the index of the first value that is no number."""
     fields = RawIds(values.text, values.starts.reshape(1, -1), values.lengths.reshape(1, -1))
-    numbers, bad = parse_fields(fields, [0], threads)
+    numbers, bad = parse_fields(fields, [0], threads, marks)
     return numbers[0], None if bad is None else bad[0]
 
 
 def parse_fields(
-    fields: RawIds, columns: Sequence[int], threads: int
+    fields: RawIds, columns: Sequence[int], threads: int, marks: Marks = MACHINE
 ) -> tuple[np.ndarray, tuple[int, int] | None]:
-    """Parses k columns of fields whose starts and lengths are [all columns, rows].
+    """Parses k columns of fields whose starts and lengths are [all columns, rows]. marks: see `Marks`.
 
     Returns [k, rows] float64, NaN where missing, and (row, index into `columns`) of the first value
     that is no number, or None.
@@ -200,29 +212,30 @@ def parse_fields(
     which = np.zeros(1, np.int64)
     of_fields = (fields.text, len(fields.text), starts, lengths, num_rows)
     places = np.array(columns, np.int32)
-    row = call("parse_numbers", *of_fields, places, len(columns), numbers, which, threads)
+    marks_of = ord(marks.decimal), ord(marks.thousands or "\0")
+    row = call("parse_numbers", *of_fields, places, len(columns), *marks_of, numbers, which, threads)
     return numbers, None if row < 0 else (row, int(which[0]))
 
 
 def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, int | None]:
-    """Returns [N] int64 seconds since 1970, MISSING_TIME where missing, and the index of the first value
-    that is no time, or None."""
+    """Returns [2, N] int64: seconds since 1970, and those of the clock by which a time is written, both
+    MISSING_TIME where missing; and the index of the first value that is no time, or None."""
     check_time_format(format)
     if format in UNIX:
         numbers, bad = parse_numbers(values, threads)
         return seconds_of(numbers, bad, format)
-    seconds = np.empty(len(values), np.int64)
+    seconds = np.empty((2, len(values)), np.int64)
     starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
     how = np.frombuffer(format.encode(), np.uint8)
     of_values = (values.text, starts, lengths, len(values))
-    bad = call("parse_times", *of_values, how, len(how), seconds, threads)
+    bad = call("parse_times", *of_values, how, len(how), *seconds, threads)
     end = None if bad < 0 else bad
-    beyond = first_beyond(seconds[:end])  # which an offset from UTC may go
+    beyond = first_beyond(seconds[0, :end])  # which an offset from UTC may go
     return seconds, end if beyond is None else beyond
 
 
 def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.ndarray, int | None]:
-    """Converts numbers of a format of UNIX to [N] int64 seconds, MISSING_TIME where NaN.
+    """Converts numbers of a format of UNIX to [2, N] int64 seconds, see `parse_times`.
 
     bad: index of the first value that is no number, or None; later values are not read. Returned
     with the seconds: the index of the first value that is no time, or None.
@@ -232,7 +245,7 @@ def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.nd
     present = np.flatnonzero(~np.isnan(whole_seconds[:end]))
     seconds = np.full(len(numbers), MISSING_TIME)
     seconds[present] = whole_seconds[present].astype(np.int64)
-    return seconds, bad if end is None else end
+    return np.stack([seconds, seconds]), bad if end is None else end
 
 
 def first_beyond(seconds: np.ndarray) -> int | None:
@@ -291,16 +304,32 @@ def mix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def plain_number(value: bytes) -> float | None:
-    """Parses the number in a field, or the boolean: NaN if it is empty, None if float32 holds no such."""
+def plain_number(value: bytes, marks: Marks = MACHINE) -> float | None:
+    """Parses the number or boolean in a field: NaN if it is missing, None if float32 holds no such."""
     text = value.strip(b" ")
     if not text:
         return math.nan
+    text = text if marks == MACHINE else _without_marks(text, marks)
     if not _NUMBER.fullmatch(text):
-        return _BOOLEANS.get(text)
+        return _WORDS.get(text)
     number = float(text) + 0.0  # never a negative zero
     with np.errstate(over="ignore"):
         return number if np.isfinite(np.float32(number)) else None
+
+
+def _without_marks(text: bytes, marks: Marks) -> bytes:
+    """A number as machines write it; another text where a mark stands elsewhere.
+
+    b"1.234,5" of Marks(",", ".")  ->  b"1234.5"
+    """
+    number, point, fraction = text.partition(marks.decimal.encode())
+    if marks.thousands:
+        mark = marks.thousands.encode()
+        if re.fullmatch(rb"[+-]?[0-9]{1,3}(%b[0-9]{3})+" % re.escape(mark), number):
+            number = number.replace(mark, b"")
+    if point != b"." and b"." in number + fraction:
+        return b"?"
+    return number + (b"." if point else b"") + fraction
 
 
 def plain_time(value: bytes, format: str) -> int | None:

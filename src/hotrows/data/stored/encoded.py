@@ -57,37 +57,45 @@ class Statistics:
 @dataclass(frozen=True)
 class Extremes:
     """Extremes of the raw rows. least: of dense features under `log`, their least number below 0; times:
-    the first and the last, in seconds since 1970, () where there is none."""
+    the first and the last, in seconds since 1970, () where there is none; ranges: the least and the
+    greatest number of dense features under `log` and `none`."""
 
     least: dict[str, float] = field(default_factory=dict)
     times: tuple[int, ...] = ()
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @staticmethod
     def of_rows(schema: Schema, columns: Columns) -> Extremes:
         """The extremes of some rows."""
-        least: dict[str, float] = {}
+        ranges: dict[str, tuple[float, float]] = {}
         for numbers, feature in zip(columns.dense, schema.dense, strict=True):
-            if feature.transform == "log" and columns.num_rows:
-                lowest = float(np.fmin.reduce(numbers))
-                if lowest < 0.0:
-                    least[feature.name] = lowest
+            if feature.transform in ("log", "none") and columns.num_rows:
+                low, high = float(np.fmin.reduce(numbers)), float(np.fmax.reduce(numbers))
+                if low <= high:
+                    ranges[feature.name] = low, high
+        logs = [f.name for f in schema.dense if f.transform == "log" and f.name in ranges]
+        least = {name: ranges[name][0] for name in logs if ranges[name][0] < 0.0}
         times = np.zeros(0, np.int64)
         if columns.times is not None:
             times = columns.times[columns.times != MISSING_TIME]
-        return Extremes(least, (int(times.min()), int(times.max())) if len(times) else ())
+        return Extremes(least, (int(times.min()), int(times.max())) if len(times) else (), ranges)
 
     def joined(self, other: Extremes) -> Extremes:
         """The extremes of both."""
         least = dict(self.least)
         for name, number in other.least.items():
             least[name] = min(number, least.get(name, 0.0))
-        times = (*self.times, *other.times)
-        return Extremes(least, (min(times), max(times)) if times else ())
+        times, ranges = (*self.times, *other.times), dict(self.ranges)
+        for name, (low, high) in other.ranges.items():
+            before = ranges.get(name, (low, high))
+            ranges[name] = min(low, before[0]), max(high, before[1])
+        return Extremes(least, (min(times), max(times)) if times else (), ranges)
 
     def ordered(self, schema: Schema) -> Extremes:
         """The extremes in the order of the schema, in whatever order they were found."""
-        names = [feature.name for feature in schema.dense if feature.name in self.least]
-        return Extremes({name: self.least[name] for name in names}, self.times)
+        names = [feature.name for feature in schema.dense]
+        least = {name: self.least[name] for name in names if name in self.least}
+        return Extremes(least, self.times, {n: self.ranges[n] for n in names if n in self.ranges})
 
 
 @dataclass(frozen=True, repr=False)
