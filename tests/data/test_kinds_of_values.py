@@ -238,6 +238,7 @@ TEXTS = {
         {"encoding": "latin-1"},
         [b"a", b"b"],
     ),
+    "null in place of an object": (b'{"click":"no","x":"a"}\nnull\n', {}, "line 2: .* found null"),
     "JSON in latin-1": (
         b'{"click":"no","x":"\xe4"}\n',
         {},

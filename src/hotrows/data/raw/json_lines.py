@@ -14,7 +14,7 @@ from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
 from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, pyarrow, sampled_lines
 from hotrows.schema import Schema
 
-_BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
+_BLANK = re.compile(rb"^[ \t\r]*(null[ \t\r]*)?\n", re.MULTILINE)
 _ROW = re.compile(r"in row (\d+)")
 
 
@@ -63,12 +63,13 @@ def table_of_lines(chunk: Chunk) -> Any:
     pa = pyarrow()
     from pyarrow import json
 
-    # 1. Refuse what is no UTF-8, and blank lines, which Arrow skips.
+    # 1. Refuse what is no UTF-8, blank lines, which Arrow skips, and null, which may end the process.
     if chunk.not_utf8 is not None:
         raise ValueError(chunk.not_utf8[1])
     if blank := _BLANK.search(chunk.text):
         line = chunk.first_line + chunk.text.count(b"\n", 0, blank.start())
-        raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found nothing")
+        what = "null" if blank[1] else "nothing"
+        raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found {what}")
     # 2. Parse; an error of Arrow names a row, ours a line.
     options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
 
