@@ -53,11 +53,13 @@ class Mode:
     def training(self) -> Iterator[None]:
         """One step of training."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_evaluating)
+            while self._num_evaluating:
+                self._changed.wait()
             self._trains = True
         try:
             yield
         finally:
             with self._changed:
                 self._trains = False
-                self._changed.notify_all()
+                if self._num_evaluating:
+                    self._changed.notify_all()
