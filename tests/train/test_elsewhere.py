@@ -70,7 +70,9 @@ def test_a_name_that_no_file_can_have_is_refused(folder, tmp_path, use):
 def test_a_link_to_nothing_is_named(folder, tmp_path):
     """It was a bare OSError: File exists."""
     (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(ValueError, match="link is a link to nowhere, which is not there: mend it"):
+    with pytest.raises(
+        ValueError, match="link is a link to nowhere, which is not there: correct or remove it"
+    ):
         USES[0](tmp_path / "link" / "in", folder)
     for use in USES[1:4]:
         with pytest.raises(ValueError, match=r"link does not exist|no run to resume in .*link"):

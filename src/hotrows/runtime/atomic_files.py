@@ -288,7 +288,8 @@ def make_folder(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         if folder.is_symlink():
-            raise ValueError(f"{folder} is a link to {os.readlink(folder)}, which is not there: correct or remove it")
+            link = f"{folder} is a link to {os.readlink(folder)}"
+            raise ValueError(f"{link}, which is not there: correct or remove it")
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
 
