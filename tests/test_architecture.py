@@ -21,7 +21,9 @@ KERNELS = PACKAGE / "ops" / "triton"
 MOST_LINES = 79_223  # of src; it rises only in a commit whose message names the issue that needs them
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
-LONGER: dict[str, str] = {}
+LONGER: dict[str, str] = {
+    "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method"
+}
 
 
 @pytest.fixture(scope="module")
