@@ -1,5 +1,7 @@
 """Pages by kind: how many there are, how many words they have, and how their sentences are built."""
 
+import re
+
 import pytest
 
 from tests.support.page_words import DOCS, PATTERNS, crowded, habits, num_words, sentences
@@ -19,12 +21,14 @@ KINDS = {
     "api": ("hotrows", "data", "serving"),
     "explanation": ("cache", "ranks", "kernels"),
     "evidence": ("index", "performance", "quality", "reliability", "papers", "gpu"),
-    "code": ("architecture", "walkthrough", "glossary"),
-    "decisions": ("decisions",),
+    "code": ("architecture", "walkthrough", "glossary", "stability"),
+    "decisions": ("index",),
 }
-FOLDERS = {"tutorials", "reference", "api", "explanation", "evidence"}
+FOLDERS = {"tutorials", "reference", "api", "explanation", "evidence", "decisions"}
+# One is read at a time: they grow in number, and their words are not counted.
+RECORDS = r"decisions/\d{4}-[a-z0-9-]+\.md"
 # Written words: without code, tables that a command writes, and targets of links.
-MOST_PAGES, MOST_WORDS = 45, 46_000
+MOST_PAGES, MOST_WORDS = 50, 40_000
 NUMBERS_OF_A_SENTENCE = 3  # in guides and tutorials
 
 
@@ -40,6 +44,7 @@ def cases(*kinds: str) -> list[str]:
 def test_every_page_has_a_kind():
     known = [name for kind in KINDS for name in pages(kind)]
     there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    there = {name for name in there if not re.fullmatch(RECORDS, name)}
     assert sorted(known) == sorted(there) and len(there) <= MOST_PAGES
 
 
