@@ -21,7 +21,7 @@ KINDS = {
     "api": ("hotrows", "data", "serving"),
     "explanation": ("cache", "ranks", "kernels"),
     "evidence": ("index", "performance", "quality", "reliability", "papers", "gpu"),
-    "code": ("architecture", "walkthrough", "glossary", "stability"),
+    "code": ("architecture", "walkthrough", "glossary", "rooms", "stability", "governance"),
     "decisions": ("index",),
 }
 FOLDERS = {"tutorials", "reference", "api", "explanation", "evidence", "decisions"}
