@@ -1,12 +1,14 @@
-"""Decisions: each record has the parts that a reader looks for, and the index names all of them."""
+"""Decisions and issues for beginners: the parts that a reader looks for, and a line in the index."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "docs" / "decisions"
+DOCS = Path(__file__).parents[1] / "docs"
+FOLDER = DOCS / "decisions"
 RECORDS = sorted(FOLDER.glob("0*.md"))
+ISSUES = sorted((DOCS / "good_first_issues").glob("[01]*.md"))
 FORM = re.compile(
     r"# (?P<number>\d+)\. (?P<title>\S.*)\n\n"
     r"Date: (?P<date>\d{4}-\d\d-\d\d)\.(?: Extended: [\d, -]+\.)? "
@@ -30,3 +32,12 @@ def test_numbers_are_given_once_and_by_date():
     heads = [FORM.fullmatch(record.read_text()) for record in RECORDS]
     assert [int(head["number"]) for head in heads] == list(range(1, len(heads) + 1))
     assert len(heads) >= 45 and [head["date"] for head in heads] == sorted(head["date"] for head in heads)
+
+
+@pytest.mark.parametrize("issue", ISSUES, ids=lambda issue: issue.stem)
+def test_an_issue_has_a_place_a_test_and_a_size(issue):
+    text = issue.read_text()
+    for part in ("**Place.** ", "**Test to add.** ", "**Expected size.** "):
+        assert text.count(f"\n\n{part}") == 1, part
+    title, size = text.splitlines()[0][2:], text.split("**Expected size.** ")[1].strip().rstrip(".")
+    assert f"| [{title}]({issue.name}) | {size} |" in (issue.parent / "index.md").read_text()

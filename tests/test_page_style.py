@@ -23,10 +23,11 @@ KINDS = {
     "evidence": ("index", "performance", "quality", "reliability", "papers", "gpu"),
     "code": ("architecture", "walkthrough", "glossary", "rooms", "stability", "governance"),
     "decisions": ("index",),
+    "good_first_issues": ("index",),
 }
-FOLDERS = {"tutorials", "reference", "api", "explanation", "evidence", "decisions"}
+FOLDERS = {"tutorials", "reference", "api", "explanation", "evidence", "decisions", "good_first_issues"}
 # One is read at a time: they grow in number, and their words are not counted.
-RECORDS = r"decisions/\d{4}-[a-z0-9-]+\.md"
+RECORDS = r"(?:decisions/\d{4}|good_first_issues/\d\d)-[a-z0-9-]+\.md"
 # Written words: without code, tables that a command writes, and targets of links.
 MOST_PAGES, MOST_WORDS = 50, 40_000
 NUMBERS_OF_A_SENTENCE = 3  # in guides and tutorials
