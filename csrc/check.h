@@ -12,9 +12,9 @@
 #endif
 
 #define HOTROWS_FIRST(first, ...) (first)
-#define CHECK(...)                                                                                \
-  do {                                                                                            \
-    if constexpr (::hotrows::kChecks)                                                             \
+#define CHECK(...)                                                                                        \
+  do {                                                                                                    \
+    if constexpr (::hotrows::kChecks)                                                                     \
       if (!HOTROWS_FIRST(__VA_ARGS__, 0)) ::hotrows::fail(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__); \
   } while (false)
 

@@ -6,6 +6,7 @@
 #define NAME(name) " " #name
 #define TYPED_NAME(type, name) " " #name
 
+// clang-format off
 HOTROWS_API const char* hotrows_codes() {
   return "row_optimizer" HOTROWS_ROW_OPTIMIZERS(NAME) "\n"
          "initializer" HOTROWS_INITIALIZERS(NAME) "\n"

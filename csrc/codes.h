@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+// clang-format off
 #define HOTROWS_ROW_OPTIMIZERS(name) name(sgd) name(adagrad) name(rowwise_adagrad) name(adam) name(ftrl)
 #define HOTROWS_INITIALIZERS(name) name(constant) name(uniform) name(normal)
 #define HOTROWS_RECORD_LAYOUT(name) \
@@ -27,6 +28,7 @@
 #define HOTROWS_ROUTE(name) name(hot) name(first_hot) name(num_sharing) name(first_rank)
 #define HOTROWS_SLOT_CASES(name) name(overlapped) name(drained) name(passes_through)
 #define HOTROWS_TEXT_PROBLEMS(name) name(none) name(columns) name(unclosed) name(after_quote)
+// clang-format on
 
 #define HOTROWS_ENUMERATOR(name) name,
 #define HOTROWS_FIELD(name) int64_t name;

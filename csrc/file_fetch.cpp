@@ -160,7 +160,7 @@ class Fetcher {
   void leave_ring() {
     ring_.reset();
     Buffer fresh = buffer(depth_ * slot_);
-    static_cast<void>(staging_.release());
+    static_cast<void>(staging_.release());  // NOLINT(bugprone-unused-return-value)
     staging_ = std::move(fresh);
     depth_ = std::min(depth_, kThreads);
   }

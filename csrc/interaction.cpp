@@ -181,9 +181,11 @@ void second_order_backward(const float* grad, const V* vectors, int64_t B, int64
 // Calls run(T*, V*) with null pointers of the element types that the itemsizes name.
 template <class Run>
 int with_types(int64_t bottom_itemsize, int64_t vectors_itemsize, Run run) {
-  if (bottom_itemsize == 4 && vectors_itemsize == 4) return run((float*)0, (float*)0), 0;
-  if (bottom_itemsize == 2 && vectors_itemsize == 4) return run((bfloat16*)0, (float*)0), 0;
-  if (bottom_itemsize == 2 && vectors_itemsize == 2) return run((bfloat16*)0, (bfloat16*)0), 0;
+  float* const of_float = nullptr;
+  bfloat16* const of_bfloat16 = nullptr;
+  if (bottom_itemsize == 4 && vectors_itemsize == 4) return run(of_float, of_float), 0;
+  if (bottom_itemsize == 2 && vectors_itemsize == 4) return run(of_bfloat16, of_float), 0;
+  if (bottom_itemsize == 2 && vectors_itemsize == 2) return run(of_bfloat16, of_bfloat16), 0;
   return 1;
 }
 

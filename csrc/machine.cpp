@@ -20,7 +20,7 @@ HOTROWS_API int hotrows_cpu_level() {
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
-  return v4 ? 4 : v3 ? 3 : 2;
+  return v4 ? 4 : (v3 ? 3 : 2);
 #else
   return 0;
 #endif

@@ -72,7 +72,7 @@ class Zeroed {
     return begin + before;
   }
 
-  void swap(Zeroed& other) {
+  void swap(Zeroed& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
   }

@@ -298,8 +298,8 @@ HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* dist
 // `resolve_single` and `unique` in one, where there are no sequences and no ranks: the columns of each table are
 // sorted alone, by fewer bits and in the processor's cache. num_rows: 2^32 at most. Returns U, or -1 - the first bad n.
 HOTROWS_API int64_t hotrows_unique_of_columns(const int64_t* ids, int64_t batch_size, const int64_t* features,
-                                          const int64_t* first_rows, const int64_t* num_rows, int64_t num_columns,
-                                          int64_t* distinct, int32_t* inverse, int32_t* order, int32_t* starts) {
+                                              const int64_t* first_rows, const int64_t* num_rows, int64_t num_columns,
+                                              int64_t* distinct, int32_t* inverse, int32_t* order, int32_t* starts) {
   std::map<int64_t, TableColumns> tables;
   for (int64_t k = 0; k < num_columns; ++k) {
     const TableColumns empty{first_rows[k], num_rows[k], batch_size, num_columns, {}};

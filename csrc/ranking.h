@@ -278,6 +278,7 @@ class RunMerger {
   void sum(const std::vector<Run>& runs, Visit visit) {
     std::vector<RunReader> sources;
     const int64_t buffer = shares_.buffer_of(std::max<int64_t>(1, runs.size()));
+    sources.reserve(runs.size());
     for (const Run& run : runs) sources.emplace_back(run.open(), buffer);
     std::vector<char> bytes;
     Counted sum{};

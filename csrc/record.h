@@ -105,7 +105,7 @@ inline float scale_for(const float* w, const Layout& layout, float before, Rando
       for (int64_t d = 0; d < width; ++d)
         if (std::fabs(w[d]) > limit) fits &= std::fabs(w[d]) - limit <= unit_of(random(d)) * before;
     }
-  if (fits && static_cast<float>(layout.bits / 2) * largest >= limit) return before;
+  if (fits && static_cast<float>(layout.bits >> 1) * largest >= limit) return before;
   return float_of((std::max((most + (1u << (23 - digits)) - 1) >> 23, 27u + digits) - digits) << 23);
 }
 

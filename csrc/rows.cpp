@@ -145,7 +145,8 @@ struct Adam {
       const double t = ++*step;
       r = static_cast<float>(lr * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t)));
     }
-    float *__restrict m = state, *__restrict v = state + width;
+    float* __restrict m = state;
+    float* __restrict v = state + width;
     for (int64_t d = 0; d < width; ++d) {
       m[d] = m[d] + one_minus_beta1 * (g[d] - m[d]);
       v[d] = v[d] + one_minus_beta2 * (g[d] * g[d] - v[d]);
@@ -160,7 +161,8 @@ struct Ftrl {
   template <int kDim>
   void apply(float* __restrict w, float* __restrict state, int32_t*, const float* __restrict g, int64_t dim) const {
     const int64_t width = kDim ? kDim : dim;
-    float *__restrict n = state, *__restrict z = state + width;
+    float* __restrict n = state;
+    float* __restrict z = state + width;
     for (int64_t d = 0; d < width; ++d) {
       const float more = n[d] + g[d] * g[d], root = std::sqrt(more);
       z[d] = z[d] + (g[d] - (root - std::sqrt(n[d])) / lr * w[d]);
@@ -308,8 +310,8 @@ HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints
   CHECK(are_within(inverse, num_ids, 0, num_rows), num_ids, num_rows);
   CHECK(!bag_starts || (bag_starts[0] == 0 && bag_starts[num_bags] == num_ids), num_bags, num_ids);
   CHECK(bag_starts ? never_falls(bag_starts, num_bags + 1) : num_bags == num_ids, num_bags, num_ids);
-#define CALL(kDim)                                              \
-  collect<kDim>(records, layout, slots, num_rows, scratch);     \
+#define CALL(kDim)                                          \
+  collect<kDim>(records, layout, slots, num_rows, scratch); \
   pool<kDim>(scratch, layout.dim, inverse, num_ids, bag_starts, weights, num_bags, out)
   HOTROWS_FOR_WIDTH(layout.dim, CALL)
 #undef CALL

@@ -462,7 +462,7 @@ class SlotMap : public AnySlotMap {
       const int32_t next = next_use(slot);
       if (next == batch) continue;
       const bool known = next >= 0 && next - batch <= window_;
-      const int32_t rank = slot.wanted ? 1 : known ? -next : INT32_MIN;
+      const int32_t rank = slot.wanted ? 1 : (known ? -next : INT32_MIN);
       victims_.push_back({rank, slot.last_use, static_cast<int64_t>(slot.row), static_cast<int32_t>(s), 0, 0});
     }
     const auto goes_first = [this](const Victim& a, const Victim& b) {

@@ -253,7 +253,7 @@ bool parse_iso(Field field, int64_t* seconds, int64_t* clock) {
     take(p, end, ' ');
     if (end - p == 3 && std::equal(p, end, "UTC")) p = end;
     else if (!take(p, end, 'Z') && p < end) {
-      sign = *p == '-' ? -1 : *p == '+' ? 1 : 0;
+      sign = *p == '-' ? -1 : (*p == '+' ? 1 : 0);
       if (!sign || !read_digits(++p, end, 2, &hours)) return false;
       if (p < end && (take(p, end, ':'), !read_digits(p, end, 2, &minutes))) return false;
     }
