@@ -1,4 +1,4 @@
-"""Runs clang-tidy on the native core: `python csrc/tidy.py [FILE.cpp ..]`, after `pip install clang-tidy`.
+"""Runs clang-tidy on the native core: `python csrc/tidy.py [FILE.cpp ..]`, with `pip install clang-tidy`.
 
 The checks are in csrc/.clang-tidy. All files take a minute or two; commits do not wait for them.
 """

@@ -5,22 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commit_form import faults, main
+
 ROOT = Path(__file__).parents[1]
 BASE = "a1980357"  # of the commits after it the form is asked; those before it stay as they are
-MOST_LETTERS = 72  # of a subject: `git log --oneline` shows it whole
-
-
-def faults(message: str) -> list[str]:
-    """What a commit's message lacks."""
-    subject, _, body = message.strip().partition("\n")
-    missing = []
-    if not 8 <= len(subject) <= MOST_LETTERS:
-        missing.append(f"a subject of 8 to {MOST_LETTERS} letters, not {len(subject)}")
-    if subject.endswith("."):
-        missing.append("a subject without a full stop")
-    if not body.startswith("\n") or len(body.split()) < 5:
-        missing.append("a body, after an empty line, that says why")
-    return missing
 
 
 def git(*arguments: str) -> str:
@@ -53,3 +41,11 @@ def test_a_fault_of_a_message_is_named(message, words):
 
 def test_a_message_that_says_why_passes():
     assert faults("Rows are read once\n\nThey had been read twice: 12 ms a batch.\n") == []
+
+
+def test_the_hook_reads_the_message_without_comments(tmp_path):
+    file = tmp_path / "COMMIT_EDITMSG"
+    file.write_text("Bits\n\n# five words of a comment only\n")
+    assert "letters" in main(str(file)) and "why" in main(str(file))
+    file.write_text("Merge branch 'bits'\n# comment\n")
+    assert main(str(file)) is None

@@ -130,7 +130,7 @@ def _of(
 
     def build() -> nn.Module:
         model_class = getattr(
-            importlib.import_module("model_zoo." + module), name or module.split(".")[-1]
+            importlib.import_module("model_zoo." + module), name or module.rsplit(".", maxsplit=1)[-1]
         )
         one = "binary_classification"
         model = model_class(

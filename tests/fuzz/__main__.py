@@ -107,8 +107,7 @@ def run_cases(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], num:
                 seed = what
             elif kind == "broken":
                 finding = Finding(target, seed, what)
-        else:
-            finding = Finding(target, seed, "hangs, and no signal gets through")
+        finding = Finding(target, seed, "hangs, and no signal gets through")
     except EOFError:
         process.join()
         if process.exitcode != 0:

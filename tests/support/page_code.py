@@ -32,6 +32,7 @@ ELSEWHERE = {
     "python3 tasks.py": "the tests run in it",
     "python3 csrc/build.py": "the tests run on what it built",
     "python csrc/build.py": "the tests run on what it built",
+    "python csrc/tidy.py": "a minute of clang-tidy",
     "python -m benchmarks": "hours; figures come from it",
     "python3 -m benchmarks": "hours, and a GPU",
     "python -m tests": "tests/ runs shorter ones",

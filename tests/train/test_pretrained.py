@@ -5,11 +5,10 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.feather as feather
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pyarrow import feather, orc
 from safetensors.numpy import save_file
 
 from hotrows import data

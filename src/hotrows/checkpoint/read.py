@@ -229,17 +229,17 @@ def _is_as_written(checkpoints: Chain, embedding: Embedding) -> bool:
     return all(held[piece.rank or 0].get(_key(piece), -1) >= piece.num_ids for piece in manifest.pieces)
 
 
-def _held(embedding: Embedding, rank: int) -> dict[tuple, int]:
+def _held(embedding: Embedding, rank: int) -> dict[tuple[Any, ...], int]:
     """The number of rows of each piece of a rank, by the key that its saved piece has."""
     shards = [pack.shard(rank, embedding.ranks.num_ranks) for pack in embedding.packs]
     return {_key_of(shard, piece): piece.num_rows for shard in shards for piece in shard.slices}
 
 
-def _key(saved: SavedPiece) -> tuple:
+def _key(saved: SavedPiece) -> tuple[Any, ...]:
     return saved.table, saved.first_id, saved.id_step, saved.columns, saved.rank is None
 
 
-def _key_of(shard: RankShard, piece: TableSlice) -> tuple:
+def _key_of(shard: RankShard, piece: TableSlice) -> tuple[Any, ...]:
     table = shard.tables[piece.table].name
     return table, piece.first_id, piece.id_step, shard.columns, piece.shared
 

@@ -185,7 +185,7 @@ def _tar_members(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
     """Yields names and contents of the files of a .tar.gz, of at most `most` bytes in all."""
     with (
         gzip.open(archive) as stream,
-        tarfile.open(fileobj=cast(Any, _Bounded(archive, stream, most)), mode="r|") as packed,
+        tarfile.open(fileobj=cast("Any", _Bounded(archive, stream, most)), mode="r|") as packed,
     ):
         for member in packed:
             content = packed.extractfile(member) if member.isreg() and not member.issparse() else None

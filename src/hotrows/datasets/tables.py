@@ -46,7 +46,7 @@ def open_bytes(path: Path) -> BinaryIO:
     """Opens the bytes of a file, unpacked if they are gzip."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path) if packed else open(path, "rb"))
+    return cast("BinaryIO", gzip.open(path) if packed else open(path, "rb"))
 
 
 def csv_blocks(

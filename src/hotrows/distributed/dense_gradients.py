@@ -18,7 +18,7 @@ numbers of samples), does not change the model and its names, and lets steps use
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -66,7 +66,7 @@ class SharedGradients:
         for bucket in self._buckets:
             bucket.wait(self.note)
 
-    def _hook(self, bucket: _Bucket):
+    def _hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def gradient_is_ready(parameter: Tensor) -> None:
             if self._sums:
                 bucket.missing -= 1

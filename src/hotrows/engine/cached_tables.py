@@ -403,7 +403,7 @@ class CachedTables:
             return FileStore.open(*arguments, log_rows=log_rows)
         return FileStore.create(*arguments, log_rows=log_rows, grows=grows)
 
-    def _file_arguments(self, g: int) -> tuple[Path, int, int, Callable, dict[str, Any]]:
+    def _file_arguments(self, g: int) -> tuple[Path, int, int, Callable[..., Any], dict[str, Any]]:
         """Where a group's file store is and what it holds, as `FileStore` takes it."""
         assert self.caching.path is not None
         group = self._groups[g]

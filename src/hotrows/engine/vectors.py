@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -175,14 +175,14 @@ class _Columns(torch.autograd.Function):
     """`unbind(1)` whose backward makes no zeros for the columns that a model does not read by name."""
 
     @staticmethod
-    def forward(ctx, pooled: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, pooled: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.shape = pooled.shape
         return pooled.unbind(1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads: Tensor | None) -> Tensor | None:
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
         read = {column: grad for column, grad in enumerate(grads) if grad is not None}
         if not read:
             return None
@@ -203,7 +203,9 @@ class _Parts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, leaf: Tensor, shape: tuple[int, int, int], sizes: list[int]) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, leaf: Tensor, shape: tuple[int, int, int], sizes: list[int]
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.shape, ctx.sizes = shape, sizes
         pooled, *sequences = leaf.split(sizes)
@@ -211,7 +213,7 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         some = next((grad for grad in grads if grad is not None), None)
         if some is None or (len(grads) == 2 and not ctx.shape[1]):  # one sequence, and nothing else
             return grads[-1], None, None

@@ -75,7 +75,7 @@ def metrics_by(
     """
     if base is not None:
         loss = fitted(loss, outputs, labels, weights, base)
-    changes: dict = {"decides": loss.decides}
+    changes: dict[str, Any] = {"decides": loss.decides}
     if loss.scale != 1:
         changes |= {"scale": loss.scale, "shift": loss.shift}
     calibrated = loss.calibrated(outputs.double())

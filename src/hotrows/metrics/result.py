@@ -126,7 +126,7 @@ class Metrics:
         values = {name: self.value(name) for name in names}
         return {word_of(n): v for n, v in values.items() if n in always or not math.isnan(v)}
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Plain numbers, with None for nan, and the metrics of tasks by label.
 
         What only some kinds of labels have is left out of the others.

@@ -94,7 +94,7 @@ def use_linear_paths(model: nn.Module, choices: Mapping[str, str]) -> None:
         shape = (layer.in_features, layer.out_features)
         by_dtype = {name: _paths(choices, dtype, shape) for name, dtype in DTYPES.items()}
         layer.__class__ = PathLinear
-        cast(PathLinear, layer).paths = by_dtype
+        cast("PathLinear", layer).paths = by_dtype
 
 
 def products_per_sample(model: nn.Module) -> int:

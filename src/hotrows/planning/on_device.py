@@ -68,7 +68,7 @@ class DevicePlanner:
 
     def __init__(self, planner: Planner, device: Device) -> None:
         self._planner, self._device = planner, device
-        self._tables: dict[tuple, tuple[Tensor, Tensor, Tensor]] = {}
+        self._tables: dict[tuple[Any, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     def refusal(self, batch: Batch) -> str | None:
         """Why a batch must be planned on the host; None: the device can plan it."""
@@ -132,9 +132,9 @@ class DevicePlanner:
 
     def _fill(
         self,
-        plans: Mapping[tuple, PackPlan],
-        leaders: Mapping[tuple, Reads],
-        num_rows: Mapping[tuple, int],
+        plans: Mapping[tuple[Any, ...], PackPlan],
+        leaders: Mapping[tuple[Any, ...], Reads],
+        num_rows: Mapping[tuple[Any, ...], int],
         ids: Int64[Tensor, "_"],
         batch_size: int,
         bad: Int64[Tensor, "{len(leaders)}"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hotrows.planning.sharding import Placement, Sharding, columns_of
 from hotrows.record import RankShard, RecordLayout, layout_of
@@ -75,7 +76,7 @@ def pack_tables(
     """
     # 1. Tables of equal attributes go together.
     _check_names(tables)
-    groups: dict[tuple, list[Table]] = {}
+    groups: dict[tuple[Any, ...], list[Table]] = {}
     for table in tables:
         columns = placements is not None and placements[table.name].columns
         if columns and is_integer(table.dtype):
@@ -130,7 +131,7 @@ def group_packs(packs: Sequence[Pack], rank: int = 0, num_ranks: int = 1) -> tup
 
     rank, num_ranks: the rank whose rows and columns are counted.
     """
-    groups: dict[tuple, list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for p, pack in enumerate(packs):
         key = (pack.first_rows, pack.columns, pack.sequences, pack.placements)
         groups.setdefault(key, []).append(p)
@@ -207,7 +208,7 @@ def _pack(number: int, tables: list[Table], sequences: Sequence[str]) -> Pack:
     )
 
 
-def _positions(reads, tables: tuple[Table, ...]) -> dict[tuple[str, str], int]:
+def _positions(reads: Any, tables: tuple[Table, ...]) -> dict[tuple[str, str], int]:
     return {(name, tables[t].role): position for position, (name, t) in enumerate(reads)}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -246,7 +247,7 @@ class Reads:
     first_rows: Int64[Tensor, "K"]
     num_rows: Int64[Tensor, "K"]
     num_columns: int
-    signature: tuple
+    signature: tuple[Any, ...]
     routes: Int64[Tensor, "K _"] | None = None
     scattered: Sharding | None = None
 
@@ -257,12 +258,12 @@ class Reads:
         return alone and int(self.num_rows.max()) <= 2**32
 
 
-def _signature(reads: tuple[Reads, ...]) -> tuple:
+def _signature(reads: tuple[Reads, ...]) -> tuple[Any, ...]:
     """Equal for packs that read equal row numbers, of samples and of requests."""
     return tuple(of_half.signature for of_half in reads)
 
 
-def leaders_of(reads: Sequence[Reads]) -> dict[tuple, Reads]:
+def leaders_of(reads: Sequence[Reads]) -> dict[tuple[Any, ...], Reads]:
     """By signature, one of the packs that read equal rows, in order of appearance."""
     return {pack_reads.signature: pack_reads for pack_reads in reads}
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -134,12 +134,12 @@ SIMULATED: dict[str, Policy] = {
 _KINDS: dict[str, type[Policy]] = {cls.kind: cls for cls in (Lookahead, Frequency, Hot, Newest)}
 
 
-def to_json(policy: Policy) -> dict:
+def to_json(policy: Policy) -> dict[str, Any]:
     settings = {} if isinstance(policy, Hot) else dataclasses.asdict(policy)
     return {"kind": policy.kind, **settings}
 
 
-def from_json(fields: dict) -> Policy:
+def from_json(fields: dict[str, Any]) -> Policy:
     """The policy of `to_json`; a Hot comes back without its rows."""
     settings = dict(fields)
     kind = settings.pop("kind")

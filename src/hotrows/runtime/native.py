@@ -16,7 +16,7 @@ import platform
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -118,7 +118,7 @@ def _open(stem: str) -> ctypes.CDLL | None:
     return None
 
 
-def call(name: str, *arguments) -> int:
+def call(name: str, *arguments: Any) -> int:
     """Calls `hotrows_<name>`: tensors, arrays and None go as pointers, whole numbers as int64.
 
     Fractions are of types that the caller names: `c_float` or `c_double`.
@@ -128,7 +128,7 @@ def call(name: str, *arguments) -> int:
     return function(*(_converted(argument) for argument in arguments))
 
 
-def _converted(argument):
+def _converted(argument: Any) -> Any:
     if isinstance(argument, np.ndarray):
         if not argument.flags.c_contiguous:
             raise ValueError("the native core takes arrays whose elements lie side by side")

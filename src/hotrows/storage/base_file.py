@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +33,7 @@ class Form:
 
     rows: int
     stride: int
-    meta: dict
+    meta: dict[str, Any]
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.stride < 4 or self.stride % 4:
@@ -53,7 +54,7 @@ class Form:
     def base_bytes(self) -> int:
         return self.records_at + _up(self.rows * self.stride, BLOCK)
 
-    def as_json(self) -> dict:
+    def as_json(self) -> dict[str, Any]:
         return {"kind": KIND, "records_at": self.records_at} | asdict(self)
 
 

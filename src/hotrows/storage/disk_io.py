@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class RecordFile:
                 f"{path} is missing, and the store needs it; bring back the whole folder"
             ) from None
 
-    def write(self, buffer, offset: int) -> None:
+    def write(self, buffer: Any, offset: int) -> None:
         """Writes all of the buffer, or raises and says how much room is missing."""
         left = memoryview(buffer).cast("B")
         with explained(self.path, len(left)):

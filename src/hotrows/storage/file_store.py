@@ -29,6 +29,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -76,7 +77,7 @@ class FileStore:
 
     @classmethod
     def create(
-        cls, path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict,
+        cls, path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict[str, Any],
         log_rows: int | None = None, grows: bool = False,
     ) -> FileStore:  # fmt: skip
         """Makes a store of untouched rows in a new folder; takes seconds at any size.
@@ -111,7 +112,7 @@ class FileStore:
         rows: int,
         stride: int,
         initial_values: FillInitial,
-        meta: dict,
+        meta: dict[str, Any],
         log_rows: int | None = None,
     ) -> FileStore:
         """Opens a store, whether or not it was closed; `restore` then says which state to use."""
@@ -318,7 +319,7 @@ class FileStore:
     def __enter__(self) -> FileStore:
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(merge=kind is None)
 
     # ---- merging

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -213,5 +214,5 @@ def _damaged(path: Path, offset: int) -> ValueError:
     )
 
 
-def _checksum(fields: tuple, rows: np.ndarray) -> int:
+def _checksum(fields: tuple[Any, ...], rows: np.ndarray) -> int:
     return zlib.crc32(rows.data, zlib.crc32(_HEADER.pack(*fields, 0, 0)))

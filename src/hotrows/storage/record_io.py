@@ -11,6 +11,7 @@ import errno
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,7 @@ def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -
     return int(counters[0]), int(counters[1])
 
 
-def _call(name: str, *arguments) -> int:
+def _call(name: str, *arguments: Any) -> int:
     """Calls `hotrows_file_<name>` of the core."""
     result = native.call(f"file_{name}", *arguments)
     if result == -errno.ENOMEM:
@@ -129,7 +130,7 @@ def _call(name: str, *arguments) -> int:
     return result
 
 
-def _handle(kind: str, *arguments) -> ctypes.c_void_p:
+def _handle(kind: str, *arguments: Any) -> ctypes.c_void_p:
     make = getattr(native.load(), f"hotrows_file_{kind}_new")
     make.restype = ctypes.c_void_p
     handle = ctypes.c_void_p(make(*arguments))

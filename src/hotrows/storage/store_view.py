@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ class StoreView:
     def __enter__(self) -> StoreView:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -179,7 +179,12 @@ class ReadOnlyStore:
 
 
 def view_at(
-    path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict, generation: int
+    path: Path | str,
+    rows: int,
+    stride: int,
+    initial_values: FillInitial,
+    meta: dict[str, Any],
+    generation: int,
 ) -> StoreView:
     """A restorable checkpoint of a file store, which another process may write meanwhile."""
     path, form = Path(path), Form(rows, stride, json.loads(json.dumps(meta)))

@@ -159,7 +159,7 @@ class EventStream:
     def __enter__(self) -> EventStream:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

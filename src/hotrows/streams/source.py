@@ -80,7 +80,7 @@ def open_source(text: str, schema: Schema) -> EventSource:
 
     scheme, _, rest_of_text = text.partition(":")
     schema = stream_schema(schema)
-    if text == "-" or text == "-:replay":
+    if text in ("-", "-:replay"):
         from hotrows.streams.standard_input import StandardInput
 
         return StandardInput(schema, replays=text != "-")

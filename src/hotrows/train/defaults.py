@@ -156,7 +156,7 @@ def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
     That takes counts of ids, if there are ids, and a validation part, which tells when to stop. Optimizer
     and number of steps must be open: runs of before have theirs.
     """
-    is_open = config.row_optimizer is config.steps is None and config.epochs != 1
+    is_open = config.row_optimizer is None and config.steps is None and config.epochs != 1
     has_few = data.parts["train"].rows <= _FEW and bool(data.parts["validation"].rows)
     return is_open and has_few and (_is_counted(data) or not data.schema.id_features)
 

@@ -96,7 +96,7 @@ class StreamRun(Callback):
     def __enter__(self) -> StreamRun:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     def tensors(self) -> dict[str, Tensor]:

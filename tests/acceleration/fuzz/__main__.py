@@ -66,8 +66,7 @@ def run_batch(cases: Iterator[tuple[int, Case]], end: float) -> tuple[int, str] 
                 seed = what
             else:
                 finding = seed, what
-        else:
-            finding = seed, "hangs, and no signal gets through"
+        finding = seed, "hangs, and no signal gets through"
     except EOFError:
         process.join()
         if process.exitcode != 0:

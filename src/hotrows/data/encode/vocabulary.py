@@ -222,7 +222,7 @@ class Counts:
         call("counts_sizes", self._handle, sizes)
         return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
-    def _call(self, name: str, *arguments) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
         problem = np.zeros(4096, np.uint8)
         code = call(name, self._handle, *arguments, problem)
         if code != 0:
@@ -366,8 +366,8 @@ def _failure(code: int, path: str, memory: int) -> Exception:
 
 def _is_legal(values: Values) -> bool:
     """True if sizes and types of the arrays ensure that nothing beyond them is read."""
-    dtypes = (values.counts.dtype, values.ends.dtype, values.text.dtype)
-    if dtypes != (np.int64, np.int64, np.uint8) or values.counts.ndim != 1 or values.text.ndim != 1:
+    dtypes = [str(array.dtype) for array in (values.counts, values.ends, values.text)]
+    if dtypes != ["int64", "int64", "uint8"] or values.counts.ndim != 1 or values.text.ndim != 1:
         return False
     if type(values.num_distinct) is not int or values.num_distinct < 0:
         return False

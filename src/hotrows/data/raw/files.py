@@ -146,7 +146,7 @@ def _remote(place: str) -> list[File]:
         raise ValueError(f"{place} cannot be opened: {' '.join(str(error).split())[:300]}") from error
     if missing:
         raise ValueError(f"{place} does not exist; check the address")
-    names = {p: f"{place.split('://')[0]}://{p.lstrip('/')}" for p in paths}
+    names = {p: f"{place.split('://', maxsplit=1)[0]}://{p.lstrip('/')}" for p in paths}
     return [File(names[p], p, system, _partitions(p), len(paths) > 1) for p in paths]
 
 

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -142,8 +142,8 @@ def _sizes(vectors: Tensor) -> tuple[int, ...]:
     return *vectors.shape, vectors.stride(0)
 
 
-def _on_gpu(name: str) -> Callable:
-    def run(*args: Any):
+def _on_gpu(name: str) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
         kernels = importlib.import_module(f"hotrows.ops.triton.{name.removesuffix('_backward')}")
         in_triton = kernels.takes(*(arg for arg in args if isinstance(arg, Tensor)))
         kernel = getattr(kernels, name) if in_triton else globals()[f"{name}_reference"]
@@ -188,18 +188,18 @@ def _(grad: Tensor, vectors: Tensor) -> Tensor:
     return vectors.new_empty(vectors.shape)
 
 
-def _keep(ctx, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     ctx.save_for_backward(*tensors)
     ctx.no_gradients = (None,) * (len(inputs) - len(tensors))
 
 
-def _gradients(backward: Callable, ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(backward: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     gradients = backward(grad, *ctx.saved_tensors)
     return (*(gradients if isinstance(gradients, tuple) else (gradients,)), *ctx.no_gradients)
 
 
-def _refuse(ctx, *grads: Tensor):
+def _refuse(ctx: Any, *grads: Tensor) -> NoReturn:
     raise RuntimeError("interactions of vectors can be differentiated once, not twice")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -195,8 +196,12 @@ def longest_first(offsets: Tensor, width: int) -> Tensor | None:
 
 
 def _by_device(
-    reference: Callable, inputs: tuple, weight: Tensor, lengths: Tensor | None, order: Tensor | None
-) -> tuple:
+    reference: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    weight: Tensor,
+    lengths: Tensor | None,
+    order: Tensor | None,
+) -> tuple[Any, ...]:
     """The kernel for a GPU reads lengths there, and has room on chip for states of a limited width."""
     if weight.is_cuda and weight.shape[1] <= MOST_STATES:
         return by_device(reference, *inputs, None, order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def pooled_reference(values: Tensor, reads: RowReads | None) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight, reads, *values):
+    def forward(ctx: Any, weight: Tensor, reads: Sequence[RowReads | None], *values: Tensor) -> Tensor:
         ctx.save_for_backward(weight, *values)
         ctx.reads = reads
         batch_size = len(values[0]) if reads[0] is None else reads[0].batch_size
@@ -98,7 +98,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, *values = ctx.saved_tensors
         grad = grad.contiguous()
         grad_weight = torch.empty_like(weight)
@@ -131,6 +131,6 @@ def _columns(
     yield from zip(values, reads, weight.split(widths, 1), strict=True)
 
 
-def _arguments(rows: Tensor, reads: RowReads) -> tuple:
+def _arguments(rows: Tensor, reads: RowReads) -> tuple[Any, ...]:
     runs = reads.bounds, reads.starts, reads.order, reads.bags, reads.weights
     return rows.contiguous(), rows.shape[1], *runs, reads.num_features, reads.batch_size

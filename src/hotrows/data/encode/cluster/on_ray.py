@@ -232,7 +232,7 @@ class OnRay(Executor):
             if shared and part is not None:
                 continue
             first, columns = 0, job.reading.columns
-            blocks = self._blocks.blocks(number, cast(RayInput, source), columns, keep)
+            blocks = self._blocks.blocks(number, cast("RayInput", source), columns, keep)
             for block, summary in self._surveys(work, blocks) if surveyed else _as_they_are(blocks):
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
