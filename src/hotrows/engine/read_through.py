@@ -40,7 +40,7 @@ class AllInMemory:
     paused: within, no row moves between slots and store.
     """
 
-    paused: Callable[[], AbstractContextManager] = nullcontext
+    paused: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(
         self,
