@@ -1,3 +1,3 @@
 """The version, in the one place where it stands."""
 
-VERSION = "0.1.0"
+VERSION = "0.1.0rc1"
