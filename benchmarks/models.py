@@ -56,7 +56,6 @@ MODELS: dict[str, tuple[str, dict]] = {
     "wide_deep": ("wide_deep", {}),
     "deepfm": ("deepfm", {}),
     "dcnv2": ("dcnv2", {}),
-    "final": ("final", {}),
     "mmoe": ("mmoe", {}),
     "ple": ("ple", {}),
     "din, paper": ("din", {"form": "paper"}),

@@ -49,7 +49,6 @@ MODELS = {  # what each adds, what it needs, how many labels it learns
     "deepfm": ("FM and an MLP on the same vectors", "", "one"),
     "dlrm": ("dot products, with the dense features as one vector", "ids, dense features", "one"),
     "dcnv2": ("crosses of bounded degree: full, low rank, mixture of experts", "", "one"),
-    "final": ("products of halves of each layer, two streams that teach each other", "", "one"),
     "din": ("attention over the history, with the candidate item as the query", "a history", "one"),
     "dien": ("GRUs over the history, the second led by attention", "a history", "one"),
     "can": ("the item's row is a small network that reads the history", "a history", "one"),

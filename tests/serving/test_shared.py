@@ -28,7 +28,7 @@ MODELS = (
     "wide_deep",
     "dlrm",
     "dcnv2",
-    "final",
+   
     "din",
     "dien",
     "can",
