@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows import losses, models, nn
 from hotrows.batch import Batch
@@ -26,7 +27,6 @@ from hotrows.engine.embedding import Embedding
 from hotrows.losses import Calibration, Loss
 from hotrows.models.tables import LINEAR
 from hotrows.nn.linear_paths import kept_linear_paths
-from hotrows.nn.log_loss import log_loss
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
 from hotrows.runtime.random_numbers import TURN, RandomNumbers, restored
@@ -236,7 +236,7 @@ class Recommender:
         if callable(model_loss):
             return model_loss(outputs, labels, None if weights is None else weights.expand_as(labels))
         if all(type(loss) is Loss for loss in self.losses):  # of all labels at once
-            loss = log_loss(outputs, labels, weights)
+            loss = functional.binary_cross_entropy_with_logits(outputs, labels, weights)
             loss = loss * num_tasks if num_tasks > 1 else loss
         else:
             loss = self._sum_of_losses(outputs, labels, weights, batch.groups)
