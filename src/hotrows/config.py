@@ -44,7 +44,6 @@ HOT_COLD = ("scheduled", "sequential")
 ROW_OPTIMIZERS = ("row_optimizer", "linear_optimizer")  # settings whose values are such
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
-EXCHANGES = ("auto", "one_stage", "two_stages")
 CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
@@ -278,9 +277,6 @@ class TrainConfig:
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
-    exchange: str = setting(
-        "auto", "All-to-alls in stages: within hosts, then between", choices=EXCHANGES, changes="no bit"
-    )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
     )
@@ -440,7 +436,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "exchange", "wire_dtype", "timeout"),
+    "Ranks": ("sharding", "wire_dtype", "timeout"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

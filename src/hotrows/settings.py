@@ -35,7 +35,8 @@ GONE: dict[str, tuple[tuple[Any, ...], str]] = {
     "rows_budget": (
         (None,),
         "`hotrows simulate --rows-budget` prints capacities to write into the schema; runs keep theirs",
-    )
+    ),
+    "exchange": (("auto", "one_stage"), "all-to-alls go in one stage, with the same bits"),
 }
 
 

@@ -21,7 +21,6 @@ from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.costs.workload import stored_tables
 from hotrows.data.stored.user_histories import UserHistories
-from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Calibration, Loss
@@ -118,7 +117,7 @@ class Recommender:
             seed=config.seed,
             caching=config.caching(hot),
             read_only=read_only,
-            ranks=_in_stages(self.ranks, config.exchange, placing.stages),
+            ranks=self.ranks,
             sharding=placing.sharding or "rows",
             micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
@@ -265,14 +264,6 @@ def check_defaults() -> None:
             f"PyTorch makes tensors of {dtype} on {device} by default, and models need torch.float32 on "
             f"cpu: call torch.set_default_dtype(torch.float32) and torch.set_default_device('cpu')"
         )
-
-
-def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
-    """The ranks as they exchange rows: in as many stages as are predicted to be faster, or as are set."""
-    required = exchange == "two_stages"
-    if ranks.num_ranks == 1 or not (required or (exchange == "auto" and predicted == 2)):
-        return ranks
-    return two_stages.over(ranks, required)
 
 
 def model_and_tables(

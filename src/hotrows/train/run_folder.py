@@ -342,6 +342,8 @@ def read_placing(run: Path, num_ranks: int) -> ShardingPlan | None:
     path = run / _PLACING
     fields = read_json(path).get(str(num_ranks)) if path.exists() else None
     with _JSON.naming(path):
+        if fields is not None:
+            fields.pop("stages", None)  # of all-to-alls, by earlier versions
         return None if fields is None else build(ShardingPlan, fields)
 
 
