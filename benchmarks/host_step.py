@@ -214,7 +214,7 @@ def _pretend_kernels(stack: ExitStack) -> None:
     for name in ("catch_up_tables", "step_tables", "look_up_tables"):
         library.impl(name, getattr(of_tables, name), "CPU", allow_override=True)
     for name in interaction._SCHEMAS:
-        library.impl(name, interaction._on_gpu(name), "CPU", allow_override=True)
+        library.impl(name, getattr(interaction, f"{name}_reference"), "CPU", allow_override=True)
     names = [m.name for m in pkgutil.iter_modules(layers.__path__, "hotrows.ops.layers.")]
     modules = [importlib.import_module(name) for name in names]
     for module in (m for m in modules if hasattr(m, "takes")):  # nothing goes to the native core

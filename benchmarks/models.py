@@ -1,12 +1,12 @@
 """How good is each model on MovieLens-1M? Several seeds, and what sequence models add to pooling.
 
     python -m benchmarks.models movielens
-    python -m benchmarks.models short_videos --models hstu "din, code" --seeds 5
+    python -m benchmarks.models movielens --models hstu "din, code" --seeds 5
 
 Every model is trained by `hotrows.Trainer` with its defaults and those of the library, but for what
-its entry says. The test part of MovieLens is each user's last tenth; a seed of `short_videos` also draws
-the data. `dnn` sees the history as the mean of its vectors: what only pools. Runs that are in the result
-file are not made again, unless with `--again`; each has its commit.
+its entry says. The test part is each user's last tenth. `dnn` sees the history as the mean of its
+vectors: what only pools. Runs that are in the result file are not made again, unless with `--again`;
+each has its commit.
 """
 
 import argparse
@@ -14,16 +14,12 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import torch
 
-from benchmarks import short_videos
 from benchmarks.accuracy_data import RAW
 from benchmarks.harness import add, conditions, measured
 from benchmarks.workload import DATA
@@ -36,17 +32,10 @@ from hotrows.train import Trainer
 # Linear weights step far: at the default rate, 0.02, one epoch leaves them at AUC 0.758.
 SETTINGS: dict[str, dict] = {"lr": {"row_optimizer": Adagrad(lr=0.3), "epochs": 3}}
 FIGURES = ("auc", "gauc", "log_loss")
-T95 = {
-    1: 12.706,
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-    6: 2.447,
-    7: 2.365,
-    8: 2.306,
-    9: 2.262,
-}  # Student's, two-sided
+T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145),
+    *(2.131, 2.120, 2.110, 2.101, 2.093),
+)  # Student's, two-sided, by degrees of freedom
 
 # name of the row -> model, options
 MODELS: dict[str, tuple[str, dict]] = {
@@ -56,7 +45,6 @@ MODELS: dict[str, tuple[str, dict]] = {
     "wide_deep": ("wide_deep", {}),
     "deepfm": ("deepfm", {}),
     "dcnv2": ("dcnv2", {}),
-    "final": ("final", {}),
     "mmoe": ("mmoe", {}),
     "ple": ("ple", {}),
     "din, paper": ("din", {"form": "paper"}),
@@ -69,57 +57,18 @@ MODELS: dict[str, tuple[str, dict]] = {
     "can on din": ("can", {"base": "din"}),
     "can on dien": ("can", {"base": "dien"}),
 }
-INTERESTS = ("din", "dien", "hstu", "can")
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """What models are trained on, and how.
-
-    make: writes the data of a seed into a folder; name: of the folder in which it is kept.
-    models: those that are trained where none is named. options: of every model.
-    histories: what models read that compare a history with the candidate (default: what they choose).
-    known: figures that the data of a seed itself has.
-    """
-
-    question: str
-    make: Callable[[Path, int], EncodedData]
-    name: str
-    models: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    histories: list[list[str]] | None = None
-    known: Callable[[int], dict] | None = None
-
-    def load(self, seed: int) -> EncodedData:
-        """The data of a seed, made where it is not there."""
-        folder = DATA / self.name.format(seed=seed)
-        if (folder / "data.json").exists():
-            return EncodedData.open(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return self.make(folder, seed)
-
-    def options_of(self, model: str) -> dict[str, Any]:
-        compares = self.histories is not None and model in INTERESTS
-        return {**self.options, **({"histories": self.histories} if compares else {})}
+def _movielens() -> EncodedData:
+    """The data, made where it is not there."""
+    folder = DATA / "movielens_1m"
+    if (folder / "data.json").exists():
+        return EncodedData.open(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return datasets.prepare(datasets.BY_NAME["movielens_1m"], RAW, folder)
 
 
-SETS = {
-    "movielens": DataSet(
-        __doc__.split("\n")[0],
-        lambda folder, seed: datasets.prepare(datasets.BY_NAME["movielens_1m"], RAW, folder),
-        "movielens_1m",
-        tuple(MODELS),
-    ),
-    "short_videos": DataSet(
-        "How good is each model on drawn short videos, where order and age of what was watched count?",
-        short_videos.make,
-        "short-videos-{seed}",
-        ("hstu", "dnn", "din, code", "hstu, one layer", "dien, code"),
-        {"dim": 8},
-        short_videos.HISTORIES,
-        short_videos.known,
-    ),
-}
+SETS = {"movielens": _movielens}
 
 
 def main() -> None:
@@ -134,25 +83,22 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="write nothing")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    data_set, file = SETS[args.set], file_of(args.set)
-    for seed, name in product(range(args.seeds), args.models or data_set.models):
+    question, file = __doc__.split("\n")[0], file_of(args.set)
+    for seed, name in product(range(args.seeds), args.models or MODELS):
         model, options = MODELS[name]
-        options = data_set.options_of(model) | options | _pairs(args.option)
+        options = options | _pairs(args.option)
         settings = SETTINGS.get(name, {}) | _pairs(args.config)
         row = {"model": model, "options": options, "settings": {k: str(v) for k, v in settings.items()}}
         runs = earlier(measured(file, ["models", name]), row)
         if seed in runs and not args.again:
             continue
         where = conditions(args.threads)
-        run = _run(data_set.load(seed), model, options, seed, settings)
+        run = _run(SETS[args.set](), model, options, seed, settings)
         runs[seed] = run | {"commit": where["commit"]}
         row |= {**summary(list(runs.values())), "runs": [runs[key] for key in sorted(runs)]}
         print(f"seed {seed} {name:18} {_line(run)}; {len(runs)} runs: {_line(row)}", flush=True)
         if not args.dry:
-            add(file, ["models", name], row | where, {"question": data_set.question})
-    for seed in range(args.seeds) if data_set.known and not args.dry else ():
-        if measured(file, ["known", str(seed)]) is None:
-            add(file, ["known", str(seed)], data_set.known(seed), {"question": data_set.question})
+            add(file, ["models", name], row | where, {"question": question})
 
 
 def earlier(stored: dict | None, row: dict) -> dict[int, dict]:
@@ -198,7 +144,7 @@ def summary(runs: list[dict]) -> dict:
 
 def half(values: list[float]) -> float:
     """Half of the 95 % interval of the mean."""
-    return T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+    return T95[len(values) - 2] * stdev(values) / math.sqrt(len(values))
 
 
 def _line(row: dict) -> str:

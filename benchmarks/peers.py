@@ -61,13 +61,6 @@ RECIPES = {
         ),
         imports="einops, torchmetrics, fastparquet",
     ),
-    "stores": Recipe(
-        installs=(("numpy", "rocksdict==0.3.29", "lmdb==3.0.0"),), imports="rocksdict, lmdb"
-    ),
-    "boosting": Recipe(
-        installs=(("lightgbm==4.7.0", "catboost==1.2.10", "numpy", "pandas"),),
-        imports="lightgbm, catboost",
-    ),
     "encode": Recipe(
         installs=(("polars==2.1.0", "numpy", "scikit-learn==1.9.1"),), imports="polars, sklearn"
     ),

@@ -1,12 +1,9 @@
-"""Draws what `misses.py` and `dynamic.py` found, for docs/evidence, and the picture of README.md.
-
-`dynamic.py` draws what it found.
+"""Draws what `misses.py` found, for docs/evidence, and the picture of README.md.
 
 python -m benchmarks.pictures
 """
 
 import json
-from statistics import mean
 
 from benchmarks import figures
 from benchmarks.figures import BLUE, GRAY, GREEN, ORANGE
@@ -96,33 +93,6 @@ def beside_peers() -> dict[str, float]:
 
 def arms(result: str) -> dict[str, dict]:
     return json.loads((RESULTS / f"{result}.json").read_text())["arms"]
-
-
-def draw_kept(measured: dict[str, list[dict]]) -> None:
-    """AUC over rows kept, of the figures of `dynamic.py`, by stream."""
-    colors = {"ordered": "#c02942", "budget": "#e39aa5", "frequent": "#7b3fa0", "lru": GRAY}
-    colors |= {"lfu": ORANGE, "ahead": BLUE, "cafe": "#b8860b", "hashing": GREEN}
-    figure = figures.new_figure(12.5, 4.2)
-    with figures.style():
-        for axes, (stream, found) in zip(
-            figure.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True
-        ):
-            unlimited = mean(f["auc"] for f in found if f["way"] == "unlimited")
-            axes.axhline(unlimited, color="#22252a", linewidth=1, linestyle=":", label="unlimited")
-            for way, color in colors.items():
-                shares = sorted({f["share"] for f in found if f["way"] == way})
-                aucs = [
-                    mean(f["auc"] for f in found if (f["way"], f["share"]) == (way, s)) for s in shares
-                ]
-                axes.plot([100 * s for s in shares], aucs, "o-", color=color, label=way, linewidth=2)
-            axes.set_xscale("log")
-            axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-            axes.set_title(stream)
-            axes.set_xlabel("rows kept, % of all keys")
-        figure.axes[0].set_ylabel("next-tenth AUC")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-        figures.set_title(figure, "Which keys to keep", "of a stream that is read once")
-        figures.save(figure, OUT / "kept.png")
 
 
 if __name__ == "__main__":

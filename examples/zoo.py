@@ -1,4 +1,4 @@
-"""Models of twelve papers as models of your own, with lines and test AUC: `python examples/zoo.py`.
+"""Models of thirteen papers as models of your own, with lines and test AUC: `python examples/zoo.py`.
 
 They follow the papers in short: their layers, without the variants and the tuning.
 """
@@ -258,6 +258,31 @@ def tri_loss(streams, logits, labels, weights):
     return losses[0] + sum((loss - losses[0]).clamp(min=0).detach() * loss for loss in losses[1:])
 
 
+class FINAL(Fields):
+    """FINAL (Zhu et al. 2023): halves of layers multiplied; two streams learn what both predict."""
+
+    def __init__(self, schema, dim: int = 16, hidden=(64, 64)):
+        super().__init__(schema, dim)
+        sizes = (self.num_fields * dim, *hidden)
+        streams = [[nn.Linear(*pair) for pair in pairwise(sizes)] for _ in range(2)]
+        self.streams = nn.ModuleList(map(nn.ModuleList, streams))
+        self.norms = nn.ModuleList(nn.ModuleList(map(hotrows.nn.BatchNorm, hidden)) for _ in range(2))
+        self.last = nn.ModuleList(nn.Linear(hidden[-1], 1) for _ in range(2))
+
+    def forward(self, vectors, dense):
+        first, logits = self.fields(vectors, dense).flatten(1), []
+        for layers, norms, last in zip(self.streams, self.norms, self.last, strict=True):
+            x = first
+            for layer, norm in zip(layers, norms, strict=True):
+                half, factor = layer(x).chunk(2, 1)
+                x = norm(torch.cat([half, half * factor], 1))
+            logits.append(last(x).squeeze(1))
+        mean = (logits[0] + logits[1]) / 2
+        both = mean.detach().sigmoid()
+        loss = sum(binary_cross_entropy_with_logits(one, both) for one in logits)
+        return (mean, loss) if self.training else mean
+
+
 class DeepFFM(Model):
     """DeepFFM (Zhang et al. 2019): a vector for each other field; an MLP reads the products."""
 
@@ -298,7 +323,7 @@ class TwoTowers(Model):
 
 
 ZOO = (
-    *(AutoInt, XDeepFM, FiBiNET, MaskNet, FinalMLP, GDCN, EulerNet, Wukong, BST, FCN, DeepFFM),
+    *(AutoInt, XDeepFM, FiBiNET, MaskNet, FinalMLP, GDCN, EulerNet, Wukong, BST, FCN, FINAL, DeepFFM),
     TwoTowers,
 )
 

@@ -20,7 +20,7 @@ CALLS = {
 BEHIND_TRUST = {("serving/programs.py", "torch.export.load")}  # of a bundle that the caller trusts
 # Modules of a fixed list, or of a name that `models.confirmed` or a schema's option has let through.
 MAY_IMPORT_BY_NAME = {
-    *("__init__.py", "ops/rows/cuda.py", "ops/layers/interaction.py", "ops/layers/by_device.py"),
+    *("__init__.py", "ops/rows/cuda.py", "ops/layers/by_device.py"),
     "ops/deferred/on_device.py",
     *("models/__init__.py", "datasets/schemas.py", "runtime/lazy.py"),
 }

@@ -18,7 +18,6 @@ from hotrows.batch import split
 from hotrows.distributed import process_group
 from hotrows.distributed.comm import Ranks
 from hotrows.distributed.job import RankLost
-from hotrows.distributed.two_stages import TwoStages
 from hotrows.engine import stages
 from hotrows.engine.caching import Caching
 from hotrows.planning.sharding import Placement
@@ -43,12 +42,6 @@ def main() -> None:
     print(json.dumps(found), flush=True)
 
 
-def _exchanges(ranks: Ranks) -> list[Ranks]:
-    """In one stage, and as if halves of the ranks were nodes."""
-    num = ranks.num_ranks
-    return [ranks, TwoStages(ranks, num // 2)] if num >= 4 and num % 2 == 0 else [ranks]
-
-
 def _collectives(ranks: Ranks, device: Device, small: bool) -> dict:
     num = ranks.num_ranks
     counts = torch.randint(0, 9, (num, num), generator=torch.Generator().manual_seed(0))
@@ -58,9 +51,8 @@ def _collectives(ranks: Ranks, device: Device, small: bool) -> dict:
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
             rows = (torch.arange(sum(sent) * 3).view(-1, 3) + 1000 * ranks.rank).to(dtype)
             expected = ranks.all_to_all(rows, sent, received).wait()
-            for exchange in _exchanges(ranks):
-                found = exchange.all_to_all(device.put(rows), sent, received).wait()
-                assert torch.equal(found.cpu(), expected), (dtype, type(exchange).__name__)
+            found = ranks.all_to_all(device.put(rows), sent, received).wait()
+            assert torch.equal(found.cpu(), expected), dtype
     values = torch.arange(100.0) + ranks.rank
     total = values * num + sum(range(num)) - num * ranks.rank
     assert torch.equal(ranks.all_reduce(device.put(values.clone())).wait().cpu(), total)
@@ -89,13 +81,11 @@ def _rows(ranks: Ranks, device: Device, small: bool) -> dict:
     caches = (None, Caching(fast_memory=120_000, in_flight=3))
     ways = itertools.product((1, 3), ("float32", "bfloat16"))
     settings = itertools.product(shardings, caches, [(1, "float32"), (3, "bfloat16")] if small else ways)
-    for (sharding, caching, (micro_batches, wire)), exchange in itertools.product(
-        settings, _exchanges(ranks)
-    ):
+    for sharding, caching, (micro_batches, wire) in settings:
         execution = {"sharding": sharding, "micro_batches": micro_batches, "wire_dtype": wire}
         optimizer = Adagrad(lr=0.05) if caching else RowWiseAdagrad(lr=0.05)
         expected = _trained(ranks, "cpu", optimizer, caching=caching, **execution)
-        found = _trained(exchange, device.name, optimizer, caching=caching, **execution)
+        found = _trained(ranks, device.name, optimizer, caching=caching, **execution)
         assert all(map(torch.equal, found, expected)), (execution, bool(caching))
     return {}
 
@@ -143,9 +133,7 @@ def _speed(ranks: Ranks, device: Device, small: bool) -> dict:
         block = device.put(torch.ones((megabytes << 20) // 4 // num * num))
         even = [len(block) // num] * num
         collectives = {"all-reduce": (2, lambda b=block: ranks.all_reduce(b))}
-        for exchange, name in zip(_exchanges(ranks), ("one stage", "two stages"), strict=False):
-            collective = partial(exchange.all_to_all, block, even, even, even)
-            collectives[f"all-to-all in {name}"] = 1, collective
+        collectives["all-to-all"] = 1, partial(ranks.all_to_all, block, even, even)
         for name, (times, collective) in collectives.items():
             seconds = _slowest(ranks, device, collective)
             rate = times * block.nbytes * (num - 1) / num / seconds / 1e9

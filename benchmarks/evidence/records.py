@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, ROOT
 from benchmarks.markdown import table
 
 CORES = {  # how processors end in records, and what they are
@@ -78,6 +78,13 @@ class Origin:
         return f"`{(self.known('commit') or 'not recorded')[:8]}`{marks}"
 
     @property
+    def shown_command(self) -> str:
+        """The command; of a study, whose script is no longer here, with the tag that has it."""
+        path = ROOT / self.command.split()[0].replace(".", "/")
+        is_here = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        return f"`python -m {self.command}`" if is_here else f"`{self.command}` at tag `studies`"
+
+    @property
     def file(self) -> str:
         name, *part = self.source.split("/")
         label = f"{name}, {part[0]}" if name.startswith("papers-") else name
@@ -88,9 +95,7 @@ def captions(origins: tuple[Origin, ...]) -> str:
     """One sentence for each machine, day, commit and command, with its files."""
     files: dict[str, list[str]] = {}
     for of in origins:
-        files.setdefault(f"{of.machine}, {of.date}, {of.commit}, `python -m {of.command}`", []).append(
-            of.file
-        )
+        files.setdefault(f"{of.machine}, {of.date}, {of.commit}, {of.shown_command}", []).append(of.file)
     return " ".join(f"*{words}: {', '.join(names)}.*" for words, names in files.items())
 
 

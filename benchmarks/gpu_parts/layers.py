@@ -1,10 +1,9 @@
 """How fast are the layers of models with histories, beside PyTorch's own forms of them?
 
 Forward and backward of each layer: ours on lists end to end, by the kernels in `hotrows.ops.triton`, and
-plain PyTorch on lists padded to the longest (attention, co-action, the GRU led by attention), cuDNN
-on a packed sequence (`nn.GRU`), `nn.BatchNorm1d`, and Dice and the loss as written. 8,192 samples of
-1 to 100 elements, dim 36; products in float32 on both sides. Outputs and the gradients of parameters are
-compared first.
+plain PyTorch on lists padded to the longest (attention, co-action, the GRU led by attention), and cuDNN
+on a packed sequence (`nn.GRU`). 8,192 samples of 1 to 100 elements, dim 36; products in float32 on both
+sides. Outputs and the gradients of parameters are compared first.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import timed
-from hotrows.nn import GRU, AttentionalGRU, BatchNorm, CoAction, Dice, TargetAttention, last_of, to_padded
-from hotrows.nn.log_loss import log_loss
+from hotrows.nn import GRU, AttentionalGRU, CoAction, TargetAttention, last_of, to_padded
 from hotrows.ops.layers.padded import PaddedLists
 
 DIM = 36
@@ -144,42 +142,7 @@ def _attentional_gru(setting: Setting) -> Pair:
     )  # fmt: skip
 
 
-def _dice(setting: Setting) -> Pair:
-    x = torch.randn(setting.pick(400_000, 50), 80, device=setting.device, requires_grad=True)
-    layer = Dice(80).to(setting.device)
-    nn.init.normal_(layer.alpha)
-
-    def plain() -> Tensor:
-        var, mean = torch.var_mean(x, 0, correction=0)
-        p = torch.sigmoid((x - mean) * (var + layer.eps).rsqrt())
-        return x * (p + layer.alpha * (1 - p))
-
-    return Pair(lambda: layer(x), plain, [layer.alpha, x])
-
-
-def _batch_norm(setting: Setting) -> Pair:
-    x = torch.randn(setting.pick(65_536, 50), 200, device=setting.device, requires_grad=True)
-    layer, peer = BatchNorm(200).to(setting.device), nn.BatchNorm1d(200).to(setting.device)
-    peer.weight, peer.bias = layer.weight, layer.bias
-    scales = torch.linspace(
-        0.5, 2, 200, device=setting.device
-    )  # a mean of squares of z would not depend on x
-    return Pair(
-        lambda: layer(x).sigmoid() * scales, lambda: peer(x).sigmoid() * scales, [*layer.parameters(), x]
-    )
-
-
-def _log_loss(setting: Setting) -> Pair:
-    logits = torch.randn(setting.pick(65_536, 50), device=setting.device, requires_grad=True)
-    labels, weights = (torch.rand_like(logits) for _ in range(2))
-    return Pair(
-        lambda: log_loss(logits, labels, weights),
-        lambda: functional.binary_cross_entropy_with_logits(logits, labels, weights),
-        [logits],
-    )
-
-
 PAIRS = {
     "target attention": _attention, "co-action": _co_action, "GRU": _gru,
-    "attentional GRU": _attentional_gru, "Dice": _dice, "batch norm": _batch_norm, "loss": _log_loss,
+    "attentional GRU": _attentional_gru,
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """What a part of a benchmark in parts is given, and how it keeps what it finds.
 
-`benchmarks.gpu` and `benchmarks.papers` have such parts.
+`benchmarks.gpu` has such parts.
 
 A part first checks that results are right, then measures. What it finds is written whenever
 something is added, so that a run which is cut keeps what it has, and the next one goes on there. All

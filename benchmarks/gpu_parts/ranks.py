@@ -4,8 +4,8 @@ they end?
 A process for each GPU there is, joined by NCCL, with Gloo beside it; on a processor two, by Gloo alone.
 Each collective must have the bits that it has between processors, one of a rank that is lost must end in
 time and in one line, and rows trained on devices must have the bits of rows trained on processors:
-sharded in every way, behind a cache, in micro-batches, with 16 bits on the wire, in two stages where
-there are four ranks and more. Then bytes a second of what a step exchanges. `arms.gpu_ranks` is a rank.
+sharded in every way, behind a cache, in micro-batches, with 16 bits on the wire. Then
+bytes a second of what a step exchanges. `arms.gpu_ranks` is a rank.
 """
 
 import json

@@ -20,7 +20,17 @@ from hotrows.optim import RowOptimizer
 from hotrows.runtime.atomic_files import local, write_text
 from hotrows.runtime.suggestions import did_you_mean, refusing_unknown
 from hotrows.runtime.units import parse_bytes
-from hotrows.settings import CACHE_TRANSFERS, PLANNING, SHARDINGS, SPLITS, Setting, declared, setting
+from hotrows.settings import (
+    CACHE_TRANSFERS,
+    GONE,
+    PLANNING,
+    SHARDINGS,
+    SPLITS,
+    Setting,
+    declared,
+    setting,
+    without_gone,
+)
 from hotrows.table import TABLE_DTYPES
 
 if TYPE_CHECKING:
@@ -34,7 +44,6 @@ HOT_COLD = ("scheduled", "sequential")
 ROW_OPTIMIZERS = ("row_optimizer", "linear_optimizer")  # settings whose values are such
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
-EXCHANGES = ("auto", "one_stage", "two_stages")
 CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
@@ -71,9 +80,6 @@ class TrainConfig:
         "Begin with the best checkpoint of this run; tables grow where its data was extended",
         unset="initial values",
         option="--init-from",
-    )
-    rows_budget: int | None = setting(
-        None, "Size of all rows, divided over dynamic ids", unset="as declared", least=1, unit="bytes"
     )
     pretrained: dict[str, str] = setting(
         {}, "File of initial values of a table, by raw value, such as item=vectors.parquet", unset="none"
@@ -271,9 +277,6 @@ class TrainConfig:
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
-    exchange: str = setting(
-        "auto", "All-to-alls in stages: within hosts, then between", choices=EXCHANGES, changes="no bit"
-    )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
     )
@@ -345,6 +348,7 @@ class TrainConfig:
         """Returns the config with these values, as a file states them."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"expected an object of settings, found {shown(fields)}")
+        fields = without_gone(fields)
         for name in sorted(fields.keys() - SETTINGS):
             raise ValueError(f"a training configuration has no field {name!r}{advice_on(name)}")
         plain = {name: _plain(SETTINGS[name], value) for name, value in fields.items()}
@@ -376,6 +380,8 @@ def advice_on(name: str) -> str:
     """Advice for a name that is not a setting, for messages."""
     if name in ("lr", "learning_rate", "embedding_lr"):
         return "; tables learn by row_optimizer=hotrows.Adagrad(lr=0.05), the dense part by dense_lr"
+    if name in GONE:
+        return f", which is gone: {GONE[name][1]}"
     elsewhere = (
         "; a model's own arguments are in model_options, and `hotrows train --help` has all settings"
     )
@@ -417,10 +423,7 @@ def _check_together(config: TrainConfig) -> None:
 
 GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
-    "Model": (
-        *("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
-        "rows_budget",
-    ),
+    "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
         *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "dense_weight_decay"),
         *("clip_norm", "clip_rows", "warmup_steps", "decay_factor", "decay_patience"),
@@ -433,7 +436,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "exchange", "wire_dtype", "timeout"),
+    "Ranks": ("sharding", "wire_dtype", "timeout"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

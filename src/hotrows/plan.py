@@ -156,8 +156,6 @@ class RowExchangePlan:
     recv_counts: per micro-batch, the number of answers received from each rank, P ints.
     crosses_ranks: per micro-batch, whether any rank requests a row of another.
     by_columns: every rank holds some columns of all rows, and requests equal rows of all ranks.
-    relayed: where exchanges go in two stages, per micro-batch: how many answers, and gradients of them,
-        other ranks send by way of this one (`Ranks.relayed`).
     """
 
     num_shared: int
@@ -166,7 +164,6 @@ class RowExchangePlan:
     recv_counts: tuple[tuple[int, ...], ...]
     crosses_ranks: tuple[bool, ...]
     by_columns: bool = False
-    relayed: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 @dataclass(frozen=True)

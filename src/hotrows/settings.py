@@ -13,6 +13,7 @@ Checks, command line options and the table in the documentation are derived from
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,31 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hotrows.json_file import shown
 
+log = logging.getLogger("hotrows")
+
 # Values that the engine checks too; they are here because naming them must not load PyTorch.
 CACHE_TRANSFERS = ("zero_copy", "staged")
 PLANNING = ("host", "device")  # where plans are made
 SHARDINGS = ("rows", "tables", "columns", "replicated")
 SPLITS = ("reads", "rows", "even")  # of fast memory over groups of packs
+
+# Settings that runs of earlier versions have: values that changed nothing, and what there is now.
+GONE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "rows_budget": (
+        (None,),
+        "`hotrows simulate --rows-budget` prints capacities to write into the schema; runs keep theirs",
+    ),
+    "exchange": (("auto", "one_stage"), "all-to-alls go in one stage, with the same bits"),
+}
+
+
+def without_gone(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without settings that are gone; logs a warning of each that was used."""
+    for name in sorted(fields.keys() & GONE):
+        unused, instead = GONE[name]
+        if fields[name] not in unused:
+            log.warning(f"{name}={fields[name]!r} is no longer a setting: {instead}")
+    return {name: value for name, value in fields.items() if name not in GONE}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from hotrows import SGD, Adagrad, Embedding, LazyAdam, RowWiseAdagrad
 from hotrows.batch import split
-from hotrows.distributed import in_process, two_stages
+from hotrows.distributed import in_process
 from hotrows.engine import stages
 from hotrows.engine.caching import Caching
 from hotrows.runtime.device import find
@@ -37,14 +37,13 @@ def learn(embedding, plan, micro_batches):
     embedding.update(plan, vectors)
 
 
-def trained(run, num_ranks, device, optimizer, num_stages=1, **execution):
-    """The rows of all tables after some batches, and the optimizers' states; exchanged in stages."""
+def trained(run, num_ranks, device, optimizer, **execution):
+    """The rows of all tables after some batches, and the optimizers' states."""
     batches = batches_of("single", 8)
 
     def work(ranks):
         tables = mixed_tables(optimizer)
-        exchanging = two_stages.over(ranks, required=True) if num_stages == 2 else ranks
-        embedding = Embedding(tables, seed=3, ranks=exchanging, device=device, **execution)
+        embedding = Embedding(tables, seed=3, ranks=ranks, device=device, **execution)
         if embedding.cached_tables:
             maps_there = device == "cuda" and execution["planning"] != "host"
             assert embedding.cached_tables.maps_on_device == maps_there
@@ -63,20 +62,18 @@ def trained(run, num_ranks, device, optimizer, num_stages=1, **execution):
     return rows
 
 
-def assert_same_bits(num_ranks, optimizer, num_stages=1, planning=None, **execution):
-    """Those of processors in one stage."""
+def assert_same_bits(num_ranks, optimizer, planning=None, **execution):
+    """Those of processors."""
     expected = trained(in_process.run, num_ranks, "cpu", optimizer, **execution)
     with pretend_ranks.gpus(num_ranks, pretend.random_delay(num_ranks)):
-        got = trained(
-            pretend_ranks.run, num_ranks, "cuda", optimizer, num_stages, planning=planning, **execution
-        )
+        got = trained(pretend_ranks.run, num_ranks, "cuda", optimizer, planning=planning, **execution)
     assert_same_rows(got, expected)
 
 
-RANKS = {  # number, optimizer, wire, stages, and where slots are mapped
-    "2": (2, Adagrad(lr=0.05), "float32", 1, "device"),
-    "3, 16 bits": (3, LazyAdam(), "bfloat16", 1, "host"),
-    "2 x 2, 16 bits": (4, Adagrad(lr=0.05), "float16", 2, "device"),
+RANKS = {  # number, optimizer, wire, and where slots are mapped
+    "2": (2, Adagrad(lr=0.05), "float32", "device"),
+    "3, 16 bits": (3, LazyAdam(), "bfloat16", "host"),
+    "4, 16 bits": (4, Adagrad(lr=0.05), "float16", "device"),
 }
 
 
@@ -89,9 +86,9 @@ def test_ranks_on_devices_have_the_bits_of_ranks_on_processors(
     monkeypatch, sharding, cache, micro_batches, ranks
 ):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    num_ranks, optimizer, wire_dtype, stages, planning = RANKS[ranks]
+    num_ranks, optimizer, wire_dtype, planning = RANKS[ranks]
     assert_same_bits(
-        num_ranks, optimizer, stages, planning, sharding=placements(sharding, num_ranks),
+        num_ranks, optimizer, planning=planning, sharding=placements(sharding, num_ranks),
         micro_batches=micro_batches, caching=CACHES[cache], wire_dtype=wire_dtype,
     )  # fmt: skip
 
@@ -106,21 +103,19 @@ def test_rows_decay_on_a_rank_that_has_some_of_their_columns(monkeypatch):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("sharding", "cache", "micro_batches", "num_ranks", "stages", "planning"),
+    ("sharding", "cache", "micro_batches", "num_ranks", "planning"),
     [
-        ("rows", "cached", 2, 2, 1, "device"),
-        ("rows", "cached", 1, 2, 1, "host"),
-        ("columns", "in memory", 1, 2, 1, "device"),
-        ("mixed", "cached", 2, 4, 2, "device"),  # with hot rows on every rank
-        ("mixed columns", "bypassed", 1, 4, 2, "device"),
+        ("rows", "cached", 2, 2, "device"),
+        ("rows", "cached", 1, 2, "host"),
+        ("columns", "in memory", 1, 2, "device"),
+        ("mixed", "cached", 2, 4, "device"),  # with hot rows on every rank
+        ("mixed columns", "bypassed", 1, 4, "device"),
     ],
 )
-def test_ranks_on_devices_in_short(
-    monkeypatch, sharding, cache, micro_batches, num_ranks, stages, planning
-):
+def test_ranks_on_devices_in_short(monkeypatch, sharding, cache, micro_batches, num_ranks, planning):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert_same_bits(
-        num_ranks, RowWiseAdagrad(), stages, planning, sharding=placements(sharding, num_ranks),
+        num_ranks, RowWiseAdagrad(), planning=planning, sharding=placements(sharding, num_ranks),
         caching=CACHES[cache], micro_batches=micro_batches,
     )  # fmt: skip
 

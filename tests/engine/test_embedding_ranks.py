@@ -8,7 +8,6 @@ import torch
 from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Embedding, LazyAdam, RowWiseAdagrad
-from hotrows.distributed import two_stages
 from hotrows.distributed.in_process import run
 from hotrows.distributed.row_exchange import RowExchange
 from hotrows.engine.caching import Caching
@@ -28,13 +27,12 @@ from tests.support.embeddings import (
 from tests.support.sharded import MOST, whole_weights, with_dtype
 
 
-def on_ranks(num_ranks, sharding, tables, batches, micro_batches=1, stages=1, **options):
+def on_ranks(num_ranks, sharding, tables, batches, micro_batches=1, **options):
     """The embeddings of all ranks after training, and what each has looked up."""
 
     def work(ranks):
-        exchanging = two_stages.over(ranks, required=True) if stages == 2 else ranks
         embedding = Embedding(
-            tables, seed=3, ranks=exchanging, sharding=sharding, micro_batches=micro_batches, **options
+            tables, seed=3, ranks=ranks, sharding=sharding, micro_batches=micro_batches, **options
         )
         return embedding, train(embedding, batches, micro_batches)
 
@@ -89,26 +87,6 @@ def test_a_cache_on_every_rank_changes_nothing(micro_batches, name):
     expected, weights = whole_weights(plain), whole_weights(cached)
     for table in expected:
         assert torch.equal(weights[table], expected[table])
-
-
-@pytest.mark.few(6)
-@pytest.mark.pairs
-@pytest.mark.parametrize(
-    "options", [{}, {"summed": ("item", "user")}, {"wire_dtype": "bfloat16"}], ids=str
-)
-@pytest.mark.parametrize("num_ranks", [4, 6])
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("name", SHARDINGS)
-def test_exchanges_in_two_stages_have_the_bits_of_one(
-    monkeypatch, name, micro_batches, num_ranks, options
-):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    work = placements(name, num_ranks), mixed_tables(Adagrad(lr=0.05)), batches_of("jagged", 3)
-    one, seen_in_one = on_ranks(num_ranks, *work, micro_batches, **options)
-    two, seen_in_two = on_ranks(num_ranks, *work, micro_batches, stages=2, **options)
-    assert all(map(torch.equal, seen_in_two, seen_in_one))
-    expected, weights = whole_weights(one), whole_weights(two)
-    assert all(torch.equal(weights[table], expected[table]) for table in expected)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -23,7 +23,6 @@ SMALL = {
     "deepfm": {"dim": 8, "hidden": (16, 16)},
     "dlrm": {"dim": 8, "bottom": (16,), "top": (16,)},
     "dcnv2": {"dim": 8, "hidden": (16, 16)},
-    "final": {"dim": 8, "hidden": (16, 16), "gating": True},
     "din": {"dim": 8, "attention": (8, 4), "hidden": (16, 16)},
     "dien": {"dim": 8, "hidden": (16, 16)},
     "can": {"dim": 8, "sizes": (4, 3, 2), "orders": 2, "hidden": (16, 16)},

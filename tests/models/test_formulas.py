@@ -166,37 +166,6 @@ def test_esmm_begins_at_the_rates_of_both_labels():
         build("esmm", labels=["buy"])
 
 
-@pytest.mark.parametrize("gating", [False, True])
-def test_final_is_its_formula(gating):
-    """As its authors' code: halves of a layer's outputs, the second times the first beside the first;
-    normalisation; the mean of two streams, each of which learns what both predict."""
-    model, dense = build("final", gating=gating), torch.rand(5, 3)
-    randomize(model)
-    vectors = lookup(model, 5)
-    stacked = vectors.stack()
-    x = torch.cat([stacked.flatten(1), dense], dim=1)
-    gated = x
-    if gating:
-        gates = torch.einsum("gf,bfd->bgd", model.gate.weight, stacked) + model.gate.bias[:, None]
-        gated = torch.cat([x, (gates * stacked).flatten(1)], 1)
-    logits = []
-    for stream, last, read in zip(model.streams, model.last, (gated, x), strict=True):
-        h = read
-        for layer, norm in zip(stream.layers, stream.norms, strict=True):
-            half, factor = layer.layers[0](h).chunk(2, 1)
-            h = torch.cat([half, half * factor], 1)
-            h = torch.nn.functional.batch_norm(h, None, None, norm.weight, norm.bias, training=True)
-        logits.append(last.layers[0](h).squeeze(1))
-    both = (logits[0] + logits[1]) / 2
-    entropy = torch.nn.functional.binary_cross_entropy_with_logits
-    expected = sum(entropy(one, both.detach().sigmoid()) for one in logits)
-    found, loss = model(vectors, dense)
-    torch.testing.assert_close(found, both)
-    torch.testing.assert_close(loss, expected)
-    model.eval()
-    assert model(vectors, dense).shape == (5,)
-
-
 def test_mmoe_learns_the_labels_that_it_is_told():
     assert build("mmoe").labels == ("click", "buy")
     model = build("mmoe", labels=["buy"])

@@ -6,6 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from hotrows.nn import MLP, Dice, PReLU
+from hotrows.ops.layers import batch_norm
 from hotrows.ops.layers import dice as ops
 from hotrows.ops.layers.prelu import prelu_backward, prelu_backward_reference
 from tests.support import pretend
@@ -190,3 +191,23 @@ def test_a_slope_that_stands_apart_in_memory_counts_as_any_other(kind):
         results.append((out, *torch.autograd.grad(out.square().sum(), [x, leaf])))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("real", [0, 1, 2, 137, 200])
+def test_rows_behind_those_that_count_change_nothing(real):
+    """As in a captured step, where the number is a tensor, and what is behind is no number."""
+    x, grad = 2 * torch.randn(200, 5) + 3, torch.randn(200, 5)
+    x[real:], grad[real:] = torch.nan, 0
+    num, first = torch.tensor([real]), slice(real)
+    averages = [[torch.ones(5), torch.ones(5), torch.tensor(3)] for _ in range(2)]
+    mean, rstd = ops.moments_remembered(x, *averages[0], 0.1, 1e-5, num)
+    assert_close(mean, x[first].mean(0) if real else torch.zeros(5))
+    if real > 1:
+        expected = ops.moments_remembered(x[first], *averages[1], 0.1, 1e-5)
+        assert_close((mean, rstd), expected)
+    assert_close(averages[0], averages[1])
+    factors, sums = (mean, rstd, torch.rand(5)), torch.randn(2, 5)
+    for to_x in (ops.dice_to_x_reference, batch_norm.batch_norm_to_x):
+        got = to_x(grad, x, *factors, sums, len(x), num)
+        assert_close(got[first], to_x(grad[first], x[first], *factors, sums, max(real, 1)))
+        assert not got[real:].any()

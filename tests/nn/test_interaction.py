@@ -96,3 +96,51 @@ def test_what_the_core_does_not_take_falls_back_to_the_reference():
     assert not interaction.takes(bottom, vectors)
     expected = interaction.dot_interaction_reference(bottom, vectors)
     assert torch.equal(interaction.dot_interaction(bottom, vectors), expected)
+
+
+@pytest.mark.parametrize("padding", [1, 7])
+def test_zeros_follow_where_padding_is_wanted(padding):
+    bottom, vectors = sample(12, 5, 7, torch.float16, torch.float16)
+    bottom.requires_grad_()
+    plain, padded = (interaction.dot_interaction(bottom, vectors, n) for n in (0, padding))
+    assert torch.equal(padded, torch.nn.functional.pad(plain, (0, padding)))
+    grad = torch.randn(padded.shape).half()
+    (got,) = torch.autograd.grad(padded, bottom, grad)
+    (expected,) = torch.autograd.grad(plain, bottom, grad[:, :-padding])
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_core_reads_no_gradient_of_padding(dtype):
+    """It would take each sample's for the begin of the next one's."""
+    bottom, vectors = torch.randn(5, 4), torch.randn(5, 3, 4)
+    grad = torch.randn(5, 4 + 6 + 2)
+    expected = torch.ops.hotrows.dot_interaction_backward(grad[:, :-2].contiguous(), bottom, vectors)
+    got = torch.ops.hotrows.dot_interaction_backward(grad, bottom.to(dtype), vectors.to(dtype))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_ops_are_what_pytorch_asks_of_ops(dtype):
+    """Schema, autograd, shapes for tracing, and ahead-of-time autograd."""
+    bottom, vectors = sample(3, 4, 5, dtype, dtype)
+    grad = torch.randn(3, 5 + 10).to(dtype)
+    leaves = bottom.clone().requires_grad_(), vectors.clone().requires_grad_()
+    wide = dtype if dtype == torch.float64 else torch.float32
+    for op, arguments in [
+        (torch.ops.hotrows.dot_interaction, leaves),
+        (torch.ops.hotrows.dot_interaction_backward, (grad, bottom, vectors)),
+        (torch.ops.hotrows.second_order, leaves[1:]),
+        (torch.ops.hotrows.second_order_backward, (torch.randn(3, dtype=wide), vectors)),
+    ]:
+        torch.library.opcheck(op, arguments)
+
+
+def test_a_second_derivative_is_refused():
+    leaves = torch.randn(2, 3, requires_grad=True), torch.randn(2, 4, 3, requires_grad=True)
+    for out in (interaction.dot_interaction(*leaves), interaction.second_order(leaves[1])):
+        (first,) = torch.autograd.grad(out.square().sum(), leaves[1], create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiated once, not twice"):
+            first.sum().backward()

@@ -1,6 +1,6 @@
 """Compiles Triton kernels for a Hopper GPU on a machine without one: run as a script, in its own process.
 
-    python -m tests.ops.hopper             # interactions, and those of layers that need most registers
+    python -m tests.ops.hopper             # the layers that need most registers
     python -m tests.ops.hopper layers      # all of the layers at real sizes: registers, spills
 
 A launch compiles the kernel for these very arguments and stops there.
@@ -11,7 +11,6 @@ import re
 import subprocess
 import tempfile
 
-import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
@@ -46,28 +45,6 @@ def compile_only():
     return compiled
 
 
-def interactions():
-    from hotrows.ops.triton import dot_interaction, second_order
-
-    compiled = compile_only()
-    float32, bfloat16 = torch.float32, torch.bfloat16
-    for count, width, *dtypes in [
-        (26, 16, float32, float32),
-        (26, 16, bfloat16, bfloat16),
-        (26, 16, bfloat16, float32),
-        (1, 1, float32, float32),
-        (127, 200, bfloat16, bfloat16),
-        (127, 200, float32, float32),
-    ]:
-        bottom = torch.zeros(2, width, dtype=dtypes[0])
-        vectors = torch.zeros(2, count, width + 3, dtype=dtypes[1])[:, :, 3:]
-        grad = dot_interaction.dot_interaction(bottom, vectors)
-        dot_interaction.dot_interaction_backward(grad, bottom, vectors)
-        grad = second_order.second_order(vectors)
-        second_order.second_order_backward(grad, vectors)
-    return compiled
-
-
 def layers(calls):
     """Of each call the op, and name, registers, bytes of stack and of shared memory of its kernels."""
     from tests.ops.triton.layer_cases import kernel
@@ -97,7 +74,6 @@ def main():
     from tests.ops.triton import layer_cases
 
     if what == "heavy":
-        print(len(interactions()), "kernels compiled")
         calls = dict(reversed(layer_cases.real_calls(64, 5)))  # the first of each op
         heavy = [
             (name, calls[name])
@@ -108,7 +84,8 @@ def main():
             )
         ]
         kernels = [kernel for _, kernels in layers(heavy) for kernel in kernels]
-        print(len(kernels), "of layers,", sum(spilled for _, _, spilled, *_ in kernels), "bytes spilled")
+        spilled = sum(spilled for _, _, spilled, *_ in kernels)
+        print(f"{len(kernels)} kernels compiled, {spilled} bytes spilled")
         return
     print(f"{'op':28} {'kernel':18} {'warps':>5} {'regs':>5} {'spill':>5} {'shared':>7}")
     for name, kernels in layers(layer_cases.real_calls()):

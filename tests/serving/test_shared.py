@@ -21,21 +21,7 @@ pytestmark = [
 ]
 SHARED = ("price", "user", "tags", "history")
 CANDIDATES = 40
-MODELS = (
-    "lr",
-    "fm",
-    "dnn",
-    "wide_deep",
-    "dlrm",
-    "dcnv2",
-    "final",
-    "din",
-    "dien",
-    "can",
-    "hstu",
-    "mmoe",
-    "tbsm",
-)
+MODELS = ("lr", "fm", "dnn", "wide_deep", "dlrm", "dcnv2", "din", "dien", "can", "hstu", "mmoe", "tbsm")
 WITH_LAYERS_OVER_LISTS = ("dien", "hstu")  # TBSM has all elements of all samples in one layer
 
 

@@ -39,14 +39,6 @@ def _without_padding(name, arguments, results):
     return run
 
 
-def _next_element_loss(states, past, offsets, others, num_samples):
-    real, num = int(offsets[-1]), len(past)
-    inputs = states[:real], past[:real], offsets, others[: max(real - 1, 0)], num_samples
-    loss, total, slopes, back = torch.ops.hotrows.next_element_loss(*inputs)
-    behind = torch.arange(len(back), max(num - 1, 0))
-    return loss, total, functional.pad(slopes, (0, num - real)), torch.cat([back, behind])
-
-
 def _pointwise_attention(*args):
     """Queries are padded where they are the elements."""
     queries_too = args[2] is None
@@ -61,6 +53,5 @@ def _pointwise_attention_backward(*args):
 
 
 KERNELS = {f"hotrows::{name}": _without_padding(name, *where) for name, where in _POSITIONS.items()}
-KERNELS["hotrows::next_element_loss"] = _next_element_loss
 KERNELS["hotrows::pointwise_attention"] = _pointwise_attention
 KERNELS["hotrows::pointwise_attention_backward"] = _pointwise_attention_backward

@@ -16,7 +16,6 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import prepare, profile, regroup, write_encoded
 from hotrows.distributed.in_process import run as on_threads
-from hotrows.distributed.two_stages import TwoStages
 from hotrows.optim import Adagrad, LazyAdam
 from hotrows.planning.routing import RankSignals
 from hotrows.schema import Dense, Schema, Sparse
@@ -128,25 +127,19 @@ def test_micro_batches_and_packs_are_chosen_by_default_and_kept_with_their_reaso
         assert any(about in reason and said in reason for reason in plan["reasons"]), about
 
 
-def test_exchanges_go_in_two_stages_where_that_is_predicted_or_set_and_change_no_bit(
-    encoded, tmp_path, monkeypatch
-):
-    """Six ranks on three hosts: four messages to other hosts, or one within and two between."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    weights = []
-    for exchange, in_two in (("auto", True), ("one_stage", False), ("two_stages", True)):
-        config = dataclasses.replace(CONFIG, steps=3, exchange=exchange, sharding="rows")
-        trainers, _ = fit(encoded, config, tmp_path / exchange, 6)
-        assert all(isinstance(of.embedding.ranks, TwoStages) == in_two for of in trainers)
-        weights.append(whole_weights([of.embedding for of in trainers]))
-    assert all(torch.equal(of[name], weights[0][name]) for of in weights for name in of)
-    plan = json.loads((tmp_path / "auto" / "placing.json").read_text())["6"]
-    assert plan["stages"] == 2
-    assert any(reason.startswith("all-to-alls in two stages: predicted") for reason in plan["reasons"])
-    again, _ = fit(encoded, dataclasses.replace(CONFIG, steps=4), tmp_path / "auto", 6, resume=True)
-    assert isinstance(again[0].embedding.ranks, TwoStages)
-    with pytest.raises(ValueError, match="exchange='two_stages' needs several hosts"):
-        fit(encoded, dataclasses.replace(CONFIG, exchange="two_stages"), tmp_path / "few", 2)
+def test_a_run_that_exchanged_in_two_stages_is_read_and_goes_on(encoded, tmp_path, caplog):
+    """Earlier versions had a setting for it, and noted their choice with the placing."""
+    config = dataclasses.replace(CONFIG, steps=3)
+    fit(encoded, config, tmp_path / "run", 2)
+    changes = {"config.json": {"exchange": "two_stages"}, "placing.json": {"2": {"stages": 2}}}
+    for name, more in changes.items():
+        fields = json.loads((tmp_path / "run" / name).read_text())
+        del fields["format"], fields["crc32"]
+        for key, value in more.items():
+            fields[key] = {**fields[key], **value} if isinstance(value, dict) else value
+        (tmp_path / "run" / name).write_text(json.dumps(fields))
+    fit(encoded, dataclasses.replace(CONFIG, steps=4), tmp_path / "run", 2, resume=True)
+    assert "exchange='two_stages' is no longer a setting: all-to-alls go in one stage" in caplog.text
 
 
 def test_micro_batches_on_one_rank(encoded, alone, tmp_path):

@@ -95,25 +95,6 @@ def test_a_curve_rises_bends_and_says_why():
     assert json.loads(json.dumps(prediction.to_json()))["points"][1]["cost"]["limit"] == "dense"
 
 
-def test_two_stages_win_between_many_nodes_and_the_prediction_says_where():
-    prediction = predict_scaling(workload.named("criteo-1tb"), MACHINES["h100"], [8, 12, 16, 1024])
-    by_stages = [{cost.stages: cost.seconds for cost in point.by_stages} for point in prediction.points]
-    assert [list(seconds) for seconds in by_stages] == [[1], [1], [1, 2], [1, 2]]  # 12 are no whole nodes
-    assert [point.cost.stages for point in prediction.points] == [1, 1, 1, 2]
-    assert by_stages[3][2] < by_stages[3][1] / 2 and by_stages[2][1] < by_stages[2][2]
-    assert all(
-        point.cost.seconds == min(seconds.values())
-        for point, seconds in zip(prediction.points, by_stages, strict=True)
-    )
-    words = prediction.stages()
-    assert "16 ranks: one, " in words and "1,024 ranks: two, " in words and "12 ranks" not in words
-    figures = json.loads(json.dumps(prediction.to_json()))["points"]
-    assert figures[3]["seconds_by_stages"] == {str(n): s for n, s in by_stages[3].items()}
-    assert figures[3]["cost"]["stages"] == 2
-    alone = predict_scaling(workload.named("criteo-1tb"), MACHINES["cpu-100g"], [2, 64])
-    assert alone.stages() == ""  # a rank is a node
-
-
 def test_what_does_not_fit_is_said_and_left_out_of_the_curve():
     shape = workload.named("criteo-1tb-uncapped")  # 455 GB
     prediction = predict_scaling(shape, MACHINES["cpu-25g"], [1, 4])
@@ -143,7 +124,6 @@ def test_the_command_prints_a_line_for_each_number_of_ranks(hotrows, tmp_path):
     assert run.code == 0, run.err
     lines = run.out.splitlines()
     assert lines[0].split()[:4] == ["ranks", "samples", "each", "step"]
-    assert any(line.startswith("all-to-alls in one stage, or two") for line in lines)
     assert [line.split()[0] for line in lines[1:3]] == ["8", "64"]
     assert sum(line.strip().startswith("table C") for line in lines) == 52
     assert (tmp_path / "scale.svg").read_text().startswith("<svg")

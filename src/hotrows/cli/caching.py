@@ -13,6 +13,7 @@ import click
 from hotrows import models, optim
 from hotrows.cli.commands import command, declare
 from hotrows.cli.options import (
+    BYTES,
     FOLDER,
     PICTURE,
     POSITIVE,
@@ -24,6 +25,7 @@ from hotrows.cli.options import (
     setting_option,
     with_options,
 )
+from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.units import format_bytes
 from hotrows.tuning.advice import SlowMemory, advise
@@ -136,6 +138,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "hotrows simulate enc --batches 1000 --picture curves.svg",
     "hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000",
     "hotrows simulate enc --order reuse",
+    "hotrows simulate enc --rows-budget 64MiB",
     "hotrows simulate enc --store file --disk measured --target-samples-per-second 40000",
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
@@ -150,7 +153,9 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     help="Fast memory, such as 64MiB; may be repeated."
     "  [default: 1, 2, 5, 10, 20 and 50 % of the tables]",
 )
-@of_function("tuning.cache_simulation:simulate", "batches")
+@of_function(
+    "tuning.cache_simulation:simulate", "batches", rows_budget={"type": BYTES, "metavar": "SIZE"}
+)
 @setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
 @setting_option("order", filled=True)
@@ -248,12 +253,21 @@ def _print_words(simulation: Simulation) -> None:
     if (owned := simulation.owned) is not None:
         shares = ", ".join(f"{format_bytes(n)} {100 * s:.1f} %" for n, s in owned.shares.items())
         enough = format_bytes(owned.enough)
-        option = f"--rows-budget {enough.replace(' ', '')}"
-        if owned.min_count is not None:
-            option = f"prepare --min-count {owned.min_count} (rows of {enough})"
-        click.echo(
-            f"lookups that can own a row, by bytes of all rows: {shares}; {option} loses less than 1 %"
+        least = (
+            enough
+            if owned.min_count is None
+            else f"prepare --min-count {owned.min_count} (rows of {enough})"
         )
+        click.echo(
+            f"lookups that can own a row, by bytes of all rows: {shares}; {least} loses less than 1 %"
+        )
+    if simulation.rows_budget is not None:
+        click.echo(f"for {format_bytes(simulation.rows_budget)} of all rows, write into the schema:")
+        for name, dynamic in simulation.capacities.items():
+            fields = {
+                key: n for key, n in dataclasses.asdict(dynamic).items() if n != getattr(Dynamic, key)
+            }
+            click.echo(f'  {name}: "dynamic": {json.dumps(fields)}')
     if simulation.shuffled is not None:
         print_table(_order_table(simulation, simulation.shuffled))
         click.echo(

@@ -152,7 +152,7 @@ def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool
         "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
         "loading or moves of a cache, beside it; held: by the fullest rank"
     )
-    for line in filter(None, (prediction.stages(), prediction.micro_batches())):
+    if line := prediction.micro_batches():
         click.echo(line)
     for point in prediction.points:
         words = point.refused or point.sharding(prediction.workload.loads)

@@ -35,7 +35,6 @@ def cost_of(
     num_ranks: int,
     step: StepWork,
     num: int,
-    stages: int | None = None,
 ) -> StepCost:
     """Predicts a step in `num` micro-batches.
 
@@ -44,9 +43,9 @@ def cost_of(
     ablation where the wire is fastest).
     """
     one = dataclasses.replace(step, micro_batches=num)
-    cost = step_cost(machine, loads, placements, num_ranks, one, stages)
+    cost = step_cost(machine, loads, placements, num_ranks, one)
     part = dataclasses.replace(one, batch_size=max(step.batch_size // num, num_ranks))
-    of_part = step_cost(machine, loads, placements, num_ranks, part, cost.stages)
+    of_part = step_cost(machine, loads, placements, num_ranks, part)
     more = 1 + _MORE_WORK * (num - 1) * machine.on_host
     work = {name: more * getattr(cost, name) for name in ("gather", "pool", "dense", "update")}
     exchange, latency = num * of_part.exchange, num * of_part.latency
@@ -117,7 +116,7 @@ def seconds_in_packs(
     more = sum(parts) - len(parts)  # packs of other attributes are there in any case
     if not more:
         return cost.critical - (1 - 1 / sum(parts)) * hidden
-    messages = 2 * more * step.micro_batches * message_seconds(machine, num_ranks, cost.stages)
+    messages = 2 * more * step.micro_batches * message_seconds(machine, num_ranks)
     joined = 4 * _vector_bytes(loads) * step.batch_size / num_ranks / machine.memory_bandwidth
     return cost.critical - (1 - 1 / sum(parts)) * hidden + messages + joined
 

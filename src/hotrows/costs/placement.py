@@ -27,7 +27,7 @@ from hotrows.costs.interleaving import OF_MEMORY, choose_micro_batches, choose_p
 from hotrows.costs.machines import MACHINES
 from hotrows.costs.measure_machine import kept_machine
 from hotrows.costs.pack_sizes import balance, volume
-from hotrows.costs.step_cost import Machine, possible_stages, step_cost
+from hotrows.costs.step_cost import Machine
 from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.data import EncodedData, Loader
 from hotrows.distributed.comm import Ranks, Seat
@@ -54,7 +54,6 @@ class ShardingPlan:
     summed: list features whose vectors are summed on the ranks that own their rows.
     pack_parts: number of packs for the tables of each set of equal attributes, in order.
     micro_batches: number of micro-batches where the config leaves it open; None: the config's.
-    stages: in which all-to-alls are faster.
     reasons: a sentence on each choice.
     """
 
@@ -63,7 +62,6 @@ class ShardingPlan:
     pack_parts: tuple[int, ...] = (1,)
     reasons: tuple[str, ...] = ()
     micro_batches: int | None = None
-    stages: int = 1
 
     def to_json(self) -> dict[str, Any]:
         sharding = {name: placement.to_json() for name, placement in self.sharding.items()}
@@ -103,8 +101,7 @@ def place(
         if config.pack_parts is None:
             parts = choice.pack_parts(sharding, machine, num or config.micro_batches)
         summed = choice.summed(sharding)
-        stages = choice.stages(sharding, machine)
-        plan = ShardingPlan(sharding, summed, parts, tuple(choice.reasons), num, stages)
+        plan = ShardingPlan(sharding, summed, parts, tuple(choice.reasons), num)
     return ranks.gather_objects(plan)[0]
 
 
@@ -185,24 +182,6 @@ class _Choice:
         if self.config.device != "cpu":
             return "what a step costs on this device is not measured"
         return "" if self._has_counts else "the data has no counts of ids"
-
-    def stages(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
-        """In how many stages all-to-alls are faster, as far as it can be predicted. Hosts' own links
-        count as fast as those between them where these alone are known."""
-        num_ranks, link = self.ranks.num_ranks, machine.outer or machine.inner
-        num, inner = self._ranks_here(), machine.inner or link
-        machine = dataclasses.replace(machine, inner=inner, outer=link, ranks_per_node=num)
-        if len(possible_stages(machine, num_ranks)) == 1 or not self._has_counts:
-            return 1
-        loads, step = self._work()
-        placements = [sharding[load.name] for load in loads]
-        one, two = (step_cost(machine, loads, placements, num_ranks, step, n) for n in (1, 2))
-        self.reasons.append(
-            f"all-to-alls in {'two stages' if two.seconds < one.seconds else 'one stage'}: predicted "
-            f"steps {1e3 * one.seconds:.2f} ms in one, {1e3 * two.seconds:.2f} ms in two (within hosts, "
-            f"then between them)"
-        )
-        return 2 if two.seconds < one.seconds else 1
 
     def _ranks_here(self) -> int:
         """How many ranks share this machine."""

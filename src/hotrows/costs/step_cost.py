@@ -9,9 +9,7 @@ A step of B samples on P ranks, b = B / P samples each (`hotrows.costs.volumes` 
     step      gather -> exchange -> pool -> dense -> exchange back -> update
                                             dense gradients all-reduced during the exchange back
 
-All-to-alls go in one stage, or in two, within nodes and then between them (`distributed.two_stages`);
-of the two that which makes the step shorter. Every part is the time of the slowest rank: collectives
-wait for it. Times are means over batches of
+Every part is the time of the slowest rank: collectives wait for it. Times are means over batches of
 independent lookups; waiting for chance stragglers, and the load of other jobs, are left out.
 """
 
@@ -51,7 +49,6 @@ class StepCost:
     dense_bytes: bytes of dense weights, their gradients and two moments.
     sent: bytes of rows that the busiest rank sends, without gradients.
     messages: messages that a rank sends in the exchanges of a step.
-    stages: in which all-to-alls go.
     imbalance: owner work of the busiest rank, relative to the mean.
     """
 
@@ -74,7 +71,6 @@ class StepCost:
     sent: float
     messages: int
     imbalance: float
-    stages: int = 1
 
     @property
     def parts(self) -> dict[str, float]:
@@ -159,44 +155,28 @@ def update_seconds(machine: Machine, volumes: Volumes) -> np.ndarray:
     return in_rows + in_bytes + volumes.copied / 2 / machine.memory_bandwidth
 
 
-def wire_seconds(machine: Machine, num_bytes: float, num_ranks: int, stages: int = 1) -> float:
+def wire_seconds(machine: Machine, num_bytes: float, num_ranks: int) -> float:
     """Seconds of an all-to-all in which the busiest rank sends so many bytes, without its messages.
 
-    Of the others, n - 1 of P - 1 are on the same node. In one stage both links are used at once; the
-    slower one counts: max(bytes (n - 1) / (P - 1) / inner, bytes (P - n) / (P - 1) / outer). In two, one
-    after the other, a neighbour is given what is for its place on all N nodes, and rows are put in order
-    twice, read and written each time:
-
-        bytes (n - 1) N / (P - 1) / inner  +  bytes (P - n) / (P - 1) / outer  +  4 bytes / memory
+    Of the others, n - 1 of P - 1 are on the same node. Both links are used at once; the slower one
+    counts: max(bytes (n - 1) / (P - 1) / inner, bytes (P - n) / (P - 1) / outer).
     """
     if num_ranks == 1:
         return 0.0
     inside = min(machine.ranks_per_node, num_ranks)
     near, far = (inside - 1) / (num_ranks - 1), (num_ranks - inside) / (num_ranks - 1)
     inner, outer = _links(machine, num_ranks)
-    if stages == 1:
-        return max(num_bytes * near / inner.bandwidth, num_bytes * far / outer.bandwidth)
-    within = num_bytes * near * (num_ranks // inside) / inner.bandwidth
-    return within + num_bytes * far / outer.bandwidth + 4 * num_bytes / machine.memory_bandwidth
+    return max(num_bytes * near / inner.bandwidth, num_bytes * far / outer.bandwidth)
 
 
-def message_seconds(machine: Machine, num_ranks: int, stages: int = 1) -> float:
-    """Seconds of the messages of an all-to-all: one to each other rank, over both links at once; in two
-    stages one to each rank of the node, then one to each other node.
+def message_seconds(machine: Machine, num_ranks: int) -> float:
+    """Seconds of the messages of an all-to-all: one to each other rank, over both links at once.
 
-    max((n - 1) latency of inner, (P - n) latency of outer), or (n - 1) of inner + (N - 1) of outer
+    max((n - 1) latency of inner, (P - n) latency of outer)
     """
     inside = min(machine.ranks_per_node, num_ranks)
     inner, outer = _links(machine, num_ranks)
-    if stages == 1:
-        return max((inside - 1) * inner.latency, (num_ranks - inside) * outer.latency)
-    return (inside - 1) * inner.latency + (num_ranks // inside - 1) * outer.latency
-
-
-def possible_stages(machine: Machine, num_ranks: int) -> tuple[int, ...]:
-    """In how many stages all-to-alls may go: in two between several nodes of equally many ranks."""
-    inside = machine.ranks_per_node
-    return (1, 2) if 1 < inside < num_ranks and num_ranks % inside == 0 else (1,)
+    return max((inside - 1) * inner.latency, (num_ranks - inside) * outer.latency)
 
 
 def reduce_seconds(machine: Machine, num_bytes: float, num_ranks: int, messages: float = 1.0) -> float:
@@ -239,14 +219,12 @@ def step_cost(
     placements: Sequence[Placement],
     num_ranks: int,
     step: StepWork,
-    stages: int | None = None,
 ) -> StepCost:
-    """Predicts the seconds of a training step, by part. stages: of all-to-alls; None: the faster number.
+    """Predicts the seconds of a training step, by part.
 
     dense     b flops_per_sample / flops + 28 bytes of each dense parameter through memory (Adam)
     exchange  twice an all-to-all per pack: rows, and their gradients back
-    planning  lookups and requested rows / planning_rate + two all-to-alls: counts, and row numbers; in
-              two stages one more within nodes, of what goes by way of whom
+    planning  lookups and requested rows / planning_rate + two all-to-alls: counts, and row numbers
     loading   of a node: bytes of min(its samples x samples of a page, B) samples / disk_bandwidth
     moving    records that are not in fast memory, read and written back / far_bandwidth
     """
@@ -259,60 +237,38 @@ def step_cost(
     rounds = len(packs) if num_ranks > 1 else 0
     work = work_seconds(machine, volumes, num_ranks)
     samples = step.batch_size / num_ranks
-    # 2. Turn volumes into seconds, but for exchanges.
-    cost = StepCost(
+    # 2. Turn volumes into seconds.
+    latency = 2 * rounds * message_seconds(machine, num_ranks) if rounds else 0.0
+    most_bytes = float(np.maximum(volumes.sent, volumes.received).max())
+    return StepCost(
         num_ranks=num_ranks,
         batch_size=step.batch_size,
         gather=float(gather_seconds(machine, volumes).max()),
-        exchange=0.0,
-        latency=0.0,
+        exchange=latency + 2 * wire_seconds(machine, most_bytes, num_ranks),
+        latency=latency,
         pool=volumes.pooled / machine.memory_bandwidth,
         reduce=reduce_seconds(machine, volumes.reduced, num_ranks),
         dense=samples * step.flops_per_sample / machine.flops
         + 28 * step.dense_parameters / machine.memory_bandwidth,
         dense_reduce=reduce_seconds(machine, 4 * step.dense_parameters, num_ranks),
         update=float(update_seconds(machine, volumes).max()),
-        planning=0.0,
+        planning=_planning_seconds(machine, volumes, num_ranks),
         loading=_loading_seconds(machine, num_ranks, step),
         moving=_moving_seconds(machine, loads, placements, volumes, num_ranks, step),
         micro_batches=step.micro_batches,
         held=float(volumes.held.max()),
         dense_bytes=step.dense_bytes,
         sent=float(volumes.sent.max()),
-        messages=0,
+        messages=2 * rounds * (num_ranks - 1),
         imbalance=float(work.max() / work.mean()) if work.any() else 1.0,
     )
-    # 3. Add exchanges in one stage and in two; the faster counts.
-    nums = (stages,) if stages else possible_stages(machine, num_ranks)
-    in_stages = [_exchanged_in(num, cost, machine, volumes, rounds) for num in nums]
-    return min(in_stages, key=lambda cost: cost.seconds)
 
 
-def _exchanged_in(
-    stages: int, cost: StepCost, machine: Machine, volumes: Volumes, rounds: int
-) -> StepCost:
-    """The cost with the exchanges, and with planning, of all-to-alls in so many stages."""
-    num_ranks, inside = cost.num_ranks, min(machine.ranks_per_node, cost.num_ranks)
-    latency = 2 * rounds * message_seconds(machine, num_ranks, stages) if rounds else 0.0
-    most_bytes = float(np.maximum(volumes.sent, volumes.received).max())
-    others = num_ranks - 1 if stages == 1 else inside - 1 + num_ranks // inside - 1
-    return dataclasses.replace(
-        cost,
-        exchange=latency + 2 * wire_seconds(machine, most_bytes, num_ranks, stages),
-        latency=latency,
-        planning=_planning_seconds(machine, volumes, num_ranks, stages),
-        messages=rounds * 2 * others,
-        stages=stages,
-    )
-
-
-def _planning_seconds(machine: Machine, volumes: Volumes, num_ranks: int, stages: int) -> float:
+def _planning_seconds(machine: Machine, volumes: Volumes, num_ranks: int) -> float:
     """Seconds to plan a batch: ranks exchange counts, then the row numbers of all packs at once."""
     numbers = float(np.maximum(volumes.numbers_sent, volumes.numbers_received).max())
-    on_wire = wire_seconds(machine, numbers, num_ranks, stages)
-    messages = 2 * message_seconds(machine, num_ranks, stages) if num_ranks > 1 else 0.0
-    if stages == 2:
-        messages += message_seconds(machine, machine.ranks_per_node)
+    on_wire = wire_seconds(machine, numbers, num_ranks)
+    messages = 2 * message_seconds(machine, num_ranks) if num_ranks > 1 else 0.0
     return float(volumes.looked_up.max()) / machine.planning_rate + on_wire + messages
 
 

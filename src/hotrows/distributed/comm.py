@@ -39,13 +39,6 @@ class Arriving(Protocol):
         """Waits for the result."""
 
 
-class Exchange(Protocol):
-    """The all-to-all of some ranks, in their order."""
-
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
-        """As `Ranks.all_to_all`, of these ranks alone."""
-
-
 class Ranks(Protocol):
     """This process among P.
 
@@ -58,21 +51,9 @@ class Ranks(Protocol):
     sent: Sent
     notes_times: bool
 
-    def all_to_all(
-        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
-    ) -> Arriving:
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         """Sends rows [sum(sent), ...] to the ranks in turn, sent[p] of them to rank p; receives
-        [sum(received), ...], the rows from rank 0, from rank 1, ...
-
-        relayed: a column of what `relayed` returned for `sent`, where it is known; `two_stages` reads it.
-        """
-
-    def relayed(self, sent: Tensor) -> Tensor:
-        """Collective: how many rows other ranks will send by way of this one in each of C all-to-alls,
-        given how many this one sends to each rank, [P, C]; empty [0, C] where all send to one another."""
-
-    def among(self, parts: Sequence[Sequence[int]]) -> Exchange:
-        """Collective: the all-to-all of that part of the ranks which this one is in."""
+        [sum(received), ...], the rows from rank 0, from rank 1, ..."""
 
     def all_reduce(self, values: Tensor) -> Arriving:
         """Sums over ranks, in place; equal bits on all of them."""
@@ -115,16 +96,8 @@ class OneRank:
     sent = Sent()  # nothing, ever
     notes_times = False
 
-    def all_to_all(
-        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
-    ) -> Arriving:
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         return Arrived(rows)
-
-    def relayed(self, sent: Tensor) -> Tensor:
-        return sent[:0]
-
-    def among(self, parts: Sequence[Sequence[int]]) -> Exchange:
-        return self
 
     def all_reduce(self, values: Tensor) -> Arriving:
         return Arrived(values)
@@ -147,19 +120,3 @@ class Seat(OneRank):
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.rank, self.num_ranks = rank, num_ranks
-
-
-class Among:
-    """The all-to-all of some ranks as one of all ranks, in which the others are sent nothing."""
-
-    def __init__(self, ranks: Ranks, members: Sequence[int]) -> None:
-        self._ranks, self._members = ranks, members
-
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
-        return self._ranks.all_to_all(rows, self._of_all(sent), self._of_all(received))
-
-    def _of_all(self, counts: Sequence[int]) -> list[int]:
-        of_all = [0] * self._ranks.num_ranks
-        for member, count in zip(self._members, counts, strict=True):
-            of_all[member] = count
-        return of_all

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hotrows.distributed.comm import Among, Arrived, Arriving, Exchange, Sent
+from hotrows.distributed.comm import Arrived, Arriving, Sent
 
 Result = TypeVar("Result")
 _PATIENCE = 60.0  # seconds
@@ -60,20 +60,12 @@ class ThreadRanks:
         self.rank, self.num_ranks = rank, meeting.num_ranks
         self._meeting, self._name = meeting, name
 
-    def all_to_all(
-        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
-    ) -> Arriving:
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         assert sum(sent) == len(rows), "all rows are sent"
         parts = self._swap("all_to_all", rows.clone().split(list(sent)))
         arrived = [of_rank[self.rank] for of_rank in parts]
         assert list(map(len, arrived)) == list(received), "ranks agree on how many rows are sent"
         return Arrived(torch.cat(arrived))
-
-    def relayed(self, sent: Tensor) -> Tensor:
-        return sent[:0]
-
-    def among(self, parts: Sequence[Sequence[int]]) -> Exchange:
-        return Among(self, next(part for part in parts if self.rank in part))
 
     def all_reduce(self, values: Tensor) -> Arriving:
         parts = self._swap("all_reduce", values.clone())

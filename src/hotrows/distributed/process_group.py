@@ -29,7 +29,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from hotrows.distributed import job
-from hotrows.distributed.comm import Among, Arriving, Exchange, OneRank, Ranks, Sent
+from hotrows.distributed.comm import Arriving, OneRank, Ranks, Sent
 from hotrows.distributed.job import RankLost
 from hotrows.runtime import background
 from hotrows.runtime.background import Worker
@@ -107,22 +107,11 @@ class Processes:
     def _group(self) -> Any:
         return self._named_group and self._named_group()
 
-    def all_to_all(
-        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
-    ) -> Arriving:
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         out = rows.new_empty(sum(received), *rows.shape[1:])
         self._count(rows, [n for p, n in enumerate(sent) if p != self.rank])
         tensors, counts = (_as_sent(out), _as_sent(rows.contiguous())), (list(received), list(sent))
         return self._pending(out, dist.all_to_all_single, *tensors, *counts)
-
-    def relayed(self, sent: Tensor) -> Tensor:
-        return sent[:0]
-
-    def among(self, parts: Sequence[Sequence[int]]) -> Exchange:
-        groups = [self._group_of(part) for part in parts]  # all ranks make all groups, in one order
-        n, members = next((n, part) for n, part in enumerate(parts) if self.rank in part)
-        alone = Processes(self._timeout, groups[n], self.sent, self._on_gpus)
-        return _Part(self, members, alone)
 
     def all_reduce(self, values: Tensor) -> Arriving:
         # A ring sends every rank 2 (P - 1) / P of the values, in as many messages.
@@ -195,20 +184,6 @@ class Processes:
             f"lost {others} ({reason}): the first error among the ranks' messages says why; go on from "
             f"the last checkpoint with --resume"
         )
-
-
-class _Part(Among):
-    """Some of the ranks. Tensors of GPUs go over the communicator of all ranks: kernels of two of them
-    may wait for one another for ever, and NCCL sends no message where there is nothing to send."""
-
-    def __init__(self, ranks: Processes, members: Sequence[int], alone: Processes) -> None:
-        super().__init__(ranks, members)
-        self._alone = alone
-
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
-        if rows.is_cuda:
-            return super().all_to_all(rows, sent, received)
-        return self._alone.all_to_all(rows, sent, received)
 
 
 def _backend() -> str:

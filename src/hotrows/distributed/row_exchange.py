@@ -124,7 +124,7 @@ class RowExchange:
         sent = [n * rows.shape[1] for n in exchange.send_counts[s]]
         received = self._sizes(p, exchange.recv_counts[s])
         numbers = self._on_wire(answers).reshape(-1)
-        arriving = self._ranks.all_to_all(numbers, sent, received, self._relayed(s, p, 0))
+        arriving = self._ranks.all_to_all(numbers, sent, received)
         self._arriving[s, p] = arriving, begin
 
     def _receive(self, s: int, p: int) -> Tensor:
@@ -149,19 +149,11 @@ class RowExchange:
         sent = self._sizes(p, exchange.recv_counts[s])
         received = [n * self._own_width(p) for n in exchange.send_counts[s]]
         numbers = self._on_wire(grad).reshape(-1)
-        return self._ranks.all_to_all(numbers, sent, received, self._relayed(s, p, 1))
+        return self._ranks.all_to_all(numbers, sent, received)
 
     def _sizes(self, p: int, counts: Sequence[int]) -> list[int]:
         """The numbers in so many answers of each rank."""
         return [n * width for n, width in zip(counts, self._widths[p], strict=True)]
-
-    def _relayed(self, s: int, p: int, back: int) -> list[int]:
-        """The numbers that other ranks send by way of this one: answers, or (back: 1) gradients. By
-        columns, where ranks' rows have unequal widths, the exchange finds out itself."""
-        exchange, width = self.plan.row_exchanges[p], self._own_width(p)
-        if not exchange.relayed or exchange.by_columns:
-            return []
-        return [n * width for n in exchange.relayed[s][back]]
 
     def _on_wire(self, values: Tensor) -> Tensor:
         return values if self._wire_dtype is None else values.to(self._wire_dtype)

@@ -63,7 +63,6 @@ _CLASSES = {
     "deepfm": "DeepFM",
     "dlrm": "DLRM",
     "dcnv2": "DCNv2",
-    "final": "FINAL",
     "din": "DIN",
     "dien": "DIEN",
     "can": "CAN",

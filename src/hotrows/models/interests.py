@@ -27,9 +27,8 @@ from hotrows.nn import (
     pool_jagged,
     samples_of,
 )
-from hotrows.nn.jagged_products import Lists, num_real, widened
+from hotrows.nn.jagged_products import Lists, num_real
 from hotrows.nn.shared_lists import SharedLists
-from hotrows.ops.layers.next_element import next_element_loss, next_element_loss_backward
 
 Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
@@ -167,15 +166,12 @@ class EvolvingInterest(nn.Module):
 
         num_samples: of shared lists, [R], how many samples each counts for; None: one.
         """
-        if self.tells is None and states.is_cuda and not torch.compiler.is_compiling():
-            others = _shuffled(past[1:], offsets)
-            return _NextElementLoss.apply(states, widened(past), offsets, others, num_samples)
         sample, real = samples_of(offsets, len(past)), num_real(offsets)
         weight = sample[1:] == sample[:-1]
         if real is not None:
             weight, real = weight & (sample[1:] < len(offsets) - 1), real - 1
-        if num_samples is not None:
-            weight = weight * num_samples[sample[1:]]
+        if num_samples is not None:  # padding is of a sample behind the last one
+            weight = weight * num_samples[sample[1:].clamp(max=len(num_samples) - 1)]
         others = _Shuffled.apply(past[1:], _shuffled(past[1:], offsets))
         ones = functional.softplus(-self._told(states[:-1], past[1:], real))
         zeros = functional.softplus(self._told(states[:-1], others, real))
@@ -222,18 +218,3 @@ class _Shuffled(torch.autograd.Function):
         back = torch.empty_like(grad)
         back[order] = grad
         return back, None
-
-
-class _NextElementLoss(torch.autograd.Function):
-    """The loss by the inner product, in one kernel each way of a GPU."""
-
-    @staticmethod
-    def forward(ctx, states, past, offsets, others, num_samples):
-        loss, *kept = next_element_loss(states, past, offsets, others, num_samples)
-        ctx.save_for_backward(states, past, others, *kept)
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return *next_element_loss_backward(grad, *ctx.saved_tensors), None, None, None

@@ -14,7 +14,6 @@ from hotrows.nn.dropout import Dropout
 from hotrows.nn.linear import can_chain, chain
 from hotrows.nn.prelu import PReLU
 from hotrows.ops.layers.row_products import JoinedRows
-from hotrows.ops.layers.single_output import single_output_backward
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -132,45 +131,14 @@ def perceptron(
         return chain(x, [layer], relu=[True])
     if isinstance(layer, nn.Linear) and (padding := padding_of(x, layer.in_features)):
         x = _linear_of_padded(x, layer, padding)
-    elif isinstance(layer, nn.Linear) and layer.bias is not None and _in_float32_on_gpu(x):
-        if layer.out_features == 1:
-            x = _SingleOutput.apply(x, layer.weight, layer.bias)
-        elif norm is None and after.training and isinstance(after, Dice | PReLU):
-            product = nn.functional.linear(x, layer.weight, layer.bias.detach())
-            return activated(product, after, real, layer.bias)
-        else:
-            x = layer(x)
     else:
         x = layer(x)
     return activated(x if norm is None else norm(x, real), after, real)
 
 
-def activated(x: Tensor, after: nn.Module, real: Tensor | None, bias: Tensor | None = None) -> Tensor:
-    """The activation of x. real, bias: as in `Dice`, the one activation that asks how many rows count."""
-    if isinstance(after, Dice):
-        return after(x, bias, real)
-    return after(x) if bias is None else after(x, bias)
-
-
-def _in_float32_on_gpu(x: Tensor) -> bool:
-    """True if kernels are to take the way back through layers of x; not where PyTorch compiles them."""
-    if not x.is_cuda or x.dim() != 2 or torch.compiler.is_compiling():
-        return False
-    return x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
-
-
-class _SingleOutput(torch.autograd.Function):
-    """A linear layer with one output."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return nn.functional.linear(x, weight, bias)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return single_output_backward(grad, *ctx.saved_tensors)
+def activated(x: Tensor, after: nn.Module, real: Tensor | None) -> Tensor:
+    """The activation of x. real: as in `Dice`, the one activation that asks how many rows count."""
+    return after(x, real) if isinstance(after, Dice) else after(x)
 
 
 def padding_of(x: Tensor, width: int) -> int:

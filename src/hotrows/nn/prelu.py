@@ -17,19 +17,17 @@ class PReLU(nn.PReLU):
     def __init__(self, width: int, init: float = 0.25) -> None:
         super().__init__(width, init)
 
-    def forward(self, input: Tensor, bias: Tensor | None = None) -> Tensor:
-        """bias: what has been added to the input, to get its gradient here; of float32 on a GPU."""
-        return _PReLU.apply(input.to(self.weight.dtype), self.weight, bias).to(input.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        return _PReLU.apply(input.to(self.weight.dtype), self.weight).to(input.dtype)
 
 
 class _PReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, slope, bias):
+    def forward(ctx, x, slope):
         ctx.save_for_backward(x, slope)
         return nn.functional.prelu(x, slope)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        grad_x, grad_slope, grad_bias = prelu_backward(grad, *ctx.saved_tensors)
-        return grad_x, grad_slope, grad_bias if ctx.needs_input_grad[2] else None
+        return prelu_backward(grad, *ctx.saved_tensors)

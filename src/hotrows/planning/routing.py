@@ -90,14 +90,12 @@ class ExchangedIds:
 
     requests: by micro-batch and group.
     crosses_ranks: by micro-batch and group, whether any rank requests a row of another.
-    relayed: by micro-batch and group, what other ranks send by way of this one: answers, and gradients.
     size: samples on all ranks; step: the batch's number, by the ranks that have one.
     signals: `RankSignals` of any rank; NO_MORE: of all.
     """
 
     requests: list[list[ReceivedIds]]
     crosses_ranks: list[list[bool]]
-    relayed: list[list[tuple[tuple[int, ...], ...]]]
     size: int
     step: int
     signals: int
@@ -130,7 +128,6 @@ def route(
             [of_groups[g] for of_groups in received.requests],
             [of_groups[g] for of_groups in requests],
             [of_groups[g] for of_groups in received.crosses_ranks],
-            [of_groups[g] for of_groups in received.relayed],
             ranks.rank,
             sharding.columns,
         )
@@ -205,24 +202,17 @@ def exchange_ids(
     headers, of_requests = counts[:, : len(header)], counts[:, len(header) :].view(num_ranks, -1, 6)
     received, num_crossing = of_requests[:, :, :5], of_requests[:, :, 5]  # [P, K, 5], [P, K]
 
-    # 2. Exchange ids; within hosts, learn what goes through which rank.
-    answers, gradients = (sizes[:, :, [ROWS, LENGTHS]].sum(2) for sizes in (received, sent))  # [P, K]
-    relayed = ranks.relayed(torch.cat([sent.sum((1, 2))[:, None], answers, gradients], 1)).t().tolist()
+    # 2. Exchange ids.
     entries = ranks.all_to_all(
-        torch.cat(_messages(flat, sent)),
-        sent.sum((1, 2)).tolist(),
-        received.sum((1, 2)).tolist(),
-        relayed[0],
+        torch.cat(_messages(flat, sent)), sent.sum((1, 2)).tolist(), received.sum((1, 2)).tolist()
     ).wait()
     # 3. Take micro-batches and groups apart again.
     crosses_ranks = (num_crossing.sum(0) > 0).tolist()
-    by_way = list(zip(relayed[1 : 1 + len(flat)], relayed[1 + len(flat) :], strict=True))  # K pairs
     places = [slice(first, first + num_groups) for first in range(0, len(flat), num_groups)]
     requested = _received(entries, received)
     return ExchangedIds(
         requests=[requested[groups] for groups in places],
         crosses_ranks=[crosses_ranks[groups] for groups in places],
-        relayed=[[tuple(map(tuple, pair)) for pair in by_way[groups]] for groups in places],
         size=int(headers[:, 0].sum()),
         step=int(headers[:, 1].max()),
         signals=_agreed(headers[:, 2].tolist()),
@@ -286,7 +276,6 @@ def serve_plan(
     received: Sequence[ReceivedIds],
     sent: Sequence[IdRequests],
     crosses_ranks: Sequence[bool],
-    relayed: Sequence[tuple[tuple[int, ...], ...]],
     rank: int,
     by_columns: bool,
 ) -> tuple[PackPlan, RowExchangePlan]:
@@ -322,7 +311,6 @@ def serve_plan(
         recv_counts=_nested(torch.stack([num_answers(request.sizes) for request in sent])),
         crosses_ranks=tuple(crosses_ranks),
         by_columns=by_columns,
-        relayed=tuple(relayed) if any(map(any, relayed)) else (),
     )
 
 

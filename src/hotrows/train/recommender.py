@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows import losses, models, nn
 from hotrows.batch import Batch
@@ -20,13 +21,11 @@ from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.costs.workload import stored_tables
 from hotrows.data.stored.user_histories import UserHistories
-from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Calibration, Loss
 from hotrows.models.tables import LINEAR
 from hotrows.nn.linear_paths import kept_linear_paths
-from hotrows.nn.log_loss import log_loss
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
 from hotrows.runtime.random_numbers import TURN, RandomNumbers, restored
@@ -118,7 +117,7 @@ class Recommender:
             seed=config.seed,
             caching=config.caching(hot),
             read_only=read_only,
-            ranks=_in_stages(self.ranks, config.exchange, placing.stages),
+            ranks=self.ranks,
             sharding=placing.sharding or "rows",
             micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
@@ -236,7 +235,7 @@ class Recommender:
         if callable(model_loss):
             return model_loss(outputs, labels, None if weights is None else weights.expand_as(labels))
         if all(type(loss) is Loss for loss in self.losses):  # of all labels at once
-            loss = log_loss(outputs, labels, weights)
+            loss = functional.binary_cross_entropy_with_logits(outputs, labels, weights)
             loss = loss * num_tasks if num_tasks > 1 else loss
         else:
             loss = self._sum_of_losses(outputs, labels, weights, batch.groups)
@@ -265,14 +264,6 @@ def check_defaults() -> None:
             f"PyTorch makes tensors of {dtype} on {device} by default, and models need torch.float32 on "
             f"cpu: call torch.set_default_dtype(torch.float32) and torch.set_default_device('cpu')"
         )
-
-
-def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
-    """The ranks as they exchange rows: in as many stages as are predicted to be faster, or as are set."""
-    required = exchange == "two_stages"
-    if ranks.num_ranks == 1 or not (required or (exchange == "auto" and predicted == 2)):
-        return ranks
-    return two_stages.over(ranks, required)
 
 
 def model_and_tables(

@@ -149,7 +149,7 @@ class RunCheckpoints:
 
 def _ids_differ(then: Schema, fingerprint: str, data: EncodedData) -> bool:
     """True if ids of dynamic features stand for other keys: a run was trained on other data than this, or
-    this extends, or with another rows_budget. Keys find their rows wherever they come from."""
+    this extends, or with other capacities. Keys find their rows wherever they come from."""
     old, new = then.id_features, data.schema.id_features
     other = fingerprint not in data.lineage or [f.dynamic for f in old] != [f.dynamic for f in new]
     return other and any_dynamic((*old, *new))

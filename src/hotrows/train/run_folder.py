@@ -59,7 +59,6 @@ _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped
 # Settings whose None on resume means: as the run has it.
 _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
-    "rows_budget",
 )
 # What of the environment may change bits.
 _OF_BITS = (
@@ -343,6 +342,8 @@ def read_placing(run: Path, num_ranks: int) -> ShardingPlan | None:
     path = run / _PLACING
     fields = read_json(path).get(str(num_ranks)) if path.exists() else None
     with _JSON.naming(path):
+        if fields is not None:
+            fields.pop("stages", None)  # of all-to-alls, by earlier versions
         return None if fields is None else build(ShardingPlan, fields)
 
 

@@ -42,7 +42,6 @@ from hotrows.train.cuda_graph import CapturedStep, described, refusal_of_capture
 from hotrows.train.defaults import settle
 from hotrows.train.predictor import Predictor
 from hotrows.train.recommender import check_defaults
-from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
 from hotrows.train.step import Step, dense_optimizer
 from hotrows.train.within_groups import Meetings
@@ -74,7 +73,7 @@ class StepTrainer:
     ) -> None:
         # 1. The batches, and the model with its tables
         self.ranks, self.config = ranks or OneRank(), settle(config, data)
-        self.data = data = budgeted(data, self.config, model, self.ranks)
+        self.data = data
         batches = batches_of(data, self.config, self.ranks)
         self.batches: RunBatches = batches
         self._popular = popular_ids(data, self.config)

@@ -40,7 +40,6 @@ from hotrows.train.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.progress import Progress
 from hotrows.train.reports import Reports
 from hotrows.train.result import Result
-from hotrows.train.rows_budget import budgeted
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_end import RunEnd
 from hotrows.train.run_state import RunState, evaluation_is_due, lr_scale, stops_early
@@ -100,7 +99,6 @@ class Trainer:
         run = None if run is None else absolute(run)
         self.given_model = None if isinstance(model, str) else model
         self.data, config, self.config = agreed(self.ranks, data, config, model, run if resume else None)
-        self.data = budgeted(self.data, self.config, self.given_model, self.ranks)
         next_run = run_folder.next_folder(str(self.config.model))
         self.run = run or absolute(self.ranks.gather_objects(next_run)[0])
         of_rank_0(self.ranks, partial(run_folder.check, self.run, resume))

@@ -28,6 +28,7 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader
 from hotrows.data.stored.order import parse_order
+from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.optim import RowOptimizer
@@ -37,12 +38,10 @@ from hotrows.planning.planner import Planner
 from hotrows.planning.policy import SIMULATED, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
-from hotrows.schema import vocabulary_of
 from hotrows.train.defaults import settle
 from hotrows.train.recommender import model_and_tables
-from hotrows.train.rows_budget import reads, with_capacities
 from hotrows.tuning.file_replay import FileCounts, FileReplay
-from hotrows.tuning.owned_rows import SHARES, Owned, owned_rows
+from hotrows.tuning.owned_rows import SHARES, Owned, with_rows
 
 BOUNDS = ("lru", "belady")
 
@@ -91,6 +90,7 @@ class Simulation:
     batches: number of batches replayed; skipped: batches of these that no figure counts.
     measured: results, by policy and size.
     owned: how many lookups own a row if there are fewer rows; None: the data has no counts.
+    capacities: what dynamic features are to declare for `rows_budget`, by vocabulary.
     order: of the samples; shuffled: where it is another, what a plain shuffle gives, of LRU and Bélády.
     """
 
@@ -111,6 +111,8 @@ class Simulation:
     order: str = "shuffle"
     shuffled: Simulation | None = None
     owned: Owned | None = None
+    rows_budget: int | None = None
+    capacities: dict[str, Dynamic] = field(default_factory=dict)
 
     @property
     def distinct_rows(self) -> float:
@@ -143,6 +145,7 @@ def simulate(
     in_flight: int = TrainConfig.in_flight,
     seed: int = 0,
     order: str = TrainConfig.order,
+    rows_budget: int | None = None,
     in_file: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simulation:
@@ -154,6 +157,8 @@ def simulate(
     fast_memory: sizes in bytes, such as 64MiB (default: 1, 2, 5, 10, 20 and 50 % of the tables).
     policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
     batches: the number of batches, of as many epochs as they take (default: those of the first epoch).
+    rows_budget: bytes of all rows, for which dynamic features are given capacities (default: the fewest
+        that lose less than 1 % of lookups).
     in_file: also count what a file store has to do, which takes seven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
 
@@ -170,15 +175,10 @@ def simulate(
         order=order,
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
-    tables = model_and_tables(config, data.schema)[1]
-    keys, static = reads(data, tables)
-    owned = owned_rows(tables, data.schema, keys, static)
-    growing = {vocabulary_of(f) for f in data.schema.id_features if f.dynamic and not f.dynamic.capacity}
-    rows = {name: max(len(one.counts), one.least) for name, one in keys.items() if name in growing}
-    data = data.read_by(with_capacities(data.schema, rows, keys))
+    data, rows_of = with_rows(data, config, rows_budget)
     how = (batches, fast_memory, in_flight, in_file, report)
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
-    simulation = replace(_simulate(data, config, chosen, *how), owned=owned)
+    simulation = replace(_simulate(data, config, chosen, *how), **rows_of)
     if parse_order(order) == 1:
         return simulation
     plain, bounds = (replace(config, order="shuffle"), {name: SIMULATED[name] for name in BOUNDS})

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from hotrows.schema import Schema
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData
+from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
-from hotrows.train.rows_budget import Vocabularies, fixed_bytes, ranked
+from hotrows.train.recommender import model_and_tables
+from hotrows.tuning.rows_budget import (
+    Vocabularies,
+    capacities,
+    fixed_bytes,
+    ranked,
+    reads,
+    with_capacities,
+)
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of the bytes of all rows
 _KEPT = 0.99  # of lookups
@@ -33,7 +44,7 @@ def owned_rows(
 ) -> Owned | None:
     """Looks at dynamic features or, if there are none, at values that `min_count` can leave out.
 
-    tables, keys, static: as in `hotrows.train.rows_budget.reads`. None: no value is counted.
+    tables, keys, static: as in `hotrows.tuning.rows_budget.reads`. None: no value is counted.
     """
     # 1. What can have fewer rows
     divided = keys or {name: replace(one, least=1) for name, one in static.items()}
@@ -53,3 +64,19 @@ def owned_rows(
         min_count = int(counts[max(num - 1, 0)]) if len(counts) else 1
         num = int((counts >= min_count).sum())
     return Owned(shares, int(sizes[num]), min_count)
+
+
+def with_rows(
+    data: EncodedData, config: TrainConfig, rows_budget: int | None
+) -> tuple[EncodedData, dict[str, Any]]:
+    """The data with capacities where key tables declare none, and what a `Simulation` says of rows."""
+    tables = model_and_tables(config, data.schema)[1]
+    keys, static = reads(data, tables)
+    owned = owned_rows(tables, data.schema, keys, static)
+    if rows_budget is None and keys and owned is not None:
+        rows_budget = owned.enough
+    declared = capacities(data.schema, tables, keys, rows_budget) if rows_budget is not None else {}
+    growing = {vocabulary_of(f) for f in data.schema.id_features if f.dynamic and not f.dynamic.capacity}
+    rows = {name: max(len(one.counts), one.least) for name, one in keys.items() if name in growing}
+    sized = data.read_by(with_capacities(data.schema, rows, keys))
+    return sized, {"owned": owned, "rows_budget": rows_budget, "capacities": declared}

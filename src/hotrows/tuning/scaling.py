@@ -18,7 +18,7 @@ from typing import Any
 
 from hotrows.costs.choose_sharding import ChosenSharding, choose_sharding
 from hotrows.costs.interleaving import OF_MEMORY, choose_micro_batches, cost_of
-from hotrows.costs.step_cost import Machine, StepCost, possible_stages
+from hotrows.costs.step_cost import Machine, StepCost
 from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.costs.workload import Workload
 from hotrows.planning.sharding import Placement
@@ -26,16 +26,12 @@ from hotrows.planning.sharding import Placement
 
 @dataclass(frozen=True)
 class Point:
-    """Prediction for a number of ranks; cost and choice are None where the tables do not fit.
-
-    cost: with all-to-alls in the number of stages that is faster; by_stages: in each that is possible.
-    """
+    """Prediction for a number of ranks; cost and choice are None where the tables do not fit."""
 
     num_ranks: int
     cost: StepCost | None
     choice: ChosenSharding | None
     refused: str = ""
-    by_stages: tuple[StepCost, ...] = ()
 
     def sharding(self, loads: Sequence[TableLoad]) -> str:
         """Number of tables placed in each way, in words."""
@@ -55,14 +51,6 @@ class Prediction:
     workload: Workload
     machine: Machine
     points: tuple[Point, ...]
-
-    def stages(self) -> str:
-        """In how many stages all-to-alls are faster, by number of ranks, and by how much."""
-        several = [point for point in self.points if len(point.by_stages) > 1]
-        if not several:
-            return ""
-        words = [_stages_of(point) for point in several]
-        return f"all-to-alls in one stage, or two (within nodes, then between): {'; '.join(words)}"
 
     def micro_batches(self) -> str:
         """On how many ranks a step is faster in several micro-batches, where their number is open."""
@@ -100,17 +88,10 @@ class Prediction:
         return fields | {
             "efficiency": self.efficiency(point),
             "cost": point.cost.to_json(),
-            "seconds_by_stages": {cost.stages: cost.seconds for cost in point.by_stages},
             "sharding": point.sharding(self.workload.loads),
             "placements": [dataclasses.asdict(place) for place in point.choice.placements],
             "reasons": list(point.choice.reasons),
         }
-
-
-def _stages_of(point: Point) -> str:
-    one, two = (1e3 * cost.seconds for cost in point.by_stages)
-    better = "two" if two < one else "one"
-    return f"{point.num_ranks:,} ranks: {better}, {one:.3g} and {two:.3g} ms a step"
 
 
 def kind_of(place: Placement, load: TableLoad) -> str:
@@ -154,8 +135,7 @@ def _point(
         return Point(num_ranks, None, None, str(refused))
     placed = machine, loads, choice.placements, num_ranks, step
     num = step.micro_batches or _micro_batches(*placed)
-    costs = tuple(cost_of(*placed, num, stages) for stages in possible_stages(machine, num_ranks))
-    return Point(num_ranks, min(costs, key=lambda cost: cost.seconds), choice, by_stages=costs)
+    return Point(num_ranks, cost_of(*placed, num), choice)
 
 
 def _micro_batches(

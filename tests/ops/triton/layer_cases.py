@@ -6,12 +6,10 @@ import itertools
 import torch
 
 from hotrows.ops.layers.by_device import OPS
-from hotrows.ops.layers.next_element import next_element_loss_reference
 from hotrows.ops.layers.recurrent import recurrent_reference
 
 _NAMES = (
-    "attention", "batch_norm", "co_action", "dice", "hstu", "jagged", "log_loss", "next_element", "prelu",
-    "recurrent", "single_output",
+    "attention", "co_action", "hstu", "jagged", "recurrent",
 )  # fmt: skip
 LAYERS = [importlib.import_module(f"hotrows.ops.layers.{name}") for name in _NAMES]
 
@@ -28,7 +26,6 @@ RECURRENCES = (
     ([3, 0, 2], 17, "augru_code", "before"),
     ([1, 2], 4, "agru", "after"),
 )
-SIZES = ((1, 5), (200, 36))  # rows and columns
 CO_ACTIONS = (((5, 3, 2), 3, True), ((20, 1), 1, False), ((3, 17, 2, 4), 2, False))
 
 
@@ -91,54 +88,6 @@ def hstu(lengths, heads, width, places, counts=None):
     return {"pointwise_attention": inputs, "pointwise_attention_backward": (grad, *inputs)}
 
 
-def statistics(num, width):
-    x, grad = 2 * torch.randn(num, width) + 3, torch.randn(num, width)
-    mean, rstd, alpha, bias, weight = (torch.rand(width) + 0.5 for _ in range(5))
-    sums = torch.randn(2, width)
-    return {
-        "moments": (x,),
-        "moments_remembered": (torch.cat([x, -x]), mean, rstd, torch.tensor(3), 0.1, 1e-5),
-        "remember": (mean, rstd, alpha, weight, torch.tensor(3), num + 1, 0.1, 1e-5),
-        "dice": (x, mean, rstd, alpha),
-        "dice_sums": (grad, x, mean, rstd, alpha),
-        "dice_to_x": (grad, x, mean, rstd, alpha, sums, num + 5),
-        "batch_norm": (x, mean, rstd, weight, bias),
-        "batch_norm_sums": (grad, x, mean, rstd),
-        "batch_norm_to_x": (grad, x, mean, rstd, weight, sums, num + 5),
-        "prelu_backward": (grad, x - 3, alpha),
-        "single_output_backward": (torch.randn(num, 1), x, alpha[None]),
-    }
-
-
-def statistics_of_the_first(real, num, width):
-    """Of `real` rows, behind which are others that do not count."""
-    cases = statistics(num, width)
-    names = ("dice_to_x", "batch_norm_to_x")
-    more = {"moments_remembered": (cases["moments"][0], *cases["moments_remembered"][1:])}
-    more |= {name: cases[name] for name in names}
-    return {name: (*arguments, torch.tensor([real])) for name, arguments in more.items()}
-
-
-def losses(num, spread):
-    """Logits from certain to certain, labels from 0 to 1, weights of each or spread over columns."""
-    logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(())
-    weights = torch.rand(2) if spread else None
-    return {"log_loss": (logits, labels, weights), "log_loss_backward": (grad, logits, labels, weights)}
-
-
-def next_element(lengths, dim, weighs):
-    offsets = offsets_of(lengths)
-    states, past = torch.randn(int(offsets[-1]), dim), torch.randn(int(offsets[-1]), dim)
-    others = torch.randperm(max(len(past) - 1, 0))
-    counts = torch.arange(len(lengths)) % 3 if weighs else None
-    inputs = states, past, others
-    _, *kept = next_element_loss_reference(*inputs[:2], offsets, others, counts)
-    return {
-        "next_element_loss": (*inputs[:2], offsets, others, counts),
-        "next_element_loss_backward": (torch.tensor(0.7), *inputs, *kept),
-    }
-
-
 def recurrent(lengths, width, kind, reset):
     offsets = offsets_of(lengths)
     num = int(offsets[-1])
@@ -166,18 +115,8 @@ def calls():
     for lengths, size in zip(LISTS, ((2, 5, 3), (1, 16, 9), (3, 4, 2), (2, 17, 41)), strict=True):
         found += hstu(lengths, *size).items()
         found += hstu(lengths, *size, [n * 5 % 4 for n in range(len(lengths))]).items()
-    for num, width in SIZES:
-        found += statistics(num, width).items()
-    for lengths, dim in zip((*LISTS, [3] * 400), (5, 16, 3, 33, 4), strict=True):
-        found += next_element(lengths, dim, weighs=dim > 4).items()
     for case in RECURRENCES:
         found += recurrent(*case).items()
-    for num, spread in ((1, False), (300, True)):
-        found += losses(num, spread).items()
-    x, *others = statistics(3, 2)["dice_to_x"]
-    found.append(("dice_to_x", (x, *others[:-1], 0)))  # statistics of other rows
-    for real in (8, 64, 137):
-        found += statistics_of_the_first(real, 200, 36).items()
     return found
 
 
@@ -193,12 +132,7 @@ def real_calls(size=1024, length=20):
     }.items():  # fmt: skip
         found += recurrent(lengths, width, kind, reset).items()
     found += [*hstu(lengths, 2, 16, 41).items(), *hstu(lengths, 2, 16, 41, [1] * size).items()]
-    return [
-        *found,
-        *statistics(20_000, 200).items(),
-        *losses(20_000, True).items(),
-        *next_element(lengths, 32, weighs=True).items(),
-    ]
+    return found
 
 
 def moved(arguments, change):

@@ -110,7 +110,6 @@ class EncodedData:
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     extremes: of the raw rows, as far as `prepare` saw them.
     events: the file of the events that are histories; None if the schema has no histories.
-    rows_budget: the bytes that gave the dynamic features of the schema their capacities, if any did.
 
     >>> EncodedData.open(data.path).parts["test"].rows
     10
@@ -130,7 +129,6 @@ class EncodedData:
     extends: tuple[str, ...] = ()
     extremes: Extremes = field(default_factory=Extremes)
     events: Shard | None = None
-    rows_budget: int | None = None
 
     _repr_html_ = notebook.data
 

@@ -1,12 +1,13 @@
 """The seam between layers and kernels for a GPU: a reference, and the Triton function of its name.
 
-    @gpu_op("statistics")
-    def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]: ...
+    @gpu_op("softmax")
+    def softmax_jagged_reference(scores: Tensor, offsets: Tensor) -> Tensor: ...
 
-    by_device(moments_reference, x)      # on CUDA tensors `hotrows.ops.triton.statistics.moments(x)`
+    by_device(softmax_jagged_reference, scores, offsets)      # on CUDA tensors `softmax_jagged` of
+                                                              # `hotrows.ops.triton.softmax`
 
-Such an op is one of PyTorch's dispatcher, `torch.ops.hotrows.moments`. In graphs that PyTorch compiles it
-is the reference, whose parts are fused with what is around them.
+Such an op is one of PyTorch's dispatcher, `torch.ops.hotrows.softmax_jagged`. In graphs that PyTorch
+compiles it is the reference, whose parts are fused with what is around them.
 """
 
 from __future__ import annotations

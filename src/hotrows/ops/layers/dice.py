@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime.native import call, takes
 
 
@@ -16,7 +14,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     x = [[1., 5.], [3., 5.]]  ->  [2., 5.], [1., 0.]
     """
     if not takes(x):
-        return by_device(moments_reference, x)
+        return moments_reference(x)
     x = x.contiguous()
     mean, var = torch.empty(x.shape[1]), torch.empty(x.shape[1])
     call("moments", x, *x.shape, mean, var)
@@ -29,8 +27,11 @@ def remember(
 ) -> Tensor:  # fmt: skip
     """Moves running averages towards the statistics of num_rows > 1 rows, the variance unbiased, and
     counts the batch; returns 1 / sqrt(var + eps): all [H], but for num_batches, a number."""
-    averages = running_mean, running_var, num_batches
-    return by_device(remember_reference, mean, var, *averages, num_rows, momentum, eps)
+    running_mean.lerp_(mean, momentum)
+    running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
+    if num_batches is not None:
+        num_batches += 1
+    return (var + eps).rsqrt()
 
 
 def moments_remembered(
@@ -40,16 +41,22 @@ def moments_remembered(
     """The mean of each feature over M > 1 rows and 1 / sqrt(var + eps), [H] both; moves running averages
     as `remember` does. real: on a GPU, [1] int64, the number of rows that count, the first; None: M."""
     averages = running_mean, running_var, num_batches
-    if not takes(x):
-        return by_device(moments_remembered_reference, x, *averages, momentum, eps, real)
+    if real is not None:
+        return _of_the_first(real, x, *averages, momentum, eps)
     mean, var = moments(x)
     return mean, remember(mean, var, *averages, len(x), momentum, eps)
+
+
+def zero_behind(real: Tensor, values: Tensor) -> Tensor:
+    """values [M, H], zeros in place of the rows that do not count."""
+    counts = torch.arange(len(values), device=values.device) < real
+    return torch.where(counts[:, None], values, 0)
 
 
 def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H]."""
     if not takes(x, mean, rstd, alpha):
-        return by_device(dice_reference, x, mean, rstd, alpha)
+        return dice_reference(x, mean, rstd, alpha)
     x, alpha = x.contiguous(), alpha.contiguous()
     out = torch.empty_like(x)
     call("dice", x, mean, rstd, alpha, *x.shape, out)
@@ -59,11 +66,10 @@ def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
 def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     """The first pass of the way back: sums over the rows of dz, of dz z, and alpha's gradient: [3, H].
 
-    z = (x - mean) rstd, and dz is what the loss changes by with z. But for the native core, [4, H]: also
-    the gradient of a bias that was added to x, if mean and rstd are those of x, as is what flows through.
+    z = (x - mean) rstd, and dz is what the loss changes by with z.
     """
     if not takes(grad, x, mean, rstd, alpha):
-        return by_device(dice_sums_reference, grad, x, mean, rstd, alpha)
+        return dice_sums_reference(grad, x, mean, rstd, alpha)
     grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
     sums = x.new_empty(3, x.shape[1])
     call("dice_sums", grad, x, mean, rstd, alpha, *x.shape, sums)
@@ -81,70 +87,56 @@ def dice_to_x(
     real: as in `moments_remembered`; it then stands for num_rows, and rows that do not count get 0.
     """
     if not takes(grad, x, mean, rstd, alpha, sums):
-        return by_device(dice_to_x_reference, grad, x, mean, rstd, alpha, sums, num_rows, real)
+        return dice_to_x_reference(grad, x, mean, rstd, alpha, sums, num_rows, real)
     grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
     grad_x = torch.empty_like(x)
     call("dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
     return grad_x
 
 
-@gpu_op("statistics")
 def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     var, mean = torch.var_mean(x, dim=0, correction=0)
     return mean, var
 
 
-@gpu_op("statistics", changes=("running_mean", "running_var", "num_batches"))
-def remember_reference(
-    mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
-    num_rows: int, momentum: float, eps: float,
-) -> Tensor:  # fmt: skip
-    running_mean.lerp_(mean, momentum)
-    running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
-    if num_batches is not None:
-        num_batches += 1
-    return (var + eps).rsqrt()
-
-
-@gpu_op("statistics", changes=("running_mean", "running_var", "num_batches"))
-def moments_remembered_reference(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
-    eps: float, real: Tensor | None = None,
+def _of_the_first(
+    real: Tensor, x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
+    momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    x = x if real is None else x[: int(real)]
-    mean, var = moments_reference(x)
-    averages = running_mean, running_var, num_batches
-    return mean, remember_reference(mean, var, *averages, len(x), momentum, eps)
+    """`moments_remembered` of as many rows as `real` holds, which the host does not wait for."""
+    num, is_several = real.clamp(min=1), real > 1
+    mean = zero_behind(real, x).sum(0) / num
+    var = zero_behind(real, x - mean).square_().sum(0) / num
+    share = is_several.to(x.dtype) * momentum
+    running_mean.lerp_(mean, share)
+    running_var.lerp_(var * (num / (num - 1).clamp(min=1)), share)
+    if num_batches is not None:
+        num_batches += is_several[0]
+    return mean, (var + eps).rsqrt()
 
 
-@gpu_op("statistics")
 def dice_reference(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     p = torch.sigmoid((x - mean) * rstd)
     return x * (p + alpha * (1 - p))
 
 
-@gpu_op("statistics")
 def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)
     by_alpha = grad * x * (1 - p)
-    by_bias = grad * (p + alpha * (1 - p))
-    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0), by_bias.sum(0)])  # [4, H]
+    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])  # [3, H]
 
 
-@gpu_op("statistics")
 def dice_to_x_reference(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int,
     real: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    if real is not None:
-        num = int(real)
-        inputs = grad[:num], x[:num], mean, rstd, alpha, sums, num if num_rows else 0
-        return functional.pad(dice_to_x_reference(*inputs), (0, 0, 0, len(x) - num))
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)
     if num_rows > 0:
-        by_z = by_z - sums[0] / num_rows - z * (sums[1] / num_rows)
-    return grad * (p + alpha * (1 - p)) + rstd * by_z
+        num = num_rows if real is None else real.clamp(min=1)
+        by_z = by_z - sums[0] / num - z * (sums[1] / num)
+    grad_x = grad * (p + alpha * (1 - p)) + rstd * by_z
+    return grad_x if real is None else zero_behind(real, grad_x)

@@ -1,13 +1,11 @@
 """Interactions of a sample's vectors, ops of PyTorch's dispatcher as those of the engine are.
 
-The tensors' device picks the kernel: the native core on the CPU, Triton on a GPU, and plain PyTorch for
-whatever these do not take. Formulas and shapes: the references below.
+The native core has kernels for the CPU; plain PyTorch is for whatever these do not take, and for GPUs.
+Formulas and shapes: the references below.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -142,23 +140,11 @@ def _sizes(vectors: Tensor) -> tuple[int, ...]:
     return *vectors.shape, vectors.stride(0)
 
 
-def _on_gpu(name: str) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        kernels = importlib.import_module(f"hotrows.ops.triton.{name.removesuffix('_backward')}")
-        in_triton = kernels.takes(*(arg for arg in args if isinstance(arg, Tensor)))
-        kernel = getattr(kernels, name) if in_triton else globals()[f"{name}_reference"]
-        return kernel(*args)
-
-    return run
-
-
 _library = torch.library.Library("hotrows", "FRAGMENT")
 for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema)
     _library.impl(_name, globals()[f"{_name}_reference"], "CompositeExplicitAutograd")
     _library.impl(_name, globals()[f"_{_name}"], "CPU")
-    if importlib.util.find_spec("triton") is not None:
-        _library.impl(_name, _on_gpu(_name), "CUDA")
 
 dot_interaction = torch.ops.hotrows.dot_interaction
 dot_interaction_backward = torch.ops.hotrows.dot_interaction_backward

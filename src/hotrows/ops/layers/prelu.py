@@ -5,26 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime.native import call, takes
 
 
-def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of x and of the slope: [M, H], [M, H], [H] -> [M, H], [H]; and, but for the native core,
-    of a bias that was added to x, [H].
+def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of the slope: [M, H], [M, H], [H] -> [M, H], [H].
 
-    grad = [[1., 1.]], x = [[2., -3.]], slope = [0.5, 0.5]  ->  [[1., 0.5]], [0., -3.], [1., 0.5]
+    grad = [[1., 1.]], x = [[2., -3.]], slope = [0.5, 0.5]  ->  [[1., 0.5]], [0., -3.]
     """
     if not takes(grad, x, slope):
-        return by_device(prelu_backward_reference, grad, x, slope)
+        return prelu_backward_reference(grad, x, slope)
     grad, x, slope = grad.contiguous(), x.contiguous(), slope.contiguous()
     grads = torch.empty_like(x), torch.empty_like(slope)
     call("prelu_backward", grad, x, slope, *x.shape, *grads)
-    return *grads, None
+    return grads
 
 
-@gpu_op("statistics")
-def prelu_backward_reference(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def prelu_backward_reference(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     positive = x > 0
-    grad_x = torch.where(positive, grad, grad * slope)
-    return grad_x, torch.where(positive, 0, grad * x).sum(0), grad_x.sum(0)
+    return torch.where(positive, grad, grad * slope), torch.where(positive, 0, grad * x).sum(0)

@@ -20,7 +20,6 @@ from torch import Tensor
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.functions import tanh
 from hotrows.ops.triton.lists import clear
-from hotrows.ops.triton.statistics import column_sums
 
 _SAMPLES = 16  # of a tile: the fewest rows that tensor cores multiply
 
@@ -59,9 +58,9 @@ def recurrent_backward(
         _backward[(launch.cdiv(size, _SAMPLES),)](
             grad_states, *passed, *results, size, num, KIND=kind, H=width, **_tile(width)
         )
-    by_ih, by_hh = column_sums(grad_parts, grad_parts if grad_products is None else grad_products)
+    by_ih = by_hh = grad_parts.sum(0)
     if grad_products is not None:
-        grad_weight = grad_products.t() @ entered
+        grad_weight, by_hh = grad_products.t() @ entered, grad_products.sum(0)
     else:
         assert reset_state is not None
         grad_weight, of_gates = torch.empty_like(weight), 2 * width
