@@ -36,3 +36,9 @@ def test_every_model_scores_as_it_predicts_in_every_format(clicks_encoded, tmp_p
         assert furthest(scorer.logits(ROWS), expected) <= 1e-6, kind
         assert scorer.score(ROWS) == pytest.approx(predictor.predict(ROWS), rel=1e-5, abs=1e-7)
     predictor.embedding.close()
+
+
+def test_a_program_names_no_file_of_the_machine_that_made_it(din_bundle):
+    """Its nodes had the traces of the export: four fifths of the file, and paths that left with it."""
+    content = (din_bundle / "model.onnx").read_bytes()
+    assert b'File "' not in content and len(content) < 40_000

@@ -112,8 +112,11 @@ def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any
     for value, name in zip(onnx_model.model.graph.inputs, names, strict=True):
         value.name = name
     onnx_model.model.graph.outputs[0].name = "logits"
-    onnx.checker.check_model(onnx_model.model_proto)
-    return onnx_model.model_proto
+    proto = onnx_model.model_proto
+    for node in proto.graph.node:
+        node.ClearField("metadata_props")  # traces, with the paths of this machine
+    onnx.checker.check_model(proto)
+    return proto
 
 
 def _optimize(onnx_model: Any, parameters: set[str]) -> None:
