@@ -170,7 +170,7 @@ def _known(value: Any) -> Any:
 
 def _terms(value: Any, factor: float = 1.0) -> Iterator[tuple[_Value, float]]:
     if isinstance(value, PendingSum):
-        yield from ((of_table, factor * own) for of_table, own in value.terms)
+        yield from ((of_table, factor * multiple) for of_table, multiple in value.terms)
 
 
 def _sum_of(operation: Callable, one: Any, other: Any) -> Any:
