@@ -97,7 +97,7 @@ def check_version(path: Path, version: Any, known: int, older: str) -> None:
     older: what to do about a file of an earlier version; for a later one hotrows is to be upgraded.
     """
     if type(version) is int and version > known:
-        older = "upgrade hotrows"
+        older = "upgrade hotrows (pip install --upgrade hotrows)"
     if type(version) is not int or version != known:
         problem = f"{path} has format version {shown(version)}"
         raise ValueError(f"{problem}, this hotrows reads {known}; {older}")

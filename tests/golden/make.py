@@ -11,10 +11,10 @@ Every later commit reads them (test_golden.py). A change of a format adds a fold
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -140,5 +140,5 @@ def resumed(run: Path, data: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="tests.golden.make", description=__doc__.splitlines()[0]).parse_args()
     make(FOLDER / VERSION)
-    sys.exit(0)
