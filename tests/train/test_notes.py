@@ -10,7 +10,10 @@ import pytest
 from hotrows import Classifier, Dense, Label, Schema, Sparse, TrainConfig, Trainer, load_run, prepare
 from hotrows.train import notes
 
-pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:'ts' has numbers beyond 2"),
+]
 
 ROWS = 1000
 FIRST = 600  # rows of training

@@ -40,18 +40,18 @@ _UNREAD = {Tensor.register_hook, Tensor.retain_grad, *_getters("requires_grad", 
 
 
 class _SumOfSquares(torch.autograd.Function):
-    """Not a number in forward: what it is, `PendingSum` computes."""
+    """value: of the sum in forward; not a number where `PendingSum` computes it."""
 
     @staticmethod
-    def forward(ctx: Any, weight: TableParameter) -> Tensor:
+    def forward(ctx: Any, weight: TableParameter, value: float) -> Tensor:
         ctx.weight, ctx.table = weight, weight.table
-        return _number(math.nan, ctx.table.values)
+        return _number(value, ctx.table.values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():  # create_graph: it depends on the weight, too
-            return read_whole(torch.mul, (ctx.weight, 2 * grad), {})
-        return RowGradient(ctx.table, decay=2 * float(grad))
+            return read_whole(torch.mul, (ctx.weight, 2 * grad), {}), None
+        return RowGradient(ctx.table, decay=2 * float(grad)), None
 
 
 def _number(number: float, like: Tensor) -> Tensor:
@@ -332,8 +332,11 @@ def _sum_of_squares(of_table: _OfTable, factor: float) -> Any:
         return NotImplemented
     if not _records(weight):
         return _number(factor * weight.table.sum_of_squares(), weight.table.values)
+    pending = _SumOfSquares.apply(weight, math.nan)
+    if type(pending) is not Tensor:  # of a class with a meaning of its own, which must stay
+        return factor * _SumOfSquares.apply(weight, weight.table.sum_of_squares())
     value, zero = _Value(weight, weight.table.sum_of_squares), _number(0.0, weight.table.values)
-    return _multiple(operator.mul, _pending(_SumOfSquares.apply(weight), zero, ((value, 1.0),)), factor)
+    return _multiple(operator.mul, _pending(pending, zero, ((value, 1.0),)), factor)
 
 
 def _records(weight: Tensor) -> bool:

@@ -270,6 +270,8 @@ class Trainer:
             if self.is_first:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)
+            # After an error the lanes of a device may still read what the step has left.
+            stack.callback(self.recommender.device.synchronize)
             stack.callback(self.embedding.threads.close)
             stack.callback(self.cached_tables.stop_writing)
             stack.callback(self.recommender.mode.put, training=False)
