@@ -22,6 +22,7 @@ MOST_LINES = 78_753  # of src; it rises only in a commit whose message names the
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {
+    "train/trainer.py:fit": "what ends with a run is listed once, in the order in which it ends",
     "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method"
 }
 
