@@ -23,7 +23,7 @@ MOST_LINES = 78_753  # of src; it rises only in a commit whose message names the
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {
     "train/trainer.py:fit": "what ends with a run is listed once, in the order in which it ends",
-    "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method"
+    "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method",
 }
 
 
