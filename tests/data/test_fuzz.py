@@ -8,6 +8,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from hotrows.data.raw import files
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import File
 from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
@@ -30,6 +32,7 @@ from tests.support.choice import examples
 CASES = {
     "text": 200, "compressed": 250, "parquet": 100, "arrow": 100, "orc": 50, "json lines": 100,
     "stored": 50, "manifest": 100, "state": 40, "schema": 1000, "config": 500, "archive": 500,
+    "requests": 30,
 }  # fmt: skip
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
@@ -223,8 +226,51 @@ def test_a_vocabulary_that_makes_no_sense_is_refused(tmp_path, change):
         open_values(tmp_path / "file")
 
 
-def read(path, schema):
+@pytest.mark.parametrize("value", ["null", "null, null", '"a"', "2", "true", "1.0"])
+def test_a_list_of_json_may_begin_with_a_null(tmp_path, value):
+    """Arrow lost it where it was the first value of its column (apache/arrow#47417): all lists had values
+    of the next ones, and the last one those of other memory."""
+    text = f'{{"a": [null, {value}]}}\n{{"a": []}}\n{{"a": [{value}, {value}]}}\n'
+    (tmp_path / "raw.jsonl").write_text(text)
+    (read_ids,) = read(tmp_path / "raw.jsonl", Schema((Sparse("a", many=True),)), False).ids
+    word = value.strip('"').removesuffix(".0").encode()
+    of_value = [b""] * len(value.split()) if "null" in value else [word]
+    assert [read_ids.value(n) for n in range(len(read_ids))] == [b"", *of_value * 3]
+    assert np.diff(read_ids.offsets).tolist() == [1 + len(of_value), 0, 2 * len(of_value)]
+
+
+@pytest.mark.parametrize("between", ["", "\n", '\n{"a":', '"]",'])
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path, between):
+    """Arrow's reader ended the process, or needed minutes; also where lists go on in the next line, or
+    text between them looks like their ends."""
+    for depth in (64, 100_000):
+        (tmp_path / "raw.jsonl").write_text(f'{{"a": "\\\\", "b": {f"[{between}" * depth}')
+        with pytest.raises(ValueError, match=r"raw.jsonl line \d+: .* nested too deeply"):
+            read(tmp_path / "raw.jsonl", Schema((Sparse("a"),)), False)
+    nested = "[" * 63 + "]" * 63
+    row = f'{{"a": "\\"{"[" * 70}", "b": {nested}, "c": [{", ".join(["[1, 2]"] * 70)}]}}\n'
+    (tmp_path / "raw.jsonl").write_text(row)
+    assert read(tmp_path / "raw.jsonl", Schema((Sparse("a"),)), False).ids[0].value(0)[:2] == b'"['
+
+
+def test_a_whole_number_of_json_beside_floats_is_no_other_id(tmp_path):
+    """Arrow makes floats of both: 2^53 + 1 was read as 2^53, which floats have been up to."""
+    (tmp_path / "raw.jsonl").write_text('{"a": 9007199254740993}\n{"a": 2.0}\n')
+    with pytest.raises(ValueError, match=r"double from 2\^53 on skips whole numbers"):
+        read(tmp_path / "raw.jsonl", Schema((Sparse("a"),)), False)
+
+
+@pytest.mark.parametrize("values", [[1.5, True], [[2.0, True], None], np.array([2.0, False], object)])
+def test_booleans_among_floats_are_refused(values):
+    """The id of a true was that of 1 in a body of JSON, as Arrow makes floats of both."""
+    frame = pd.DataFrame({"a": pd.Series(list(values), dtype=object)})
+    for table in ({"a": values}, frame):
+        with pytest.raises(ValueError, match="column 'a' .*mixes numbers and booleans"):
+            as_table(table)
+
+
+def read(path, schema, for_training=True):
     """The only chunk of a file."""
     assert path.stat().st_size < files.CHUNK_BYTES
-    ((_, columns),) = stream(inputs_of(path), Reading(schema, 2))
+    ((_, columns),) = stream(inputs_of(path), Reading(schema, 2, for_training))
     return columns

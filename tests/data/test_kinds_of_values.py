@@ -65,6 +65,14 @@ KINDS = {
     "far id in float32": Kind(
         pa.float32(), [2.0**24], ["16777216.0"], "float from 2.24 on", [b"16777216"]
     ),
+    "far id in float64": Kind(
+        pa.float64(),
+        [2.0**53],
+        ["9007199254740992.0"],
+        "double from 2.53 on",
+        [b"9007199254740992"],
+        untyped=("csv",),
+    ),
     "far id in float16": Kind(pa.float16(), [2.0**11], ["2048.0"], "halffloat from 2.11 on", [b"2048"]),
     "id in dictionary": Kind(
         pa.dictionary(pa.int8(), pa.float32()), [7.0, None, 8.0], ["7.0", "", "8.0"], [b"7", b"", b"8"]

@@ -29,6 +29,7 @@ from tests.fuzz.readers import (
     run_compressed,
     run_text,
 )
+from tests.fuzz.served import make_requests, run_requests
 from tests.fuzz.stored import (
     make_manifest,
     make_schema,
@@ -53,6 +54,7 @@ TARGETS = {
     "schema": Target(make_schema, run_schema),
     "config": Target(make_config, run_config),
     "archive": Target(make_archive, run_archive),
+    "requests": Target(make_requests, run_requests),
 }
 
 

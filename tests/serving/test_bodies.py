@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hotrows.serving import Limits, Scorer, application
-from hotrows.serving.bodies import Refused
+from hotrows.serving.bodies import Refused, arrow_tables, json_tables
 from hotrows.serving.json_process import JsonProcess
 from hotrows.serving.requests import Names
 from tests.serving.http_client import arrow_bytes, send_arrow, server_of
@@ -88,6 +88,15 @@ def test_numbers_may_be_words_of_a_dictionary_of_views(client, scorer):
         answer = send_arrow(client, arrow_bytes(pa.table({"price": views})))
         assert answer.status_code == status
     assert "expected a number, found 'much'" in answer.json()["detail"]
+
+
+def test_names_of_columns_that_are_no_text_or_long_are_refused_in_a_short_line(scorer):
+    body = arrow_bytes(pa.table({"price": [1.0]})).replace(b"price", b"pri\xc8\xff")
+    with pytest.raises(Refused, match="the body is no Arrow stream: .* codec can't decode byte 0xc8"):
+        arrow_tables(body, 1000, 10, scorer.requests.names)
+    with pytest.raises(ValueError, match="no column 'xxx") as refused:
+        json_tables(json.dumps([{"x" * 5000: 1}]).encode(), 10, scorer.requests.names)
+    assert len(str(refused.value)) < 600
 
 
 def test_another_type_or_encoding_is_refused(client):

@@ -42,7 +42,7 @@ def arrow_tables(body: bytes, most_bytes: int, most_rows: int, names: Names) -> 
         check_count(len(table), most_rows)
         names.check(table.column_names)
         table.validate(full=True)  # offsets of a hostile body may point anywhere
-    except (pyarrow().ArrowException, OSError) as error:
+    except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
         raise _no_arrow(error) from None
     if (size := sum(map(repeated_size, table.columns))) > most_bytes:
         raise Refused(413, f"expected at most {most_bytes:,} bytes of text in all rows, found {size:,}")

@@ -32,6 +32,7 @@ from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabular
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
 from hotrows.data.stored.user_histories import UserHistories
+from hotrows.json_file import shown
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.native import call
 from hotrows.runtime.suggestions import did_you_mean
@@ -274,11 +275,9 @@ class Transform:
 
 def check_columns(names: Iterable[str], known: Sequence[str]) -> None:
     """Refuses a name that is none of the known columns; ValueError names the first one."""
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
-            )
+    for name in (name for name in names if name not in known):
+        hint = did_you_mean(name, known) or ": " + ", ".join(known)
+        raise ValueError(f"no column {shown(name)} is read{hint}")
 
 
 def stored_values(data: EncodedData, checked: bool = True) -> dict[str, Values]:

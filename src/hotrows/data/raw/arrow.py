@@ -249,8 +249,8 @@ class ArrowCells:
             raise self._unfit(
                 column, "ids (text or whole numbers)", "use it as Dense, or with transform='bucket'"
             ) from None
-        beyond = pa.compute.greater if bits == 53 else pa.compute.greater_equal  # 2^53 has been read
-        if pa.compute.any(beyond(pa.compute.abs_checked(array), float(1 << bits))).as_py():
+        far = pa.compute.greater_equal(pa.compute.abs_checked(array), float(1 << bits))
+        if pa.compute.any(far).as_py():
             what = (
                 f"{kind} from 2^{bits} on skips whole numbers: store the column as integers, or as text"
             )

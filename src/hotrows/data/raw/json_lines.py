@@ -8,14 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.arrow_arrays import first_line
+from hotrows.data.raw.arrow_arrays import first_line, is_list
 from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
 from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, pyarrow, sampled_lines
 from hotrows.schema import Schema
 
-_BLANK = re.compile(rb"^[ \t\r]*(null[ \t\r]*)?\n", re.MULTILINE)
+_BLANK = re.compile(rb"[ \t\r]*(null[ \t\r]*)?\n")
+_LATER_BLANK = re.compile(rb"\n" + _BLANK.pattern)
 _ROW = re.compile(r"in row (\d+)")
+_DEEPEST = 64  # lists and objects in each other: Arrow's JSON reader recurses, and would end the process
+_NOT_OPENING = bytes(set(range(256)) - set(b"[{\n"))
+_OPENING = re.compile(rb"[^\n]{%d}" % _DEEPEST)
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,14 @@ def table_of_lines(chunk: Chunk) -> Any:
     pa = pyarrow()
     from pyarrow import json
 
-    # 1. Refuse what is no UTF-8, blank lines, which Arrow skips, and null, which may end the process.
+    # 1. Refuse what is no UTF-8, blank lines, which Arrow skips, and what may end the process.
     if chunk.not_utf8 is not None:
         raise ValueError(chunk.not_utf8[1])
-    if blank := _BLANK.search(chunk.text):
-        line = chunk.first_line + chunk.text.count(b"\n", 0, blank.start())
+    if blank := _BLANK.match(chunk.text) or _LATER_BLANK.search(chunk.text):
+        line = chunk.first_line + chunk.text.count(b"\n", 0, blank.end() - 1)
         what = "null" if blank[1] else "nothing"
         raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found {what}")
+    _check_depth(chunk)
     # 2. Parse; an error of Arrow names a row, ours a line.
     options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
 
@@ -92,19 +99,54 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{chunk.name}: {chunk.num_lines:,} lines from line {chunk.first_line} on hold "
             f"{table.num_rows:,} objects of JSON; write one per line"
         )
-    # 4. Read again as text what looks like times: such ids must not change.
+    # 4. Read again by their types: as text what looks like times, as long as its neighbors do, since such
+    # ids must not change; and lists that begin with a null, which Arrow loses (apache/arrow#47417).
     names = table.column_names
-    times = [field.with_type(_as_text(field.type)) for field in table.schema if "time" in str(field.type)]
-    if times:  # text that looks like times, as long as its neighbors do
-        table = read(explicit_schema=pa.schema(times))
+    again = [
+        field.with_type(_to_read(field.type))
+        for field, column in zip(table.schema, table.columns, strict=True)
+        if "time" in str(field.type) or any(map(_lacks_values, column.chunks))
+    ]
+    if again:
+        table = read(explicit_schema=pa.schema(again))
     return table.select(names)
 
 
-def _as_text(kind: Any) -> Any:
-    """An Arrow type with text in place of the times that its JSON reader saw in text."""
+def _check_depth(chunk: Chunk) -> None:
+    """Refuses lines that are nested too deeply. Lines of few brackets, which a value ends in, are not."""
+    text = chunk.text
+    is_apart = any(text.count(end) == chunk.num_lines - 1 for end in (b"}\n{", b"}\r\n{"))
+    if is_apart and not _OPENING.search(text.translate(None, _NOT_OPENING)):
+        return
+    bare = np.frombuffer(text.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    steps = np.zeros(len(bare), np.int32)
+    steps[(bare == ord("[")) | (bare == ord("{"))] = 1
+    steps[(bare == ord("]")) | (bare == ord("}"))] = -1
+    steps[np.logical_xor.accumulate(bare == ord('"'))] = 0  # in text
+    too_deep = steps.cumsum(dtype=np.int32) > _DEEPEST
+    if len(bare) and too_deep[place := int(too_deep.argmax())]:
+        line = chunk.first_line + int((bare[:place] == ord("\n")).sum())
+        raise ValueError(
+            f"{chunk.name} line {line}: expected an object of JSON, found one that is nested too deeply"
+        )
+
+
+def _lacks_values(array: Any) -> bool:
+    """True of lists that end behind the last value, or have such lists."""
+    if pyarrow().types.is_struct(array.type):
+        return any(map(_lacks_values, array.flatten()))
+    if not is_list(array.type) or not len(array):
+        return False
+    return array.offsets[-1].as_py() > len(array.values) or _lacks_values(array.values)
+
+
+def _to_read(kind: Any) -> Any:
+    """An Arrow type with text in place of the times that its JSON reader saw in text, and with numbers
+    in lists of nothing but nulls."""
     pa = pyarrow()
     if pa.types.is_list(kind):
-        return pa.list_(_as_text(kind.value_type))
+        inner = kind.value_type
+        return pa.list_(pa.float64() if pa.types.is_null(inner) else _to_read(inner))
     return pa.string() if pa.types.is_timestamp(kind) else kind
 
 

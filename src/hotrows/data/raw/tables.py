@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import chain
 from numbers import Number
 from typing import Any
 
 import numpy as np
 
 from hotrows.data.raw.arrow import columns_of_tables
-from hotrows.data.raw.arrow_arrays import first_line
+from hotrows.data.raw.arrow_arrays import first_line, is_list
 from hotrows.data.raw.cells import Columns, Reading
 from hotrows.data.raw.files import BLOCKS, pyarrow
 from hotrows.runtime.user_warnings import warn
@@ -169,9 +170,16 @@ def check_frame(frame: Any, table: Any) -> Any:
 
 
 def check_objects(column: Any, array: Any) -> Any:
-    """Refuses objects of Polars, whose addresses Arrow gets, and moments of several types or zones: Arrow
-    cuts off their time, or moves them to the first zone. Returns the array."""
+    """Refuses objects of Polars, whose addresses Arrow gets; moments of several types or zones: Arrow
+    cuts off their time, or moves them to the first zone; and booleans among floats: 1.0 in Arrow, they
+    have another id. Returns the array."""
     kind = str(getattr(column, "dtype", "object"))
+    of_lists, is_floating = is_list(array.type), pyarrow().types.is_floating
+    is_plain = kind == "object" and hasattr(column, "__iter__")
+    if is_plain and is_floating(array.type.value_type if of_lists else array.type):
+        values = chain.from_iterable(x for x in column if hasattr(x, "__iter__")) if of_lists else column
+        if not {bool, np.bool_}.isdisjoint(map(type, values)):
+            raise ValueError("mixes numbers and booleans; convert it to text")
     if kind == "Object":
         raise ValueError("has Python objects, which are no values of Arrow; convert it to text")
     if kind == "object" and str(array.type).startswith(("date", "timestamp")):
