@@ -4,7 +4,7 @@ The claim: whatever bytes stand in a raw file, in a prepared folder, in the stat
 was interrupted, in a schema file, in the settings of a training or in an archive, the library works or
 raises one ValueError whose message is one line and names the file. It never raises anything else,
 crashes, hangs, or takes memory without bound; and the native core and plain Python agree, on the rows
-or on the message.
+or on the message. Of `requests` it is that a server and readers of files make the same ids of a value.
 
 A case is made of its target and seed alone: valid files, then damaged. Batches run in processes of
 their own, so that one that dies names its seed; what was found is made smaller by halves and kept.
