@@ -6,7 +6,7 @@ import copy
 import io
 import random
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -206,7 +206,7 @@ class Run:
     draw: torch.Generator = field(default_factory=torch.Generator)
     place: torch.device = HOST
     handles: list[Any] = field(default_factory=list)  # of late hooks
-    loss: Tensor | None = None  # the last one
+    losses: deque[Tensor] = field(default_factory=partial(deque, maxlen=3))  # the last ones
 
     def see(self, what: str, value: Any) -> None:
         self.seen.append((what, _copied(value)))
@@ -323,7 +323,7 @@ def _loss(run: Run, size: int, step: Step) -> Tensor:
         loss = loss + PENALTIES[form](run.weight(number))
     if not step.reads_late:
         run.see("loss", loss)
-    run.loss = loss
+    run.losses.append(loss)
     return loss
 
 
@@ -427,7 +427,7 @@ PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
     "parameters_to_vector": lambda w: 0.01 * nn.utils.parameters_to_vector([w]).square().sum(),
     "two of them": lambda w: 0.01 * (w.square() + w.square()).sum(),
     "difference": lambda w: 0.01 * (w - 0.1).square().sum(),
-    "functional.normalize": lambda w: 0.01 * F.normalize(w, dim=1).sum(),
+    "functional.normalize": lambda w: 0.01 * F.normalize(w, dim=1, eps=0.1).sum(),
     "max": lambda w: 0.01 * w.square().max(),
     "_foreach_norm": lambda w: 0.01 * torch.stack(torch._foreach_norm([w])).sum(),
     "/ no_grad norm": lambda w: 0.01 * w[:1].sum() / (1 + torch.no_grad()(w.norm)()),
@@ -689,7 +689,12 @@ def _in_thread(run: Run, w: nn.Parameter) -> Any:
 
 def _last_loss(run: Run, w: nn.Parameter) -> Any:
     """The value of the last loss, behind the step."""
-    return None if run.loss is None else run.loss.item()
+    return run.losses[-1].item() if run.losses else None
+
+
+def _losses(run: Run, w: nn.Parameter) -> Any:
+    """The values of the last losses, some of them steps ago."""
+    return [loss.item() for loss in run.losses]
 
 
 def _unused_forward(run: Run, w: nn.Parameter) -> Any:
@@ -976,6 +981,7 @@ THEN: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "inference, writes": _inference_writes,
     "in a thread": _in_thread,
     "last loss": _last_loss,
+    "losses": _losses,
     "norm": lambda run, w: w.norm(),
     "no_grad squares": lambda run, w: torch.no_grad()(lambda: (w * w).sum().item())(),
     "unused forward": _unused_forward,
