@@ -209,7 +209,7 @@ void catch_up(const Rows& rows, int64_t dim, double* squares) {
                                chunk.end - chunk.begin, dim, squares != nullptr, scratch);
     }
   }
-  if (kChecks) rows.check_steps(0);
+  if (kChecks) rows.check_steps();
   add_changes(chunks, changes, squares);
 }
 
@@ -281,7 +281,7 @@ void update(const Rows& rows, int64_t dim, const Runs<T>& runs, const double* sc
       changes[b] = change;
     }
   }
-  if (kChecks) rows.check_steps(1);
+  if (kChecks) rows.check_steps();
   add_changes(blocks, changes, squares);
 }
 

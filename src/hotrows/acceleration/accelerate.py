@@ -300,7 +300,7 @@ class Acceleration:
         for hooks in self._hooks:
             hooks.remove()
         for table, gradient in zip(self.tables, plain, strict=True):
-            table.materialize_multiples()
+            table.before_write()
             table.make_plain()
             release(table.weight)
             del table.weight.table  # type: ignore[attr-defined]

@@ -203,22 +203,16 @@ class CachedTable(RowTable):
         with self.locate(rows).writing([self]) as (targets, slots):
             yield targets[0], slots
 
-    @exclusive
-    def catch_up(self) -> None:
-        if not self.is_behind:
-            return
-        if self._has_states or not self.rule.states:
-            with self.group.paused():
-                for begin, end in self._chunks():
-                    records = self.group.read(begin, end)
-                    target = self.group.target_of(self, self.group.views_of(records))
-                    before = target.last.clone()
-                    deferred.catch_up_all(self.rule.kind, target)
-                    moved = (target.last != before).nonzero().squeeze(1)
-                    if moved.numel():
-                        self.group.write(moved + begin, records[moved])
-        self._split_off()
-        self.history.forget()
+    def _bring_all(self, step: int) -> None:
+        with self.group.paused():
+            for begin, end in self._chunks():
+                records = self.group.read(begin, end)
+                target = self.group.target_of(self, self.group.views_of(records)).until(step)
+                before = target.last.clone()
+                deferred.catch_up_all(self.rule.kind, target)
+                moved = (target.last != before).nonzero().squeeze(1)
+                if moved.numel():
+                    self.group.write(moved + begin, records[moved])
 
     @exclusive
     def caught_up(self) -> Tensor:
@@ -236,6 +230,7 @@ class CachedTable(RowTable):
     def write_weights(self, values: Tensor) -> None:
         self._watched.clear()
         self.catch_up()
+        self.moments.settle()
         self._write_all(values, None, None)
 
     def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
@@ -248,7 +243,7 @@ class CachedTable(RowTable):
             if any(view._version != version for view, version in views):
                 self.write_weights(copy)
 
-    def _squared_norm(self) -> float:
+    def present_squares(self) -> float:
         total = 0.0
         for begin, end in self._chunks():
             weights = self.group.views_of(self.group.read(begin, end)).weights

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotrows.acceleration.gradient import RowGradient
+from hotrows.acceleration.moments import Moment
 from hotrows.acceleration.nodes import tensors_in
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, handles, mapped, read_whole
 
@@ -40,18 +41,18 @@ _UNREAD = {Tensor.register_hook, Tensor.retain_grad, *_getters("requires_grad", 
 
 
 class _SumOfSquares(torch.autograd.Function):
-    """value: of the sum in forward; not a number where `PendingSum` computes it."""
+    """factor * the sum of squares. value: of that; not a number where `PendingSum` computes it."""
 
     @staticmethod
-    def forward(ctx: Any, weight: TableParameter, value: float) -> Tensor:
-        ctx.weight, ctx.table = weight, weight.table
+    def forward(ctx: Any, weight: TableParameter, factor: float, value: float) -> Tensor:
+        ctx.weight, ctx.table, ctx.factor = weight, weight.table, factor
         return _number(value, ctx.table.values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # create_graph: it depends on the weight, too
-            return read_whole(torch.mul, (ctx.weight, 2 * grad), {}), None
-        return RowGradient(ctx.table, decay=2 * float(grad)), None
+            return read_whole(torch.mul, (ctx.weight, 2 * ctx.factor * grad), {}), None, None
+        return RowGradient(ctx.table, decay=2 * ctx.factor * float(grad)), None, None
 
 
 def _number(number: float, like: Tensor) -> Tensor:
@@ -100,11 +101,11 @@ class _Value:
 class PendingSum(Tensor):
     """A sum of one number with terms over whole tables; not a number in memory until it is read.
 
-    known: the sum of all other terms. terms: of the tables, each with its factor.
+    known: the sum of all other terms. terms: the tables' sums of squares, each with its factor.
     """
 
     known: Any
-    terms: tuple[tuple[_Value, float], ...]
+    terms: tuple[tuple[Moment, float], ...]
 
     @classmethod
     @torch.compiler.disable
@@ -129,9 +130,8 @@ class PendingSum(Tensor):
         with NO_TORCH_FUNCTION(), torch.no_grad():
             self.__class__ = Tensor  # type: ignore[assignment]
             total = self.known.double()
-            for value, factor in self.terms:
-                value.materialize()
-                total = total + factor * value.get()
+            for moment, factor in self.terms:
+                total = total + factor * moment.get()
             self.data.copy_(total)  # `data`, for nobody has seen the number before
             del self.known, self.terms
 
@@ -144,7 +144,7 @@ def _twin(value: Any) -> Any:
         return value.view_as(value)
 
 
-def _pending(sum_: Any, known: Any, terms: tuple[tuple[_Value, float], ...]) -> Any:
+def _pending(sum_: Any, known: Any, terms: tuple[tuple[Moment, float], ...]) -> Any:
     sum_.__class__ = PendingSum
     sum_.known, sum_.terms = known, terms
     return sum_
@@ -158,7 +158,8 @@ def _is_number(value: Any) -> bool:
 
 def _is_summand(value: Any) -> bool:
     if type(value) in (Tensor, PendingSum):
-        return value.numel() == 1 and value.dtype in _DTYPES
+        with NO_TORCH_FUNCTION():
+            return value.numel() == 1 and value.dtype in _DTYPES
     return _is_number(value)
 
 
@@ -168,16 +169,16 @@ def _known(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _terms(value: Any, factor: float = 1.0) -> Iterator[tuple[_Value, float]]:
-    if isinstance(value, PendingSum):
-        yield from ((of_table, factor * multiple) for of_table, multiple in value.terms)
+def _terms(value: Any, factor: float = 1.0) -> tuple[tuple[Moment, float], ...]:
+    terms = value.terms if isinstance(value, PendingSum) else ()
+    return terms if factor == 1 else tuple((moment, factor * times) for moment, times in terms)
 
 
 def _sum_of(operation: Callable, one: Any, other: Any) -> Any:
     """one + other, or one - other."""
     if not (_is_summand(one) and _is_summand(other)):
         return NotImplemented
-    terms = (*_terms(one), *_terms(other, -1.0 if operation is operator.sub else 1.0))
+    terms = _terms(one) + _terms(other, -1.0 if operation is operator.sub else 1.0)
     with NO_TORCH_FUNCTION():
         return _pending(operation(one, other), operation(_known(one), _known(other)), terms)
 
@@ -190,7 +191,7 @@ def _sum_in_place(one: Any, other: Any) -> Any:
         num_users = torch._C._storage_Use_Count(one.untyped_storage()._cdata)
         if num_users > 2 and not isinstance(one, PendingSum):  # itself, and its storage in Python
             return NotImplemented
-        known, terms = _known(one) + _known(other), (*_terms(one), *_terms(other))
+        known, terms = _known(one) + _known(other), _terms(one) + _terms(other)
         return _pending(one.add_(other), known, terms)
 
 
@@ -200,20 +201,11 @@ def _multiple(operation: Callable, one: Any, other: Any) -> Any:
         one, other = other, one
     if not isinstance(one, PendingSum) or not _is_number(other) or not math.isfinite(float(other)):
         return NotImplemented
-    is_product = operation in (operator.mul, operator.imul)
-    if not is_product and not float(other):
+    if operation is operator.truediv and not float(other):
         return NotImplemented
-    terms = tuple(_terms(one, float(other) if is_product else 1 / float(other)))
+    terms = _terms(one, operation(1.0, float(other)))
     with NO_TORCH_FUNCTION():
-        known = operation(one.known, other)
-        return _pending(operation(one, other), known, terms)
-
-
-def _total(one: Any, *dims: Any) -> Any:
-    if dims:
-        return NotImplemented
-    with NO_TORCH_FUNCTION():
-        return _pending(one.sum(), one.known.sum(), one.terms)
+        return _pending(operation(one, other), operation(one.known, other), terms)
 
 
 def _backward(loss: Any, *args: Any, gradient: Any = None, **options: Any) -> None:
@@ -235,10 +227,7 @@ _LINEAR: dict[Any, Callable] = {
     **_names(_sum_in_place, "add_", "__iadd__"),
     **_names(partial(_multiple, operator.mul), "mul", "multiply", "__mul__", "__rmul__"),
     **_names(partial(_multiple, operator.truediv), "div", "__truediv__"),
-    **_names(partial(_multiple, operator.imul), "mul_", "__imul__"),
-    **_names(partial(_multiple, operator.itruediv), "div_", "__itruediv__"),
     **_names(lambda one: _multiple(operator.mul, one, -1.0), "neg", "__neg__"),
-    **_names(_total, "sum", "mean"),
 }
 _DIFFERENTIATING: dict[Any, Callable] = {
     Tensor.backward: _backward,
@@ -332,11 +321,10 @@ def _sum_of_squares(of_table: _OfTable, factor: float) -> Any:
         return NotImplemented
     if not _records(weight):
         return _number(factor * weight.table.sum_of_squares(), weight.table.values)
-    pending = _SumOfSquares.apply(weight, math.nan)
-    if type(pending) is not Tensor:  # of a class with a meaning of its own, which must stay
-        return factor * _SumOfSquares.apply(weight, weight.table.sum_of_squares())
-    value, zero = _Value(weight, weight.table.sum_of_squares), _number(0.0, weight.table.values)
-    return _multiple(operator.mul, _pending(pending, zero, ((value, 1.0),)), factor)
+    pending = _SumOfSquares.apply(weight, factor, math.nan)
+    if type(pending) is not Tensor:  # of a class with its own meaning, which must stay
+        return _SumOfSquares.apply(weight, factor, factor * weight.table.sum_of_squares())
+    return _pending(pending, _number(0.0, pending), ((weight.table.moments.open(), factor),))
 
 
 def _records(weight: Tensor) -> bool:

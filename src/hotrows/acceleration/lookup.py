@@ -26,6 +26,7 @@ from hotrows.acceleration.errors import refuse_capture
 from hotrows.acceleration.exclusive import LOCK, keeping
 from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of
+from hotrows.acceleration.moments import catch_up
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, read_whole
 from hotrows.acceleration.rules import BY_OPTIMIZER
 from hotrows.acceleration.table import RowTable
@@ -114,7 +115,9 @@ def _catch_up(plan: TablePlan, tables: Sequence[RowTable | None], kind: str | No
             assert table is not None
             table.catch_up_rows(plan.table_rows[plan.ends[t] : plan.ends[t + 1]])
     elif kind is not None and any(table.is_behind for table in tables if table):
-        deferred.catch_up(kind, plan.targets, plan.pack.slots, plan.bounds)
+        is_copy = plan.locations is not None and plan.locations.is_copy
+        moving = [None] * len(tables) if is_copy else tables
+        catch_up(kind, moving, plan.targets, plan.pack.slots, plan.bounds)
         if plan.locations is not None:
             plan.locations.changed()
 

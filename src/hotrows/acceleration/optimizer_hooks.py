@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 from hotrows.acceleration.errors import refuse_capture
 from hotrows.acceleration.exclusive import CAPTURE, exclusive
 from hotrows.acceleration.gradient import PackGradient, RowGradient
+from hotrows.acceleration.moments import update
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.acceleration.table_state import TableState
-from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
 from hotrows.runtime import device as devices
@@ -211,6 +211,7 @@ def step_tables(
                     continue
                 gradient = weight.grad
                 hidden.append((weight, gradient))
+                table.moments.settle(before=table.history.now)
                 if table.multiples:
                     is_row_gradient = isinstance(gradient, RowGradient)
                     table.materialize_multiples(but=gradient.content if is_row_gradient else None)
@@ -245,6 +246,7 @@ def _leave_to_optimizer(table: RowTable, gradient: Tensor, is_sparse: bool) -> N
             f"table {table.names[0]} is kept behind a cache and {why}, or accelerate without fast_memory"
         )
     table.catch_up()
+    table.moments.settle()
     release(table.weight)  # so that PyTorch takes its usual path
     if isinstance(gradient, RowGradient):
         is_sparse = is_sparse and not gradient.decay and gradient.dense is None
@@ -313,7 +315,7 @@ def _update(pack: PackGradient, members: list[tuple[RowTable, RowGradient]]) -> 
         runs = runs[0], runs[1][begin : end + 1], runs[2]
     with _writing(plan, first, last, tables) as (targets, slots):
         kind = tables[0].rule.kind
-        deferred.update(kind, targets, slots, bounds, *runs, weights, grad, factors)
+        update(kind, tables, targets, slots, bounds, *runs, weights, grad, factors)
 
 
 def _writing(

@@ -5,7 +5,7 @@ Every operation of PyTorch on it goes through `__torch_function__`:
 
     its shape, dtype, `.grad`, hooks ..          plain PyTorch, without reading a row
     F.embedding, F.embedding_bag, weight[ids]    a lookup: rows alone
-    square().sum(), norm() ..                    a term over the whole table: a number, and a decay
+    square().sum(), norm() ..                    a term over the whole table: a decay, and a number
     anything else                                brings every row up to date; then plain PyTorch
 """
 

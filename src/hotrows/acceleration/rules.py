@@ -176,9 +176,13 @@ def stepped(
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in (*step.shared.items(), *states.items())
         }
+        if isinstance(count := alone.state[rows].get("step"), Tensor):
+            alone.state[rows]["step"] = count.double()  # while another thread compiles, it is no number
     rows.grad = grad + step.decay * weights if step.decay else grad
     kind.step.__wrapped__(alone)  # type: ignore[attr-defined]  # without hooks on all optimizers
     after = alone.state[rows]
+    if isinstance(count := after.get("step"), Tensor):
+        after["step"] = count.float()
     of_rows = {n: x for n, x in after.items() if isinstance(x, Tensor) and x.dim() == 2}
     return rows.detach(), of_rows, {n: x for n, x in after.items() if n not in of_rows}
 

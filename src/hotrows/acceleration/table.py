@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration import errors
 from hotrows.acceleration.exclusive import exclusive
+from hotrows.acceleration.moments import Moments, catch_up, update
 from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, divided, is_known, stepped
 from hotrows.acceleration.table_plan import RowLocations
 from hotrows.acceleration.table_state import TableState, Values, counted
@@ -55,7 +56,7 @@ class RowTable:
     names: of the weight in the model. weight: the parameter. values: [R, D], its data as a plain
     tensor. rule: how its rows are updated. optimizer: the one that holds the weight.
     last: [R] int32, number of steps that each row has made; -1: no gradient has reached it.
-    multiples: gradients that hold a multiple of the weight as it is now.
+    multiples: gradients that hold a multiple of the weight. moments: whose sum of squares is unread.
     entry: its entry in `optimizer.state`; None: it has none, as before a first step.
     is_left_plain: the optimizer has settings or states without a rule, and must step the table itself.
     group: the `CachedTableGroup` that has the rows of a table behind a cache; None: memory has them.
@@ -72,6 +73,7 @@ class RowTable:
         self._shared: dict[str, Any] = {}
         self._by_optimizer: list[DeferredStep] = []
         self.multiples: weakref.WeakSet[WeightMultiple] = weakref.WeakSet()
+        self.moments = Moments(self)
         self.history = StepHistory()
         self.entry: TableState | None = None
         self.is_left_plain = False
@@ -102,6 +104,7 @@ class RowTable:
         is_changed = not (is_own and has_rule) or (self.entry is not None and self.entry.is_lent)
         if is_changed:
             self.catch_up()
+            self.moments.settle()
             if isinstance(rule, Rule) and not has_rule:
                 self.change_rule(rule)
             self.adopt_states()
@@ -189,14 +192,25 @@ class RowTable:
     def catch_up(self) -> None:
         """Brings every row up to date."""
         errors.check_all()
+        self.moments.settle(before=self.history.now)
         if self.is_behind:
             if self.rule.kind == BY_OPTIMIZER:
                 self._replay(torch.arange(len(self.values), device=self.values.device))
                 self._by_optimizer = []
-            elif self.states or not self.rule.states:
-                deferred.catch_up_all(self.rule.kind, self.target)
+            else:
+                self.bring_all(self.history.now)
             self._split_off()
             self.history.forget()
+
+    def bring_all(self, step: int) -> None:
+        """Lets all rows that have made fewer steps make those up to `step`."""
+        if self.rule.kind == BY_OPTIMIZER:  # whose moments are read before the next step
+            self.catch_up()
+        elif self.is_behind and (self.has_states or not self.rule.states):
+            self._bring_all(step)
+
+    def _bring_all(self, step: int) -> None:
+        deferred.catch_up_all(self.rule.kind, self.target.until(step))
 
     @exclusive
     def catch_up_rows(self, rows: Tensor) -> None:
@@ -208,7 +222,7 @@ class RowTable:
             return
         with self.writing(rows) as (target, slots):
             bounds = torch.tensor([0, rows.numel()]).to(rows.device)
-            deferred.catch_up(self.rule.kind, [target], slots, bounds)
+            catch_up(self.rule.kind, [self], [target], slots, bounds)
 
     @exclusive
     def caught_up(self) -> Tensor:
@@ -226,6 +240,7 @@ class RowTable:
     def write_weights(self, values: Tensor) -> None:
         """Replaces all weights, [R, D]."""
         self.catch_up()
+        self.moments.settle()
         self.values.copy_(values)
 
     def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
@@ -249,17 +264,17 @@ class RowTable:
     @exclusive
     def sum_of_squares(self) -> float:
         """Sums the squares of all weights, of every row as it is now."""
-        self.catch_up()
-        return self._squared_norm()
+        return self.moments.open().get()
 
-    def _squared_norm(self) -> float:
-        """The sum of all squares; every row is up to date."""
+    def present_squares(self) -> float:
+        """The sum of all squares, of rows as they are stored."""
         return float(torch.linalg.vector_norm(self.values, dtype=torch.float64).square())
 
     @exclusive
     def before_write(self) -> None:
         """Prepares for a write of the weight by others; every row is up to date."""
         self.materialize_multiples()
+        self.moments.settle()
 
     def materialize_multiples(self, but: WeightMultiple | None = None) -> None:
         """Computes the multiples of the weight before it changes; not `but`, which steps it."""
@@ -277,6 +292,7 @@ class RowTable:
         optimizer's settings.
         """
         if self.rule.kind == BY_OPTIMIZER:
+            self.moments.settle()
             self._step_by_optimizer(rows, sums, decay, group)
             return
         assert self.rule.numbers is not None
@@ -288,7 +304,7 @@ class RowTable:
         runs = order[:-1], order, None, None
         scales = torch.ones(1, dtype=torch.float64, device=rows.device)
         with self.writing(rows) as (target, slots):
-            deferred.update(self.rule.kind, [target], slots, bounds, *runs, sums, scales)
+            update(self.rule.kind, [self], [target], slots, bounds, *runs, sums, scales)
         self.history.now += 1
         if self.rule.lazy:
             self.history.forget()

@@ -7,7 +7,7 @@ c * w. All rows of a target make a step together; those whose first missed step 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -42,6 +42,10 @@ class Target:
         *("weights", "weights_stride", "first_state", "second_state", "states_stride", "lasts"),
         *("lasts_stride", "num_rows", "steps", "first", "now", "first_decay"),
     )
+
+    def until(self, step: int) -> Target:
+        """The table as it was when it had made `step` steps, for rows that have made no more."""
+        return replace(self, now=step, first_decay=min(self.first_decay, step))
 
     def line(self) -> tuple[int, ...]:
         """The numbers of `LINE`, which the core reads: addresses, strides in bytes, counts of steps."""

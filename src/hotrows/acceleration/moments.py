@@ -1,0 +1,116 @@
+"""Moment: the sum of a table's squared weights after some step, computed when somebody reads it.
+
+    rows that have made fewer steps    make those up to it, and count as they are then
+    rows that have made more           count as they are now, less the changes that kernels have counted
+
+So a loss with such a term may be held while training goes on, and costs nothing of the table's size until
+its value is read.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.acceleration.exclusive import exclusive
+from hotrows.ops import deferred
+from hotrows.ops.deferred import Target
+
+
+class Moment:
+    """The sum of squares of a table that has made `step` steps."""
+
+    def __init__(self, table: Any, step: int) -> None:
+        self.step = step
+        self._table, self._changes = table, list[Tensor]()
+        self._value: float | None = None
+
+    def note(self, change: Tensor) -> None:
+        """Counts how the squares of rows have changed that went on from this moment."""
+        self._changes.append(change)
+
+    @exclusive
+    def get(self) -> float:
+        if self._value is None:
+            table = self._table
+            table.bring_all(self.step)
+            self._value = table.present_squares() - sum(map(float, self._changes))
+            self._table = None
+        return self._value
+
+
+class Moments:
+    """The moments of a table that somebody may read."""
+
+    def __init__(self, table: Any) -> None:
+        self._table, self._open = table, weakref.WeakSet[Moment]()
+
+    @exclusive
+    def open(self) -> Moment:
+        """Opens the present moment."""
+        moment = self.present() or Moment(self._table, self._table.history.now)
+        self._open.add(moment)
+        return moment
+
+    def present(self) -> Moment | None:
+        """The present moment, if it is open."""
+        return next((x for x in self._open if x.step == self._table.history.now), None)
+
+    def last(self) -> Moment | None:
+        """The last moment before the present; the ones before that are read now."""
+        early = sorted((x.step for x in self._open if x.step < self._table.history.now), reverse=True)
+        if len(early) > 1:
+            self.settle(before=early[0])
+        return next((x for x in self._open if early and x.step == early[0]), None)
+
+    def settle(self, before: float = math.inf) -> None:
+        """Reads those before a step: all that are open by default."""
+        for moment in sorted(self._open, key=lambda x: x.step):
+            if moment.step < before:
+                moment.get()
+                self._open.discard(moment)
+
+
+@contextmanager
+def _counted(moments: Sequence[Moment | None], device: torch.device) -> Iterator[Tensor | None]:
+    """Within: [T] float64 for the changes of squares since the tables' moments; None: none is open."""
+    if not any(moments):
+        yield None
+        return
+    changes = torch.zeros(len(moments), dtype=torch.float64, device=device)
+    yield changes
+    for moment, change in zip(moments, changes, strict=True):
+        if moment is not None:
+            moment.note(change)
+
+
+def catch_up(
+    kind: str, tables: Sequence[Any], targets: Sequence[Target], slots: Tensor, bounds: Tensor
+) -> None:
+    """`deferred.catch_up` of rows of tables, by way of a moment that somebody may read.
+
+    tables: `RowTable`s; None: one whose rows here are copies, or that has no steps to make.
+    """
+    moments = [None if table is None else table.moments.last() for table in tables]
+    if any(moments):
+        pairs = zip(targets, moments, strict=True)
+        by_way = [target if moment is None else target.until(moment.step) for target, moment in pairs]
+        deferred.catch_up(kind, by_way, slots, bounds)
+    with _counted(moments, bounds.device) as changes:
+        deferred.catch_up(kind, targets, slots, bounds, changes)
+
+
+def update(
+    kind: str, tables: Sequence[Any], targets: Sequence[Target], slots: Tensor, bounds: Tensor, *args: Any
+) -> None:
+    """`deferred.update` of tables, `RowTable`s, which goes on from the present moment."""
+    with _counted([table.moments.present() for table in tables], bounds.device) as changes:
+        if changes is not None:
+            deferred.catch_up(kind, targets, slots, bounds)
+        deferred.update(kind, targets, slots, bounds, *(*args, changes))
