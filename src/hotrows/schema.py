@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from importlib.metadata import entry_points
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +110,32 @@ class Sparse:
     boundaries: tuple[float, ...] = ()
     dynamic: Dynamic | None = None
     weights: str | None = None
+    expected = "value"  # what a kind of its own reads, for messages
+
+    def __init_subclass__(cls) -> None:
+        """A class of one's own is a kind of column, by its name in small letters; see CONTRIBUTING."""
+        _KINDS[cls.__name__.lower()] = cls
 
     def __post_init__(self) -> None:
         check_types(self)
         check_ids(self)
         check_one_of(self, "transform", SPARSE_TRANSFORMS)
         check_sparse(self)
+
+    @property
+    def parts(self) -> tuple[Sparse, ...]:
+        """The features that it stands for in a schema."""
+        return (self,)
+
+    def ids_of(self, texts: Any) -> Any:
+        """What ids are made of: an Arrow array of text, null where missing, one for each of `texts`; a
+        value of which nothing is made is wrong."""
+        return texts
+
+    @classmethod
+    def drafted(cls, name: str, values: Iterable[Any]) -> Sparse | None:
+        """The feature that a column of text is, with these values, if it is of this kind."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -206,7 +228,8 @@ class Time:
 
 Feature = Dense | Sparse | Sequence
 IdFeature = Sparse | Sequence
-_KINDS = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
+_KINDS: dict[str, type[Any]] = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
+_GROUP = "hotrows.columns"  # of entry points, by which packages name kinds of columns
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,6 +279,8 @@ class Schema:
     _repr_html_ = notebook.schema
 
     def __post_init__(self) -> None:
+        features = (getattr(feature, "parts", (feature,)) for feature in self.features)
+        object.__setattr__(self, "features", tuple(chain.from_iterable(features)))
         check_types(self)
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
         if self.time is None:
@@ -281,11 +306,6 @@ class Schema:
         """The labels, one per task."""
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         return tuple(Label(label) if isinstance(label, str) else label for label in labels)
-
-    @property
-    def has_numbers(self) -> bool:
-        """True if some label is a number; all are then stored as float32, else as 0 and 1."""
-        return not all(label.values.binary for label in self.labels)
 
     @cached_property
     def keeps_times(self) -> bool:
@@ -428,6 +448,11 @@ def vocabulary_of(feature: Sparse | Sequence) -> str:
     return feature.vocabulary or feature.name
 
 
+def kinds_from_outside() -> list[type[Sparse]]:
+    """The kinds of columns that are not those of this package."""
+    return [kind for kind in _KINDS.values() if kind not in (Dense, Sparse, Sequence)]
+
+
 def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
     """The first names, in words."""
     more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
@@ -441,6 +466,9 @@ def is_list(feature: Feature) -> bool:
 
 def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
+    if kind not in list(_KINDS):
+        for point in entry_points(group=_GROUP, name=str(kind)):
+            point.load()
     if kind not in list(_KINDS):
         raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {shown(kind)}")
     fields = {name: value for name, value in fields.items() if name != "kind"}

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.raw import arrow, ray_dataset
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.stream import InputPosition, stream
+from hotrows.data.raw import cells, ray_dataset
 from hotrows.data.raw.files import find_files
-from hotrows.data.raw.inputs import InputPosition, inputs_of, stream
+from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.reading import Reading
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.support.choice import examples
 
@@ -54,10 +55,12 @@ def read(given_, schema=SCHEMA, threads=2, for_training=True):
                 [cells.value(n) for n in range(cells.offsets[row], cells.offsets[row + 1])]
                 if cells.offsets is not None
                 else cells.value(row)
-                for cells in columns.ids
+                for name, cells in columns.values.items()
+                if name.startswith("ids/")
             ]
-            label = None if columns.labels is None else columns.labels[:, row].tolist()
-            rows.append((label, columns.dense[:, row].tobytes(), ids, int(columns.times[row])))
+            label = "labels" in columns.values and columns.values["labels"][:, row].tolist()
+            dense, times = columns.values["dense"], columns.values["times"]
+            rows.append((label, dense[:, row].tobytes(), ids, int(times[row])))
     return rows
 
 
@@ -270,12 +273,13 @@ def test_few_rows_are_read_as_many_are(x, y, monkeypatch):
     schema = Schema(features=(Dense("x"), Dense("y"), *map(Sparse, "abcd")), missing=missing, strip=True)
 
     def outcome(few):
-        monkeypatch.setattr(arrow, "_FEW", few)
+        monkeypatch.setattr(cells, "_FEW", few)
         try:
             ((_, columns),) = stream(inputs_of(table), Reading(schema, 1, for_training=False))
         except ValueError as error:
             return str(error)
-        return [list(map(raw.value, range(3))) for raw in columns.ids], columns.dense.tobytes()
+        of_ids = [raw for name, raw in columns.values.items() if name.startswith("ids/")]
+        return [list(map(raw.value, range(3))) for raw in of_ids], columns.values["dense"].tobytes()
 
     assert outcome(1 << 14) == outcome(0)
 
@@ -284,7 +288,7 @@ def test_big_and_negative_ids_are_kept_to_the_last_digit():
     schema = Schema(features=(Sparse("id"),))
     table = pa.table({"label": [0, 1, 1], "id": [2**63 - 1, -(2**63), 0]})
     ((_, columns),) = stream(inputs_of(table), Reading(schema, 1))
-    assert [columns.ids[0].value(n) for n in range(3)] == [
+    assert [columns.values["ids/id"].value(n) for n in range(3)] == [
         b"9223372036854775807", b"-9223372036854775808", b"0"
     ]  # fmt: skip
 
@@ -302,7 +306,7 @@ def test_a_stream_goes_on_from_any_place(tmp_path_factory, groups, data):
 
     def rows_from(place):
         chunks = stream(inputs, Reading(schema, 1), start=place)
-        return [(columns.first_row + n, columns.ids[0].value(n)) for _, columns in chunks
+        return [(columns.first_row + n, columns.values["ids/id"].value(n)) for _, columns in chunks
                 for n in range(columns.num_rows)]  # fmt: skip
 
     all_rows = rows_from(InputPosition())

@@ -365,8 +365,8 @@ def test_a_list_of_one_word_that_means_missing_has_one_value(tmp_path, core, str
         of_text.path
     )
     rows = of_text.parts["train"].shard(0)
-    assert rows.offsets[0].tolist() == [0, 2, 3, 3, 5, 7, 8, 9]
-    assert (rows.ids[1] == 1).tolist() == [False, True, True, False, False, True, False]
+    assert rows.bounds["tags"].tolist() == [0, 2, 3, 3, 5, 7, 8, 9]
+    assert (rows.arrays["ids/first"] == 1).tolist() == [False, True, True, False, False, True, False]
     only = dataclasses.replace(schema, features=features[:1])
     of_text = prepare(tmp_path / "rows.csv", only, tmp_path / "only", **everything)
     of_lists = pa.table({"click": [1] * len(cells), "tags": lists})

@@ -9,10 +9,11 @@ import torch
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import Loader, write_encoded
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.rows import Rows
 from hotrows.data.stored import order
 from hotrows.data.stored import order as module
 from hotrows.data.stored.order import clusters
-from hotrows.data.stored.rows import Rows
 from hotrows.planning.policy import BELADY
 from hotrows.planning.slots import NativeSlotMap
 from hotrows.schema import Schema, Sequence, Sparse
@@ -30,10 +31,11 @@ LISTS = Schema(
 
 def rows_of(*columns, lengths=()) -> Rows:
     """Rows of these ids; lengths: of the lists of the last columns."""
-    lists = len(columns) - len(lengths)
-    offsets = [None] * lists + [np.cumsum([0, *sizes]).astype(np.uint32) for sizes in lengths]
-    num = len(columns[0])
-    return Rows(columns, tuple(offsets), np.zeros((num, 0), np.float32), np.zeros(num, np.uint8))
+    names = [feature.name for feature in (LISTS if lengths else ONE).id_features]
+    bounds = [np.cumsum([0, *sizes]).astype(np.uint32) for sizes in lengths]
+    arrays = {f"ids/{name}": ids for name, ids in zip(names, columns, strict=True)}
+    lists = names[len(names) - len(lengths) :]
+    return Rows(len(columns[0]), arrays, dict(zip(lists, bounds, strict=True)))
 
 
 def random_rows(num: int, longest: int) -> Rows:
@@ -50,14 +52,14 @@ def random_rows(num: int, longest: int) -> Rows:
 def by_reference(monkeypatch, pieces, schema, num) -> np.ndarray:
     with monkeypatch.context() as patched:
         patched.setattr(module, "_dealt", dealt)
-        return clusters(pieces, schema, num)
+        return clusters(pieces, SchemaColumns(schema), num)
 
 
 @pytest.mark.parametrize("num_clusters", [1, 2, 8, 9, 32, 64])
 @pytest.mark.parametrize(("num", "longest"), [(0, 0), (1, 3), (63, 0), (300, 4), (20, 400)])
 def test_the_native_division_equals_the_reference(monkeypatch, num, longest, num_clusters):
     rows = random_rows(num, longest)
-    found = clusters([rows], LISTS, num_clusters)
+    found = clusters([rows], SchemaColumns(LISTS), num_clusters)
     assert found.tolist() == by_reference(monkeypatch, [rows], LISTS, num_clusters).tolist()
     assert len(found) == num
     assert np.bincount(found, minlength=num_clusters).max(initial=0) <= -(-num // num_clusters)
@@ -66,21 +68,21 @@ def test_the_native_division_equals_the_reference(monkeypatch, num, longest, num
 def test_pieces_of_a_pool_are_divided_as_one(monkeypatch):
     rows = random_rows(300, 4)
     pieces = [rows[:7], rows[7:7], rows[7:263], rows[263:]]
-    found = clusters(pieces, LISTS, 8)
-    assert found.tolist() == clusters([rows], LISTS, 8).tolist()
+    found = clusters(pieces, SchemaColumns(LISTS), 8)
+    assert found.tolist() == clusters([rows], SchemaColumns(LISTS), 8).tolist()
     assert found.tolist() == by_reference(monkeypatch, pieces, LISTS, 8).tolist()
-    assert clusters([], LISTS, 8).tolist() == []
+    assert clusters([], SchemaColumns(LISTS), 8).tolist() == []
 
 
 def test_samples_that_read_equal_rows_come_together():
     user = np.array([0, 1, 0, 1, 0, 1, 0, 1], np.uint8)
     item = np.arange(8, dtype=np.uint8)
-    assert clusters([rows_of(user, item)], ONE, 2).tolist() == user.tolist()
+    assert clusters([rows_of(user, item)], SchemaColumns(ONE), 2).tolist() == user.tolist()
 
 
 def test_equal_samples_fill_clusters_evenly():
     same = np.zeros(10, np.uint8)
-    assert np.bincount(clusters([rows_of(same, same)], ONE, 4)).tolist() == [3, 3, 2, 2]
+    assert np.bincount(clusters([rows_of(same, same)], SchemaColumns(ONE), 4)).tolist() == [3, 3, 2, 2]
 
 
 def test_a_row_of_a_shared_vocabulary_counts_in_all_its_columns():
@@ -88,7 +90,7 @@ def test_a_row_of_a_shared_vocabulary_counts_in_all_its_columns():
     item = np.array([1, 50, 2, 51], np.uint8)
     history = np.array([2, 51, 1, 50], np.uint8)
     rows = rows_of(item, history, np.empty(0, np.int64), lengths=([1] * 4, [0] * 4))
-    assert clusters([rows], LISTS, 2).tolist() == [0, 1, 0, 1]
+    assert clusters([rows], SchemaColumns(LISTS), 2).tolist() == [0, 1, 0, 1]
 
 
 ROWS = 3000

@@ -87,9 +87,12 @@ def test_shards_hold_float16_where_all_vectors_say_so_and_a_shuffle_moves_whole_
         label="click",
     )
     data = prepared(TABLE, tmp_path, schema)
-    stored = [open_shard(data.path / shard.file, data.schema) for shard in data.parts["train"].shards]
+    stored = [
+        open_shard(data.path / shard.file, data.parts["train"].columns)
+        for shard in data.parts["train"].shards
+    ]
     assert [len(rows) for rows in stored] == [64, 64, 64, 8]
-    assert {rows.vectors.dtype for rows in stored} == {np.dtype(np.float16)}
+    assert {rows.arrays["vectors"].dtype for rows in stored} == {np.dtype(np.float16)}
     expected = EXPECTED.astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(dense_of(data)[:, 1:], expected)
     shuffled = dense_of(data, shuffle=True, seed=3)
@@ -223,7 +226,8 @@ def test_batches_that_are_written_and_parquet_read_directly_have_the_same_vector
     np.testing.assert_array_equal(dense_of(direct), dense_of(data))
     pq.write_table(TABLE.set_column(0, "image", pa.array([[1.0]] * ROWS)), tmp_path / "rows.parquet")
     with pytest.raises(
-        ValueError, match="row 0 of it, column 'image': expected a list of 5 numbers of float32, found"
+        ValueError,
+        match="row group 0 row 0, column 'image': expected a list of 5 numbers of float32, found",
     ):
         dense_of(open_parquet(schema, tmp_path / "rows.parquet"))
 

@@ -10,7 +10,7 @@ import pytest
 from hotrows import Dynamic
 from hotrows.batch import samples
 from hotrows.data import Encoder, Loader, open_parquet, prepare, write_encoded
-from hotrows.data.encode.encoder import keys_of
+from hotrows.data.columns.key import keys_of
 from hotrows.data.raw.values import RawIds
 from hotrows.schema import MISSING_KEY, Schema, Sequence, Sparse, Time
 from tests.reference.vocabularies import plain_hash

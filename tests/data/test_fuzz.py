@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hotrows.data.columns.stream import stream
 from hotrows.data.encode.vocabulary import Values, open_values, write_values
 from hotrows.data.raw import files
-from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import File
-from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
@@ -103,7 +104,7 @@ def test_one_carriage_return_alone_belongs_to_the_end_of_a_line(tmp_path, monkey
     schema = Schema(features=(Sparse("a"), Sparse("b")), delimiter=",")
     (tmp_path / "raw").write_bytes(b'label,a,b\n0,"x",y\r\r\n1,"x","y"\r\n1,x,"y"\n')
     columns = read(tmp_path / "raw", schema)
-    assert [columns.ids[1].value(row) for row in range(3)] == [b"y\r", b"y", b"y"]
+    assert [columns.values["ids/b"].value(row) for row in range(3)] == [b"y\r", b"y", b"y"]
 
 
 @BOTH
@@ -181,7 +182,7 @@ def test_ids_of_bytes_that_are_no_utf8_are_read_as_they_stand(tmp_path):
         item = pa.array([b"a\xffb", b"abc"], kind)
         pq.write_table(pa.table({"label": [0, 1], "item": item}), tmp_path / "raw")
         columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
-        assert [columns.ids[0].value(row) for row in range(2)] == [b"a\xffb", b"abc"]
+        assert [columns.values["ids/item"].value(row) for row in range(2)] == [b"a\xffb", b"abc"]
 
 
 def test_a_key_of_json_that_is_no_utf8_is_refused_in_a_line(tmp_path):
@@ -196,7 +197,7 @@ def test_ids_may_be_floats_of_two_bytes(tmp_path):
     item = pa.array(np.array([2, math.nan, -5], np.float16))
     pq.write_table(pa.table({"label": [0, 1, 0], "item": item}), tmp_path / "raw")
     columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
-    assert [columns.ids[0].value(row) for row in range(3)] == [b"2", b"", b"-5"]
+    assert [columns.values["ids/item"].value(row) for row in range(3)] == [b"2", b"", b"-5"]
 
 
 @BOTH
@@ -232,7 +233,7 @@ def test_a_list_of_json_may_begin_with_a_null(tmp_path, value):
     of the next ones, and the last one those of other memory."""
     text = f'{{"a": [null, {value}]}}\n{{"a": []}}\n{{"a": [{value}, {value}]}}\n'
     (tmp_path / "raw.jsonl").write_text(text)
-    (read_ids,) = read(tmp_path / "raw.jsonl", Schema((Sparse("a", many=True),)), False).ids
+    read_ids = read(tmp_path / "raw.jsonl", Schema((Sparse("a", many=True),)), False).values["ids/a"]
     word = value.strip('"').removesuffix(".0").encode()
     of_value = [b""] * len(value.split()) if "null" in value else [word]
     assert [read_ids.value(n) for n in range(len(read_ids))] == [b"", *of_value * 3]
@@ -250,7 +251,9 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path, between):
     nested = "[" * 63 + "]" * 63
     row = f'{{"a": "\\"{"[" * 70}", "b": {nested}, "c": [{", ".join(["[1, 2]"] * 70)}]}}\n'
     (tmp_path / "raw.jsonl").write_text(row)
-    assert read(tmp_path / "raw.jsonl", Schema((Sparse("a"),)), False).ids[0].value(0)[:2] == b'"['
+    assert (
+        read(tmp_path / "raw.jsonl", Schema((Sparse("a"),)), False).values["ids/a"].value(0)[:2] == b'"['
+    )
 
 
 def test_a_whole_number_of_json_beside_floats_is_no_other_id(tmp_path):

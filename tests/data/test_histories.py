@@ -86,8 +86,8 @@ def test_counts_and_rows_equal_those_of_copied_lists(tmp_path):
         for count in ("rows", "clicks", "missing", "unknown", "values", "empty"):
             assert getattr(part, count) == getattr(other, count), count
         sampled, expected = part.sample(4, 8), other.sample(4, 8)
-        for f in range(len(expected.ids)):
-            assert np.array_equal(sampled.values(f), expected.values(f))
+        for section in expected.arrays:
+            assert np.array_equal(sampled.values(section), expected.values(section))
     ours.check()
     files = {path.name for path in ours.path.iterdir()}
     assert "events.shard" in files and "events" not in files, "temporary files are left"
@@ -175,10 +175,9 @@ def test_no_history_has_an_event_at_or_after_the_time_of_its_sample(tmp_path_fac
     data = prepare(samples, seen, folder / "enc", events=events, split="fraction:1,0,0")
     ordered = events.sort_values("at", kind="stable")
     rows = data.parts["train"].shard(0)
-    place = [feature.name for feature in data.schema.id_features].index("history")
     items = stored_values(data)["item"]
     for row, (user, at) in enumerate(zip(samples["user"], samples["at"], strict=True)):
-        ids = rows.ids[place][rows.offsets[place][row] : rows.offsets[place][row + 1]]
+        ids = rows[row : row + 1].values("ids/history")
         past = ordered[(ordered["user"] == user) & (ordered["at"] < at)]["item"]
         assert [int(items.value(id - 3)) for id in ids.tolist()] == past.tolist()
 
@@ -238,7 +237,7 @@ def test_users_in_other_types_are_the_same_and_users_without_events_have_none(tm
     events = {"user": ["7", "8", "9"], "at": [1, 2, 3], "item": ["a", "b", "c"], "kind": [1, 2, 3]}
     samples = {"user": [7, 8, 6, None], "at": [9, 1, 9, 9], "item": ["a"] * 4, "click": [0, 1, 1, 1]}
     data = prepare(samples, schema(), tmp_path / "enc", events=events, split="fraction:1,0,0")
-    assert data.parts["train"].shard(0).offsets[2].tolist() == [0, 1, 1, 1, 1]
+    assert data.parts["train"].shard(0).bounds["history"].tolist() == [0, 1, 1, 1, 1]
     with pytest.raises(
         ValueError, match="no sample has a user of the events: .*'7' in the events and 'u7'"
     ):

@@ -19,8 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows.data import Encoder, describe, draft_schema, prepare
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.reading import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.serving.requests import Names, table_of_rows
 from hotrows.streams.folder import FolderSource
@@ -172,10 +174,15 @@ KINDS = {
 
 def read(source, schema: Schema) -> list:
     (opened,) = inputs_of(source)
-    ((_, columns),) = opened.chunks(Reading(schema, 1, for_training=False), 0)
-    if schema.dense:
-        return columns.dense[0].tolist()
-    return [columns.ids[0].value(n) for n in range(columns.num_rows)]
+    ((_, cells),) = opened.chunks(Reading(schema, 1, for_training=False), 0)
+    return read_of(SchemaColumns(schema).read(cells))
+
+
+def read_of(raw: RawRows) -> list:
+    if len(raw.values["dense"]):
+        return raw.values["dense"][0].tolist()
+    ids = next(values for name, values in raw.values.items() if name.startswith("ids/"))
+    return [ids.value(n) for n in range(raw.num_rows)]
 
 
 def is_zoned(kind: pa.DataType) -> bool:
@@ -266,8 +273,7 @@ def test_text_as_people_have_it_is_read_or_refused_in_words(tmp_path, name, carr
         if carrier != "stream":
             return read(tmp_path / "x.raw", dataclasses.replace(schema))
         with closing(FolderSource(tmp_path, schema)) as source:
-            columns = source.read(100, 0.0).columns(Reading(schema, 1))
-        return [columns.ids[0].value(n) for n in range(columns.num_rows)]
+            return read_of(SchemaColumns(schema).read(source.read(100, 0.0).cells(Reading(schema, 1))))
 
     if isinstance(expected, list):
         assert ids() == expected

@@ -10,7 +10,7 @@ import pytest
 
 from hotrows.data import EncodedData, ValueRates, describe, prepare
 from hotrows.data.encode.oddities import row_hashes
-from hotrows.data.stored.rows import Rows
+from hotrows.data.rows import Rows
 from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import sample
@@ -238,10 +238,14 @@ def test_rows_that_are_equal_by_chance_are_no_copies(warned):
 
 def test_a_row_hash_changes_with_every_value():
     rows = Rows(
-        ids=(np.array([3, 3, 3, 4, 3, 3]), np.array([5, 6, 5, 6, 5, 6, 6, 5, 5, 6])),
-        offsets=(None, np.array([0, 2, 4, 6, 8, 10, 10])),
-        dense=np.array([[1.0], [2.0], [1.0], [1.0], [1.0], [1.0]], np.float32),
-        labels=np.array([0, 0, 1, 0, 0, 0], np.uint8),
+        6,
+        {
+            "ids/one": np.array([3, 3, 3, 4, 3, 3]),
+            "ids/many": np.array([5, 6, 5, 6, 5, 6, 6, 5, 5, 6]),
+            "dense": np.array([[1.0], [2.0], [1.0], [1.0], [1.0], [1.0]], np.float32),
+            "labels": np.array([0, 0, 1, 0, 0, 0], np.uint8),
+        },
+        {"many": np.array([0, 2, 4, 6, 8, 10, 10])},
     )
     assert len(set(row_hashes(rows).tolist())) == 5  # rows 0 and 4 are equal
     assert row_hashes(rows)[0] == row_hashes(rows)[4]

@@ -22,8 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table
 from hotrows.schema import Schema, Sparse
 from hotrows.streams.events import message_events, table_events
@@ -69,17 +70,18 @@ KINDS = {
 }
 
 
-def texts(columns) -> list[bytes]:
-    return [text for chunk in columns for text in map(chunk.ids[0].value, range(len(chunk.ids[0])))]
+def texts(chunks, schema=SCHEMA) -> list[bytes]:
+    read = (SchemaColumns(schema).read(cells).values["ids/x"] for cells in chunks)
+    return [text for ids in read for text in map(ids.value, range(len(ids)))]
 
 
 def read(source) -> list[bytes]:
     (opened,) = inputs_of(source)
-    return texts(columns for _, columns in opened.chunks(HOW, 0))
+    return texts(cells for _, cells in opened.chunks(HOW, 0))
 
 
 def of_events(events) -> list[bytes]:
-    return texts([events.columns(HOW)])
+    return texts([events.cells(HOW)])
 
 
 def json_lines(table: dict) -> bytes:
@@ -151,7 +153,7 @@ def test_text_in_json_stays_text_whatever_is_beside_it(tmp_path_factory, values)
     schema = Schema((Sparse("x", many=True, separator="\x01"),), label="click")
     path.write_bytes(json_lines({"click": [1, 1], "x": [values, ["2024-03-01"]]}))
     (opened,) = inputs_of(path)
-    lists = texts(columns for _, columns in opened.chunks(Reading(schema, 1), 0))
+    lists = texts((cells for _, cells in opened.chunks(Reading(schema, 1), 0)), schema)
     assert lists == [*read({"click": [1] * len(values), "x": values}), b"2024-03-01"]
 
 
@@ -180,7 +182,7 @@ REFUSED = {
 def test_types_without_one_text_are_refused(what):
     with pytest.raises(ValueError, match=r"column 'x'.*(convert|correct|is no column of values)"):
         (opened,) = inputs_of(REFUSED[what])
-        list(opened.chunks(Reading(SCHEMA, 1, for_training=False), 0))
+        texts(cells for _, cells in opened.chunks(Reading(SCHEMA, 1, for_training=False), 0))
 
 
 def test_equal_moments_of_objects_are_read():

@@ -13,7 +13,7 @@ from hotrows.batch import Batch
 from hotrows.data import Profile, profile, write_encoded
 from hotrows.data.hot_cold.profile import all_hot, choose, pays, row_bytes
 from hotrows.data.hot_cold.sampling import Accesses, Estimate, interval, two_samples
-from hotrows.data.stored.rows import Rows
+from hotrows.data.rows import Rows
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.table import Table
 from tests.data.encoded_rows import batch_of, samples, write_rows
@@ -247,7 +247,7 @@ def test_membership_by_table_and_by_search(last):
     hot = np.array([0, 7, last])
     dtype = np.uint8 if rows == 256 else np.int64
     ids = np.array([0, 1, 7, 8, last, last - 1, rows - 1]).astype(dtype)
-    rows_of = Rows((ids,), (None,), np.zeros((7, 0), np.float32), np.zeros(7, np.uint8))
+    rows_of = Rows(7, {"ids/a": ids}, {})
     expected = [i in (0, 7, last) for i in ids.tolist()]
     assert all_hot({"a": hot}, schema)(rows_of).tolist() == expected
     none = all_hot({"a": np.zeros(0, np.int64)}, schema)(rows_of)
@@ -258,10 +258,13 @@ def test_a_row_is_all_hot_where_every_id_of_its_lists_is():
     schema = Schema((Sparse("a", rows=9), Sparse("many", rows=9, many=True), Sequence("s", rows=9)))
     hot = {"a": np.array([1]), "many": np.array([2, 3]), "s": np.array([4])}
     rows = Rows(
-        ids=(np.array([1, 1, 1, 1, 8]), np.array([2, 3, 2, 8, 3]), np.array([7, 4, 4, 4, 4, 8])),
-        offsets=(None, np.array([0, 2, 4, 4, 5, 5]), np.array([1, 1, 2, 4, 6, 6])),
-        dense=np.zeros((5, 0), np.float32),
-        labels=np.zeros(5, np.uint8),
+        5,
+        {
+            "ids/a": np.array([1, 1, 1, 1, 8]),
+            "ids/many": np.array([2, 3, 2, 8, 3]),
+            "ids/s": np.array([7, 4, 4, 4, 4, 8]),
+        },
+        {"many": np.array([0, 2, 4, 4, 5, 5]), "s": np.array([1, 1, 2, 4, 6, 6])},
     )
     assert all_hot(hot, schema)(rows).tolist() == [True, False, True, False, False]
     assert all_hot(hot, schema)(rows[1:4]).tolist() == [False, True, False]

@@ -8,7 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
-from hotrows.data.stored.rows import lengths_of, measured
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.rows import lengths_of, measured
 from hotrows.data.stored.sections import MAGIC, open_sections, write_sections
 from hotrows.data.stored.shards import open_shard
 from tests.data.encoded_rows import EVERYTHING, batch_of, write_rows
@@ -30,8 +31,8 @@ def opens(path, content: bytes) -> bool:
     path.write_bytes(content)
     try:
         open_sections(path).check()
-        rows = open_shard(path, EVERYTHING)
-        [int(column.sum()) for column in (*rows.ids, rows.labels)]
+        rows = open_shard(path, SchemaColumns(EVERYTHING))
+        [int(column.sum()) for name, column in rows.arrays.items() if name != "dense"]
     except ValueError as error:
         assert str(path) in str(error)
         return False
@@ -121,8 +122,8 @@ def test_offsets_that_leave_the_ids_are_refused(shard, tmp_path):
             damaged = bytearray(shard)
             damaged[start : start + 4] = struct.pack("<I", 1 << 31)
             (tmp_path / "train-00000.shard").write_bytes(damaged)
-    rows = open_shard(tmp_path / "train-00000.shard", EVERYTHING)
+    rows = open_shard(tmp_path / "train-00000.shard", SchemaColumns(EVERYTHING))
     with pytest.raises(ValueError, match="the file is damaged"):
-        measured(rows.offsets[1], len(rows.ids[1]), np.arange(50))
+        measured(rows.bounds["many"], len(rows.arrays["ids/many"]), np.arange(50))
     with pytest.raises(ValueError, match="the file is damaged"):
-        lengths_of(rows.offsets[1], len(rows.ids[1]))
+        lengths_of(rows.bounds["many"], len(rows.arrays["ids/many"]))

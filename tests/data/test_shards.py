@@ -6,7 +6,7 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Encoder, Loader, describe, write_encoded
-from hotrows.data.stored.rows import width_of
+from hotrows.data.rows import width_of
 from hotrows.data.stored.sections import open_sections, write_sections
 from hotrows.schema import Dense, Schema, Sparse
 
@@ -115,7 +115,10 @@ def test_batches_that_do_not_fit_the_schema_are_refused(tmp_path):
             write_encoded(tmp_path / "out", schema, parts)
 
     refused("expected the id features", train=[batch([1, 2, 3, 4], features=("b", "a"))])
-    refused("expected a label 0 or 1, found 0.5 in row 1", train=[batch([1] * 4, labels=(0, 0.5))])
+    refused(
+        "expected a label 0 or 1, found 0.5 in part 'train' row 1",
+        train=[batch([1] * 4, labels=(0, 0.5))],
+    )
     unsized = Schema(features=(Dense("x"), Sparse("a"), Sparse("b")))
     refused("has no `rows` yet", unsized, train=[])
     refused("parts must be 'train'", training=[])

@@ -6,17 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.split import Sharing, Split, parse_split
-from hotrows.data.raw.cells import Columns
 
 
 def columns(first_row, num_rows, labels=None, times=None):
     """A chunk that has nothing but what a split may ask for."""
-    return Columns(
-        first_row, num_rows, (), np.zeros((0, num_rows)),
-        None if labels is None else np.array([labels], np.uint8), lambda row: f"row {row}",
-        times=None if times is None else np.array(times),
-    )  # fmt: skip
+    values = {} if labels is None else {"labels": np.array([labels], np.uint8)}
+    values |= {} if times is None else {"times": np.array(times)}
+    return RawRows(first_row, num_rows, values, lambda row: f"row {row}")
 
 
 def parts_of(split: Split, first_row, num_rows, total, seed):
@@ -98,10 +96,8 @@ def test_strata_are_of_the_first_label_where_another_is_a_number():
     """All labels are then float32, and a missing one is NaN; the strata are those of bytes."""
     binary = np.tile(np.array([0, 1, 0, 255], np.uint8), 500)
     numbers = np.where(binary == 255, np.nan, binary).astype(np.float32)
-    both = Columns(
-        0, 2000, (), np.zeros((0, 2000)), np.stack([numbers, np.linspace(1, 5, 2000, dtype=np.float32)]),
-        lambda row: f"row {row}",
-    )  # fmt: skip
+    labels = np.stack([numbers, np.linspace(1, 5, 2000, dtype=np.float32)])
+    both = RawRows(0, 2000, {"labels": labels}, lambda row: f"row {row}")
     split = parse_split("stratified:0.8,0.15,0.05")
     parts = Sharing(split, 0).parts(both)
     assert (parts == Sharing(split, 0).parts(columns(0, 2000, binary))).all()

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import Loader, prepare
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.files import chunk_of, chunks_of, find_files
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import cut_line, layout_of, parse
 from hotrows.data.raw.values import plain_number
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -40,14 +41,16 @@ def parsed(text: bytes, schema: Schema, threads: int = 1):
     chunk = chunk_of("raw", bytearray(text), 1)
     try:
         layout = layout_of(Reading(schema, threads), "raw", text.split(b"\n")[0])
-        columns = parse(chunk, layout, Reading(schema, threads))
+        columns = SchemaColumns(schema).read(parse(chunk, layout, Reading(schema, threads)))
     except ValueError as error:
         return str(error)
-    ids = [[raw.value(n) for n in range(len(raw))] for raw in columns.ids]
-    offsets = [None if raw.offsets is None else raw.offsets.tolist() for raw in columns.ids]
-    times = None if columns.times is None else columns.times.tolist()
-    weights = None if columns.weights is None else columns.weights.tolist()
-    return columns.labels.tolist(), columns.dense.tobytes(), ids, offsets, times, weights
+    of_ids = [raw for name, raw in columns.values.items() if name.startswith("ids/")]
+    ids = [[raw.value(n) for n in range(len(raw))] for raw in of_ids]
+    offsets = [None if raw.offsets is None else raw.offsets.tolist() for raw in of_ids]
+    times, weights = (
+        ((x := columns.get(name)) is not None and x.tolist()) or None for name in ("times", "weights")
+    )
+    return columns.get("labels").tolist(), columns.get("dense").tobytes(), ids, offsets, times, weights
 
 
 def both(text: bytes, schema: Schema, threads: int = 1):

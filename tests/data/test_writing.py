@@ -10,14 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, Loader, write_encoded
+from hotrows.data.columns.number import MISSING
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.encode.writing import _checked
-from hotrows.data.stored.rows import Rows
+from hotrows.data.rows import Rows
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, schemas, write_rows
 from tests.data.raw import files_of
 from tests.reference.rows_of_data import use_plain_python
 from tests.support.choice import examples
+
+COLUMNS = SchemaColumns(EVERYTHING)
 
 ANY = settings(
     deadline=None,
@@ -68,29 +72,28 @@ def test_what_is_counted_is_what_stands_there(tmp_path_factory, rows, seed):
     assert part.empty == {name: empty[name] for name in ("many", "sequence")}
 
 
-def rows_of(number: int) -> tuple[Rows, np.ndarray]:
-    """Rows to append, and where their numbers are missing."""
-    rows = _checked(EVERYTHING, "part 'train'", 0, batch_of(EVERYTHING, number, number))
-    missing = np.random.default_rng(number).random((2, number)) < 0.4
-    return rows, missing
+def rows_of(number: int) -> Rows:
+    """Rows to append, of which some numbers are missing."""
+    rows = _checked(COLUMNS, "part 'train'", 0, batch_of(EVERYTHING, number, number))
+    return rows.with_arrays({MISSING: np.random.default_rng(number).random((number, 2)) < 0.4}, {})
 
 
-def appended(writer: ShardWriter, rows: Rows, missing: np.ndarray, sizes) -> None:
+def appended(writer: ShardWriter, rows: Rows, sizes) -> None:
     done = 0
     for size in [*sizes, len(rows)]:
-        writer.append(rows[done : done + size], missing[:, done : done + size])
+        writer.append(rows[done : done + size])
         done = min(len(rows), done + size)
 
 
 @ANY
 @given(sizes=st.lists(st.integers(0, 40), max_size=12))
 def test_the_sizes_of_appends_leave_no_trace(tmp_path_factory, sizes):
-    rows, missing = rows_of(131)
+    rows = rows_of(131)
     samples_read = []
     for batch_read in (sizes, [131]):
         folder = tmp_path_factory.mktemp("any")
-        writer = ShardWriter(folder, "train", EVERYTHING, 25)
-        appended(writer, rows, missing, batch_read)
+        writer = ShardWriter(folder, "train", COLUMNS, 25)
+        appended(writer, rows, batch_read)
         samples_read.append((writer.close(), files_of(folder)))
     assert samples_read[0] == samples_read[1]
     assert len(samples_read[0][0].shards) == 6
@@ -101,49 +104,48 @@ def test_the_sizes_of_appends_leave_no_trace(tmp_path_factory, sizes):
 def test_a_resumed_writer_ends_as_if_there_had_been_no_break(
     tmp_path_factory, killed_at, again_from, size
 ):
-    rows, missing = rows_of(131)
+    rows = rows_of(131)
     unbroken, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
-    writer = ShardWriter(unbroken, "train", EVERYTHING, 25)
-    appended(writer, rows, missing, [])
+    writer = ShardWriter(unbroken, "train", COLUMNS, 25)
+    appended(writer, rows, [])
     expected = writer.close()
-    writer = ShardWriter(broken, "train", EVERYTHING, 25)
-    appended(writer, rows[:killed_at], missing[:, :killed_at], [size] * 5)
+    writer = ShardWriter(broken, "train", COLUMNS, 25)
+    appended(writer, rows[:killed_at], [size] * 5)
     state = json.loads(json.dumps(writer.state()))
     first = min(again_from, state["rows"])
     (broken / "train-00003.shard.part").write_bytes(b"half a sh")
-    writer = ShardWriter.resume(broken, "train", EVERYTHING, state, already=state["rows"] - first)
-    appended(writer, rows[first:], missing[:, first:], [size] * 5)
+    writer = ShardWriter.resume(broken, "train", COLUMNS, state, already=state["rows"] - first)
+    appended(writer, rows[first:], [size] * 5)
     assert writer.close() == expected
     (broken / "train-00003.shard.part").unlink(missing_ok=True)
     assert files_of(broken) == files_of(unbroken)
 
 
 def test_a_shard_that_was_lost_is_named_on_resuming(tmp_path):
-    rows, missing = rows_of(60)
-    writer = ShardWriter(tmp_path, "train", EVERYTHING, 25)
-    writer.append(rows, missing)
+    rows = rows_of(60)
+    writer = ShardWriter(tmp_path, "train", COLUMNS, 25)
+    writer.append(rows)
     state = writer.state()
     assert [rows for _, rows in state["shards"]] == [25, 25]
     (tmp_path / "train-00001.shard").unlink()
     with pytest.raises(ValueError, match=r"train-00001\.shard is missing; prepare the data again"):
-        ShardWriter.resume(tmp_path, "train", EVERYTHING, state)
+        ShardWriter.resume(tmp_path, "train", COLUMNS, state)
 
 
 def test_rows_in_any_order_are_taken_with_their_lists():
-    rows, _ = rows_of(40)
+    rows = rows_of(40)
     order = np.array([7, 7, 0, 39, 3])
     taken = rows.take(order)
     for place, row in enumerate(order.tolist()):
-        for f in range(len(rows.ids)):
-            one, other = taken[place : place + 1], rows[row : row + 1]
-            assert one.values(f).tolist() == other.values(f).tolist()
-        assert taken.groups[place] == rows.groups[row]
+        one, other = taken[place : place + 1], rows[row : row + 1]
+        for section in rows.arrays:
+            assert one.values(section).tolist() == other.values(section).tolist()
     assert len(rows.take(order[:0])) == 0
 
 
 def refused(match, batch, schema=EVERYTHING):
     with pytest.raises(ValueError, match=match):
-        _checked(schema, "part 'train'", 100, batch)
+        _checked(SchemaColumns(schema), "part 'train'", 100, batch)
 
 
 def test_batches_that_are_not_as_declared_are_refused():
@@ -156,7 +158,10 @@ def test_batches_that_are_not_as_declared_are_refused():
     refused("store no weights of single ids", change(batch, weights=torch.ones(len(batch.ids))))
     bare = Schema(EVERYTHING.features, ("click", "buy"))
     refused(r"expected sample_weights of shape None", batch, bare)
-    refused("expected a label 0 or 1, found 0.5 in row 103", change(batch, labels=_at(batch, 0.5)))
+    refused(
+        "expected a label 0 or 1, found 0.5 in part 'train' row 103",
+        change(batch, labels=_at(batch, 0.5)),
+    )
     single = Schema((Sparse("many", rows=9), Sparse("one", rows=9)))
     batch_read = change(
         batch_of(single, 3), ids=torch.arange(6), offsets=torch.tensor([0, 1, 2, 2, 4, 5, 6])

@@ -24,10 +24,12 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from hotrows.data import prepare
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.stream import stream
 from hotrows.data.raw import arrow as arrow_reader
 from hotrows.data.raw import files
-from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import RawIds
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Schema
@@ -42,15 +44,9 @@ def rows_of(schema: Schema, path: str, threads: int, for_training: bool) -> list
     return [_plain(columns) for _, columns in stream(inputs_of(path), how)]
 
 
-def _plain(columns: Columns) -> dict[str, Any]:
-    arrays = {"labels": columns.labels, "weights": columns.weights, "times": columns.times}
-    arrays_read: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
-    arrays_read["dense"] = columns.dense
-    for i, array in enumerate(columns.ids):
-        arrays_read[f"ids {i}"] = _listed(array)
-    if columns.groups is not None:
-        arrays_read["groups"] = _listed(columns.groups)
-    return arrays_read
+def _plain(raw: RawRows) -> dict[str, Any]:
+    values = {name: array for name, array in raw.values.items() if name not in ("clocks", "vectors")}
+    return {n: _listed(array) if isinstance(array, RawIds) else array for n, array in values.items()}
 
 
 def _listed(ids: RawIds) -> list:

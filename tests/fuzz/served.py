@@ -27,8 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotrows.data import Encoder, Loader, prepare
-from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.inputs import inputs_of, stream
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.stream import stream
+from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.user_histories import ShortLists
@@ -446,11 +448,9 @@ def past_of(events: Any, encoder: Encoder) -> dict[bytes, list[tuple[int, int]]]
     users, items = events["u"].to_pylist(), events["item"].to_pylist()
     table = pa.table({"h": [[item] for item in items], "when": events["when"]})
     (read,) = (chunk for _, chunk in stream(inputs_of(table), Reading(encoder.schema, 1, False)))
-    ids, place = encoder.encode_columns(read), encoder.schema.id_features
-    (of_items,) = (ids.values(f) for f, feature in enumerate(place) if feature.name == "h")
-    assert read.times is not None
+    of_items, times = encoder.encode_rows(read).values("ids/h"), read.values["times"]
     past: dict[bytes, list[tuple[int, int]]] = {}
-    for user, time, item in zip(users, read.times.tolist(), of_items.tolist(), strict=True):
+    for user, time, item in zip(users, times.tolist(), of_items.tolist(), strict=True):
         past.setdefault(str(user).encode(), []).append((time, item))
     return {user: sorted(events, key=lambda event: event[0]) for user, events in past.items()}
 
@@ -489,23 +489,25 @@ def of_file(base: Base, path: str, is_past: bool) -> Read:
     schema = base.encoder.schema
     features = names_of(schema)
     read: Read = {name: [] for name in [*features, "dense"]}
+    sections = [f"ids/{f.name}" for f in schema.id_features]
+    sections += [f"weights/{f.name}" for f in schema.weighted]
     for _, columns in stream(inputs_of(path), Reading(schema, 1, False)):
-        rows = base.encoder.encode_columns(columns)
-        for f, name in enumerate(features):
-            read[name] += lists_of(rows.values(f), rows.offsets[f], len(rows))
-        read["dense"] += [row.tobytes() for row in rows.all_dense]
+        rows = base.encoder.encode_rows(columns)
+        for section, name in zip(sections, features, strict=True):
+            read[name] += lists_of(rows.values(section), rows.bounds_of(section), len(rows))
+        read["dense"] += [row.tobytes() for row in base.encoder.columns.dense(rows)]
         if is_past:
             read["h"][-len(rows) :] = past_lists(base, columns)
     return read
 
 
-def past_lists(base: Base, columns: Columns) -> list[list[int]]:
+def past_lists(base: Base, columns: RawRows) -> list[list[int]]:
     """The last events of each row's user before its time, found one by one."""
-    names = [feature.name for feature in base.encoder.schema.id_features]
-    users, length = columns.ids[names.index("u")], base.encoder.schema.sequences[-1].max_length
+    users, times = columns.values["ids/u"], columns.get("times")
+    length = base.encoder.schema.sequences[-1].max_length
     lists = []
     for row in range(columns.num_rows):
-        time = MISSING_TIME if columns.times is None else int(columns.times[row])
+        time = MISSING_TIME if times is None else int(times[row])
         events = base.events.get(users.value(row), [])
         past = [item for at, item in events if time == MISSING_TIME or at < time]
         lists.append(past[-length:] if length else past)

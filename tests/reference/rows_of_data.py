@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotrows.data import rows
+from hotrows.data.columns.number import ColumnMoments, Transform
 from hotrows.data.encode import encoder, passes, writing
-from hotrows.data.encode.encoder import ColumnMoments, Transform
-from hotrows.data.load import parquet_columns, parquet_part
-from hotrows.data.raw import cells, text, values
+from hotrows.data.load import parquet_columns
+from hotrows.data.raw import reading, text, values
 from hotrows.data.raw import values as canonical_text
+from hotrows.data.raw.cells import Fields
 from hotrows.data.raw.files import Chunk
-from hotrows.data.raw.text import WRONG_COLUMNS, Layout, TextCells, cut_line
+from hotrows.data.raw.text import WRONG_COLUMNS, Layout, cut_line
 from hotrows.data.raw.values import (
     LAST_EXACT,
     MACHINE,
@@ -27,7 +29,7 @@ from hotrows.data.raw.values import (
     plain_number,
     plain_time,
 )
-from hotrows.data.stored import order, rows
+from hotrows.data.stored import order
 from tests.reference.vocabularies import PlainCounts, PlainVocabularies
 
 _WORDS = {b"True": b"true", b"TRUE": b"true", b"False": b"false", b"FALSE": b"false"}
@@ -127,7 +129,7 @@ def parse_times(column: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     return seconds, bad
 
 
-def cut_in_python(chunk: Chunk, layout: Layout, how: Any) -> tuple[TextCells, tuple | None]:
+def cut_in_python(chunk: Chunk, layout: Layout, how: Any) -> tuple[Fields, tuple | None]:
     text = bytearray()
     spans: list[list[tuple[int, int]]] = []
     problem = None
@@ -146,7 +148,7 @@ def cut_in_python(chunk: Chunk, layout: Layout, how: Any) -> tuple[TextCells, tu
     table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
     starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
     cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
-    return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
+    return Fields(cut, layout.places, np.ones(len(used), bool)), problem
 
 
 def _add_moments(self: ColumnMoments, values: np.ndarray, threads: int) -> None:
@@ -176,10 +178,6 @@ def _transform(self: Transform, values: np.ndarray, threads: int) -> np.ndarray:
 def take(column: np.ndarray, order: np.ndarray, out: np.ndarray) -> np.ndarray:
     out[:] = column[order]
     return out
-
-
-def interleave(columns: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
-    return np.stack(columns, axis=1, out=out)
 
 
 def measured(offsets: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
@@ -230,14 +228,13 @@ def dealt(
 
 _TWINS: dict[Any, dict[str, Any]] = {
     canonical_text: {"canonical": canonical},
-    cells: {"canonical": canonical},
+    reading: {"canonical": canonical},
     encoder: {"Vocabularies": PlainVocabularies},
     passes: {"Counts": PlainCounts},
     rows: {"take": take, "measured": measured, "take_lists": take_lists},
     writing: {"Counts": PlainCounts},
     order: {"permutation": permutation, "_dealt": dealt},
     parquet_columns: {"take_lists": take_lists},
-    parquet_part: {"interleave": interleave},
     text: {"_cut": cut_in_python},
     values: {
         "blank": blank,

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from hotrows import Callback, TrainConfig, Trainer
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.raw.reading import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
 from hotrows.serving import places
 from hotrows.streams import StreamConfig, kafka_source, open_source, redis_source
@@ -22,7 +23,16 @@ SCHEMA = Schema((Dense("n"), Sparse("a")), label=Label("y"), delimiter=",", colu
 
 
 def numbers_of(events):
-    return [int(n) for n in events.columns(Reading(SCHEMA, threads=1)).dense[0]] if len(events) else []
+    return (
+        [
+            int(n)
+            for n in SchemaColumns(SCHEMA)
+            .read(events.cells(Reading(SCHEMA, threads=1)))
+            .values["dense"][0]
+        ]
+        if len(events)
+        else []
+    )
 
 
 def some(source, number, limit=1000):

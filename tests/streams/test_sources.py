@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.raw.reading import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
 from hotrows.streams.folder import FolderSource
 from hotrows.streams.standard_input import StandardInput
@@ -24,7 +25,7 @@ def numbers_of(events):
     if events is None or not len(events):
         return []
     how = Reading(SCHEMA, threads=1)
-    return [int(n) for n in events.columns(how).dense[0]]
+    return [int(n) for n in SchemaColumns(how.schema).read(events.cells(how)).values["dense"][0]]
 
 
 def everything(source, limit=4):

@@ -15,7 +15,7 @@ from hotrows.batch import Batch
 from hotrows.checkpoint import key_state
 from hotrows.checkpoint.manifest import chain
 from hotrows.data import prepare
-from hotrows.data.encode.encoder import keys_of
+from hotrows.data.columns.key import keys_of
 from hotrows.data.raw.values import RawIds
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
@@ -51,7 +51,7 @@ def whole(encoded, tmp_path_factory):
 
 
 def test_values_are_keys_in_prepared_data(encoded):
-    ids = np.concatenate([rows.ids[0] for rows in encoded.parts["train"].mapped(0, 480)])
+    ids = np.concatenate([rows.arrays["ids/a"] for rows in encoded.parts["train"].mapped(0, 480)])
     assert ids.dtype == np.int64 and len(np.unique(ids)) == 30 and encoded.schema.rows_of("a") == 23
     assert encoded.vocabularies["a"].num_distinct == 0
     assert encoded.vocabularies["b"].num_distinct == 30
@@ -244,9 +244,9 @@ def test_lists_and_sequences_share_the_keys_of_a_feature(tmp_path):
         features=(Sparse("item", dynamic=KEYS), Sequence("history", vocabulary="item", dynamic=KEYS))
     )
     data = prepare(rows, of, tmp_path / "enc", split="position:0.8,0.2,0")
-    assert {int(k) for part in data.parts["train"].mapped(0, 240) for k in part.ids[1]} <= set(
-        range(-20, 20)
-    )
+    assert {
+        int(k) for part in data.parts["train"].mapped(0, 240) for k in part.arrays["ids/history"]
+    } <= set(range(-20, 20))
     config = dataclasses.replace(SMALL, model="din", model_options={"dim": 4, "hidden": [8]})
     trainer = Trainer(data, config, tmp_path / "run")
     trainer.fit()

@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoder import Transform, readers_of
+from hotrows.data.columns.number import NumberColumns
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.oddities import lost_digits, oddities
 from hotrows.data.encode.vocabulary import open_values
-from hotrows.data.stored.encoded import EncodedData, Statistics
+from hotrows.data.rows import Rows
+from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows, missing_id
 from hotrows.schema import FIRST_UNKNOWN, MISSING, TIME_TRANSFORMS, Schema, Sequence, Sparse
 
 HOTTEST = (0.001, 0.01, 0.1)
@@ -176,7 +178,7 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
         ),
         dim=dim,
         lists=() if train is None else tuple(_list_uses(data.schema, train)),
-        missing_together=() if train is None else _missing_together(data.schema, train),
+        missing_together=() if train is None else _missing_together(data.parts["train"].columns, train),
         same=() if train is None else tuple(_same(data.schema, train)),
         drift=_drift(data.schema, samples),
         oddities=(*lost_digits(data), *oddities(data)),
@@ -241,10 +243,10 @@ def quantile_name(share: float) -> str:
 def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
     """Yields how each dense feature is distributed, without the zeros that missing values became."""
     dense, part = data.schema.dense, data.parts["train"]
-    transform = Transform(dense, [data.statistics.get(f.name, Statistics()) for f in dense])
+    transform = NumberColumns(data.schema, data.statistics).transform
     for d, feature in enumerate(dense):
         missing = 0 if feature.transform == "missing" else part.missing[feature.name]
-        column = np.sort(rows.dense[:, d])
+        column = np.sort(rows.arrays["dense"][:, d])
         first, end = np.searchsorted(column, [0.0, np.nextafter(np.float32(0), np.float32(1))])
         absent = min(end - first, round(missing / part.rows * len(column)))
         column = np.delete(column, np.s_[first : first + absent])
@@ -279,10 +281,8 @@ def _between_whole_numbers(edges: np.ndarray) -> np.ndarray:
 
 
 def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
-    for feature, offsets in zip(schema.id_features, rows.offsets, strict=False):
-        if offsets is None:
-            continue
-        lengths = np.sort(np.diff(offsets.astype(np.int64)))
+    for feature in (feature for feature in schema.id_features if feature.name in rows.bounds):
+        lengths = np.sort(np.diff(rows.bounds[feature.name].astype(np.int64)))
         places = {share: min(int(share * len(lengths)), len(lengths) - 1) for share in QUANTILES}
         yield ListUse(
             name=feature.name,
@@ -293,18 +293,13 @@ def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
         )
 
 
-def _missing_together(schema: Schema, rows: Rows) -> tuple[tuple[str, ...], ...]:
+def _missing_together(columns: SchemaColumns, rows: Rows) -> tuple[tuple[str, ...], ...]:
     """Groups features that are missing in nearly equal rows, each with the first that matches."""
     names, patterns = [], []
-    for f, feature in enumerate(schema.id_features):
-        bounds = rows.offsets[f]
-        absent = (
-            rows.ids[f] == missing_id(feature)
-            if bounds is None
-            else np.diff(bounds.astype(np.int64)) == 0
-        )
+    for column in columns.ids:
+        absent = column.absent(rows.arrays[f"ids/{column.name}"], rows.bounds.get(column.name))
         if absent.any():
-            names.append(feature.name)
+            names.append(column.name)
             patterns.append(absent)
     if not names:
         return ()
@@ -326,9 +321,8 @@ def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
     """Yields pairs of features that are equal up to renaming, with at least two ids: each with the first
     one, by their ids numbered in the order in which they occur."""
     first: dict[bytes, str] = {}
-    for feature, ids, offsets in zip(schema.id_features, rows.ids, rows.offsets, strict=False):
-        if offsets is not None:
-            continue
+    for feature in (feature for feature in schema.id_features if feature.name not in rows.bounds):
+        ids = rows.arrays[f"ids/{feature.name}"]
         _, starts, numbers = np.unique(ids, return_index=True, return_inverse=True)
         if len(starts) > 1:
             places = np.empty(len(starts), np.uint32)
@@ -341,18 +335,18 @@ def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
 def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
     if "train" not in samples:
         return {}
-    train = samples["train"]
     others = {name: rows for name, rows in samples.items() if name != "train"}
     drift: dict[str, dict[str, float]] = {}
     for d, dense in enumerate(schema.dense):
-        bounds = np.unique(np.quantile(train.dense[:, d], np.arange(0.1, 1, 0.1)))
-        bins = {name: np.searchsorted(bounds, rows.dense[:, d]) for name, rows in samples.items()}
+        values = {name: rows.arrays["dense"][:, d] for name, rows in samples.items()}
+        bounds = np.unique(np.quantile(values["train"], np.arange(0.1, 1, 0.1)))
+        bins = {name: np.searchsorted(bounds, of_part) for name, of_part in values.items()}
         drift[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
-    for f, feature in enumerate(schema.id_features):
-        if isinstance(feature, Sparse) and feature.transform in TIME_TRANSFORMS:
+    for feature in schema.id_features:
+        if getattr(feature, "transform", "none") in TIME_TRANSFORMS:
             continue
         unknown = range(FIRST_UNKNOWN, FIRST_UNKNOWN + feature.num_unknown)
-        known = {name: _without(rows.values(f), unknown) for name, rows in samples.items()}
+        known = {n: _without(rows.values(f"ids/{feature.name}"), unknown) for n, rows in samples.items()}
         drift[feature.name] = {name: _stability(*_bins(known["train"], known[name])) for name in others}
     return drift
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hotrows.data.rows import ends_of
 from hotrows.data.stored.histories import events_before, places_between
-from hotrows.data.stored.rows import ends_of
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from hotrows.data import EncodedData
-from hotrows.data.encode.encoder import Transform
+from hotrows.data.columns.id import IdColumn
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.encode.vocabulary import Values
-from hotrows.data.stored.encoded import Statistics
-from hotrows.data.stored.rows import missing_id
 from hotrows.losses import NO_GROUP
 from hotrows.report.quality import MetricInterval, Quality, measure
 from hotrows.report.row_sample import RowSample, ScoredRows
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import FIRST_UNKNOWN, Dense, IdFeature, Schema, vocabulary_of
-from hotrows.schema import Sequence as Listed
+from hotrows.schema import Schema, vocabulary_of
 
 UNKNOWN, OTHERS = "unknown", "(other values)"
 _TIMES = 40  # resamples
@@ -60,9 +58,11 @@ class Slicer:
         self, sample: RowSample, data: EncodedData, values: Mapping[str, Values] | None = None
     ) -> None:
         self._sample, self._schema, self._values = sample, data.schema, values or {}
-        self._features = {f.name: f for f in data.schema.features if f not in data.schema.vectors}
-        statistics = [data.statistics.get(f.name, Statistics()) for f in data.schema.dense]
-        self._transform = Transform(data.schema.dense, statistics)
+        columns = SchemaColumns(data.schema, data.statistics)
+        self._numbers = columns.numbers
+        self._ids = {column.name: column for column in columns.ids}
+        numbers = {feature.name for feature in columns.numbers.features}
+        self._features = [f.name for f in data.schema.features if f.name in {*self._ids, *numbers}]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -80,34 +80,31 @@ class Slicer:
     def slices(self, column: str) -> list[RowSlice]:
         """Cuts the sample by a column; ValueError where there is none of this name."""
         self.check((column,))
-        feature = self._features.get(column)
-        if isinstance(feature, Dense):
-            number = self._schema.dense.index(feature)
-            return list(
-                _fifths(self._transform.inverse(number, self._sample.rows.dense[:, number].numpy()))
-            )
-        if feature is not None:
-            by_length = isinstance(feature, Listed)
+        if (ids := self._ids.get(column)) is not None:
             lengths = self._sample.ids[column][1]
-            return list(_by_count(lengths, "ids") if by_length else self._by_value(feature))
+            return list(_by_count(lengths, "ids") if ids.is_sequence else self._by_value(ids))
+        if column in self._features:
+            number = [feature.name for feature in self._numbers.features].index(column)
+            values = self._sample.rows.dense[:, number].numpy()
+            return list(_fifths(self._numbers.transform.inverse(number, values)))
         groups = self._sample.rows.groups
         if column == self._schema.grouping and groups is not None:
             _, places, sizes = groups.unique(return_inverse=True, return_counts=True)
             return list(_by_count(sizes[places].where(groups != NO_GROUP, 1), "rows"))
         return list(_by_count(self._num_unknown(), "unknown values"))
 
-    def _by_value(self, feature: IdFeature) -> Iterator[RowSlice]:
-        ids, lengths, _ = self._sample.ids[feature.name]
+    def _by_value(self, column: IdColumn) -> Iterator[RowSlice]:
+        ids, lengths, _ = self._sample.ids[column.name]
         rows = torch.arange(len(lengths)).repeat_interleave(lengths)
         known, counts = ids.unique(return_counts=True)
-        unknown_ids = _unknown_ids(feature)
-        reserved = {missing_id(feature), *unknown_ids}
+        lookup = column.lookup
+        reserved = {lookup.missing, *lookup.unknown}
         falling = known[counts.argsort(descending=True, stable=True)].tolist()
         frequent = [one for one in falling if one not in reserved][:_VALUES]
         for one in frequent:
-            yield RowSlice(self._name(feature, one), rows[ids == one].unique())
-        unknown = (ids >= unknown_ids.start) & (ids < unknown_ids.stop)
-        absent = torch.cat([rows[ids == missing_id(feature)], (lengths == 0).nonzero()[:, 0]])
+            yield RowSlice(self._name(column, one), rows[ids == one].unique())
+        unknown = torch.from_numpy(column.is_unknown(ids.numpy()))
+        absent = torch.cat([rows[ids == lookup.missing], (lengths == 0).nonzero()[:, 0]])
         yield RowSlice("(unknown)", rows[unknown].unique())
         yield RowSlice("(missing)", absent.unique())
         left = torch.ones(len(lengths), dtype=torch.bool)
@@ -115,26 +112,21 @@ class Slicer:
         left[absent] = False
         yield RowSlice(OTHERS, left.nonzero()[:, 0])
 
-    def _name(self, feature: IdFeature, number: int) -> str:
-        values = self._values.get(vocabulary_of(feature))
-        rank = number - FIRST_UNKNOWN - feature.num_unknown
-        if feature.dynamic is not None or values is None or values.index is None or rank >= len(values):
-            return f"{'id' if feature.dynamic is None else 'key'} {number}"
+    def _name(self, column: IdColumn, number: int) -> str:
+        values, lookup = self._values.get(vocabulary_of(column.feature)), column.lookup
+        rank = number - lookup.unknown.stop
+        if not lookup.has_values or values is None or values.index is None or rank >= len(values):
+            return f"{'id' if lookup.has_values else 'key'} {number}"
         return values.value(rank).decode(errors="replace")
 
     def _num_unknown(self) -> Tensor:
         counts = torch.zeros(len(self._sample), dtype=torch.int64)
-        for feature in self._schema.id_features:
-            (ids, lengths, _), unknown_ids = self._sample.ids[feature.name], _unknown_ids(feature)
+        for column in self._ids.values():
+            ids, lengths, _ = self._sample.ids[column.name]
             rows = torch.arange(len(lengths)).repeat_interleave(lengths)
-            unknown = (ids >= unknown_ids.start) & (ids < unknown_ids.stop)
+            unknown = torch.from_numpy(column.is_unknown(ids.numpy()))
             counts += rows[unknown].bincount(minlength=len(counts))
         return counts
-
-
-def _unknown_ids(feature: IdFeature) -> range:
-    """The ids that stand for unknown values; keys are all known."""
-    return range(FIRST_UNKNOWN, FIRST_UNKNOWN + feature.num_unknown * (feature.dynamic is None))
 
 
 def measured(scored: ScoredRows, slices: Sequence[RowSlice], seed: int = 0) -> list[MeasuredSlice]:

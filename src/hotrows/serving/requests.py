@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.columns.history import USERS
+from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.encoder import Encoder, check_columns
-from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.cells import Columns, Reading, check_histories, columns_of
+from hotrows.data.raw.arrow import cells_of
 from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.reading import Reading, check_histories
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
-from hotrows.data.stored.histories import END, with_features, with_user
-from hotrows.data.stored.rows import Rows, ends_of
+from hotrows.data.rows import Rows, ends_of
 from hotrows.data.stored.user_histories import NEWEST, ShortLists, UserHistories
 from hotrows.schema import Schema
 from hotrows.serving.served_values import ServedValues
@@ -101,15 +102,11 @@ class RequestEncoder:
     ) -> None:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
-        columns = [self.schema.column_of(f) for f in self.schema.features]
-        self._pairs = [(self.schema.column_of(f), str(f.weights)) for f in self.schema.weighted]
-        columns += [weights for _, weights in self._pairs]
-        self._has_histories, self._read_schema = has_histories, self.schema
-        if has_histories and self.schema.user and self.schema.time:
-            columns += [self.schema.user, self.schema.time.column]
-            self._read_schema = with_user(self.schema)
-        self._columns = dict.fromkeys(columns)
-        self._how = Reading(self._read_schema, encoder.threads, False)
+        self._has_histories = has_histories and self.schema.time is not None and bool(self.schema.user)
+        histories = "either" if self._has_histories else "lists"
+        self._of_schema = encoder.columns_with(histories)
+        self._how = Reading(self.schema, encoder.threads, False, histories=histories)
+        self._columns = dict.fromkeys(self._of_schema.of_features)
         self.value_counts = ServedValues(encoder)
 
     def encode(self, rows: Any, shared: Any = None) -> list[Request]:
@@ -158,86 +155,60 @@ class RequestEncoder:
         pa, size, names = pyarrow(), table.num_rows, shared.column_names
         once = dict(zip(shared.column_names, shared.columns, strict=True))
         arrays = (table.to_batches() or [table])[0].columns
-        together = {name for pair in self._pairs for name in pair}
+        together = {name for c in self._of_schema.ids if c.has_weights for name in c.columns}
         for name, column in zip(table.column_names, arrays, strict=True) if size > 1 else ():
             if name in together:
                 continue
             same_ends = column[0].equals(column[size - 1])  # in most columns that differ they do
             if same_ends and column.slice(1).equals(column.slice(0, size - 1)):
                 once[name], table = column.slice(0, 1), table.drop_columns([name])
-        columns = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
+        raw = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
         if once:
-            columns = self._joined(columns, self._read(pa.table(once)), set(once))
-        users, columns = self._without_user(columns, {*table.column_names, *once})
-        encoded = self._encoder.encode_columns(columns)
+            raw = self._joined(raw, self._read(pa.table(once)), set(once))
+        users = self._users(raw, {*table.column_names, *once})
+        encoded = self._encoder.encode_rows(raw, self._of_schema)
         given_once = {f.name for f in self.schema.features if self.schema.column_of(f) in names}
-        self.value_counts.add(columns, encoded if users is None else self._uncounted(encoded), given_once)
-        features = [feature.name for feature in self.schema.id_features]
-        arrays_of = [*features, *(weights_of(feature.name) for feature in self.schema.weighted)]
+        self.value_counts.add(raw, encoded if users is None else self._uncounted(encoded), given_once)
+        ids, offsets = {}, {}
+        for column in self._of_schema.ids:
+            for section, name in (("ids", column.name), ("weights", weights_of(column.name))):
+                if (values := encoded.get(f"{section}/{column.name}")) is not None:
+                    ids[name], offsets[name] = values, encoded.bounds.get(column.name)
         request = Request(
             size,
-            dict(zip(arrays_of, encoded.ids, strict=True)) | self._crossed(features, encoded.ids),
-            dict(zip(arrays_of, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
-            encoded.all_dense,
+            ids | self._crossed(ids),
+            offsets | {x.name: None for x in self._crosses},
+            self._of_schema.dense(encoded),
             frozenset(f.name for f in self.schema.features if self.schema.column_of(f) in once),
             *(users or ()),
         )
         self._check_lengths(request)
         return request
 
-    def _joined(self, columns: Columns, once: Columns, names: set[str]) -> Columns:
-        """Columns of all rows, those of `names` from the one row that all have in common."""
-        pairs = zip(self._read_schema.id_features, columns.ids, once.ids, strict=True)
-        ids = tuple(one if self.schema.column_of(f) in names else each_row for f, each_row, one in pairs)
-        dense = columns.dense.copy()
-        for into, feature, value in zip(dense, self.schema.dense, once.dense, strict=True):
-            if self.schema.column_of(feature) in names:
-                into[:] = value
-        vectors = tuple(
-            np.broadcast_to(one, of_rows.shape) if self.schema.column_of(f) in names else of_rows
-            for f, of_rows, one in zip(self.schema.vectors, columns.vectors, once.vectors, strict=True)
-        )
-        pairs_of_weights = zip(self._pairs, columns.id_weights, once.id_weights, strict=True)
-        return dataclasses.replace(
-            columns,
-            ids=ids,
-            dense=dense,
-            vectors=vectors,
-            times=once.times if columns.times is None else columns.times,
-            id_weights=tuple(
-                one if of_ids in names else of_rows for (of_ids, _), of_rows, one in pairs_of_weights
-            ),
-        )
+    def _joined(self, raw: RawRows, once: RawRows, names: set[str]) -> RawRows:
+        """Raw values of all rows, those of `names` from the one row that all have in common."""
+        return dataclasses.replace(raw, values=self._of_schema.joined(raw, once, names))
 
-    def _without_user(
-        self, columns: Columns, names: set[str]
-    ) -> tuple[tuple[np.ndarray, np.ndarray] | None, Columns]:
-        """Users and times whose histories a version has, None where there are lists; and the columns of
-        the schema."""
-        if not self._has_histories:
-            return None, columns
-        by_name = dict(zip([f.name for f in self._read_schema.id_features], columns.ids, strict=True))
-        raw = by_name.pop(END)
-        columns = dataclasses.replace(columns, ids=tuple(by_name.values()))
-        if names & {*self.schema.histories}:
-            return None, columns
-        times = np.array([NEWEST]) if columns.times is None else columns.times
-        return (hash_values(raw), np.where(times == MISSING_TIME, NEWEST, times)), columns
+    def _users(self, raw: RawRows, names: set[str]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Users and times whose histories a version has; None where there are lists."""
+        if not self._has_histories or names & {*self.schema.histories}:
+            return None
+        times = raw.get("times")
+        times = np.array([NEWEST]) if times is None else times
+        return hash_values(raw.values[USERS]), np.where(times == MISSING_TIME, NEWEST, times)
 
     def _uncounted(self, rows: Rows) -> Rows:
         """Encoded rows whose histories are not counted as empty: a version has them."""
-        features = self.schema.id_features
-        nothing = {name: (np.zeros(0, np.int64), np.zeros(1, np.int64)) for name in self.schema.histories}
-        return with_features(rows, features, features, nothing)
+        nothing = {f"ids/{name}": np.zeros(0, np.int64) for name in self.schema.histories}
+        return rows.with_arrays(nothing, {name: np.zeros(1, np.int64) for name in self.schema.histories})
 
-    def _read(self, table: Any) -> Columns:
+    def _read(self, table: Any) -> RawRows:
         (batch,) = table.combine_chunks().to_batches()
-        return columns_of(ArrowCells(batch, "the request", 0, self._how), self._how)
+        return self._of_schema.read(cells_of(batch, "the request", 0, self._how))
 
-    def _crossed(self, features: Sequence[str], ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        by_name = dict(zip(features, ids, strict=False))
+    def _crossed(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {
-            cross.name: bucket_of([by_name[name] for name in cross.features], cross.rows)
+            cross.name: bucket_of([ids[name] for name in cross.features], cross.rows)
             for cross in self._crosses
         }
 

@@ -15,10 +15,10 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.rates import FAR, is_chance, warning_of
-from hotrows.data.raw.cells import Columns
-from hotrows.data.stored.rows import Rows
+from hotrows.data.rows import Rows
 
 log = logging.getLogger("hotrows")
 
@@ -55,13 +55,13 @@ class ServedValues:
         self._quiet_until = 0.0
         self._begin()
 
-    def add(self, columns: Columns, rows: Rows, shared: Collection[str] = ()) -> None:
+    def add(self, raw: RawRows, rows: Rows, shared: Collection[str] = ()) -> None:
         """Counts rows; logs a warning where those since the last one differ from the prepared data.
 
         shared: features that a request has once for all of its rows: they count as one value.
         """
         with self._lock:
-            self._recent.add(columns, rows, shared)
+            self._recent.add(raw, rows, shared)
             is_due = self._recent.rows >= self._next and time.monotonic() >= self._quiet_until
             if (is_due and self._warned()) or self._recent.rows >= _MOST_ROWS:
                 self._before = self._total()
@@ -93,18 +93,18 @@ class _Recent:
     """Counts of the rows that are compared together."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self._rates, dense = encoder.rate_counter(), encoder.schema.dense
-        self._standard = [p for p, feature in enumerate(dense) if feature.transform == "standard"]
+        self._rates, numbers = encoder.rate_counter(), encoder.columns.numbers
+        self._standard = numbers.standard
         self._dense = list(encoder.schema.dense_places)
-        self._names = [dense[place].name for place in self._standard]
+        self._names = [numbers.features[place].name for place in self._standard]
         self._far_numbers = np.zeros(len(self._names), np.int64)
         self.rows = 0
 
-    def add(self, columns: Columns, rows: Rows, shared: Collection[str]) -> None:
+    def add(self, raw: RawRows, rows: Rows, shared: Collection[str]) -> None:
         once = np.array([name in shared for name in self._dense], bool)
-        self._rates.add(columns, rows, once)
+        self._rates.add(raw, rows, once)
         self.rows += len(rows)
-        is_far = np.abs(rows.dense[:, self._standard]) > _DEVIATIONS
+        is_far = np.abs(rows.arrays["dense"][:, self._standard]) > _DEVIATIONS
         is_far[1:, once[self._standard]] = False
         self._far_numbers += np.count_nonzero(is_far, axis=0)
 

@@ -22,11 +22,11 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Encoder
-from hotrows.data.encode.encoder import batch_of
-from hotrows.data.raw.cells import Reading
+from hotrows.data.columns.number import MISSING
+from hotrows.data.columns.of_schema import batch_of
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME
-from hotrows.data.stored.histories import stream_schema
-from hotrows.data.stored.rows import Room, Rows, gathered
+from hotrows.data.rows import Room, Rows, gathered
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.pipeline.prefetch import Queue
 from hotrows.runtime.background import Worker
@@ -199,7 +199,7 @@ class EventStream:
             events=self._decoder.state.events + batch.size,
         )
         first = state.events - batch.size
-        encoded = batch_of(rows, self._decoder.schema.id_features, first)
+        encoded = batch_of(self._decoder.columns, rows, first)
         return CutBatch(encoded, state, tuple(batch.reads), self._decoder.histories)
 
     def _fill(self, batch: _OpenBatch) -> None:
@@ -268,10 +268,9 @@ class _Decoder:
         histories: UserHistories | None,
     ) -> None:
         self._config, self.state, self._letters = config, state, letters
-        self._how = Reading(stream_schema(encoder.schema), encoder.threads)
-        self.schema = encoder.schema
+        self._how = Reading(encoder.schema, encoder.threads, histories="lines")
+        self._encoder, self.columns = encoder, encoder.columns_with("lines")
         self._lines = None if histories is None else LineHistories(encoder, histories, state.short)
-        self._encoded = encoder.encode_columns if self._lines is None else self._lines.encoded
 
     @property
     def histories(self) -> UserHistories | None:
@@ -288,8 +287,10 @@ class _Decoder:
     def _decode(self, events: RawEvents, read: int) -> Iterator[Rows]:
         """Decodes them together; where that fails, by halves, down to the events that are malformed."""
         try:
-            columns = events.columns(self._how)
-            rows = self._encoded(columns)
+            raw = self.columns.read(events.cells(self._how))
+            if self._lines is not None:
+                self._lines.check(raw)
+            rows = self._encoder.encode_rows(raw, self.columns).without(MISSING)
         except ValueError as error:
             if len(events) == 1:
                 self._drop(MALFORMED, read, str(error), events)
@@ -298,7 +299,7 @@ class _Decoder:
             yield from self._decode(events[:half], read)
             yield from self._decode(events[half:], read + half)
             return
-        late, chosen = self._late(columns.times), np.arange(len(rows))
+        late, chosen = self._late(raw.get("times")), np.arange(len(rows))
         if self._config.late == "train":
             self.state = dataclasses.replace(self.state, late=self.state.late + int(late.sum()))
         elif late.any():
@@ -307,7 +308,7 @@ class _Decoder:
                 self._drop(LATE, read + place, what, events[place : place + 1])
             chosen, rows = chosen[~late], rows.take(np.flatnonzero(~late))
         if len(rows):
-            yield rows if self._lines is None else self._lines.read(rows, columns, chosen)
+            yield rows if self._lines is None else self._lines.read(rows, raw, chosen)
 
     def _late(self, times: np.ndarray | None) -> np.ndarray:
         """Which events are late, [events]; those without a time are not."""

@@ -1,6 +1,6 @@
 """Events: some of what a source has returned, in order, before it is encoded.
 
-Lines of text (JSON or delimited) and Arrow tables become `Columns` by the readers of `hotrows.data.raw`,
+Lines of text (JSON or delimited) and Arrow tables become cells by the readers of `hotrows.data.raw`,
 so that a value has one id, whether it was prepared or came with an event.
 """
 
@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ArrowCells
-from hotrows.data.raw.cells import Columns, Reading, columns_of
+from hotrows.data.raw.arrow import cells_of
+from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.encodings import recoded
 from hotrows.data.raw.files import chunk_of, pyarrow
 from hotrows.data.raw.json_lines import table_of_lines, with_columns
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.text import Layout, layout_of, parse
 from hotrows.schema import Schema
@@ -34,8 +35,8 @@ class RawEvents(Protocol):
         """Consecutive events."""
         ...
 
-    def columns(self, how: Reading) -> Columns:
-        """The columns of the schema; ValueError names the first event that has no such values."""
+    def cells(self, how: Reading) -> Cells:
+        """The cells of the events; ValueError names the first event that cannot be read."""
         ...
 
     def texts(self) -> list[str]:
@@ -78,12 +79,12 @@ class LineEvents:
         lines = None if self.lines is None else self.lines[first:end]
         return LineEvents(self.name, text, self._line(first), self.layout, places, lines)
 
-    def columns(self, how: Reading) -> Columns:
+    def cells(self, how: Reading) -> Cells:
         text = self.text if self.layout is None else recoded(self.text, self.name, how.schema.encoding)
         chunk = chunk_of(self.name, bytearray(text), self.first_line)
         if self.layout is not None:
             return parse(chunk, self.layout, how)
-        return _columns_of_table(table_of_lines(chunk), self.name, self.first_line, how)
+        return _cells_of_table(table_of_lines(chunk), self.name, self.first_line, how)
 
     def texts(self) -> list[str]:
         return [line.decode("utf-8", "backslashreplace") for line in self.text.split(b"\n")[:-1]]
@@ -116,8 +117,8 @@ class TableEvents:
         places = None if self.places is None else self.places[first:end]
         return TableEvents(self.name, table, self.first_row + first, places)
 
-    def columns(self, how: Reading) -> Columns:
-        return _columns_of_table(self.table, self.name, self.first_row, how)
+    def cells(self, how: Reading) -> Cells:
+        return _cells_of_table(self.table, self.name, self.first_row, how)
 
     def texts(self) -> list[str]:
         return [json.dumps(row, default=_text, ensure_ascii=False) for row in self.table.to_pylist()]
@@ -179,7 +180,7 @@ def declared_layout(schema: Schema, name: str, line: bytes) -> Layout:
             f"{name}: expected objects of JSON, found {line[:60]!r}; of lines with delimiters the schema "
             f"must say the `columns`, as there is no header"
         )
-    return layout_of(Reading(schema, 1), name, line.rstrip(b"\r\n"))
+    return layout_of(Reading(schema, 1, histories="lines"), name, line.rstrip(b"\r\n"))
 
 
 def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | None, bool]:
@@ -192,7 +193,7 @@ def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | No
     if schema.columns is not None:
         return declared_layout(schema, name, line), False
     line = line if line.endswith(b"\n") else line + b"\n"
-    return layout_of(Reading(schema, 1), name, line), True
+    return layout_of(Reading(schema, 1, histories="lines"), name, line), True
 
 
 def end_of_line(text: bytes, number: int) -> int:
@@ -210,13 +211,8 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _columns_of_table(table: Any, name: str, first_row: int, how: Reading) -> Columns:
-    complete = with_columns(table, how.schema.raw_columns).combine_chunks()
+def _cells_of_table(table: Any, name: str, first_row: int, how: Reading) -> Cells:
+    complete = with_columns(table, how.columns).combine_chunks()
     batches = complete.to_batches()
     batch = batches[0] if batches else pyarrow().RecordBatch.from_pylist([], schema=complete.schema)
-    return columns_of(_EventCells(batch, name, first_row, how), how)
-
-
-class _EventCells(ArrowCells):
-    def where(self, row: int) -> str:
-        return f"{self.name} event {self.first_row + row:,}"
+    return cells_of(batch, name, first_row, how, "event")

@@ -76,10 +76,7 @@ def open_source(text: str, schema: Schema) -> EventSource:
     >>> open_source(f"folder:{folder}", data.schema).name.startswith("folder:")
     True
     """
-    from hotrows.data.stored.histories import stream_schema
-
     scheme, _, rest_of_text = text.partition(":")
-    schema = stream_schema(schema)
     if text in ("-", "-:replay"):
         from hotrows.streams.standard_input import StandardInput
 

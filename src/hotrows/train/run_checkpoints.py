@@ -18,7 +18,8 @@ from hotrows.checkpoint import key_state
 from hotrows.checkpoint.manifest import chain, naming
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.data import EncodedData
-from hotrows.data.encode.encoder import keys_of, stored_values
+from hotrows.data.columns.key import keys_of
+from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.vocabulary import Values
 from hotrows.data.raw.values import RawIds
 from hotrows.dynamic import any_dynamic

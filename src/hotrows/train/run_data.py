@@ -17,8 +17,8 @@ from torch.nn import functional
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader
+from hotrows.data.columns.label import missing_labels
 from hotrows.data.description import row_counts
-from hotrows.data.raw.cells import missing_labels
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.distributed.comm import Ranks
@@ -180,7 +180,7 @@ def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> Non
         for part in data.parts.values():
             first = 0
             for rows in part.mapped(0, part.rows):
-                values = rows.labels.reshape(len(rows), len(data.schema.labels))[:, task]
+                values = rows.arrays["labels"].reshape(len(rows), len(data.schema.labels))[:, task]
                 wrong = np.flatnonzero(loss.labels.wrong(values) & ~missing_labels(values))
                 if len(wrong):
                     raise ValueError(

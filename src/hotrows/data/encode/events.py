@@ -25,29 +25,28 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoder import Encoder, without_keys
+from hotrows.data.columns.history import USERS
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.of_schema import SchemaColumns, histories_of
+from hotrows.data.columns.stream import stream
+from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.vocabulary import Counts
-from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.inputs import Input, Progress, stream
+from hotrows.data.raw.inputs import Input, Progress
 from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, no_values
 from hotrows.data.stored.histories import (
-    BEGIN,
-    END,
     EVENTS_FILE,
     StoredHistories,
     events_before,
     last_begins,
-    stored_schema,
     type_of_times,
-    with_features,
 )
-from hotrows.data.stored.rows import Rows, id_type
 from hotrows.data.stored.sections import write_sections
 from hotrows.data.stored.user_histories import NEWEST
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.user_warnings import warn
-from hotrows.schema import Schema, Sparse, column_of, is_list
+from hotrows.schema import Schema, Sparse, column_of
 
 _EVENT = np.dtype([("user", "u8"), ("time", "i8"), ("row", "i8")])
 _INT64 = np.iinfo(np.int64)
@@ -93,42 +92,38 @@ class EventIndex:
             np.memmap(self.folder / name, dtype, "r").view(np.ndarray) for name, dtype in types.items()
         )
         self.rows = len(self._times)
-        histories = (f for f in schema.sequences if f.name in schema.histories)
-        self._lengths = list(dict.fromkeys(f.max_length for f in histories))
+        self._lengths = list(dict.fromkeys(column.max_length for column in histories_of(schema)))
 
-    def find(self, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
         """Begin and end of the events of each sample's user before its time: [rows], [rows] int64."""
-        raw, moments = columns.ids[self._names.index(END)], columns.times
-        assert moments is not None
+        of_users, moments = raw.values[USERS], raw.values["times"]
         if (absent := moments == MISSING_TIME).any():
             raise ValueError(
-                f"{columns.where(int(absent.argmax()))} has no time, which says where its history ends; "
+                f"{raw.where(int(absent.argmax()))} has no time, which says where its history ends; "
                 f"give it one, or leave it out"
             )
-        users = hash_values(raw)
-        of_users = (self._users, self._starts, self._times, users)
-        begins, ends = events_before(*of_users, moments - self._epoch)
-        self._check_past(columns, begins, ends)
+        wanted = (self._users, self._starts, self._times, hash_values(of_users))
+        begins, ends = events_before(*wanted, moments - self._epoch)
+        self._check_past(raw, begins, ends)
         past = bool((ends > begins).any())
-        known = past or self.matches.user or bool(events_before(*of_users, np.array(NEWEST))[1].any())
-        self.matches = self.matches.joined(Matches(known, past, _text(raw)))
+        known = past or self.matches.user or bool(events_before(*wanted, np.array(NEWEST))[1].any())
+        self.matches = self.matches.joined(Matches(known, past, _text(of_users)))
         return begins, ends
 
-    def _check_past(self, columns: Columns, begins: np.ndarray, ends: np.ndarray) -> None:
+    def _check_past(self, raw: RawRows, begins: np.ndarray, ends: np.ndarray) -> None:
         """Stops a preparation whose samples would see an event at or after their time."""
-        assert columns.times is not None
         rows = np.flatnonzero(ends > begins)
-        leaks = rows[self._times[ends[rows] - 1] >= columns.times[rows] - self._epoch]
+        leaks = rows[self._times[ends[rows] - 1] >= raw.values["times"][rows] - self._epoch]
         if len(leaks):
             raise ValueError(
-                f"{columns.where(int(leaks[0]))}: its history has an event that is not before its time, "
+                f"{raw.where(int(leaks[0]))}: its history has an event that is not before its time, "
                 f"which no model may see; prepare again"
             )
 
-    def references(self, columns: Columns, training: np.ndarray) -> np.ndarray:
+    def references(self, raw: RawRows, training: np.ndarray) -> np.ndarray:
         """[n, 2] int64: places in `EventFiles` where histories of the chosen samples begin or end, and
         what to add there. training: [rows] bool."""
-        begins, ends = (bounds[training] for bounds in self.find(columns))
+        begins, ends = (bounds[training] for bounds in self.find(raw))
         changes = []
         for number, longest in enumerate(self._lengths):
             for bounds, change in ((last_begins(begins, ends, longest), 1), (ends, -1)):
@@ -140,26 +135,9 @@ class EventIndex:
         """The file in which a task leaves its references. number: of the task."""
         return self.folder / f"references-{number}"
 
-    def without_users(self, columns: Columns) -> Columns:
-        """Samples as the schema has them: with empty histories in place of users."""
-        return with_ids(columns, self.schema, dict(zip(self._names, columns.ids, strict=True)))
-
-    def encoded(self, encoder: Encoder, columns: Columns) -> Rows:
-        """Encodes samples: rows of the stored schema."""
-        begins, ends = self.find(columns)
-        rows = encoder.encode_columns(self.without_users(columns))
-        stored = stored_schema(encoder.schema, self.rows)
-        places = {BEGIN: (begins, None), END: (ends, None)}
-        return with_features(rows, encoder.schema.id_features, stored.id_features, places)
-
     def stored(self, schema: Schema) -> StoredHistories:
         """The events that were written. schema: of the data."""
         return StoredHistories.open(self._out / EVENTS_FILE, schema, self.rows)
-
-    @property
-    def _names(self) -> list[str]:
-        """The features of samples as they are read."""
-        return [feature.name for feature in stored_schema(self.schema).id_features]
 
 
 class EventFiles(EventIndex):
@@ -173,10 +151,10 @@ class EventFiles(EventIndex):
         threads: int,
         progress: Progress | None = None,
     ) -> None:
-        histories = [f for f in schema.sequences if f.name in schema.histories]
         how = {name: getattr(schema, name) for name in _AS_SAMPLES}
-        of_users = _EventSchema((Sparse(END, schema.user),), "\0", time=schema.time, **how)
-        values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in histories), "\0", **how)
+        of_users = _EventSchema((Sparse(USERS, schema.user),), "\0", time=schema.time, **how)
+        features = [column.feature for column in histories_of(schema)]
+        values = _EventSchema(tuple(Sparse(f.name, column_of(f)) for f in features), "\0", **how)
         self._users_read, self._values_read = Reading(of_users, threads), Reading(values, threads)
         columns = {*of_users.raw_columns, *values.raw_columns}
         self._inputs = [
@@ -194,8 +172,7 @@ class EventFiles(EventIndex):
     def _deal(self, progress: Progress | None) -> int:
         rows, first, last = 0, _INT64.max, _INT64.min
         for columns in self._chunks(self._users_read, progress):
-            raw, times = columns.ids[0], columns.times
-            assert times is not None
+            raw, times = columns.values[f"ids/{USERS}"], columns.values["times"]
             if not len(times):
                 continue
             for absent, what in ((raw.lengths == 0, "user"), (times == MISSING_TIME, "time")):
@@ -269,30 +246,29 @@ class EventFiles(EventIndex):
     def count(self, counts: Counts, progress: Progress | None = None) -> None:
         """Counts the values of events, each as often as histories have it."""
         self.check_users()
+        of_schema = SchemaColumns(self.schema)
         for changes in self._references:
             np.cumsum(changes, out=changes)
         for columns in self._chunks(self._values_read, progress):
             places = self._places_of(columns)
             for longest, times in zip(self._lengths, self._references, strict=True):
-                names = [f.name for f in self.schema.sequences if f.max_length == longest]
-                ids = self._values(columns, names).ids
-                counts.add(without_keys(self.schema, ids), times[places])
+                names = [c.name for c in histories_of(self.schema) if c.max_length == longest]
+                counts.add(of_schema.words(self._values(columns, names, of_schema)), times[places])
 
     def write(self, encoder: Encoder, progress: Progress | None = None) -> StoredHistories:
         """Writes the ids of the events, unless that was done before an interruption."""
-        path, features = self._out / EVENTS_FILE, encoder.schema.id_features
+        path = self._out / EVENTS_FILE
         if not path.exists():
             into = {
-                f.name: self._mapped(f"ids-{number}", id_type(encoder.schema, f))
-                for number, f in enumerate(features)
-                if f.name in self.schema.histories
+                column.name: self._mapped(f"ids-{number}", column.lookup.dtype)
+                for number, column in enumerate(encoder.columns.ids)
+                if column.name in self.schema.histories
             }
             for columns in self._chunks(self._values_read, progress):
                 places = self._places_of(columns)
-                encoded = encoder.encode_ids(self._values(columns, tuple(into)))
-                for feature, ids in zip(features, encoded, strict=True):
-                    if feature.name in into:
-                        into[feature.name][places] = ids
+                encoded = encoder.encode_ids(self._values(columns, tuple(into), encoder.columns))
+                for name, ids in into.items():
+                    ids[places] = encoded[name]
             with replaced(path) as part:
                 arrays = {"users": self._users, "starts": self._starts, "times": self._times}
                 arrays |= {f"ids/{name}": ids for name, ids in into.items()}
@@ -303,17 +279,18 @@ class EventFiles(EventIndex):
         """Removes the temporary files."""
         shutil.rmtree(self.folder)
 
-    def _chunks(self, how: Reading, progress: Progress | None) -> Iterator[Columns]:
+    def _chunks(self, how: Reading, progress: Progress | None) -> Iterator[RawRows]:
         return (columns for _, columns in stream(self._inputs, how, progress))
 
-    def _places_of(self, columns: Columns) -> np.ndarray:
+    def _places_of(self, columns: RawRows) -> np.ndarray:
         first = columns.first_row
         return self._places[first : first + columns.num_rows]
 
-    def _values(self, events: Columns, names: Sequence[str]) -> Columns:
-        """Events as the schema has its rows, with one value in each history."""
-        features = zip(self._values_read.schema.id_features, events.ids, strict=True)
-        return with_ids(events, self.schema, {f.name: raw for f, raw in features if f.name in names})
+    def _values(self, events: RawRows, names: Sequence[str], columns: SchemaColumns) -> RawRows:
+        """Events as rows of the schema, with one value in each of these histories, and none in others."""
+        nothing = no_values(events.num_rows)
+        values = {f"ids/{name}": events.values[f"ids/{name}"] for name in names}
+        return replace(events, values={f"ids/{c.name}": nothing for c in columns.ids} | values)
 
     @cached_property
     def _references(self) -> np.ndarray:
@@ -328,14 +305,6 @@ class EventFiles(EventIndex):
             if hasattr(os, "posix_fallocate"):  # macOS has none
                 os.posix_fallocate(file.fileno(), 0, shape[0] * np.dtype(dtype).itemsize)
         return np.memmap(path, dtype, "r+", shape=shape).view(np.ndarray)
-
-
-def with_ids(columns: Columns, schema: Schema, by_name: dict[str, RawIds]) -> Columns:
-    """Columns with the id features of the schema; others than those by name have no values."""
-    rows = columns.num_rows
-    nothing, no_lists = no_values(rows), no_values(0, np.zeros(rows + 1, np.int64))
-    ids = tuple(by_name.get(f.name, no_lists if is_list(f) else nothing) for f in schema.id_features)
-    return replace(columns, ids=ids)
 
 
 def _text(users: RawIds) -> str:

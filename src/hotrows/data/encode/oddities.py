@@ -12,12 +12,13 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.values import UNIX, mix64
+from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows
-from hotrows.schema import Schema, Sequence, vocabulary_of
+from hotrows.schema import Schema, vocabulary_of
 
 _CELLS, _MOST_ROWS, _LEAST_ROWS = 4_000_000, 1 << 15, 1 << 11  # of a sample
 _BLOCKS = 16
@@ -38,7 +39,7 @@ def oddities(data: EncodedData) -> Iterator[str]:
         yield from _constant_columns(data, samples["train"])
         yield from _row_numbers(data)
         yield from _tell_the_label(data.schema, samples["train"])
-        yield from _newest_first(data.schema, samples["train"])
+        yield from _newest_first(data.parts["train"].columns, samples["train"])
     yield from _extremes(data)
     for name in ("validation", "test"):
         if name in samples and "train" in samples:
@@ -83,14 +84,15 @@ def _constant_columns(data: EncodedData, rows: Rows) -> Iterator[str]:
         return
     schema, train = data.schema, data.parts["train"]
     readers = Counter(map(vocabulary_of, schema.id_features))
-    names = [f.name for d, f in enumerate(schema.dense) if np.ptp(rows.dense[:, d]) == 0]
-    for f, feature in enumerate(schema.id_features):
-        vocabulary = vocabulary_of(feature)
-        reserved = train.missing[feature.name] + train.unknown[feature.name]
+    names = [f.name for d, f in enumerate(schema.dense) if np.ptp(rows.arrays["dense"][:, d]) == 0]
+    for column in train.columns.ids:
+        name, vocabulary = column.name, vocabulary_of(column.feature)
+        reserved = train.missing[name] + train.unknown[name]
         several = readers[vocabulary] == 1 and data.vocabularies[vocabulary].num_distinct > 1
         several = 0 < reserved < train.rows or (several and not reserved)
-        if rows.offsets[f] is None and not several and np.ptp(rows.ids[f].astype(np.int64)) == 0:
-            names.append(feature.name)
+        ids = rows.values(f"ids/{name}").astype(np.int64)
+        if not column.is_list and not several and np.ptp(ids) == 0:
+            names.append(name)
     if names:
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         listed = ", ".join(map(repr, names[:_NAMED]))
@@ -100,24 +102,25 @@ def _constant_columns(data: EncodedData, rows: Rows) -> Iterator[str]:
 def _row_numbers(data: EncodedData) -> Iterator[str]:
     schema, train = data.schema, data.parts["train"]
     readers = Counter(map(vocabulary_of, schema.id_features))
-    for feature in schema.sparse:
-        name = vocabulary_of(feature)
+    for column in train.columns.ids:
+        name = vocabulary_of(column.feature)
         distinct = data.vocabularies[name].num_distinct
-        single = readers[name] == 1 and not feature.many
-        if single and train.rows == train.values[feature.name] == distinct >= _LEAST:
+        single = readers[name] == 1 and not column.is_list
+        if single and train.rows == train.values[column.name] == distinct >= _LEAST:
             yield (
-                f"{feature.name!r} has another value in each of the {train.rows:,} rows of training (a "
+                f"{column.name!r} has another value in each of the {train.rows:,} rows of training (a "
                 f"row number?): leave it out"
             )
 
 
 def _tell_the_label(schema: Schema, rows: Rows) -> Iterator[str]:
     """Features that alone tell a label of 0 and 1: most are known only after it."""
-    columns = {feature.name: rows.dense[:, d] for d, feature in enumerate(schema.dense)}
-    for f, feature in enumerate(schema.id_features):
-        offsets = rows.offsets[f]  # of lists, whose lengths are looked at
-        columns[feature.name] = rows.ids[f] if offsets is None else np.diff(offsets.astype(np.int64))
-    all_labels = rows.labels.reshape(len(rows), -1).T
+    columns = {feature.name: rows.arrays["dense"][:, d] for d, feature in enumerate(schema.dense)}
+    for feature in schema.id_features:
+        bounds = rows.bounds.get(feature.name)  # of lists, whose lengths are looked at
+        ids = rows.arrays[f"ids/{feature.name}"]
+        columns[feature.name] = ids if bounds is None else np.diff(bounds.astype(np.int64))
+    all_labels = rows.arrays["labels"].reshape(len(rows), -1).T
     for label, labels in zip(schema.labels, all_labels, strict=True):
         known = (labels == 0) | (labels == 1)
         ones = int((labels == 1).sum())
@@ -145,14 +148,12 @@ def _tells(values: np.ndarray, labels: np.ndarray) -> bool:
     return max(auc, 1 - auc) > _TOLD or mistaken < (1 - _TOLD) * min(num_ones, num_zeros)
 
 
-def _newest_first(schema: Schema, rows: Rows) -> Iterator[str]:
+def _newest_first(columns: SchemaColumns, rows: Rows) -> Iterator[str]:
     """Lists whose order matters, and whose newest item seems to be the first."""
-    for f, (feature, offsets) in enumerate(zip(schema.id_features, rows.offsets, strict=False)):
-        has_order = isinstance(feature, Sequence) or feature.max_length is not None
-        if offsets is None or not has_order or feature.name in schema.histories:
-            continue
-        if are_newest_first(rows.values(f), offsets.astype(np.int64) - int(offsets[0])):
-            yield f"{feature.name!r}: {NEWEST_FIRST}"
+    for column in (column for column in columns.ids if column.has_order):
+        bounds = rows.bounds[column.name].astype(np.int64)
+        if are_newest_first(rows.values(f"ids/{column.name}"), bounds - bounds[0]):
+            yield f"{column.name!r}: {NEWEST_FIRST}"
 
 
 def _extremes(data: EncodedData) -> Iterator[str]:
@@ -209,23 +210,26 @@ def row_hashes(rows: Rows) -> np.ndarray:
     """A hash of each row, [rows] uint64: of its ids, lists, numbers and labels."""
     hashes = np.zeros(len(rows), np.uint64)
     with np.errstate(over="ignore"):
-        for f, offsets in enumerate(rows.offsets):
-            ids = rows.values(f)
-            ids = (ids.view(np.uint32) if ids.dtype.kind == "f" else ids).astype(np.uint64)
-            if offsets is not None:
-                bounds = offsets.astype(np.int64) - int(offsets[0])
+        for name in (name for name in rows.arrays if "/" in name):
+            values, bounds = _bits(rows.values(name)), rows.bounds_of(name)
+            if bounds is not None:
+                bounds = bounds.astype(np.int64) - int(bounds[0])
                 lengths = np.diff(bounds)
-                place = (np.arange(len(ids)) - np.repeat(bounds[:-1], lengths)).astype(np.uint64)
-                sums = np.append(np.uint64(0), np.cumsum(mix64(ids * np.uint64(31) + place)))
-                ids = sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64)
-            hashes = _mixed(hashes, ids)
-        for numbers in rows.all_dense.T:
-            hashes = _mixed(hashes, np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64))
-        for labels in rows.labels.reshape(len(rows), -1).T:
-            is_number = labels.dtype == np.float32
-            bits = np.ascontiguousarray(labels).view(np.uint32) if is_number else labels
-            hashes = _mixed(hashes, bits.astype(np.uint64))
+                place = (np.arange(len(values)) - np.repeat(bounds[:-1], lengths)).astype(np.uint64)
+                sums = np.append(np.uint64(0), np.cumsum(mix64(values * np.uint64(31) + place)))
+                values = sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64)
+            hashes = _mixed(hashes, values)
+        for name in ("dense", "vectors", "labels"):
+            if name in rows.arrays:
+                for column in rows.arrays[name].reshape(len(rows), -1).T:
+                    hashes = _mixed(hashes, _bits(column))
     return hashes
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Numbers as uint64, of floats their bits."""
+    values = np.ascontiguousarray(values)
+    return (values.view(f"u{values.itemsize}") if values.dtype.kind == "f" else values).astype(np.uint64)
 
 
 def _mixed(hashes: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -20,17 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of, without_keys
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.number import ColumnMoments
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.columns.stream import InputPosition, stream
+from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.events import EventFiles, EventIndex
 from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts
-from hotrows.data.raw.cells import Columns, Reading
-from hotrows.data.raw.inputs import Input, InputPosition, stream
+from hotrows.data.raw.inputs import Input
 from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.raw.reading import Reading
+from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
-from hotrows.data.stored.histories import StoredHistories, stored_schema
+from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter, Written
 from hotrows.json_file import build, parse
 from hotrows.runtime.atomic_files import write_text
@@ -76,12 +80,7 @@ class Job:
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.read_schema, self.threads, by=self.split.by)
-
-    @property
-    def read_schema(self) -> Schema:
-        """The schema of the rows as they are read: with users in place of histories."""
-        return stored_schema(self.schema) if self.schema.histories else self.schema
+        return Reading(self.schema, self.threads, by=self.split.by, histories="references")
 
     @property
     def shared(self) -> tuple[Input, ...]:
@@ -96,7 +95,7 @@ class Job:
     def progress_of(self, stage: str) -> StageProgress | None:
         return None if self.progress is None else partial(self.progress, stage)
 
-    def parts(self, position: InputPosition, columns: Columns, sharing: Sharing) -> np.ndarray:
+    def parts(self, position: InputPosition, columns: RawRows, sharing: Sharing) -> np.ndarray:
         """[rows] uint8, the part of each row."""
         return parts_of(self.declared_parts[position.input], columns, sharing)
 
@@ -130,48 +129,42 @@ class CountedRows:
 
 
 def count(
-    schema: Schema, columns: Columns, parts: np.ndarray, counts: Counts, events: EventIndex | None = None
+    columns: SchemaColumns,
+    raw: RawRows,
+    parts: np.ndarray,
+    counts: Counts,
+    events: EventIndex | None = None,
 ) -> CountedRows:
     """Adds the values of the training part to the counts. parts: of each row, [rows] uint8."""
-    training, references = parts == 0, None
-    if events is not None:
-        references = events.references(columns, training)
-        columns = events.without_users(columns)
-    counts.add(without_keys(schema, columns.ids), training)
-    numbers = columns.dense[standard_columns(schema)][:, training]
-    return CountedRows(columns.num_rows, numbers, references)
-
-
-Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and their `Columns.missing`
+    training = parts == 0
+    references = None if events is None else events.references(raw, training)
+    counts.add(columns.words(raw), training)
+    numbers = raw.values["dense"][columns.numbers.standard][:, training]
+    return CountedRows(raw.num_rows, numbers, references)
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Encoded rows: a piece of each part, None where it has none of them, and the raw ones' extremes."""
+    """Encoded rows: those of each part, None where it has none of them, and the raw ones' extremes."""
 
-    pieces: tuple[Piece | None, ...]
+    pieces: tuple[Rows | None, ...]
     extremes: Extremes
 
 
 def encode(
-    encoder: Encoder,
-    columns: Columns,
-    parts: np.ndarray,
-    shared: SharedChecks,
-    events: EventIndex | None = None,
+    encoder: Encoder, columns: SchemaColumns, raw: RawRows, parts: np.ndarray, shared: SharedChecks
 ) -> EncodedRows:
     """Encodes rows. parts: of each row, [rows] uint8; shared: checks of the rows so far."""
-    missing = columns.missing
-    rows = encoder.encode_columns(columns) if events is None else events.encoded(encoder, columns)
-    shared.check(rows, columns)
-    pieces: list[Piece | None] = []
+    rows = encoder.encode_rows(raw, columns)
+    shared.check(rows, raw)
+    pieces: list[Rows | None] = []
     for part in range(len(NAMES)):
         chosen = np.flatnonzero(parts == part)
         if len(chosen) == len(rows):
-            pieces.append((rows, missing))
+            pieces.append(rows)
         else:
-            pieces.append((rows.take(chosen), missing[:, chosen]) if len(chosen) else None)
-    return EncodedRows(tuple(pieces), Extremes.of_rows(encoder.schema, columns))
+            pieces.append(rows.take(chosen) if len(chosen) else None)
+    return EncodedRows(tuple(pieces), Extremes.of_rows(columns.numbers.features, raw))
 
 
 @dataclass
@@ -205,7 +198,7 @@ class Executor:
         total = 0
         for i, source in enumerate(job.shared):
             if job.schema.request is None:
-                total += source.count_rows(job.read_schema)
+                total += source.count_rows(job.schema)
             else:  # whose rows may have lists of candidates
                 total += sum(columns.num_rows for _, columns in stream([source], job.reading))
             if progress is not None:
@@ -214,17 +207,17 @@ class Executor:
 
     def times(self) -> IdCounts:
         """How many of these rows have each time."""
-        schema, seen = without_features(self.job.read_schema), IdCounts()
+        schema, seen = without_features(self.job.schema), IdCounts()
         how = Reading(schema, self.job.threads, for_training=False)
         for _, columns in stream(self.job.shared, how, self.job.progress_of("times")):
-            assert columns.times is not None
-            seen.add(columns.times)
+            seen.add(columns.values["times"])
         return seen
 
     def count(self, folder: Path, sharing: Sharing, state: Mapping[str, Any]) -> tuple[Totals, Any]:
         """Counts all rows; the second has `write` as `vocabulary.Counts` has."""
         job, start = self.job, InputPosition()
-        totals = Totals(ColumnMoments(len(standard_columns(job.schema))))
+        read = SchemaColumns(job.schema, histories="references")
+        totals = Totals(ColumnMoments(len(read.numbers.standard)))
         if state.get("stage") == "count":
             totals = Totals(totals.moments, state["rows"], state["training_rows"])
             totals.moments.restore(state["moments"])
@@ -238,7 +231,7 @@ class Executor:
                 write_state(folder, _count_state(totals, position, counts, sharing))
                 saved = time.monotonic()
             parts = job.parts(position, columns, sharing)
-            counted = count(job.schema, columns, parts, counts, self.events)
+            counted = count(read, columns, parts, counts, self.events)
             totals.add(counted, job.threads)
             if self.events is not None and counted.references is not None:
                 self.events.refer(counted.references)
@@ -251,15 +244,15 @@ class Executor:
     ) -> tuple[dict[str, Written], Extremes]:
         """Encodes every row into the shards of its part; saves the state after every shard."""
         # 1. Open the writers, and go to where a stopped preparation left off.
-        job, histories, schema = self.job, None, encoder.schema
+        job, histories = self.job, None
         if self.events is not None:
             histories = self.events.write(encoder, job.progress_of("encode"))
-            schema = histories.stored_schema
-        writers, start = _writers(encoder.schema, folder, state, histories)
+        by = encoder.columns_with("references", self.events)
+        writers, start = _writers(by, folder, state, histories)
         sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
         rows, num_rows = list(start.rows), start.position.rows
         extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
-        shared = SharedChecks(schema)
+        shared = SharedChecks(by)
         oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
         # 2. Encode each chunk, and append its pieces to the parts.
         for position, columns in stream(
@@ -268,14 +261,14 @@ class Executor:
             before = _StreamState(position, tuple(rows), sharing.state)
             in_shards = [writer.rows_in_shards for writer in writers]
             parts = job.parts(position, columns, sharing)
-            encoded = encode(encoder, columns, parts, shared, self.events)
+            encoded = encode(encoder, by, columns, parts, shared)
             extremes = extremes.joined(encoded.extremes)
             for part, (writer, piece) in enumerate(zip(writers, encoded.pieces, strict=True)):
                 if piece is not None:
-                    writer.append(*piece)
+                    writer.append(piece)
                 if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
                     oldest[part] = before
-                rows[part] += 0 if piece is None else len(piece[0])
+                rows[part] += 0 if piece is None else len(piece)
             num_rows += columns.num_rows
             # 3. After every shard, save where to go on from.
             if [writer.rows_in_shards for writer in writers] != in_shards:
@@ -322,17 +315,17 @@ def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> d
 
 
 def _writers(
-    schema: Schema, folder: Path, state: Mapping[str, Any], histories: StoredHistories | None
+    columns: SchemaColumns, folder: Path, state: Mapping[str, Any], histories: StoredHistories | None
 ) -> tuple[list[ShardWriter], _StreamState]:
     """Returns the writers of the parts and the state to start from, new or saved."""
     encoding = state.get("encoding")
     if encoding is None:
         start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
-        return [ShardWriter(folder, name, schema, histories=histories) for name in NAMES], start
+        return [ShardWriter(folder, name, columns, histories=histories) for name in NAMES], start
     start = build(_StreamState, encoding["start"])
     writers = [
         ShardWriter.resume(
-            folder, name, schema, writer_state, writer_state["rows"] - rows, histories=histories
+            folder, name, columns, writer_state, writer_state["rows"] - rows, histories=histories
         )
         for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
     ]
@@ -341,13 +334,10 @@ def _writers(
 
 def without_features(schema: Schema) -> Schema:
     """A schema of the same rows, of which fewer columns are read."""
-    shared = tuple(f for f in schema.features if f.name in schema.shared)
-    return dataclasses.replace(schema, features=shared, weight=None, group=None)
-
-
-def standard_columns(schema: Schema) -> list[int]:
-    """The places of the dense features whose mean and deviation are learned."""
-    return [i for i, feature in enumerate(schema.dense) if feature.transform == "standard"]
+    kept = tuple(f for f in schema.features if f.name in schema.shared and f.name not in schema.histories)
+    shared = tuple(f.name for f in kept)
+    plain = dataclasses.replace(schema, features=kept, shared=shared, user=None, histories=())
+    return dataclasses.replace(plain, weight=None, group=None)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

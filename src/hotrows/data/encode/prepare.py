@@ -1,10 +1,10 @@
 """prepare: raw rows into encoded shards that a trainer maps into memory.
 
-    read      raw rows   ->  `Columns`, and the part of each row             raw.inputs, split
-    count     columns    ->  `CountedRows`, and the counts of their values   `passes.count`
+    read      raw rows   ->  `RawRows`, and the part of each                 columns.stream, split
+    count     raw rows   ->  `CountedRows`, and the counts of their values   `passes.count`
     fix       counts     ->  vocabularies in files, means                    `_fix`
-    encode    columns    ->  `EncodedRows`, a `Piece` of each part           `passes.encode`
-    write     pieces     ->  `Written` of each part, data.json               stored.shards, stored.encoded
+    encode    raw rows   ->  `EncodedRows`, the `Rows` of each part          `passes.encode`
+    write     rows       ->  `Written` of each part, data.json               stored.shards, stored.encoded
 
 An `Executor` runs `count` over all rows, and then `encode`: on this machine, or on a cluster of Ray.
 Memory grows neither with the number of rows nor with the number of distinct values: counts that would not
@@ -36,7 +36,6 @@ from hotrows.data.encode.passes import (
     Progress,
     Totals,
     read_state,
-    standard_columns,
     write_state,
 )
 from hotrows.data.encode.rates import ValueRates
@@ -368,7 +367,7 @@ def _fix(job: Job, folder: Path, totals: Totals, counts: Any) -> dict[str, Any]:
                 progress(v + 1, len(readers))
     for run in folder.glob("run-*"):
         run.unlink()  # left by an interruption, of vocabularies that are written
-    names = [job.schema.dense[place].name for place in standard_columns(job.schema)]
+    names = [feature.name for feature in job.schema.dense if feature.transform == "standard"]
     statistics = dict(zip(names, totals.moments.statistics(), strict=True))
     return stored_encoders(vocabularies, statistics | (job.stored.statistics if job.stored else {}))
 

@@ -20,12 +20,16 @@ from functools import cached_property
 
 import numpy as np
 
-from hotrows.data.raw.cells import Columns, show
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.number import MISSING
+from hotrows.data.columns.of_schema import SchemaColumns, missing_of
+from hotrows.data.columns.tally import no_tally, tally_of
+from hotrows.data.raw.reading import show
+from hotrows.data.rows import Rows
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows, no_tally, tally_of
 from hotrows.data.stored.shards import Written, written_of
 from hotrows.runtime.user_warnings import warn
-from hotrows.schema import FIRST_UNKNOWN, TIME_TRANSFORMS, Schema
+from hotrows.schema import TIME_TRANSFORMS
 
 FAR = 0.05
 CHANCE = 1e-6
@@ -134,34 +138,34 @@ class ValueRates:
 class RateCounter:
     """Counts the missing and unknown values of rows as they are encoded."""
 
-    def __init__(self, schema: Schema, usual: UsualCounts) -> None:
-        self._schema = schema
-        self._usual = usual
-        self._rows = 0
-        self._tally = no_tally(schema)
-        self._numbers = np.zeros(len(schema.dense_places), np.int64)
+    def __init__(self, columns: SchemaColumns, usual: UsualCounts) -> None:
+        self._columns, self._usual = columns, usual
+        self._dense = columns.schema.dense_places
+        self._rows, self._tally = 0, no_tally(columns)
+        self._numbers = np.zeros(len(self._dense), np.int64)
         self._examples: dict[str, bytes] = {}
 
-    def add(self, columns: Columns, rows: Rows, once: np.ndarray | None = None) -> None:
+    def add(self, raw: RawRows, rows: Rows, once: np.ndarray | None = None) -> None:
         """Counts rows. once: [numbers and vectors] bool, where all rows have one in common, which counts
         as one (default: nowhere)."""
-        missing = columns.missing
         if once is not None:
-            missing[once, 1:] = False
+            missing = missing_of(rows, self._columns).copy()
+            missing[1:, once] = False
+            rows = rows.with_arrays({MISSING: missing}, {})
         self._numbers += len(rows) if once is None else np.where(once, 1, len(rows))
-        tally = tally_of(rows, missing, self._schema)
-        for f, feature in enumerate(self._schema.id_features):
-            if tally.unknown[f] and feature.name not in self._examples:
-                ids = rows.values(f)
-                unknown = (ids >= FIRST_UNKNOWN) & (ids < FIRST_UNKNOWN + feature.num_unknown)
-                self._examples[feature.name] = columns.ids[f].value(int(unknown.argmax()))
+        tally = tally_of(rows, self._columns)
+        for f, column in enumerate(self._columns.ids):
+            if tally.unknown[f] and column.name not in self._examples:
+                section = f"ids/{column.name}"
+                place = int(column.is_unknown(rows.values(section)).argmax())
+                self._examples[column.name] = raw.values[section].value(place)
         self._rows += len(rows)
         self._tally += tally
 
     def rates(self) -> ValueRates:
         """The rates of the rows so far."""
-        written = written_of((), self._tally, self._schema)
-        numbers = dict(zip(self._schema.dense_places, self._numbers.tolist(), strict=True))
+        written = written_of((), self._tally, self._columns)
+        numbers = dict(zip(self._dense, self._numbers.tolist(), strict=True))
         written = dataclasses.replace(written, values={**written.values, **numbers})
         features = _counts_of(written, self._rows)
         return ValueRates(self._rows, features, self._usual, dict(self._examples))

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.cells import MISSING_LABEL, Columns
-from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, mix64
-from hotrows.data.stored.histories import BEGIN, END
+from hotrows.data.columns.group import numbers_of
+from hotrows.data.columns.history import BEGIN, END
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.label import MISSING_LABEL
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.raw.values import MISSING_TIME, mix64
+from hotrows.data.rows import Room, Rows, gathered
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.request_rows import differences
-from hotrows.data.stored.rows import Room, Rows, gathered
-from hotrows.schema import Schema
+from hotrows.data.stored.request_rows import Division
 
 KINDS = ("fraction", "stratified", "position", "time", "group")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -166,7 +168,7 @@ class Sharing:
         """Number of rows and times that were determined before the first row; equal in every pass."""
         return {"total": self._total, "before": self._before}
 
-    def parts(self, columns: Columns) -> np.ndarray:
+    def parts(self, columns: RawRows) -> np.ndarray:
         """Returns the part of each row as its index in NAMES: [rows] uint8."""
         rows = np.arange(columns.first_row, columns.first_row + columns.num_rows, dtype=np.int64)
         if self._split.kind == "position":
@@ -176,7 +178,7 @@ class Sharing:
             return self._by_time(columns)
         if self._split.kind == "stratified":
             return self._stratified(columns)
-        units = columns.requests if self._split.by is None else columns.units  # drawn whole
+        units = columns.get("requests" if self._split.by is None else "units")  # drawn whole
         numbers = rows if units is None else numbers_of(units, columns.first_row)
         return self._cut(random_bits(numbers, self._seed), 1 << 53)
 
@@ -187,20 +189,20 @@ class Sharing:
         bounds = np.array([int(train * end), int((train + validation) * end)])
         return np.searchsorted(bounds, numbers, side="right").astype(np.uint8)
 
-    def _by_time(self, columns: Columns) -> np.ndarray:
-        assert columns.times is not None and self._before is not None
-        missing = np.flatnonzero(columns.times == MISSING_TIME)
+    def _by_time(self, columns: RawRows) -> np.ndarray:
+        assert self._before is not None
+        times = columns.values["times"]
+        missing = np.flatnonzero(times == MISSING_TIME)
         if len(missing):
             raise ValueError(
                 f"{columns.where(int(missing[0]))} has no time, so a split by time cannot place it; "
                 f"fill it in, or split in another way"
             )
-        return np.searchsorted(self._before, columns.times, side="right").astype(np.uint8)
+        return np.searchsorted(self._before, times, side="right").astype(np.uint8)
 
-    def _stratified(self, columns: Columns) -> np.ndarray:
+    def _stratified(self, columns: RawRows) -> np.ndarray:
         """Cuts each label's rows into blocks; permutes every block and cuts it by the shares."""
-        assert columns.labels is not None
-        labels = columns.labels[0]
+        labels = columns.values["labels"][0]
         if labels.dtype.kind == "f":  # where another label is a number
             labels = np.where(np.isnan(labels), MISSING_LABEL, labels).astype(np.uint8)
         parts = np.empty(columns.num_rows, np.uint8)
@@ -216,7 +218,7 @@ class Sharing:
         return parts
 
 
-def parts_of(part: int | None, columns: Columns, sharing: Sharing) -> np.ndarray:
+def parts_of(part: int | None, columns: RawRows, sharing: Sharing) -> np.ndarray:
     """[rows] uint8, the part of each row. part: that of the whole input; None: the split decides."""
     return sharing.parts(columns) if part is None else np.full(columns.num_rows, part, np.uint8)
 
@@ -226,13 +228,6 @@ def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:
     key = mix64(np.array([seed & (1 << 64) - 1], np.uint64))
     bits = mix64(key + (rows.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.int64)
-
-
-def numbers_of(values: RawIds, first_row: int) -> np.ndarray:
-    """A number of the value of each row, [rows] int64: of one value, one number, and of a missing value
-    one that no other row has. first_row: the number of the first row."""
-    rows = np.arange(first_row, first_row + len(values), dtype=np.uint64)
-    return np.where(values.lengths == 0, mix64(~rows), hash_values(values)).view(np.int64)
 
 
 @dataclass(frozen=True)
@@ -250,37 +245,37 @@ class SharedChecks:
     first, last: the first row, and the last one of the chunk before; None before there are any.
     """
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+    def __init__(self, columns: SchemaColumns) -> None:
+        self._division = Division(columns.sections)
         self.first: FirstRow | None = None
         self.last: Rows | None = None
 
-    def check(self, rows: Rows, columns: Columns) -> None:
+    def check(self, rows: Rows, raw: RawRows) -> None:
         """ValueError names the first row that differs from the one before it, which is of its request."""
-        if rows.requests is None or columns.requests is None or not len(rows):
+        requests = raw.get("requests")
+        if requests is None or not len(rows):
             return
         if self.first is None:
-            first = rows.take(np.zeros(1, np.int64))
-            self.first = FirstRow(first, columns.requests.value(0), columns.where(0))
+            self.first = FirstRow(rows.take(np.zeros(1, np.int64)), requests.value(0), raw.where(0))
         if self.last is not None:
-            self._check(gathered([self.last, rows[:1]], np.arange(2), Room()), columns, 0)
-        self._check(rows, columns, 1)
+            self._check(gathered([self.last, rows[:1]], np.arange(2), Room()), raw, 0)
+        self._check(rows, raw, 1)
         self.last = rows.take(np.array([len(rows) - 1]))
 
-    def _check(self, rows: Rows, columns: Columns, first: int) -> None:
-        assert rows.requests is not None and columns.requests is not None
-        same = rows.requests[1:] == rows.requests[:-1]
+    def _check(self, rows: Rows, raw: RawRows, first: int) -> None:
+        numbers = rows.arrays["requests"]
+        same = numbers[1:] == numbers[:-1]
         differing = [
-            (int(places[0]) + first, "histories" if name in (BEGIN, END) else name)
-            for name, differs in differences(rows, self._schema).items()
+            (int(places[0]) + first, "histories" if f"ids/{name}" in (BEGIN, END) else name)
+            for name, differs in self._division.differences(rows).items()
             if len(places := np.flatnonzero(same & differs))
         ]
         if not differing:
             return
         row, name = min(differing)
-        request = columns.requests.value(row)[:60].decode("utf-8", "backslashreplace")
+        request = raw.values["requests"].value(row)[:60].decode("utf-8", "backslashreplace")
         raise ValueError(
-            f"{columns.where(row)}, feature {name!r}: expected the value of the row before, of "
+            f"{raw.where(row)}, feature {name!r}: expected the value of the row before, of "
             f"the same request {request!r}, found another; correct the row, or leave {name!r} out of "
             f"shared"
         )

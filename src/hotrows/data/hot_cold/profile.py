@@ -27,8 +27,8 @@ from hotrows.data.hot_cold.sampling import (
     interval,
     two_samples,
 )
+from hotrows.data.rows import Rows, ends_of
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.rows import Rows, ends_of
 from hotrows.data.stored.sections import open_sections, write_sections
 from hotrows.json_file import build, check_version, value_of
 from hotrows.optim import RowOptimizer
@@ -207,12 +207,12 @@ def all_hot(hot: Mapping[str, np.ndarray], schema: Schema) -> Callable[[Rows], n
 
     A row without lookups is all-hot.
     """
-    tests = _tests(hot, schema)
+    tests = list(zip((f"ids/{f.name}" for f in schema.id_features), _tests(hot, schema), strict=True))
 
     def test(rows: Rows) -> np.ndarray:
         is_all_hot = np.ones(len(rows), bool)
-        for f, is_hot in enumerate(tests):
-            is_all_hot &= _all_of(is_hot(rows.values(f)), rows.offsets[f])
+        for section, is_hot in tests:
+            is_all_hot &= _all_of(is_hot(rows.values(section)), rows.bounds_of(section))
         return is_all_hot
 
     return test

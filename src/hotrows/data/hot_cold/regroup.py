@@ -17,10 +17,10 @@ import numpy as np
 from hotrows.data.encode.passes import Progress
 from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped, write_regrouped
 from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
+from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import link_or_copy, new_folder
 
@@ -44,7 +44,7 @@ def regroup(
     """
     _check(data, profile, force)
     with new_folder(Path(out)) as folder:
-        hot, cold = (ShardWriter(folder, kind, data.schema) for kind in ("hot", "cold"))
+        hot, cold = (ShardWriter(folder, kind, data.parts["train"].columns) for kind in ("hot", "cold"))
         is_hot = all_hot(profile.hot, data.schema)
         for rows in _chunks(data.parts["train"], progress):
             hot_rows = is_hot(rows)

@@ -22,8 +22,8 @@ import numpy as np
 
 from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.passes import Progress
+from hotrows.data.rows import ends_of, joined_offsets
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import ends_of, joined_offsets
 from hotrows.schema import Schema
 
 _BLOCK_ROWS = 4096  # of a block, at most
@@ -150,9 +150,8 @@ class Sample:
         return int(self.sizes.sum())
 
     def column(self, feature: str) -> SampledIds:
-        place = self._places[feature]
-        ids = [piece.values(place) for piece in self._pieces]
-        bounds = [offsets for piece in self._pieces if (offsets := piece.offsets[place]) is not None]
+        ids = [piece.values(f"ids/{feature}") for piece in self._pieces]
+        bounds = [piece.bounds[feature] for piece in self._pieces if feature in piece.bounds]
         return SampledIds(
             ids=np.concatenate(ids),
             rows=joined_offsets(bounds) if bounds else None,

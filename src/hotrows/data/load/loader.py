@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from hotrows.batch import Batch, RequestFeatures
-from hotrows.data.encode.encoder import batch_of
+from hotrows.data.columns.of_schema import SchemaColumns, batch_of
+from hotrows.data.rows import Room, Rows, empty_rows
 from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
-from hotrows.data.stored.rows import Room, Rows, empty_rows
+from hotrows.data.stored.request_rows import Division, RequestRows, gathered_pieces, packed
 from hotrows.pipeline.prefetch import Prefetched, prefetch
 
 
@@ -163,12 +163,12 @@ class _BatchBuilder:
         return left if len(left) else None
 
     def finished(self) -> Batch:
-        rows, histories = self._rows(), self._part.histories
+        rows, histories, columns = self._rows(), self._part.histories, self._part.columns
         if isinstance(rows, RequestRows):
             rows = rows if histories is None else histories.parts_of(rows, self._lists)
-            return _batch_of_requests(rows, self._first_sample)
+            return _batch_of_requests(columns, rows, self._first_sample)
         rows = rows if histories is None else histories.rows_of(rows, self._lists)
-        return batch_of(rows, self._part.schema.id_features, self._first_sample)
+        return batch_of(columns, rows, self._first_sample)
 
     def _rows(self) -> Rows | RequestRows:
         if len(self._pieces) == 1:
@@ -176,18 +176,16 @@ class _BatchBuilder:
         if self._pieces:
             order = np.arange(sum(map(len, self._pieces)))
             return gathered_pieces(self._pieces, order, (Room(), Room()))
-        schema = self._part.stored_schema
-        empty = empty_rows(schema, 0)
-        return empty if schema.request is None else packed(empty, schema)
+        columns = self._part.stored_columns
+        empty = empty_rows(columns.sections, 0)
+        return packed(empty, Division(columns.sections)) if columns.has_requests else empty
 
 
-def _batch_of_requests(rows: RequestRows, first_sample: int) -> Batch:
+def _batch_of_requests(columns: SchemaColumns, rows: RequestRows, first_sample: int) -> Batch:
     """A batch in which what samples of a request share is there once."""
-    schema, starts = rows.schema, torch.from_numpy(rows.starts.astype(np.int64))
-    shared = batch_of(rows.shared, id_features(schema, True))
-    samples = replace(rows.samples, groups=rows.groups, dense=rows.dense)
-    batch = batch_of(samples, id_features(schema, False), first_sample)
-    shared = replace(shared, labels=None, dense=shared.dense[:, :0])
+    starts = torch.from_numpy(rows.starts.astype(np.int64))
+    shared = batch_of(columns, rows.shared.without("dense", "requests"))
+    batch = batch_of(columns, rows.with_wide(), first_sample)
     return replace(batch, requests=RequestFeatures(shared, starts))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow_arrays import first_line, seconds_of_moments, value_at, vectors_of
-from hotrows.data.raw.cells import MISSING_LABEL
+from hotrows.data.columns.id import IdColumn
+from hotrows.data.columns.list import ListColumn
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.raw.arrow import cells_of
+from hotrows.data.raw.arrow_arrays import first_line, is_list, unnested, value_at
 from hotrows.data.raw.files import File, pyarrow
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.raw.values import UNIX, RawIds, groups_of, kind_of_time, seconds_of
-from hotrows.data.stored.rows import ends_of, take_lists
+from hotrows.data.rows import Rows, ends_of, take_lists
 from hotrows.losses import NO_GROUP
-from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, Time, column_of
-from hotrows.schema import Sequence as ListFeature
+from hotrows.schema import MISSING_KEY
 
 _MOST_IDLE = 32
 
@@ -62,138 +64,53 @@ def open_row_groups(file: File, metadata: Any = None) -> Any:
 
 
 class RowGroupColumns:
-    """The columns of a row group as arrays of checked values."""
+    """The columns of a row group: ids as they are stored, and all others as every reader reads them."""
 
-    def __init__(self, group: RowGroup, names: Sequence[str], handles: Handles) -> None:
-        self._group = group
-        self._pa = pyarrow()
+    def __init__(self, group: RowGroup, columns: SchemaColumns, how: Reading, handles: Handles) -> None:
+        self._group, self._columns, self._pa = group, columns, pyarrow()
         try:
             with handles.lent(group.file, group.metadata) as file:
                 present = set(file.schema_arrow.names)
-                stored = [name for name in names if name in present]
+                stored = [name for name in how.columns if name in present]
                 table = file.read_row_group(group.index, columns=stored)
             self._arrays = {name: _array(self._pa, table.column(name)) for name in stored}
         except (self._pa.ArrowException, OSError) as error:
             raise ValueError(
                 f"{group.file.name} is damaged ({first_line(error)}); write it again"
             ) from error
-        for name in (name for name in names if name not in self._arrays):
+        for name in (name for name in how.columns if name not in self._arrays):
             value = _value_of(self._pa, group.file.partitions[name])
             self._arrays[name] = self._pa.repeat(value, group.rows)
+        batch = self._pa.RecordBatch.from_pydict(self._arrays)
+        self._cells = cells_of(batch, f"{group.file.name}, row group {group.index}", 0, how)
 
-    def ids(self, feature: Sparse | ListFeature) -> np.ndarray:
-        """Returns the ids [rows] of a feature with one id per row."""
-        return self._numbers_of(self._arrays[column_of(feature)], feature, None)
+    def rows(self) -> Rows:
+        """The rows, encoded and checked."""
+        rows = self._columns.as_stored(self._cells, self._ids)
+        group = self._columns.schema.group
+        if group is not None and self._pa.types.is_integer(self._arrays[group].type):
+            groups = self._arrays[group].fill_null(NO_GROUP).cast(self._pa.int64(), safe=False)
+            return rows.with_arrays({"groups": groups.to_numpy()}, {})
+        return rows
 
-    def lists(self, feature: Sparse | ListFeature) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ids [N] and offsets [rows + 1] of a list feature."""
-        column = column_of(feature)
-        array, types = self._arrays[column], self._pa.types
-        if not (types.is_list(array.type) or types.is_large_list(array.type)):
-            if not types.is_fixed_size_list(array.type):
-                raise self._wrong(column, 0, "a list of ids")
-            array = array.cast(self._pa.large_list(array.type.value_type))
-        lengths = self._pa.compute.list_value_length(array).fill_null(0)
-        offsets = ends_of(lengths.to_numpy(zero_copy_only=False))
-        return _last(self._numbers_of(array.flatten(), feature, offsets), offsets, feature.max_length)
+    def _ids(self, column: IdColumn) -> tuple[np.ndarray, np.ndarray | None]:
+        """The ids of a column, checked, and where lists of them begin."""
+        array = self._arrays[column.column]
+        if not isinstance(column, ListColumn):
+            return self._numbers_of(array, column, None), None
+        if not is_list(array.type):
+            raise self._wrong(column.column, 0, "a list of ids")
+        offsets, flat = unnested(array)
+        return _last(self._numbers_of(flat, column, offsets), offsets, column.max_length)
 
-    def dense(self, feature: Dense) -> np.ndarray:
-        """[rows] float32, transformed; 0 where missing."""
-        column = column_of(feature)
-        numbers = self._numbers(column)
-        if feature.transform == "missing":
-            return np.isnan(numbers).astype(np.float32)
-        if feature.transform == "log":
-            numbers = np.log1p(np.maximum(numbers.astype(np.float64), 0))
-        with np.errstate(over="ignore"):
-            values = numbers.astype(np.float32, copy=False)
-        if np.isfinite(values).all():
-            return values
-        infinite = np.flatnonzero(np.isinf(values))
-        if len(infinite):
-            raise self._wrong(column, int(infinite[0]), "a number that float32 can hold")
-        return np.where(np.isnan(values), np.float32(0), values)
-
-    def vectors(self, feature: Dense) -> np.ndarray:
-        """[rows, width] float32; 0 where missing."""
-        vectors, bad = vectors_of(self._arrays[column_of(feature)], feature)
-        if bad is not None:
-            raise self._wrong(bad.column, bad.row, f"a {bad.expected}")
-        return np.nan_to_num(vectors, copy=False)
-
-    def label(self, label: Label, may_lack: bool) -> np.ndarray:
-        """[rows]: 0, 1, or 255 where missing; or the number, NaN where missing."""
-        column = column_of(label)
-        if not label.values.binary:
-            return self._number_label(label, may_lack)
-        if label.positive:
-            labels = self._is_one_of(column, label.positive)
-        elif label.at_least is None and self._is_zero_or_one(column):
-            return self._arrays[column].to_numpy().astype(np.uint8)
-        else:
-            numbers = self._numbers(column)
-            wrong = (numbers != 0) & (numbers != 1) & ~np.isnan(numbers)
-            if label.at_least is None and wrong.any():
-                raise self._wrong(column, int(np.argmax(wrong)), "a label 0 or 1")
-            least = 1 if label.at_least is None else label.at_least
-            labels = np.where(np.isnan(numbers), MISSING_LABEL, numbers >= least).astype(np.uint8)
-        absent = np.flatnonzero(labels == MISSING_LABEL)
-        if len(absent) and not may_lack:
-            raise self._wrong(column, int(absent[0]), "a label")
-        return labels
-
-    def _number_label(self, label: Label, may_lack: bool) -> np.ndarray:
-        column = column_of(label)
-        numbers = self._numbers(column)
-        absent = np.isnan(numbers)
-        wrong = np.flatnonzero(label.values.wrong(numbers) & ~(absent & may_lack))
-        if len(wrong):
-            raise self._wrong(column, int(wrong[0]), f"a {label.values.words}")
-        return numbers.astype(np.float32)
-
-    def weights(self, column: str) -> np.ndarray:
-        weights = self._numbers(column).astype(np.float32)
-        wrong = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
-        if len(wrong):
-            raise self._wrong(column, int(wrong[0]), "a weight of at least 0")
-        return weights
-
-    def groups(self, column: str) -> np.ndarray:
-        """[rows] int64: the value where it is a whole number, else a hash of it; NO_GROUP: missing."""
-        array, types = self._arrays[column], self._pa.types
-        if types.is_integer(array.type):
-            groups = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-        else:
-            text = array.cast(self._pa.large_string()).fill_null("")
-            ends = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
-            bytes_of = np.frombuffer(text.buffers()[2] or b"", np.uint8)
-            lengths = np.diff(ends).astype(np.uint32)
-            groups = groups_of(RawIds(bytes_of, ends[:-1].astype(np.uint32), lengths))
-        groups[array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)] = NO_GROUP
-        return groups
-
-    def times(self, time: Time) -> np.ndarray:
-        """[rows] int64, seconds since 1970, of a column of timestamps or numbers."""
-        moments = seconds_of_moments(self._arrays[time.column])
-        if moments is None and time.format not in UNIX:
-            raise self._wrong(time.column, 0, "a timestamp or a number of seconds")
-        seconds, bad = moments or seconds_of(
-            self._numbers(time.column).astype(np.float64), None, time.format
-        )
-        if bad is not None:
-            raise self._wrong(time.column, bad, f"a {kind_of_time(time.format)}")
-        return seconds[0]
-
-    def _numbers_of(
-        self, array: Any, feature: Sparse | ListFeature, offsets: np.ndarray | None
-    ) -> np.ndarray:
+    def _numbers_of(self, array: Any, of_ids: IdColumn, offsets: np.ndarray | None) -> np.ndarray:
         """Checks ids of a feature. offsets: [rows + 1] of lists, None: one id per row."""
 
         def row_of(place: int) -> int:
             return place if offsets is None else int(np.searchsorted(offsets, place, "right")) - 1
 
-        column, limit = column_of(feature), feature.rows
-        if feature.dynamic is not None:
+        column, limit = of_ids.column, of_ids.feature.rows
+        if not of_ids.lookup.has_values:
             return self._keys_of(array, column, row_of)
         assert limit is not None
         expected = f"an id from 0 to {limit - 1:,}"
@@ -222,32 +139,6 @@ class RowGroupColumns:
         ).tolist():
             raise self._wrong(column, row_of(wrong[0]), expected)
         return keys
-
-    def _numbers(self, column: str) -> np.ndarray:
-        """Returns [rows] floats, NaN where missing."""
-        array, types = self._arrays[column], self._pa.types
-        if types.is_decimal(array.type) or types.is_boolean(array.type):
-            array = array.cast(self._pa.float64())
-        if not (types.is_floating(array.type) or types.is_integer(array.type)):
-            raise self._wrong(column, 0, f"a number, not {first_line(array.type)}")
-        if types.is_integer(array.type):
-            array = array.cast(self._pa.float64(), safe=False)
-        return array.to_numpy(zero_copy_only=False)
-
-    def _is_zero_or_one(self, column: str) -> bool:
-        """True if a column holds only the whole numbers 0 and 1: the usual case, checked fast."""
-        array = self._arrays[column]
-        if not self._pa.types.is_integer(array.type) or array.null_count or not len(array):
-            return False
-        values = array.to_numpy()
-        return int(values.min()) >= 0 and int(values.max()) <= 1
-
-    def _is_one_of(self, column: str, positive: tuple[str, ...]) -> np.ndarray:
-        array = self._arrays[column].cast(self._pa.string())
-        is_positive = self._pa.compute.is_in(array, value_set=self._pa.array(positive))
-        is_null = array.is_null().to_numpy(zero_copy_only=False)
-        values = is_positive.to_numpy(zero_copy_only=False)
-        return np.where(is_null, MISSING_LABEL, values).astype(np.uint8)
 
     def _wrong(self, column: str, row: int, expected: str) -> ValueError:
         array = self._arrays[column]

@@ -22,19 +22,20 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
-from hotrows.data.raw.cells import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
+from hotrows.data.raw.reading import Reading
+from hotrows.data.rows import Room, Rows, empty_rows, gathered, joined_offsets, narrowed
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.order import Share, Shuffle, order_of, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.request_rows import RequestRows
-from hotrows.data.stored.rows import Room, Rows, empty_rows, gathered, interleave, joined_offsets
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Schema, column_of, is_list
+from hotrows.schema import Schema
 
 Places = str | Path | Sequence[str | Path]
 
@@ -115,23 +116,21 @@ class ParquetPart(Part):
         groups = [[self.groups[numbers[first]] for first, _ in pool.blocks] for pool in pools]
         room = Room()
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
-            order = order_of(pool, [rows], self.schema, shuffle, self.expanded)
+            order = order_of(pool, [rows], self.columns, shuffle, self.expanded)
             yield gathered([rows], chosen(order, pool, share, first_place), room)
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        schema, several = self.schema, len(self.schema.labels) > 1
-        names = [column_of(label) for label in schema.labels]
-        names += [] if schema.weight is None else [schema.weight]
+        alone = dataclasses.replace(self.schema, features=(), time=None, group=None)
+        columns = SchemaColumns(alone)
         for group in self.groups:
-            columns = RowGroupColumns(group, names, self.handles)
-            labels = np.stack([columns.label(label, several) for label in schema.labels], 1)
-            yield labels, None if schema.weight is None else columns.weights(schema.weight)
+            rows = RowGroupColumns(group, columns, Reading(alone, 1), self.handles).rows()
+            yield rows.arrays["labels"], rows.get("weights")
 
     def _read(self, pools: Iterable[Sequence[RowGroup]]) -> Iterator[Rows]:
         """Yields the rows of each pool's row groups, alternating two buffers: one is read while the
         other is filled."""
         for room, groups in zip(cycle((Room(), Room())), pools, strict=False):
-            yield _joined(self.schema, groups, self.handles, room)
+            yield _joined(self.columns, groups, self.handles, room)
 
     def _bounds(self) -> list[int]:
         return [0, *accumulate(group.rows for group in self.groups)]
@@ -148,7 +147,7 @@ def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
     opened = open_row_groups(file)
     metadata = opened.metadata
     types = {field.name: field.type for field in opened.schema_arrow}
-    absent = [c for c in _columns_read(schema) if c not in types and c not in file.partitions]
+    absent = [c for c in _reading(schema).columns if c not in types and c not in file.partitions]
     if absent:
         raise ValueError(
             f"{file.name} lacks the columns {absent} that schema {schema.name!r} reads; it has "
@@ -160,59 +159,32 @@ def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
             yield RowGroup(file, index, rows, metadata)
 
 
-def _joined(schema: Schema, groups: Sequence[RowGroup], handles: Handles, room: Room) -> Rows:
+def _joined(columns: SchemaColumns, groups: Sequence[RowGroup], handles: Handles, room: Room) -> Rows:
     """Decodes and checks several row groups; ids are as narrow as in a shard."""
-    into = empty_rows(schema, sum(group.rows for group in groups), room.array)
-    lists: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in into.ids]
+    sections, how = columns.sections, _reading(columns.schema)
+    into = empty_rows(sections, sum(group.rows for group in groups), room.array)
+    lists: dict[str, list[Rows]] = {name: [] for name in into.bounds}
     done = 0
     for group in groups:
-        columns = RowGroupColumns(group, _columns_read(schema), handles)
+        rows = narrowed(RowGroupColumns(group, columns, how, handles).rows(), sections)
         to = into[done : done + group.rows]
         done += group.rows
-        for f, feature in enumerate(schema.id_features):
-            if is_list(feature):
-                ids, offsets = columns.lists(feature)
-                lists[f].append((ids.astype(into.ids[f].dtype), offsets))
-            else:
-                to.ids[f][:] = columns.ids(feature)
-        _fill(schema, columns, to)
-    return dataclasses.replace(
-        into,
-        ids=tuple(
-            np.concatenate([ids for ids, _ in blocks]) if blocks else single
-            for single, blocks in zip(into.ids, lists, strict=True)
-        ),
-        offsets=tuple(
-            joined_offsets([bounds for _, bounds in blocks]) if blocks else None for blocks in lists
-        ),
+        for name, array in to.arrays.items():
+            if to.bounds_of(name) is None:
+                array[:] = rows.arrays[name]
+        for pieces in lists.values():
+            pieces.append(rows)
+    values = {n: [p.arrays[f"ids/{n}"] for p in pieces] for n, pieces in lists.items() if pieces}
+    return into.with_arrays(
+        {f"ids/{name}": np.concatenate(ids) for name, ids in values.items()},
+        {name: joined_offsets([piece.bounds[name] for piece in lists[name]]) for name in values},
     )
 
 
-def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
-    """Fills dense values, labels, weights, groups and times."""
-    if schema.dense:
-        interleave([columns.dense(feature) for feature in schema.dense], to.dense)
-    if to.vectors is not None:
-        to.vectors[:] = np.concatenate([columns.vectors(feature) for feature in schema.vectors], 1)
-    several = len(schema.labels) > 1
-    for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
-        values = columns.label(label, several)
-        into[:] = values
-        if schema.has_numbers and label.values.binary:
-            into[values == MISSING_LABEL] = np.nan
-    if to.weights is not None:
-        to.weights[:] = columns.weights(str(schema.weight))
-    if to.groups is not None:
-        to.groups[:] = columns.groups(str(schema.group))
-    if to.times is not None and schema.time is not None:
-        to.times[:] = columns.times(schema.time)
-
-
-def _columns_read(schema: Schema) -> tuple[str, ...]:
-    """The columns to read; no feature is made of the time."""
-    return (
-        schema.raw_columns if schema.keeps_times else dataclasses.replace(schema, time=None).raw_columns
-    )
+def _reading(schema: Schema) -> Reading:
+    """How row groups are read; no feature is made of the time."""
+    kept = schema if schema.keeps_times else dataclasses.replace(schema, time=None)
+    return Reading(kept, 1)
 
 
 def _check_schema(schema: Schema) -> None:
@@ -225,10 +197,8 @@ def _check_schema(schema: Schema) -> None:
         schema.rows_of(feature.name)
     unfit = [f.name for f in schema.dense if f.transform == "standard"]
     unfit += [f.name for f in schema.sparse if f.transform != "none"]
-    if schema.weighted:
-        raise ValueError(
-            f"feature {schema.weighted[0].name!r} has weights: make data with `hotrows prepare`"
-        )
+    for column in (column for column in SchemaColumns(schema).ids if column.has_weights):
+        raise ValueError(f"feature {column.name!r} has weights: make data with `hotrows prepare`")
     if unfit:
         raise ValueError(
             f"features {unfit} have transforms that are learned or made from raw values ('standard' "

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.cell_source import Bad
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.values import MISSING_TIME, RawIds, first_beyond
+from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, first_beyond
 from hotrows.schema import Dense, column_of
 
 _UTC = "UTC", "Etc/UTC", "Z", "+00:00"

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ArrowCells
+from hotrows.data.raw.arrow import cells_of
 from hotrows.data.raw.arrow_arrays import first_line, is_list
-from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of
+from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, pyarrow, sampled_lines
+from hotrows.data.raw.reading import Reading, check_present
 from hotrows.schema import Schema
 
 _BLANK = re.compile(rb"[ \t\r]*(null[ \t\r]*)?\n")
@@ -31,7 +32,7 @@ class JsonInput(File):
     A key that a line lacks is missing; a column of the schema must be in the first chunk.
     """
 
-    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
         for number, chunk in enumerate(chunks_of(self)):
             if number == 0 or number >= skip:
                 table = table_of_lines(chunk)
@@ -42,7 +43,7 @@ class JsonInput(File):
                 yield chunk.position, chunk.num_lines
                 continue
             batch = with_columns(table, wanted).combine_chunks().to_batches()[0]
-            yield chunk.position, columns_of(_JsonCells(batch, self.name, chunk.first_line, how), how)
+            yield chunk.position, cells_of(batch, self.name, chunk.first_line, how, "line")
 
     def count_rows(self, schema: Schema) -> int:
         return sum(chunk.num_lines for chunk in chunks_of(self))
@@ -57,11 +58,6 @@ class JsonInput(File):
         lines = sampled_lines(self, chunk, rows)
         text = bytearray(b"\n".join([*lines, b""]))
         return table_of_lines(chunk_of(f"{self.name} (a sample of it)", text, 1)), False
-
-
-class _JsonCells(ArrowCells):
-    def where(self, row: int) -> str:
-        return f"{self.name} line {self.first_row + row}"
 
 
 def table_of_lines(chunk: Chunk) -> Any:

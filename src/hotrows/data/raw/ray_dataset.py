@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import columns_of_tables
+from hotrows.data.raw.arrow import cells_of_tables
 from hotrows.data.raw.arrow_arrays import is_pickled
-from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table
 from hotrows.schema import Schema
 
@@ -107,13 +108,13 @@ class RayInput:
         schema = self.dataset.schema()
         return () if schema is None else tuple(schema.names)
 
-    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
         """Reads the blocks on this machine, one after the other."""
         import ray
 
         tables = (table_of(ray.get(block.ref), block.cut) for block in self.blocks())
-        for _, columns in columns_of_tables(tables, self.name, how, skip):
-            yield 0, columns
+        for _, cells in cells_of_tables(tables, self.name, how, skip):
+            yield 0, cells
 
     def count_rows(self, schema: Schema) -> int:
         return self.dataset.count()

@@ -17,7 +17,7 @@ from hotrows.data.raw.sampled_rows import RawColumn, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
 from hotrows.data.raw.target import PANDAS_INDEX, is_called_label, sentinel
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
-from hotrows.schema import Dense, Feature, Sparse, Time
+from hotrows.schema import Dense, Feature, Sparse, Time, kinds_from_outside
 from hotrows.schema import Sequence as SequenceFeature
 
 _DAY = 86_400
@@ -88,7 +88,12 @@ class Drafting:
             self.notes.append(f"{name!r}: {almost}")
         if odd := [word for word in column.words if word not in MISSING_WORDS]:
             self.notes.append(f"{name!r}: {', '.join(map(repr, odd))} among numbers means missing")
-        if why := self._left_out(column):
+        texts = column.values if column.kind == "text" else ()
+        drafts = (kind.drafted(name, texts) for kind in kinds_from_outside() if texts)
+        if (feature := next(filter(None, drafts), None)) is not None:
+            self.why[name] = type(feature).__name__.lower(), f"every value is a {feature.expected}"
+            yield feature
+        elif why := self._left_out(column):
             self._leave_out(name, why)
         elif column.kind == "time":
             yield from self._of_time(column)

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_tables
-from hotrows.data.raw.cells import Columns, Reading, check_present
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, cells_of_tables
+from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.typed_files import sampled_batches, slices
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import one_line
@@ -45,11 +46,11 @@ class SnapshotInput:
     def stamp(self) -> list:
         return [self.name, self.size, *self.names]
 
-    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
         names = check_present(how, self.name, self.names)
         batches = (batch for file in self.files for batch in self._batches(file, names))
         tables = (pyarrow().Table.from_batches([batch]) for batch in batches)
-        return columns_of_tables(prefetch(tables, 1), self.name, how, skip)
+        return cells_of_tables(prefetch(tables, 1), self.name, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
         return self.size

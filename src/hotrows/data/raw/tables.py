@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import columns_of_tables
+from hotrows.data.raw.arrow import cells_of_tables
 from hotrows.data.raw.arrow_arrays import first_line, is_list
-from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import BLOCKS, pyarrow
+from hotrows.data.raw.reading import Reading
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
 
@@ -34,8 +35,8 @@ class TableInput:
     def size(self) -> int:
         return self.table.num_rows
 
-    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        return columns_of_tables([self.table], self.name, how, skip)
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
+        return cells_of_tables([self.table], self.name, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
         return self.table.num_rows

@@ -6,21 +6,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from hotrows.data.raw import values
 from hotrows.data.raw.arrow_arrays import text_array
-from hotrows.data.raw.cell_source import Bad
-from hotrows.data.raw.cells import Columns, Reading, check_present, columns_of, show
+from hotrows.data.raw.cells import Cells, Fields
 from hotrows.data.raw.files import Chunk, File, chunks_of, pyarrow
+from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
 from hotrows.runtime.native import call
-from hotrows.schema import Dense, Schema, column_of, is_list
+from hotrows.schema import Schema, column_of, is_list
 
 PROBLEMS = "none", "columns", "unclosed", "after_quote"  # of a line
 WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3
@@ -31,7 +30,7 @@ _QUOTED = re.compile(rb'"((?:[^"]|"")*)"(?!")')
 class TextInput(File):
     """A file of delimited text, plain or compressed."""
 
-    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
         for number, chunk in enumerate(chunks_of(_encoded(self, how.schema))):
             if chunk.first_line == 1:
                 if chunk.not_utf8 is not None and chunk.not_utf8[0] == 1:
@@ -93,7 +92,7 @@ def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
             f"not {schema.delimiter!r}; convert the file first"
         )
     line = first_line.rstrip(b"\n")
-    delimiter = _delimiter_of(line, schema, how.for_training)
+    delimiter = _delimiter_of(line, how)
     fields, problem = cut_line(line, delimiter)
     if schema.columns is not None:
         names = _declared(schema, len(fields))
@@ -106,11 +105,12 @@ def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
     return Layout(names, places, delimiter, has_header=schema.columns is None)
 
 
-def _delimiter_of(header: bytes, schema: Schema, for_training: bool) -> str:
+def _delimiter_of(header: bytes, how: Reading) -> str:
     """The schema's delimiter, or, where it does not cut a header, one that gives the schema's columns."""
+    schema = how.schema
     if schema.columns is None and len(cut_line(header, schema.delimiter)[0]) == 1:
         features = tuple(map(schema.column_of, schema.features))
-        needed = set(schema.raw_columns if for_training else features)
+        needed = set(how.columns if how.for_training else features)
         for delimiter in ",\t;|":
             fields, problem = cut_line(header, delimiter)
             if len(fields) > 1 and problem is None and needed <= set(_header(fields)):
@@ -158,148 +158,75 @@ def _header(fields: list[bytes]) -> tuple[str, ...]:
     return (first.removeprefix("\ufeff"), *others)
 
 
-@dataclass(frozen=True)
-class TextCells:
-    """`Cells` of text: a chunk cut into the fields of the columns in use.
-
-    fields: starts and lengths are [used columns, rows] uint32; changing: [used columns] bool, whether a
-    field may have another canonical text than its own. unblanked: by column of lists, the fields before
-    words that mean missing were emptied. kept: see `Cells`.
-    """
-
-    chunk: Chunk
-    layout: Layout
-    how: Reading
-    fields: RawIds
-    changing: np.ndarray
-    unblanked: Mapping[str, RawIds] = field(default_factory=dict)
-    kept: Any = None
-
-    @property
-    def num_rows(self) -> int:
-        return self.fields.starts.shape[1]
-
-    def has(self, column: str) -> bool:
-        return column in self.layout.places
-
-    def raw(self, column: str) -> RawIds:
-        fields = self._fields_of(column)
-        return self.how.text(fields, column) if self.changing[self.layout.places[column]] else fields
-
-    def lists(self, column: str, separator: str) -> RawIds:
-        schema, threads = self.how.schema, self.how.threads
-        cells = self.unblanked.get(column) or self._fields_of(column)
-        cut = values.cut_lists(cells, separator, threads)
-        values.blank(cut, schema.strip, (), threads)
-        self.how.blank(cut, column)
-        return self.how.text(cut, column)
-
-    def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
-        places = [self.layout.places[column] for column in columns]
-        numbers, bad = values.parse_fields(self.fields, places, self.how.threads, self.how.marks)
-        return numbers, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
-
-    def list_numbers(self, column: str, separator: str) -> tuple[np.ndarray, np.ndarray, int | None]:
-        cut = values.cut_lists(self._fields_of(column), separator, self.how.threads)
-        assert cut.offsets is not None
-        numbers, bad = values.parse_numbers(cut, self.how.threads, self.how.marks)
-        return numbers, cut.offsets, bad
-
-    def vectors(self, column: str, feature: Dense) -> tuple[np.ndarray, Bad | None]:
-        raise ValueError(
-            f"{self.chunk.name}, column {column!r}: expected lists of {feature.width} numbers, found "
-            f"text; write the file as Parquet, or as JSON lines"
-        )
-
-    def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
-        seconds, bad = values.parse_times(self._fields_of(column), format, self.how.threads)
-        return seconds, None if bad is None else Bad(bad, column, values.kind_of_time(format))
-
-    def where(self, row: int) -> str:
-        return f"{self.chunk.name} line {self.chunk.first_line + row}"
-
-    def shown(self, row: int, column: str) -> str:
-        return show(self._fields_of(column).value(row))
-
-    def list_fields(self) -> dict[str, RawIds]:
-        """Copies of the fields of columns of lists, without spaces around them, where words may mean
-        missing: such a word alone is a list of one missing value, not an empty one."""
-        schema = self.how.schema
-        columns = {schema.column_of(f) for f in schema.id_features if is_list(f)}
-        names = {c for c in columns & set(self.layout.places) if schema.missing_of(c)}
-        copies = {}
-        for name in names:
-            fields = self._fields_of(name)
-            copies[name] = RawIds(fields.text, fields.starts.copy(), fields.lengths.copy())
-            values.blank(copies[name], schema.strip, (), self.how.threads)
-        return copies
-
-    def head(self, num_rows: int) -> TextCells:
-        """The cells of the first `num_rows` rows."""
-        starts = np.ascontiguousarray(self.fields.starts[:, :num_rows])
-        lengths = np.ascontiguousarray(self.fields.lengths[:, :num_rows])
-        return dataclasses.replace(self, fields=RawIds(self.fields.text, starts, lengths))
-
-    def table(self, columns: Sequence[str] | None) -> Any:
-        """Columns as they are in the file, as an Arrow table of text; None: all that it has."""
-        names = self.layout.names if columns is None else columns
-        return pyarrow().table({name: text_array(self._fields_of(name)) for name in names})
-
-    def _fields_of(self, column: str) -> RawIds:
-        place = self.layout.places[column]
-        return RawIds(self.fields.text, self.fields.starts[place], self.fields.lengths[place])
-
-
-def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
-    """Parses the columns of a chunk; an error names the smallest bad line."""
-    cells, problem = _cut(chunk, layout, how)
-    errors = {row: _header_again(cells, row) for row in _headers(cells)[:1]}
+def parse(chunk: Chunk, layout: Layout, how: Reading) -> Cells:
+    """Cuts a chunk into the fields of the columns in use; of lines that cannot be read the first one is
+    the problem of the cells, which end before it."""
+    fields, problem = _cut(chunk, layout, how)
+    errors = {row: _header_again(chunk, row) for row in _headers(fields, layout)[:1]}
     if problem is not None:
         errors[problem[1]] = error_of_line(chunk, layout, *problem)
     if chunk.not_utf8 is not None:
         errors[max(chunk.not_utf8[0] - chunk.first_line, 0)] = ValueError(chunk.not_utf8[1])
-    if errors:
-        cells = cells.head(min(errors))  # errors in earlier lines come first
-    cells = dataclasses.replace(cells, unblanked=cells.list_fields())
+    first = min(errors, default=None)
+    if first is not None:  # errors in earlier lines come first
+        spans = fields.spans
+        starts, lengths = (np.ascontiguousarray(a[:, :first]) for a in (spans.starts, spans.lengths))
+        fields = dataclasses.replace(fields, spans=RawIds(spans.text, starts, lengths))
+    fields = dataclasses.replace(fields, unblanked=_list_fields(fields, how))
+    kept = None
     if how.kept != ():
-        cells = dataclasses.replace(cells, kept=cells.table(how.kept))
-    values.blank(cells.fields, how.schema.strip, (), how.threads)
-    spans = cells.fields.starts.reshape(-1), cells.fields.lengths.reshape(-1)
-    how.blank(RawIds(cells.fields.text, *spans), *layout.places)
-    columns = columns_of(cells, how)
-    if errors:
-        raise errors[min(errors)]
-    return columns
+        names = layout.names if how.kept is None else how.kept
+        kept = pyarrow().table({name: text_array(fields.spans_of(name)) for name in names})
+    spans = fields.spans
+    values.blank(spans, how.schema.strip, (), how.threads)
+    how.blank(RawIds(spans.text, spans.starts.reshape(-1), spans.lengths.reshape(-1)), *layout.places)
+    num_rows, of_chunk = spans.starts.shape[1], (chunk.name, chunk.first_line, how)
+    error = None if first is None else errors[first]
+    return Cells(None, *of_chunk, num_rows, "line", fields=fields, kept=kept, problem=error)
 
 
-def _headers(cells: TextCells) -> list[int]:
+def _list_fields(fields: Fields, how: Reading) -> dict[str, RawIds]:
+    """Copies of the fields of columns of lists, without spaces around them, where words may mean missing:
+    such a word alone is a list of one missing value, not an empty one."""
+    schema = how.schema
+    columns = {schema.column_of(f) for f in schema.id_features if is_list(f)}
+    copies = {}
+    for name in (c for c in columns & set(fields.places) if schema.missing_of(c)):
+        one = fields.spans_of(name)
+        copies[name] = RawIds(one.text, one.starts.copy(), one.lengths.copy())
+        values.blank(copies[name], how.schema.strip, (), how.threads)
+    return copies
+
+
+def _headers(fields: Fields, layout: Layout) -> list[int]:
     """The rows that have the name of a column in each of several columns: files that were appended."""
-    columns, names = list(cells.layout.places), [name for name in cells.layout.names if name]
+    columns, names = list(layout.places), [name for name in layout.names if name]
     if len(columns) < 2 or not names:
         return []
     # 1. Find the rows whose fields are as long as names; the label, near the end, seldom is.
     sizes = [len(name.encode("utf-8", "surrogateescape")) for name in names]
     may_be = np.zeros(max(sizes) + 2, bool)
     may_be[sizes] = True
-    rows = np.flatnonzero(may_be[np.minimum(cells.fields.lengths[-1], len(may_be) - 1)])
-    for lengths in cells.fields.lengths[-2::-1]:
+    spans = fields.spans
+    rows = np.flatnonzero(may_be[np.minimum(spans.lengths[-1], len(may_be) - 1)])
+    for lengths in spans.lengths[-2::-1]:
         rows = rows[may_be[np.minimum(lengths[rows], len(may_be) - 1)]] if len(rows) else rows
     # 2. Compare these fields with the names.
-    for starts, lengths in zip(cells.fields.starts, cells.fields.lengths, strict=True):
-        fields = RawIds(cells.fields.text, starts[rows], lengths[rows])
-        rows = rows[values.is_one_of(fields, names)] if len(rows) else rows
-    distinct = (len({cells._fields_of(c).value(row) for c in columns}) for row in rows.tolist())
+    for starts, lengths in zip(spans.starts, spans.lengths, strict=True):
+        some = RawIds(spans.text, starts[rows], lengths[rows])
+        rows = rows[values.is_one_of(some, names)] if len(rows) else rows
+    distinct = (len({fields.spans_of(c).value(row) for c in columns}) for row in rows.tolist())
     return [row for row, num in zip(rows.tolist(), distinct, strict=True) if num == len(columns)]
 
 
-def _header_again(cells: TextCells, row: int) -> ValueError:
+def _header_again(chunk: Chunk, row: int) -> ValueError:
     return ValueError(
-        f"{cells.where(row)} names the columns, as a header does: files with headers were appended to "
-        f"each other; give them one by one, or leave this line out"
+        f"{chunk.name} line {chunk.first_line + row} names the columns, as a header does: files with "
+        f"headers were appended to each other; give them one by one, or leave this line out"
     )
 
 
-def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
+def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | None]:
     """Cuts a chunk into fields; also returns (kind, row, column) of the first bad line, or None."""
     native.codes("text_problem", *PROBLEMS)
     shape = (len(layout.places), chunk.num_lines)
@@ -311,7 +238,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple |
     to = (chunk.num_lines, starts, lengths, changing.view(np.uint8), problem, how.threads)
     kind = call("tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
-    return TextCells(chunk, layout, how, RawIds(text, starts, lengths), changing), bad_line
+    return Fields(RawIds(text, starts, lengths), layout.places, changing), bad_line
 
 
 def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, rows_per_chunk
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, cells_of, rows_per_chunk
 from hotrows.data.raw.arrow_arrays import first_line
-from hotrows.data.raw.cells import Columns, Reading, check_present
+from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import BLOCKS, File, pyarrow
+from hotrows.data.raw.reading import Reading, check_present
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.schema import Schema
 
@@ -28,12 +29,11 @@ class TypedFileInput(File):
 
     kind: str = "Parquet"
 
-    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        size, number = self.size, 0
-        for share, first_row, batch in prefetch(_batches(self, self.kind, how), 1):
-            for columns in columns_of_batch(batch, self.name, first_row, how):
-                yield int(share * size), columns.num_rows if number < skip else columns
-                number += 1
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
+        size, batches = self.size, prefetch(_batches(self, self.kind, how), 1)
+        for number, (share, first_row, batch) in enumerate(batches):
+            cells = cells_of(batch, self.name, first_row, how)
+            yield int(share * size), cells.num_rows if number < skip else cells
 
     def count_rows(self, schema: Schema) -> int:
         opened = open_typed_file(self, self.kind)

@@ -76,6 +76,16 @@ class RawIds:
 
 
 @dataclass(frozen=True)
+class Bad:
+    """A value of the wrong kind: its row, its column, the kind that was expected, and what to do."""
+
+    row: int
+    column: str
+    expected: str
+    remedy: str = "correct the row, or the schema"
+
+
+@dataclass(frozen=True)
 class Marks:
     """Marks in numbers: before decimals, and between groups of three digits ("": none)."""
 

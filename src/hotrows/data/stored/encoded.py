@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.cells import Columns
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.number import Statistics, ranges_of
 from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
 from hotrows.data.stored.histories import cut_histories
 from hotrows.data.stored.part import NAMES, Part
@@ -20,7 +21,7 @@ from hotrows.data.stored.shards import Shard, Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.pages import notebook
 from hotrows.runtime.atomic_files import absolute, link_or_copy
-from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
+from hotrows.schema import FIRST_UNKNOWN, Dense, Schema, vocabulary_of
 
 VERSION = 3
 MANIFEST = "data.json"
@@ -47,14 +48,6 @@ class StoredVocabulary:
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Mean and (population) deviation of a column over the training part."""
-
-    mean: float = 0.0
-    deviation: float = 1.0
-
-
-@dataclass(frozen=True)
 class Extremes:
     """Extremes of the raw rows. least: of dense features under `log`, their least number below 0; times:
     the first and the last, in seconds since 1970, () where there is none; ranges: the least and the
@@ -65,19 +58,13 @@ class Extremes:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @staticmethod
-    def of_rows(schema: Schema, columns: Columns) -> Extremes:
-        """The extremes of some rows."""
-        ranges: dict[str, tuple[float, float]] = {}
-        for numbers, feature in zip(columns.dense, schema.dense, strict=True):
-            if feature.transform in ("log", "none") and columns.num_rows:
-                low, high = float(np.fmin.reduce(numbers)), float(np.fmax.reduce(numbers))
-                if low <= high:
-                    ranges[feature.name] = low, high
-        logs = [f.name for f in schema.dense if f.transform == "log" and f.name in ranges]
+    def of_rows(features: Sequence[Dense], raw: RawRows) -> Extremes:
+        """The extremes of some rows. features: the single numbers."""
+        ranges = ranges_of(features, raw.values["dense"])
+        logs = [f.name for f in features if f.transform == "log" and f.name in ranges]
         least = {name: ranges[name][0] for name in logs if ranges[name][0] < 0.0}
-        times = np.zeros(0, np.int64)
-        if columns.times is not None:
-            times = columns.times[columns.times != MISSING_TIME]
+        times = raw.get("times")
+        times = np.zeros(0, np.int64) if times is None else times[times != MISSING_TIME]
         return Extremes(least, (int(times.min()), int(times.max())) if len(times) else (), ranges)
 
     def joined(self, other: Extremes) -> Extremes:
@@ -336,7 +323,7 @@ def _problem_of_part(part: Part) -> str | None:
         return f"expected file and rows of every shard of {part.name}"
     dense = set(part.schema.dense_places)
     ids = {feature.name for feature in part.schema.id_features}
-    lists = {f.name for f in part.schema.id_features if is_list(f)}
+    lists = {column.name for column in part.columns.ids if column.is_list}
     expected = {"missing": dense | ids, "unknown": ids, "values": ids, "empty": lists}
     if part.name not in NAMES:
         expected["missing"] = ids

@@ -51,12 +51,13 @@ from threading import Lock
 
 import numpy as np
 
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.values import mix64
+from hotrows.data.rows import Rows, ends_of, lengths_of
 from hotrows.data.stored.request_rows import RequestRows, numbered
-from hotrows.data.stored.rows import Rows, ends_of, lengths_of
 from hotrows.losses import NO_GROUP
 from hotrows.runtime.native import call
-from hotrows.schema import Schema, vocabulary_of
+from hotrows.schema import vocabulary_of
 
 BLOCK_ROWS = 4096
 BLOCKS_PER_POOL = 64
@@ -245,7 +246,7 @@ def _filled(blocks: Iterable[tuple[int, int]], pool_rows: int) -> Iterator[Seque
 def order_of(
     pool: Pool,
     pieces: Sequence[Rows | RequestRows],
-    schema: Schema,
+    columns: SchemaColumns,
     shuffle: Shuffle,
     expanded: Callable[[Rows | RequestRows], Rows],
 ) -> np.ndarray:
@@ -254,7 +255,7 @@ def order_of(
     expanded: gives rows all of their features."""
     of_requests = [rows for rows in pieces if isinstance(rows, RequestRows)]
     together = [parts_of_requests(numbered(of_requests), shuffle.most_together)] if of_requests else []
-    groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
+    groups = [x for rows in pieces if (x := _groups(rows)) is not None] if shuffle.keep_groups else []
     if groups:  # a row without a group is by itself
         joined = np.concatenate(groups)
         together += [np.where(joined == NO_GROUP, NO_GROUP + np.arange(len(joined)), joined)]
@@ -263,11 +264,15 @@ def order_of(
         with shuffle.lock:
             numbers = shuffle.recent.pop(pool.seed, None)
             if numbers is None:
-                numbers = clusters([*map(expanded, pieces)], schema, shuffle.num_clusters)
+                numbers = clusters([*map(expanded, pieces)], columns, shuffle.num_clusters)
             shuffle.recent[pool.seed] = numbers
             if len(shuffle.recent) > _MOST_RECENT:
                 del shuffle.recent[next(iter(shuffle.recent))]
     return pool.order(together, numbers)
+
+
+def _groups(rows: Rows | RequestRows) -> np.ndarray | None:
+    return rows.groups if isinstance(rows, RequestRows) else rows.get("groups")
 
 
 def parts_of_requests(request: np.ndarray, most: int) -> np.ndarray:
@@ -281,17 +286,18 @@ def parts_of_requests(request: np.ndarray, most: int) -> np.ndarray:
     return np.cumsum(place % most == 0)
 
 
-def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.ndarray:
+def clusters(pieces: Sequence[Rows], columns: SchemaColumns, num_clusters: int) -> np.ndarray:
     """Returns the cluster of each row of some pieces, counted through all of them, [rows] uint8.
 
     num_clusters: from 1 to 64; each has at most rows / num_clusters rows, rounded up.
     """
+    sections = [f"ids/{column.name}" for column in columns.ids]
     rows = sum(map(len, pieces))
-    lookups = sum(len(piece.values(f)) for piece in pieces for f in range(len(schema.id_features)))
+    lookups = sum(len(piece.values(section)) for piece in pieces for section in sections)
     state = _State.empty(rows, lookups, num_clusters)
-    names = [vocabulary_of(feature) for feature in schema.id_features]
+    names = [vocabulary_of(column.feature) for column in columns.ids]
     salts = mix64(np.array([names.index(name) + 1 for name in names], np.uint64))
-    numbers = [_dealt(state, _columns(piece, len(names)), salts, len(piece)) for piece in pieces]
+    numbers = [_dealt(state, _columns(piece, sections), salts, len(piece)) for piece in pieces]
     return np.concatenate(numbers) if numbers else np.empty(0, np.uint8)
 
 
@@ -324,14 +330,12 @@ class _State:
         return len(self.seen).bit_length() - 1
 
 
-def _columns(rows: Rows, num_features: int) -> list[_Column]:
+def _columns(rows: Rows, sections: Sequence[str]) -> list[_Column]:
     columns: list[_Column] = []
-    for f, offsets in enumerate(rows.offsets[:num_features]):
-        values = np.ascontiguousarray(rows.values(f))
-        if offsets is None:
-            columns.append((values, None))
-        else:
-            columns.append((values, ends_of(lengths_of(offsets, len(rows.ids[f])))))
+    for section in sections:
+        values, bounds = np.ascontiguousarray(rows.values(section)), rows.bounds_of(section)
+        ends = None if bounds is None else ends_of(lengths_of(bounds, len(rows.arrays[section])))
+        columns.append((values, ends))
     return columns
 
 

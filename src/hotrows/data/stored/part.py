@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.stored.histories import StoredHistories, stored_schema
+from hotrows.data.columns.label import means_of_labels
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.rows import Room, Rows, gathered
+from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, order_of, pools, pools_of
 from hotrows.data.stored.request_rows import RequestRows, bounds_between, gathered_pieces
-from hotrows.data.stored.rows import Room, Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shards import Shard, Written, check_rows, open_shard
 from hotrows.schema import Schema
@@ -70,14 +72,21 @@ class Part(Written):
         """Maps the rows of a shard; an error if the file was cut off or replaced."""
         shard = self.shards[index]
         path = self.folder / shard.file
-        rows = _opened(path, _version(path), self.stored_schema, shard.header)
+        rows = _opened(path, _version(path), self.stored_columns, shard.header)
         check_rows(path, len(rows), shard.rows)
         return rows
 
-    @property
-    def stored_schema(self) -> Schema:
-        """The schema of the rows in shards."""
-        return self.schema if self.events is None else stored_schema(self.schema, self.events.rows)
+    @cached_property
+    def columns(self) -> SchemaColumns:
+        """The columns of rows that have all of their features."""
+        return SchemaColumns(self.schema)
+
+    @cached_property
+    def stored_columns(self) -> SchemaColumns:
+        """The columns of the rows in shards: with references in place of histories."""
+        if self.events is None:
+            return self.columns
+        return SchemaColumns(self.schema, histories="references", events=self.events)
 
     @property
     def histories(self) -> StoredHistories | None:
@@ -135,7 +144,7 @@ class Part(Written):
             self._check_share(pool.number, all_pools[-1].number + 1)
             blocks = [piece for block in pool.blocks for piece in self._pieces(*block)]
             order = chosen(
-                order_of(pool, blocks, self.schema, shuffle, self.expanded), pool, share, first_place
+                order_of(pool, blocks, self.columns, shuffle, self.expanded), pool, share, first_place
             )
             yield gathered_pieces(blocks, order, rooms)
 
@@ -168,7 +177,7 @@ class Part(Written):
         """The labels and weights of all rows, piece by piece."""
         for piece in self._pieces(0, self.rows):
             rows = piece.samples if isinstance(piece, RequestRows) else piece
-            yield rows.labels, rows.weights
+            yield rows.arrays["labels"], rows.get("weights")
 
     def _check_share(self, number: int, count: int) -> None:
         """Checks the shards of one of `count` even shares of the part."""
@@ -205,10 +214,10 @@ def chosen(order: np.ndarray, pool: Pool, share: Share, first_place: int) -> np.
 
 @lru_cache(maxsize=256)
 def _opened(
-    path: Path, version: tuple[int, int, int], schema: Schema, header_crc32: int | None
+    path: Path, version: tuple[int, int, int], columns: SchemaColumns, header_crc32: int | None
 ) -> Rows | RequestRows:
     """Maps a shard once per version (inode, time and size) of its file."""
-    return open_shard(path, schema, header_crc32)
+    return open_shard(path, columns, header_crc32)
 
 
 @lru_cache(maxsize=64)

@@ -11,53 +11,80 @@ so can be expanded into what it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 
-from hotrows.data.stored.rows import Room, Rows, gathered
-from hotrows.schema import IdFeature, Schema
+from hotrows.data.rows import Room, Rows, Section, gathered
 
 
 @dataclass(frozen=True)
 class Division:
-    """Which columns are of every row, and which of a request: positions among those of a schema; weights
-    of ids are behind the ids."""
+    """Which sections are of every row, and which of a request; of `dense`, which places."""
 
-    samples: tuple[int, ...]
-    shared: tuple[int, ...]
-    sample_dense: tuple[int, ...]
-    shared_dense: tuple[int, ...]
+    sections: tuple[Section, ...]
+
+    def of_samples(self, rows: Rows) -> Rows:
+        """Rows without what is shared."""
+        return self._part(rows, False)
+
+    def of_requests(self, rows: Rows) -> Rows:
+        """What is shared, of rows as if each were a request."""
+        return self._part(rows, True)
+
+    def _part(self, rows: Rows, shared: bool) -> Rows:
+        arrays = {s.name: rows.arrays[s.name] for s in self.sections if s.shared == shared}
+        for section in self.wide:
+            arrays[section.name] = rows.arrays[section.name][:, places_of(section, shared)]
+        owners = {name.partition("/")[2] for name in arrays}
+        return Rows(len(rows), arrays, {n: b for n, b in rows.bounds.items() if n in owners})
+
+    def joined(self, samples: Rows, repeated: Rows) -> Rows:
+        """Rows with all their sections. repeated: what each shares with its request."""
+        wide = {}
+        for section in self.wide:
+            parts = samples.arrays[section.name], repeated.arrays[section.name]
+            values = np.empty(section.shape(len(samples)), section.dtype)
+            for part, shared in zip(parts, (False, True), strict=True):
+                values[:, places_of(section, shared)] = part
+            wide[section.name] = values
+        return samples.with_arrays({**repeated.arrays, **wide}, repeated.bounds)
+
+    @property
+    def wide(self) -> list[Section]:
+        """The sections of which some places may be shared."""
+        return [section for section in self.sections if section.names is not None]
+
+    def differences(self, rows: Rows) -> dict[str, np.ndarray]:
+        """By shared feature, whether it differs between a row and the one before: [rows - 1] bool."""
+        differing: dict[str, np.ndarray] = {}
+        for section in self.sections:
+            if section.shared and "/" in section.name:
+                bounds, values = rows.bounds_of(section.name), rows.values(section.name)
+                differs = values[1:] != values[:-1] if bounds is None else _lists_differ(values, bounds)
+                differing[section.owner] = differs | differing.get(section.owner, False)
+            for place in section.shared_places:
+                assert section.names is not None
+                column = rows.arrays[section.name][:, place]
+                differing[section.names[place]] = column[1:] != column[:-1]
+        return differing
 
 
-@lru_cache(maxsize=64)
-def division_of(schema: Schema) -> Division:
-    shared = set(schema.shared)
-
-    def places(features: Sequence, of_requests: bool) -> tuple[int, ...]:
-        return tuple(place for place, f in enumerate(features) if (f.name in shared) == of_requests)
-
-    ids, dense = (*schema.id_features, *schema.weighted), schema.dense
-    return Division(places(ids, False), places(ids, True), places(dense, False), places(dense, True))
-
-
-def id_features(schema: Schema, of_requests: bool) -> tuple[IdFeature, ...]:
-    """The features with ids that are of requests, or of every row."""
-    shared = set(schema.shared)
-    return tuple(f for f in schema.id_features if (f.name in shared) == of_requests)
+def places_of(section: Section, shared: bool) -> list[int]:
+    """The places of a wide section that are shared, or all others."""
+    return [place for place in range(section.width or 0) if (place in section.shared_places) == shared]
 
 
 @dataclass(frozen=True)
 class RequestRows:
     """Rows of R requests.
 
-    samples: every row, with the features that are not shared, and with groups where these are no
-    requests; shared: a row of each request, with the shared features; its labels say nothing, and
-    `requests` are the numbers by which rows say of which request they are. starts: [R + 1] integers.
+    samples: every row, with the sections that are not shared; shared: a row of each request, with the
+    others, and with `requests`, the numbers by which rows say of which request they are. starts: [R + 1]
+    integers.
     """
 
-    schema: Schema
+    division: Division
     samples: Rows
     shared: Rows
     starts: np.ndarray
@@ -71,7 +98,7 @@ class RequestRows:
         low = int(np.searchsorted(self.starts, first, side="right")) - 1
         high = int(np.searchsorted(self.starts, end)) if first < end else low
         starts = np.clip(self.starts[low : high + 1].astype(np.int64), first, max(first, end)) - first
-        return RequestRows(self.schema, self.samples[first:end], self.shared[low:high], starts)
+        return RequestRows(self.division, self.samples[first:end], self.shared[low:high], starts)
 
     def take(self, order: np.ndarray) -> RequestRows:
         """Copies the rows `order` [n]; neighbours of a request stay one."""
@@ -86,79 +113,32 @@ class RequestRows:
     @property
     def groups(self) -> np.ndarray | None:
         """[rows] int64: the group of each row, by default its request."""
-        if self.samples.groups is not None:
-            return self.samples.groups
-        return None if self.shared.requests is None else self.shared.requests[self.request]
+        if (groups := self.samples.get("groups")) is not None:
+            return groups
+        requests = self.shared.get("requests")
+        return None if requests is None else requests[self.request]
 
-    @property
-    def dense(self) -> np.ndarray:
-        """The single numbers of all rows, shared ones too, copied."""
-        division = division_of(self.schema)
-        dense = np.empty((len(self), len(self.schema.dense)), np.float32)
-        dense[:, division.sample_dense] = self.samples.dense
-        if division.shared_dense:
-            dense[:, division.shared_dense] = self.shared.dense[self.request]
-        return dense
+    def with_wide(self) -> Rows:
+        """The samples with all places of wide sections, copied, and with the groups that they have."""
+        wide = Rows(len(self), {s.name: self.shared.arrays[s.name] for s in self.division.wide}, {})
+        groups = self.groups
+        samples = self.samples if groups is None else self.samples.with_arrays({"groups": groups}, {})
+        return self.division.joined(samples, wide.take(self.request))
 
     def expanded(self) -> Rows:
         """Copies the rows with all their features."""
-        division, repeated = division_of(self.schema), self.shared.take(self.request)
-        ids, offsets = [*self.samples.ids, *repeated.ids], [*self.samples.offsets, *repeated.offsets]
-        order = np.argsort((*division.samples, *division.shared))
-        return replace(
-            self.samples,
-            ids=tuple(ids[place] for place in order),
-            offsets=tuple(offsets[place] for place in order),
-            dense=self.dense,
-            groups=repeated.requests if self.samples.groups is None else self.samples.groups,
-            requests=repeated.requests,
-        )
+        return self.division.joined(self.samples, self.shared.take(self.request))
 
 
-def packed(rows: Rows, schema: Schema) -> RequestRows:
+def packed(rows: Rows, division: Division) -> RequestRows:
     """Finds the requests of rows, and keeps once what they share."""
-    assert rows.requests is not None
-    division, same = division_of(schema), rows.requests[1:] == rows.requests[:-1]
-    for differs in differences(rows, schema).values():
+    requests = rows.arrays["requests"]
+    same = requests[1:] == requests[:-1]
+    for differs in division.differences(rows).values():
         same = same & ~differs
     firsts = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~same]))
-    samples = replace(
-        rows,
-        ids=tuple(rows.ids[f] for f in division.samples),
-        offsets=tuple(rows.offsets[f] for f in division.samples),
-        dense=rows.dense[:, division.sample_dense],
-        groups=None if schema.group is None else rows.groups,
-        requests=None,
-    )
-    shared = Rows(
-        ids=tuple(rows.ids[f] for f in division.shared),
-        offsets=tuple(rows.offsets[f] for f in division.shared),
-        dense=rows.dense[:, division.shared_dense],
-        labels=no_labels_of(len(rows)),
-        requests=rows.requests,
-    )
-    return RequestRows(schema, samples, shared.take(firsts), np.append(firsts, len(rows)))
-
-
-def no_labels_of(num_rows: int) -> np.ndarray:
-    """Labels for requests, which have none; they take no memory."""
-    return np.broadcast_to(np.uint8(0), (num_rows,))
-
-
-def differences(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
-    """By shared feature, whether it differs between a row and the one before: [rows - 1] bool."""
-    division = division_of(schema)
-    differing: dict[str, np.ndarray] = {}
-    columns = (*schema.id_features, *schema.weighted)
-    for f in division.shared:
-        bounds, ids = rows.offsets[f], rows.values(f)
-        differs = ids[1:] != ids[:-1] if bounds is None else _lists_differ(ids, bounds)
-        name = columns[f].name
-        differing[name] = differs | differing.get(name, False)
-    for f in division.shared_dense:
-        column = rows.dense[:, f]
-        differing[schema.dense[f].name] = column[1:] != column[:-1]
-    return differing
+    samples, shared = division.of_samples(rows), division.of_requests(rows)
+    return RequestRows(division, samples, shared.take(firsts), np.append(firsts, len(rows)))
 
 
 def _lists_differ(ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -183,7 +163,7 @@ def gathered_requests(
     )
     samples = gathered([piece.samples for piece in pieces], order, rooms[0])
     shared = gathered([piece.shared for piece in pieces], request[starts], rooms[1])
-    return RequestRows(pieces[0].schema, samples, shared, np.append(starts, len(order)))
+    return RequestRows(pieces[0].division, samples, shared, np.append(starts, len(order)))
 
 
 def numbered(pieces: Sequence[RequestRows]) -> np.ndarray:

@@ -18,23 +18,26 @@ rows, and so have `requests/dense`, the dense values that are shared (`dense` ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.columns.tally import Tally, no_tally, tally_of
+from hotrows.data.rows import Rows, Section, empty_rows
 from hotrows.data.stored.histories import StoredHistories
-from hotrows.data.stored.request_rows import RequestRows, division_of, id_features, no_labels_of, packed
-from hotrows.data.stored.rows import OPTIONAL, Rows, Tally, empty_rows, no_tally, tally_of, vector_type
+from hotrows.data.stored.request_rows import Division, RequestRows, packed, places_of
 from hotrows.data.stored.sections import Sections, header_checksum, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
-from hotrows.schema import IdFeature, Schema, is_list
 
 _ROWS_PER_SHARD = 1 << 19
 _LISTS_AT_ONCE = 1 << 10  # rows whose histories are counted together: these may be long
 _NUMBERS_PER_SHARD = 1 << 26  # of vectors
+_OF_REQUESTS = {"dense": "requests/dense", "requests": "requests/numbers"}  # names of sections in files
+_LAST = ("vectors", "weights", "groups", "times")  # in a file
 
 
 @dataclass(frozen=True)
@@ -71,61 +74,37 @@ class Written:
         return {"rows": self.rows, **asdict(self)}
 
 
-def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> Rows | RequestRows:
-    """Maps the rows of a shard; an error if they do not fit the schema, or the header has another
+def open_shard(path: Path, columns: SchemaColumns, header_crc32: int | None = None) -> Rows | RequestRows:
+    """Maps the rows of a shard; an error if they do not fit the columns, or the header has another
     checksum."""
     # 1. Read the samples' own sections.
-    sections = open_sections(path, header_crc32)
-    stored = {
-        "vectors": bool(schema.vectors),
-        "weights": schema.weight is not None,
-        "groups": schema.group is not None,
-        "times": schema.keeps_times,
-    }
-    optional: dict[str, Any] = {name: sections[name] for name, is_stored in stored.items() if is_stored}
-    samples = Rows(
-        **_ids(sections, id_features(schema, False)),
-        dense=sections["dense"],
-        labels=sections["labels"],
-        **optional,
-    )
-    division = division_of(schema)
-    wrong = _wrong(samples, id_features(schema, False), len(division.sample_dense), schema)
+    stored, division = open_sections(path, header_crc32), Division(columns.sections)
+    of_samples = [s for s in division.sections if not s.shared]
+    samples = _mapped(stored, of_samples, {})
+    wrong = _wrong(samples, of_samples, False)
     rows: Rows | RequestRows = samples
     # 2. Read what the samples of a request share.
-    if schema.request is not None:
-        dense, starts = sections["requests/dense"], sections["requests/starts"]
-        shared = Rows(
-            **_ids(sections, id_features(schema, True)),
-            dense=dense,
-            labels=no_labels_of(len(dense)),
-            requests=sections["requests/numbers"],
-        )
-        wrong += _wrong(shared, id_features(schema, True), len(division.shared_dense), None)
-        wrong += [] if _are_starts(starts, len(dense), len(samples)) else ["requests/starts"]
-        rows = RequestRows(schema, samples, shared, starts)
+    if columns.has_requests:
+        of_requests = [s for s in division.sections if s.shared or s.names is not None]
+        shared = _mapped(stored, of_requests, _OF_REQUESTS)
+        starts = stored["requests/starts"]
+        wrong += _wrong(shared, of_requests, True)
+        wrong += [] if _are_starts(starts, len(shared), len(samples)) else ["requests/starts"]
+        rows = RequestRows(division, samples, shared, starts)
     # 3. Refuse sections that are not as the schema says.
     if wrong:
         raise ValueError(
-            f"{sections.path}: sections {wrong} do not have the rows and types that the schema "
+            f"{stored.path}: sections {wrong} do not have the rows and types that the schema "
             f"asks for; prepare the data again"
         )
     return rows
 
 
-def _ids(sections: Sections, features: Sequence[IdFeature]) -> dict[str, Any]:
-    weighted = _weighted(features)
-    return {
-        "ids": tuple(sections[f"ids/{f.name}"] for f in features)
-        + tuple(sections[f"weights/{f.name}"] for f in weighted),
-        "offsets": tuple(
-            sections[f"offsets/{f.name}"] if is_list(f) else None for f in (*features, *weighted)
-        ),
-    }
-
-
-def _weighted(features: Sequence[IdFeature]) -> list[IdFeature]:
-    return [feature for feature in features if getattr(feature, "weights", None) is not None]
+def _mapped(stored: Sections, sections: Sequence[Section], names: Mapping[str, str]) -> Rows:
+    """names: of sections in files, where these are others."""
+    arrays = {s.name: stored[names.get(s.name, s.name)] for s in sections}
+    bounds = {s.owner: stored[f"offsets/{s.owner}"] for s in sections if s.is_list}
+    return Rows(len(arrays["dense"]), arrays, bounds)
 
 
 def check_rows(path: Path, num_rows: int, expected: int) -> None:
@@ -135,36 +114,20 @@ def check_rows(path: Path, num_rows: int, expected: int) -> None:
         )
 
 
-def _wrong(rows: Rows, features: Sequence[IdFeature], num_dense: int, schema: Schema | None) -> list[str]:
-    """The sections that do not fit each other or the schema. schema: None of requests, without labels."""
-    num = len(rows.dense)
-    expected = {
-        "dense": ("f4", (num, num_dense)),
-        "weights": ("f4", (num,)),
-        "groups": ("i8", (num,)),
-        "times": ("i8", (num,)),
-        "requests": ("i8", (num,)),
-    }
-    if schema is not None:
-        vectors = schema.num_dense - len(schema.dense)
-        expected["vectors"] = (vector_type(schema).str[1:], (num, vectors))
-        labels = len(schema.labels)
-        shape = (num,) if labels == 1 else (num, labels)
-        expected["labels"] = ("f4" if schema.has_numbers else "u1", shape)
-    wrong = [
-        name
-        for name, (dtype, shape) in expected.items()
-        if (array := getattr(rows, name)) is not None
-        and (array.shape != shape or array.dtype != np.dtype(dtype))
-    ]
-    for feature, weights in zip(_weighted(features), rows.ids[len(features) :], strict=True):
-        if weights.dtype != np.float32 or weights.shape != rows.ids[features.index(feature)].shape:
-            wrong.append(f"weights/{feature.name}")
-    for feature, ids, offsets in zip(features, rows.ids, rows.offsets, strict=False):
-        if ids.ndim != 1 or ids.dtype.str[1:] not in ("u1", "u2", "u4", "i8"):
-            wrong.append(f"ids/{feature.name}")
-        elif not (len(ids) == num if offsets is None else _fits(offsets, num, len(ids))):
-            wrong.append(f"{'ids' if offsets is None else 'offsets'}/{feature.name}")
+def _wrong(rows: Rows, sections: Sequence[Section], shared: bool) -> list[str]:
+    """The sections that do not fit each other or the columns. shared: of requests."""
+    num, wrong = len(rows), []
+    for section in sections:
+        array, bounds = rows.arrays[section.name], rows.bounds_of(section.name)
+        legal = section.legal or (section.dtype.str[1:],)
+        shape = section.shape(num) if "/" not in section.name else array.shape[:1]
+        if section.names is not None:
+            shape = (num, len(places_of(section, shared)))
+        fits = len(array) == num if bounds is None else _fits(bounds, num, len(array))
+        if array.shape != shape or array.dtype.str[1:] not in legal or (bounds is None and not fits):
+            wrong.append(section.name)
+        elif not fits:
+            wrong.append(section.name.replace("ids/", "offsets/", 1))
     return wrong
 
 
@@ -187,18 +150,16 @@ def _fits(offsets: np.ndarray, num_rows: int, num_ids: int) -> bool:
     )
 
 
-def rows_per_shard(schema: Schema) -> int:
+def rows_per_shard(columns: SchemaColumns) -> int:
     """Rows of a full shard: fewer of wide vectors."""
-    width = max(1, schema.num_dense - len(schema.dense))
-    return min(_ROWS_PER_SHARD, max(1, _NUMBERS_PER_SHARD // width))
+    return min(_ROWS_PER_SHARD, max(1, _NUMBERS_PER_SHARD // max(1, columns.vectors.width)))
 
 
 class ShardWriter:
     """Collects the rows of one part and writes a shard whenever one is full.
 
     rows: of a shard (default: `rows_per_shard`); number: of the first shard.
-    histories: the events that rows refer to; the schema is then theirs, and rows are of the
-        `stored_schema`.
+    histories: the events that rows refer to.
     A shard is written to a temporary file and renamed. A writer that is resumed from `state()` ends
     with the shards and counts of one that was never interrupted.
     """
@@ -207,7 +168,7 @@ class ShardWriter:
         self,
         folder: Path,
         part: str,
-        schema: Schema,
+        columns: SchemaColumns,
         rows: int | None = None,
         *,
         number: int = 0,
@@ -217,19 +178,18 @@ class ShardWriter:
         self._number = number
         self._part = part
         self._histories = histories
-        self._all_features = schema
-        self._schema = schema = schema if histories is None else histories.stored_schema
-        self._rows_per_shard = rows or rows_per_shard(schema)
-        self._builder = ShardBuilder(schema, self._rows_per_shard)
+        self._columns = columns
+        self._rows_per_shard = rows or rows_per_shard(columns)
+        self._builder = ShardBuilder(columns, self._rows_per_shard)
         self._shards: list[tuple[str, int]] = []
-        self._shards_tally = self._builder_tally = no_tally(self._all_features)
+        self._shards_tally = self._builder_tally = no_tally(columns)
         self._to_drop = 0
 
     @staticmethod
     def resume(
         folder: Path,
         part: str,
-        schema: Schema,
+        columns: SchemaColumns,
         state: dict[str, Any],
         already: int = 0,
         histories: StoredHistories | None = None,
@@ -239,12 +199,12 @@ class ShardWriter:
         already: number of rows at their end that will be appended again, and are dropped then.
         """
         assert 0 <= already <= state["rows"]
-        writer = ShardWriter(folder, part, schema, state["rows_per_shard"], histories=histories)
+        writer = ShardWriter(folder, part, columns, state["rows_per_shard"], histories=histories)
         writer._shards = [(file, rows) for file, rows in state["shards"]]
         writer._shards_tally = Tally.from_json(state["tally"])
         writer._to_drop = already
         for file, rows in writer._shards:
-            check_rows(folder / file, len(open_shard(folder / file, writer._schema)), rows)
+            check_rows(folder / file, len(open_shard(folder / file, columns)), rows)
         return writer
 
     @property
@@ -260,59 +220,51 @@ class ShardWriter:
             "tally": self._shards_tally.to_json(),
         }
 
-    def append(self, rows: Rows, missing: np.ndarray | None = None) -> None:
-        """Adds rows, whose ids may be of any integer type.
-
-        missing: [numbers and vectors, rows] bool, where one was missing; None: nowhere.
-        """
-        shape = (len(self._schema.dense_places), len(rows))
-        if missing is None:
-            missing = np.broadcast_to(False, shape)
-        assert missing.shape == shape, "[numbers and vectors, rows], not counts"
+    def append(self, rows: Rows) -> None:
+        """Adds rows, whose ids may be of any integer type."""
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):
             end = min(len(rows), done + self._builder.room)
             self._builder.append(rows[done:end])
-            self._builder_tally += self._counted(rows[done:end], missing[:, done:end])
+            self._builder_tally += self._counted(rows[done:end])
             done = end
             if self._builder.room == 0:
                 self._write()
 
-    def _counted(self, rows: Rows, missing: np.ndarray) -> Tally:
+    def _counted(self, rows: Rows) -> Tally:
         if self._histories is None:
-            return tally_of(rows, missing, self._schema)
-        tally = no_tally(self._all_features)
+            return tally_of(rows, self._columns)
+        tally = no_tally(self._columns)
         for first in range(0, len(rows), _LISTS_AT_ONCE):
-            end = first + _LISTS_AT_ONCE
-            some = self._histories.rows_of(rows[first:end])
-            tally += tally_of(some, missing[:, first:end], self._all_features)
+            some = self._histories.rows_of(rows[first : first + _LISTS_AT_ONCE])
+            tally += tally_of(some, self._columns)
         return tally
 
     def close(self) -> Written:
         """Writes the last shard."""
         if self._builder.size:
             self._write()
-        return written_of(self._shards, self._shards_tally, self._all_features, self._folder)
+        return written_of(self._shards, self._shards_tally, self._columns, self._folder)
 
     def _write(self) -> None:
         name = f"{self._part}-{self._number + len(self._shards):05d}.shard"
         header = {"kind": "shard", "rows": self._builder.size}
         with replaced(self._folder / name) as part:
-            write_sections(part, header, _arrays(self._builder.rows(), self._schema))
+            write_sections(part, header, _arrays(self._builder.rows(), self._columns))
         self._shards.append((name, self._builder.size))
         self._shards_tally += self._builder_tally
-        self._builder_tally = no_tally(self._all_features)
+        self._builder_tally = no_tally(self._columns)
         self._builder.size = 0
 
 
 class ShardBuilder:
-    """A shard while it is filled; the ids of lists are in arrays that grow."""
+    """A shard while it is filled; the values of lists are in arrays that grow."""
 
-    def __init__(self, schema: Schema, rows: int) -> None:
+    def __init__(self, columns: SchemaColumns, rows: int) -> None:
         self.size, self._capacity = 0, rows
-        self._into = empty_rows(schema, rows)
-        self._ids = list(self._into.ids)
+        empty = empty_rows(columns.sections, rows)
+        self._arrays, self._bounds = dict(empty.arrays), empty.bounds
 
     @property
     def room(self) -> int:
@@ -320,84 +272,68 @@ class ShardBuilder:
 
     def append(self, rows: Rows) -> None:
         place = slice(self.size, self.size + len(rows))
-        for f, offsets in enumerate(rows.offsets):
-            if offsets is None:
-                self._ids[f][place] = rows.ids[f]
+        for name in self._arrays:
+            if (bounds := rows.bounds_of(name)) is None:
+                self._arrays[name][place] = rows.arrays[name]
             else:
-                self._append_lists(f, rows.values(f), offsets)
-        for name in ("dense", "labels", *OPTIONAL):
-            into, values = getattr(self._into, name), getattr(rows, name)
-            if into is not None:
-                assert values is not None
-                into[place] = values
+                self._append_lists(name, rows.values(name), bounds)
         self.size = place.stop
 
-    def _append_lists(self, f: int, values: np.ndarray, list_offsets: np.ndarray) -> None:
-        offsets, first = self._into.offsets[f], self.size
-        assert offsets is not None
-        start = int(offsets[first])
+    def _append_lists(self, name: str, values: np.ndarray, of_lists: np.ndarray) -> None:
+        bounds, first, array = self._bounds[name.partition("/")[2]], self.size, self._arrays[name]
+        start = int(bounds[first])
         end = start + len(values)
-        if end > len(self._ids[f]):
-            grown = np.empty(max(end, 2 * len(self._ids[f])), self._ids[f].dtype)
-            grown[:start] = self._ids[f][:start]
-            self._ids[f] = grown
-        self._ids[f][start:end] = values
-        lengths = list_offsets[1:].astype(np.int64) - int(list_offsets[0])
-        offsets[first + 1 : first + len(list_offsets)] = start + lengths
+        if end > len(array):
+            grown = self._arrays[name] = np.empty(max(end, 2 * len(array)), array.dtype)
+            grown[:start] = array[:start]
+        self._arrays[name][start:end] = values
+        lengths = of_lists[1:].astype(np.int64) - int(of_lists[0])
+        bounds[first + 1 : first + len(of_lists)] = start + lengths
 
     def rows(self) -> Rows:
         """The rows appended so far."""
-        end, offsets = self.size, self._into.offsets
-        pairs = zip(self._ids, offsets, strict=True)
-        ids = tuple(ids[: end if bounds is None else int(bounds[end])] for ids, bounds in pairs)
-        return replace(self._into[:end], ids=ids)
+        rows = Rows(self._capacity, self._arrays, self._bounds)[: self.size]
+        return rows.with_arrays({name: rows.values(name) for name in rows.arrays}, {})
 
 
 def written_of(
-    shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema, folder: Path = Path()
+    shards: Sequence[tuple[str, int]], tally: Tally, columns: SchemaColumns, folder: Path = Path()
 ) -> Written:
     """Shards (file, rows) in a folder, and their counts by the names of features."""
-    ids = schema.id_features
-    missing = dict(zip(schema.dense_places, tally.dense_missing.tolist(), strict=True))
-    lists = {f.name for f in ids if is_list(f)}
+    names = [column.name for column in columns.ids]
+    missing, unknown, values, empty = (
+        dict(zip(names, counts.tolist(), strict=True))
+        for counts in (tally.missing, tally.unknown, tally.values, tally.empty)
+    )
+    numbers = dict(zip(columns.schema.dense_places, tally.dense_missing.tolist(), strict=True))
     return Written(
         shards=tuple(Shard(file, rows, header_checksum(folder / file)) for file, rows in shards),
         clicks=tuple(tally.clicks.tolist()),
         labelled=tuple(tally.labelled.tolist()),
-        missing=missing | _by_name(ids, tally.missing),
-        unknown=_by_name(ids, tally.unknown),
-        values=_by_name(ids, tally.values),
-        empty={name: num for name, num in _by_name(ids, tally.empty).items() if name in lists},
+        missing=numbers | missing,
+        unknown=unknown,
+        values=values,
+        empty={column.name: empty[column.name] for column in columns.ids if column.is_list},
     )
 
 
-def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
+def _arrays(rows: Rows, columns: SchemaColumns) -> dict[str, np.ndarray]:
     """The sections of a shard."""
-    if schema.request is None:
-        return _columns(rows, schema.id_features)
-    of_requests = packed(rows, schema)
-    shared = _columns(of_requests.shared, id_features(schema, True))
-    arrays = {
-        **{name: column for name, column in shared.items() if "/" in name},
-        "requests/dense": of_requests.shared.dense,
-        "requests/numbers": shared["requests"],
-        "requests/starts": of_requests.starts.astype(np.uint32),
-    }
-    return _columns(of_requests.samples, id_features(schema, False)) | arrays
+    if not columns.has_requests:
+        return _in_order(rows)
+    of_requests = packed(rows, Division(columns.sections))
+    shared = _in_order(of_requests.shared)
+    arrays = {name: column for name, column in shared.items() if "/" in name}
+    arrays |= {name: shared[section] for section, name in _OF_REQUESTS.items()}
+    starts = {"requests/starts": of_requests.starts.astype(np.uint32)}
+    return _in_order(of_requests.samples) | arrays | starts
 
 
-def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]:
-    """The columns of rows by name."""
-    arrays = {"labels": rows.labels, "dense": rows.dense}
-    names = [f"ids/{f.name}" for f in features] + [f"weights/{f.name}" for f in _weighted(features)]
-    arrays |= dict(zip(names, rows.ids, strict=True))
-    for feature, offsets in zip(features, rows.offsets, strict=False):
-        if offsets is not None:
-            narrow = int(offsets[-1]) <= np.iinfo(np.uint32).max
-            arrays[f"offsets/{feature.name}"] = offsets.astype(np.uint32 if narrow else np.int64)
-    optional = {name: getattr(rows, name) for name in OPTIONAL}
-    return arrays | {name: array for name, array in optional.items() if array is not None}
-
-
-def _by_name(features: Sequence, counts: np.ndarray) -> dict[str, int]:
-    return dict(zip((f.name for f in features), counts.tolist(), strict=True))
+def _in_order(rows: Rows) -> dict[str, np.ndarray]:
+    """The sections of rows, with the offsets of lists behind those of features."""
+    arrays = dict(rows.arrays)
+    last = {name: arrays.pop(name) for name in _LAST if name in arrays}
+    for owner, bounds in rows.bounds.items():
+        narrow = int(bounds[-1]) <= np.iinfo(np.uint32).max
+        arrays[f"offsets/{owner}"] = bounds.astype(np.uint32 if narrow else np.int64)
+    return arrays | last

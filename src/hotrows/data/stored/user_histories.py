@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.raw.values import last_ones
+from hotrows.data.rows import ends_of, joined_offsets
 from hotrows.data.stored.histories import EVENTS_FILE, events_before, places_between, type_of_times
-from hotrows.data.stored.rows import ends_of, joined_offsets
 from hotrows.data.stored.sections import Sections, check_once, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 from hotrows.schema import Schema

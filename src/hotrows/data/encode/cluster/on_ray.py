@@ -36,20 +36,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.number import ColumnMoments
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.columns.tally import Tally, no_tally
 from hotrows.data.encode.cluster import tasks
 from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, EncodedBlocks, Surveyed
-from hotrows.data.encode.encoder import ColumnMoments, Encoder, owners_of
-from hotrows.data.encode.passes import Executor, Job, Totals, standard_columns
+from hotrows.data.encode.encoder import Encoder, owners_of
+from hotrows.data.encode.passes import Executor, Job, Totals
 from hotrows.data.encode.split import SharedChecks, Sharing
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values
-from hotrows.data.raw.cells import Columns
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.raw.values import joined
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.rows import Tally, no_tally
 from hotrows.data.stored.shards import Written, rows_per_shard, written_of
 from hotrows.schema import Schema
 
@@ -139,7 +139,7 @@ class OnRay(Executor):
         known = {} if job.stored is None else job.stored.vocabularies
         files = {name: job.stored.path.resolve() / v.file for name, v in known.items() if job.stored}
         work = self._work(job.schema, folder, known=files, **sharing.settled)
-        totals = Totals(ColumnMoments(len(standard_columns(job.schema))))
+        totals = Totals(ColumnMoments(len(SchemaColumns(job.schema).numbers.standard)))
         runs: list[tuple[tuple[int, ...], ...]] = []
         placed = self._placed(work)
         calls = (
@@ -168,19 +168,20 @@ class OnRay(Executor):
         self, encoder: Encoder, folder: Path, state: dict[str, Any]
     ) -> tuple[dict[str, Written], Extremes]:
         # 1. Hand what the tasks share to the cluster, and a task each group of blocks.
-        progress, schema = self.job.progress_of("encode"), encoder.schema
+        progress = self.job.progress_of("encode")
         if self.events is not None:
-            schema = self.events.write(encoder, progress).stored_schema
+            self.events.write(encoder, progress)
+        columns = encoder.columns_with("references", self.events)
         facts = {name: state[name] for name in ("total", "before", "encoders")}
         work = self._work(encoder.schema, folder, **facts)
-        shards = [PartShards(self._cluster, work, name, encoder.schema, folder) for name in NAMES]
+        shards = [PartShards(self._cluster, work, name, columns, folder) for name in NAMES]
         placed = self._placed(work, keep=False)
         calls = (
             (places, self._cluster.submit(tasks.encode, work, places, *blocks, results=1 + len(NAMES)))
             for places, blocks in self._groups(placed, _ENCODED_BYTES)
         )
         # 2. Take the encoded pieces in the order of the rows, each into the shards of its part.
-        extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(schema)
+        extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(columns)
         try:
             for places, encoded, pieces in self._in_order(calls):
                 _check_edge(shared, encoded)
@@ -336,8 +337,10 @@ class VocabularyRuns:
 class PartShards:
     """The shards of a part: pieces are collected until one is full, which a task then writes."""
 
-    def __init__(self, cluster: RayCluster, work: Any, name: str, schema: Schema, folder: Path) -> None:
-        self.name, self._schema, self._rows_per_shard = name, schema, rows_per_shard(schema)
+    def __init__(
+        self, cluster: RayCluster, work: Any, name: str, columns: SchemaColumns, folder: Path
+    ) -> None:
+        self.name, self._columns, self._rows_per_shard = name, columns, rows_per_shard(columns)
         self._folder = folder
         self._cluster, self._work = cluster, work
         self._spans: list[slice] = []
@@ -364,8 +367,8 @@ class PartShards:
             self._write()
         while self._pending:
             self._await()
-        tally = sum(self._tallies, no_tally(self._schema))
-        return written_of(self._shards, tally, self._schema, self._folder)
+        tally = sum(self._tallies, no_tally(self._columns))
+        return written_of(self._shards, tally, self._columns, self._folder)
 
     def stop(self) -> None:
         self._cluster.stop(self._pending)
@@ -394,6 +397,6 @@ def _check_edge(shared: SharedChecks, encoded: EncodedBlocks) -> None:
     if encoded.first is None:
         return
     row, where = encoded.first.row, encoded.first.where
-    none, request = np.zeros((0, 1)), joined([encoded.first.request])
-    shared.check(row, Columns(0, 1, (), none, None, lambda _: where, requests=request))
+    raw = RawRows(0, 1, {"requests": joined([encoded.first.request])}, lambda _: where)
+    shared.check(row, raw)
     shared.last = encoded.last

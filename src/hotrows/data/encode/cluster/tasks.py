@@ -21,22 +21,24 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.columns.candidates import rows_of_candidates
+from hotrows.data.columns.kind import RawRows
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
 from hotrows.data.encode.events import EventIndex, Matches
-from hotrows.data.encode.passes import CountedRows, Piece, standard_columns, without_features
+from hotrows.data.encode.passes import CountedRows, without_features
 from hotrows.data.encode.passes import count as count_rows
 from hotrows.data.encode.passes import encode as encode_rows
 from hotrows.data.encode.split import FirstRow, SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
-from hotrows.data.raw.arrow import table_columns
-from hotrows.data.raw.cells import Columns, Reading
+from hotrows.data.raw.arrow import table_cells
 from hotrows.data.raw.ray_dataset import table_of
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import RawIds, hash_values, mix64
+from hotrows.data.rows import Room, Rows, gathered, narrowed
 from hotrows.data.stored.encoded import Extremes
-from hotrows.data.stored.histories import stored_schema
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.rows import Rows
-from hotrows.data.stored.shards import ShardBuilder, ShardWriter
+from hotrows.data.stored.shards import ShardWriter
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.schema import Schema
 
@@ -66,9 +68,9 @@ class ClusterWork:
     known: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
     def reading(self, features: bool = True) -> Reading:
-        schema = stored_schema(self.schema)
-        how = Reading(schema if features else without_features(schema), 1, features)
-        return replace(how, by=self.split.by) if features else how
+        if not features:
+            return Reading(without_features(self.schema), 1, False)
+        return Reading(self.schema, 1, by=self.split.by, histories="references")
 
     def events(self) -> EventIndex | None:
         """The sorted events, in which a task finds the histories of its samples."""
@@ -125,8 +127,7 @@ def count_times(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[np.nd
     """The distinct times of a block, and how many samples have each."""
     seen = IdCounts()
     for columns in _columns(work, place, block, work.reading(features=False)):
-        assert columns.times is not None
-        seen.add(columns.times)
+        seen.add(columns.values["times"])
     return seen.merged()
 
 
@@ -144,12 +145,13 @@ def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks:
     """Counts the values of the training part of neighbouring blocks into run files, and into another
     one the references of its histories."""
     owners = owners_of(work.schema)
-    rows, numbers, digest = 0, [np.zeros((len(standard_columns(work.schema)), 0))], 0
+    read = SchemaColumns(work.schema, histories="references")
+    rows, numbers, digest = 0, [np.zeros((len(read.numbers.standard), 0))], 0
     with _attempt(work) as folder:
         counts, events = Counts(owners, folder, work.memory, 1), work.events()
         with open(folder / "references", "wb") as references:
             for columns, parts in _chunks(work, places, blocks):
-                counted = count_rows(work.schema, columns, parts, counts, events)
+                counted = count_rows(read, columns, parts, counts, events)
                 rows += counted.rows
                 numbers.append(counted.numbers)
                 digest += digest_of(columns)
@@ -210,64 +212,61 @@ class EncodedBlocks:
 
 def encode(
     work: ClusterWork, places: Sequence[BlockPlace], *blocks: Any
-) -> tuple[EncodedBlocks | Piece | None, ...]:
+) -> tuple[EncodedBlocks | Rows | None, ...]:
     """Encodes neighbouring blocks: what is known of them, and their rows of each part."""
     encoder, events = _encoder(work), work.events()
-    schema = stored_schema(encoder.schema, 0 if events is None else events.rows)
-    builders = [ShardBuilder(schema, sum(place.rows or 0 for place in places)) for _ in NAMES]
-    missing: list[list[np.ndarray]] = [[] for _ in NAMES]
-    shared, extremes, digest = SharedChecks(schema), Extremes(), 0
+    by = encoder.columns_with("references", events)
+    pieces: list[list[Rows]] = [[] for _ in NAMES]
+    shared, extremes, digest = SharedChecks(by), Extremes(), 0
     for columns, parts in _chunks(work, places, blocks):
-        encoded = encode_rows(encoder, columns, parts, shared, events)
+        encoded = encode_rows(encoder, by, columns, parts, shared)
         extremes = extremes.joined(encoded.extremes)
         digest += digest_of(columns)
-        for builder, absent, piece in zip(builders, missing, encoded.pieces, strict=True):
-            if piece is not None:
-                builder.append(piece[0])
-                absent.append(piece[1])
-    sizes = tuple(builder.size for builder in builders)
+        for of_part, piece in zip(pieces, encoded.pieces, strict=True):
+            of_part += [] if piece is None else [narrowed(piece, by.sections)]
+    sizes = tuple(sum(map(len, of_part)) for of_part in pieces)
     matches = None if events is None else events.matches
     known = EncodedBlocks(sizes, extremes, digest % (1 << 64), shared.first, shared.last, matches)
-    pieces = (
-        (builder.rows(), np.concatenate(absent, 1)) if builder.size else None
-        for builder, absent in zip(builders, missing, strict=True)
+    return known, *(
+        gathered(of_part, np.arange(size), Room()) if size else None
+        for of_part, size in zip(pieces, sizes, strict=True)
     )
-    return known, *pieces
 
 
 def write_shard(
-    work: ClusterWork, part: str, number: int, spans: Sequence[slice], *pieces: Piece
+    work: ClusterWork, part: str, number: int, spans: Sequence[slice], *pieces: Rows
 ) -> tuple[str, int, dict[str, list[int]]]:
     """Writes spans of pieces, end to end, as one shard: its name, its rows, and their tally."""
     size, events = sum(span.stop - span.start for span in spans), work.events()
     histories = None if events is None else events.stored(work.schema)
+    columns = SchemaColumns(work.schema, histories="references", events=events)
     with _attempt(work) as folder:
-        writer = ShardWriter(folder, part, work.schema, size, number=number, histories=histories)
-        for span, (rows, missing) in zip(spans, pieces, strict=True):
-            writer.append(rows[span], missing[:, span])
+        writer = ShardWriter(folder, part, columns, size, number=number, histories=histories)
+        for span, rows in zip(spans, pieces, strict=True):
+            writer.append(rows[span])
         (shard,) = writer.close().shards
         os.replace(folder / shard.file, work.folder / shard.file)
     return shard.file, size, writer.state()["tally"]
 
 
-def digest_of(columns: Columns) -> int:
+def digest_of(raw: RawRows) -> int:
     """A number that differs where rows have other values or another order; of a chunk, it is the sum of
     its rows' numbers, modulo 2^64. One row of 64 is looked at."""
-    rows = np.arange(-columns.first_row % _SAMPLED, columns.num_rows, _SAMPLED)
-    hashes = mix64((rows + columns.first_row).astype(np.uint64))
+    rows = np.arange(-raw.first_row % _SAMPLED, raw.num_rows, _SAMPLED)
+    hashes = mix64((rows + raw.first_row).astype(np.uint64))
     with np.errstate(over="ignore"):
-        for raw in columns.ids:
-            if raw.offsets is None:
-                sampled = RawIds(raw.text, raw.starts[rows], raw.lengths[rows])
+        for values in raw.values.values():
+            if isinstance(values, RawIds) and values.offsets is None:
+                sampled = RawIds(values.text, values.starts[rows], values.lengths[rows])
                 hashes = mix64(hashes + hash_values(sampled))
-        for numbers in columns.dense:
+        for numbers in raw.values["dense"]:
             hashes = mix64(hashes + numbers[rows].view(np.uint64))
         return int(hashes.sum(dtype=np.uint64))
 
 
 def _chunks(
     work: ClusterWork, places: Sequence[BlockPlace], blocks: Sequence[Any]
-) -> Iterator[tuple[Columns, np.ndarray]]:
+) -> Iterator[tuple[RawRows, np.ndarray]]:
     """The columns of neighbouring blocks, and the part of each row."""
     for place, block in zip(places, blocks, strict=True):
         if place.rows is None:
@@ -277,12 +276,13 @@ def _chunks(
             yield columns, parts_of(place.part, columns, sharing)
 
 
-def _columns(work: ClusterWork, place: BlockPlace, block: Any, how: Reading) -> Iterator[Columns]:
+def _columns(work: ClusterWork, place: BlockPlace, block: Any, how: Reading) -> Iterator[RawRows]:
     """The columns of a block's rows, with their numbers."""
-    first_row = place.first_row
-    for columns in table_columns(table_of(block, place.cut), place.name, how, place.first):
-        yield replace(columns, first_row=first_row)
-        first_row += columns.num_rows
+    first_row, columns = place.first_row, SchemaColumns(how.schema, histories=how.histories)
+    for cells in table_cells(table_of(block, place.cut), place.name, how, place.first):
+        for part in rows_of_candidates(cells, columns):
+            yield replace(columns.read(part), first_row=first_row)
+            first_row += part.num_rows
 
 
 def _run(v: int, number: int) -> str:

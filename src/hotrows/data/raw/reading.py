@@ -1,0 +1,148 @@
+"""How raw rows are read: by which schema, and which columns must be there."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from hotrows.data.raw import values
+from hotrows.data.raw.values import Marks, RawIds, canonical, canonical_words
+from hotrows.runtime.suggestions import did_you_mean
+from hotrows.schema import Schema, column_of
+
+log = logging.getLogger("hotrows")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings for reading rows.
+
+    for_training: whether every column of the schema is required; otherwise absent ones are left out.
+    kept: columns to keep as they are, beside those of the schema; None: all.
+    by: another column to read, whose values split the rows. requires_features: whether the columns of
+    features are required in any case.
+    histories: what rows have of the schema's histories: `lists` of earlier events, or the user alone,
+        whose `references` into the events are stored, or `either`, or, as `lines` of a stream, the user
+        and the values that each line adds.
+    """
+
+    schema: Schema
+    threads: int
+    for_training: bool = True
+    kept: tuple[str, ...] | None = ()
+    by: str | None = None
+    requires_features: bool = False
+    histories: str = "lists"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that are read, each once, without those to keep."""
+        columns, unread = self.schema.raw_columns, self.schema.histories
+        if self.histories in ("references", "lines"):
+            others = {self.schema.column_of(f) for f in self.schema.features if f.name not in unread}
+            columns = tuple(c for c in columns if c in others or c not in unread)
+        if self.histories == "lines":
+            columns += tuple(
+                column_of(f) for f in self.schema.sequences if f.name in self.schema.histories
+            )
+        return tuple(dict.fromkeys([*columns, *([self.by] if self.by else [])]))
+
+    @property
+    def marks(self) -> Marks:
+        """The marks in numbers that are written as text."""
+        return Marks(self.schema.decimal, self.schema.thousands)
+
+    def text(self, raw: RawIds, *columns: str) -> RawIds:
+        """Values as they are counted and looked up, empty where missing. columns: see `blank`."""
+        raw = canonical(raw, self.threads)
+        self.blank(raw, *columns)
+        return raw
+
+    def blank(self, raw: RawIds, *columns: str) -> None:
+        """Empties the values that mean missing, in place. columns: whose values they are, of one column
+        after the other, equally many of each."""
+        if not self.schema.missing or not columns:
+            return
+        missing = [self.schema.missing_of(column) for column in columns]
+        words = [(*some, *canonical_words(some)) for some in missing]
+        words = words if len(set(words)) > 1 else words[:1]
+        size = len(raw) // len(words)
+        for first, some in zip(range(0, size * len(words), size or 1), words, strict=False):
+            span = slice(first, first + size)
+            column = RawIds(raw.text, raw.starts[span], raw.lengths[span])
+            values.blank(column, False, some, self.threads)
+
+
+def show(value: bytes) -> str:
+    """Formats a value for a message, shortened to 60 bytes."""
+    text = value[:60].decode("utf-8", "backslashreplace")
+    return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"
+
+
+def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]:
+    """Returns the columns to read that are among `names`, in the schema's order, and those to keep.
+
+    Checks that required ones are there. where: name of the file or table, for messages.
+    """
+    schema, for_training, kept = how.schema, how.for_training, how.kept
+    # 1. Columns to keep, or to split by, must be there.
+    for name in (*(kept or ()), *([how.by] if how.by else ())):
+        if name not in names:
+            what = "split by" if name == how.by else "keep"
+            raise ValueError(
+                f"{where} has no column {name!r} to {what}; it has {_shortened(list(names))}"
+                f"{did_you_mean(name, names)}"
+            )
+    # 2. So must those that the schema asks for: all to train, one feature to predict.
+    columns = list(how.columns)
+    features = {schema.column_of(feature) for feature in schema.features} & set(columns)
+    absent = sorted((set(columns) if for_training else features) - set(names))
+    if absent and for_training and schema.columns is not None:
+        raise ValueError(
+            f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
+            f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
+        )
+    if absent and (for_training or how.requires_features or not features - set(absent)):
+        others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
+        write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
+        hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
+        is_unread = "header" in where and not set(columns) & set(names)
+        remedy = "; correct the schema" if for_training else "; rename or add them"
+        hint = hint if is_unread else remedy
+        if set(absent) <= {column_of(label) for label in schema.labels}:
+            hint = "; training needs the label, and `hotrows predict` does not"
+        advice = did_you_mean(absent[0], names) or hint
+        raise ValueError(
+            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} reads; "
+            f"it has {_shortened(list(names))}{advice}"
+        )
+    # 3. A feature that is absent is missing in every row; not a history, which makes predictions.
+    if not for_training and how.histories == "lists":
+        check_histories(schema, where, names)
+    if lost := sorted(features & set(absent)):
+        log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
+    # 4. No column that is read may be there twice.
+    columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
+    counts = Counter(names)
+    twice = sorted(name for name in columns if counts[name] > 1)
+    if twice:
+        raise ValueError(f"{where} names the columns [{_shortened(twice)}] twice; rename one")
+    return [column for column in columns if column in counts]
+
+
+def check_histories(schema: Schema, where: str, names: Collection[str]) -> None:
+    """Raises ValueError if rows to predict have a history of the schema in no column."""
+    if absent := [name for name in schema.histories if name not in names]:
+        raise ValueError(
+            f"{where} lacks the columns {absent}: rows to predict have a history as a list of the user's "
+            f"earlier events, since only `prepare` (--vocab-from, --events) reads an events file; a "
+            f"server knows those of the user, column {schema.user!r}, for rows without any such list"
+        )
+
+
+def _shortened(names: list[str]) -> str:
+    quoted = [repr(name) for name in names[:12]]  # several letters for one that is not printable
+    shown = ", ".join(name if len(name) <= 42 else f"{name[:41]}..." for name in quoted)
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")
