@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import entry_points
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 from hotrows import losses
+from hotrows.checks.own_kinds import KINDS, OwnKind, load_kind
 from hotrows.checks.schema import (
     check_ids,
     check_names,
@@ -73,7 +72,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(OwnKind):
     """A column of ids: one per sample, or with `many` a list of them, pooled into one vector.
 
     vocabulary: name of the id space, which several features may share (default: the feature's name).
@@ -110,32 +109,12 @@ class Sparse:
     boundaries: tuple[float, ...] = ()
     dynamic: Dynamic | None = None
     weights: str | None = None
-    expected = "value"  # what a kind of its own reads, for messages
-
-    def __init_subclass__(cls) -> None:
-        """A class of one's own is a kind of column, by its name in small letters; see CONTRIBUTING."""
-        _KINDS[cls.__name__.lower()] = cls
 
     def __post_init__(self) -> None:
         check_types(self)
         check_ids(self)
         check_one_of(self, "transform", SPARSE_TRANSFORMS)
         check_sparse(self)
-
-    @property
-    def parts(self) -> tuple[Sparse, ...]:
-        """The features that it stands for in a schema."""
-        return (self,)
-
-    def ids_of(self, texts: Any) -> Any:
-        """What ids are made of: an Arrow array of text, null where missing, one for each of `texts`; a
-        value of which nothing is made is wrong."""
-        return texts
-
-    @classmethod
-    def drafted(cls, name: str, values: Iterable[Any]) -> Sparse | None:
-        """The feature that a column of text is, with these values, if it is of this kind."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -228,8 +207,7 @@ class Time:
 
 Feature = Dense | Sparse | Sequence
 IdFeature = Sparse | Sequence
-_KINDS: dict[str, type[Any]] = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
-_GROUP = "hotrows.columns"  # of entry points, by which packages name kinds of columns
+_KINDS = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
 
 
 @dataclass(frozen=True, repr=False)
@@ -448,11 +426,6 @@ def vocabulary_of(feature: Sparse | Sequence) -> str:
     return feature.vocabulary or feature.name
 
 
-def kinds_from_outside() -> list[type[Sparse]]:
-    """The kinds of columns that are not those of this package."""
-    return [kind for kind in _KINDS.values() if kind not in (Dense, Sparse, Sequence)]
-
-
 def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
     """The first names, in words."""
     more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
@@ -466,10 +439,9 @@ def is_list(feature: Feature) -> bool:
 
 def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
-    if kind not in list(_KINDS):
-        for point in entry_points(group=_GROUP, name=str(kind)):
-            point.load()
-    if kind not in list(_KINDS):
-        raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {shown(kind)}")
+    load_kind(str(kind))
+    kinds = {**KINDS, **_KINDS}
+    if kind not in list(kinds):
+        raise ValueError(f"feature kind must be one of {sorted(kinds)}, not {shown(kind)}")
     fields = {name: value for name, value in fields.items() if name != "kind"}
-    return build(_KINDS[kind], with_current_fields(fields))
+    return build(kinds[kind], with_current_fields(fields))

@@ -116,13 +116,11 @@ def test_event_times_come_with_samples(tmp_path):
     for late in ([253_402_300_800] * 4, pa.array([253_402_300_800] * 4, pa.timestamp("s"))):
         pa.parquet.write_table(pa.table({**timed, "at": late}), tmp_path / "rows.parquet")
         opened = open_parquet(TIMED, tmp_path / "rows.parquet")
-        with pytest.raises(ValueError, match=r"'at': expected a time unix \(.* 9999; .*, found 253402"):
+        with pytest.raises(ValueError, match=r"'at': expected a time unix \(.* 9999; .*, found '253402"):
             next(Loader(opened.parts["train"], 4).batches(0))
     pa.parquet.write_table(pa.table({**timed, "at": ["a"] * 4}), tmp_path / "rows.parquet")
     opened = open_parquet(dataclasses.replace(TIMED, time=Time("at", "iso")), tmp_path / "rows.parquet")
-    with pytest.raises(
-        ValueError, match="column 'at': expected a timestamp or a number of seconds, found 'a'"
-    ):
+    with pytest.raises(ValueError, match="column 'at': expected a time iso .*, found 'a'"):
         next(Loader(opened.parts["train"], 4).batches(0))
 
 

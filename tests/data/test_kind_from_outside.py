@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 import hotrows
 from hotrows import Dense, Schema, Sparse
+from hotrows.checks.own_kinds import KINDS
 from hotrows.data import EncodedData, Encoder, Loader, describe, draft_schema, prepare
 from hotrows.export.whole import export
 from hotrows.serving import Scorer
@@ -44,6 +46,16 @@ class IPv4(Sparse):
     def drafted(cls, name, values):
         texts = pa.array([value for value in values if value is not None], pa.large_string())
         return cls(name) if len(texts) and not cls(name).parts[0].ids_of(texts).null_count else None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known():
+    """Other tests of the process do not know the kind."""
+    with mock.patch.dict(KINDS, {"ipv4": IPv4}):
+        yield
+
+
+del KINDS["ipv4"]
 
 
 def rows(num: int, seed: int = 0) -> pa.Table:

@@ -14,7 +14,7 @@ import numpy as np
 from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad, RawIds, groups_of, hash_values, mix64
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 from hotrows.schema import Schema
 
 
@@ -43,12 +43,6 @@ class GroupColumns:
             arrays["groups"] = groups_of(groups)
         if (requests := raw.get("requests")) is not None:
             arrays["requests"] = numbers_of(requests, raw.first_row)
-
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        groups = rows.get("groups")
-        groups = rows.get("requests") if groups is None else groups
-        if groups is not None:
-            fields["groups"] = groups.copy()
 
 
 def numbers_of(values: RawIds, first_row: int) -> np.ndarray:

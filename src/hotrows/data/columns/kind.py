@@ -2,7 +2,6 @@
 
     read       cells of raw rows  ->  raw values, and those that are wrong
     encode     raw values         ->  sections, as shards store them
-    into       sections           ->  fields of a batch
 
 All columns of a kind are read and encoded together: a chunk has few rows where it has many columns.
 `RawRows` and `Rows` hold values by the name of their section.
@@ -18,7 +17,7 @@ import numpy as np
 
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 
 Arrays = dict[str, np.ndarray]
 
@@ -63,8 +62,4 @@ class Kind(Protocol):
 
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
         """Adds the sections of raw values."""
-        ...
-
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        """Adds the fields that a batch has of rows, as arrays."""
         ...

@@ -16,7 +16,7 @@ from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw import values as raw_values
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad, canonical_words
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 from hotrows.schema import Label, Schema, column_of
 
 MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
@@ -83,14 +83,12 @@ class LabelColumns:
             labels = np.full((len(self.labels), raw.num_rows), self._nothing)
         arrays["labels"] = labels[0] if self._width is None else np.ascontiguousarray(labels.T)
 
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        fields["labels"] = None
-        if (stored := rows.get("labels")) is None:
-            return
+    def of_batch(self, stored: np.ndarray) -> np.ndarray:
+        """Labels as a batch has them: float32, NaN where missing."""
         labels = stored.astype(np.float32)
         if (absent := missing_labels(stored)).any():
             labels[absent] = np.nan
-        fields["labels"] = labels
+        return labels
 
     def stored(self, labels: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
         """Labels of a batch as they are stored; ValueError names the first that may not be. where: names

@@ -12,7 +12,7 @@ import numpy as np
 from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 from hotrows.runtime.native import call
 from hotrows.schema import Dense, Schema, column_of
 
@@ -56,10 +56,6 @@ class NumberColumns:
         numbers = raw.values["dense"]
         arrays["dense"] = self.transform.apply(numbers, threads)
         arrays[MISSING] = np.isnan(numbers).T
-
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        if (dense := rows.get("dense")) is not None:
-            fields["dense"] = dense.copy()
 
 
 class ColumnMoments:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from hotrows.batch import Batch
 
+_SHARED = "sample_weights", "groups", "times"  # fields that are in the memory of rows
 StoredIds = Callable[[IdColumn], tuple[np.ndarray, np.ndarray | None]]
 LookUp = Callable[[Sequence[RawIds]], list[np.ndarray]]
 
@@ -179,11 +180,13 @@ class SchemaColumns:
         return [column.lookup.words(raw.values[f"ids/{column.name}"]) for column in self.ids]
 
     def dense(self, rows: Rows) -> np.ndarray:
-        """The dense values of rows: [rows, num_dense] float32."""
-        fields: dict[str, Any] = {}
-        for kind in (self.numbers, self.vectors):
-            kind.into(rows, fields)
-        return fields["dense"]
+        """The dense values of rows, copied: [rows, num_dense] float32."""
+        if (numbers := rows.get("dense")) is None:
+            return np.zeros((len(rows), 0), np.float32)
+        vectors = rows.get("vectors")
+        return (
+            numbers.copy() if vectors is None else np.concatenate([numbers, vectors], 1, dtype=np.float32)
+        )
 
     def joined(self, raw: RawRows, once: RawRows, names: set[str]) -> dict[str, Any]:
         """Raw values of rows, and of raw columns `names` those of the one row that all have in common."""
@@ -238,17 +241,21 @@ def batch_of(columns: SchemaColumns, rows: Rows, first_sample: int = 0, has_labe
         ones = (np.ones(len(values), np.float32) for values in ids)
         pieces = zip(of_features, ones, strict=True)
         weights = np.concatenate([rows.values(n) if n in rows.arrays else one for n, one in pieces])
-    # 2. The fields of all other kinds.
-    fields: dict[str, Any] = {}
-    for kind in columns.kinds:
-        kind.into(rows, fields)
-    fields |= {"offsets": offsets, "weights": weights}
-    if not has_labels:
-        fields["labels"] = None
-    fields.setdefault("dense", np.zeros((len(rows), 0), np.float32))
-    fields["ids"] = np.concatenate([np.zeros(0, np.int64), *ids])
+    # 2. Other sections, by the name of their field.
+    labels, groups = rows.get("labels"), rows.get("groups")
+    fields = {
+        "ids": np.concatenate([np.zeros(0, np.int64), *ids]),
+        "dense": columns.dense(rows),
+        "labels": columns.labels.of_batch(labels) if labels is not None and has_labels else None,
+        "offsets": offsets,
+        "weights": weights,
+        "sample_weights": rows.get("weights"),
+        "groups": rows.get("requests") if groups is None else groups,
+        "times": rows.get("times"),
+    }
     tensors: dict[str, Any] = {
-        name: None if array is None else torch.from_numpy(array) for name, array in fields.items()
+        name: None if array is None else torch.from_numpy(array.copy() if name in _SHARED else array)
+        for name, array in fields.items()
     }
     return Batch(tuple(column.name for column in features), first_sample=first_sample, **tensors)
 

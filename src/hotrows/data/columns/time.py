@@ -14,7 +14,7 @@ from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.arrow_arrays import clocks_of
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import MISSING_TIME, Bad
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 from hotrows.schema import Schema
 
 
@@ -42,7 +42,3 @@ class TimeColumn:
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
         if self.sections and (times := raw.get("times")) is not None:
             arrays["times"] = times
-
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        if (times := rows.get("times")) is not None:
-            fields["times"] = times.copy()

@@ -11,7 +11,7 @@ from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.columns.number import MISSING
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 from hotrows.schema import Schema, column_of
 
 
@@ -46,7 +46,3 @@ class VectorColumns:
         arrays[MISSING] = np.concatenate([arrays[MISSING], absent], 1)
         joined = np.concatenate(blocks, 1, dtype=self._dtype, casting="same_kind")
         arrays["vectors"] = np.nan_to_num(joined, copy=False)
-
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        if (vectors := rows.get("vectors")) is not None:
-            fields["dense"] = np.concatenate([rows.arrays["dense"], vectors], 1, dtype=np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad
-from hotrows.data.rows import Rows, Section
+from hotrows.data.rows import Section
 from hotrows.schema import Schema
 
 
@@ -32,7 +32,3 @@ class WeightColumn:
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
         if (weights := raw.get("weights")) is not None:
             arrays["weights"] = weights
-
-    def into(self, rows: Rows, fields: dict[str, Any]) -> None:
-        if (weights := rows.get("weights")) is not None:
-            fields["sample_weights"] = weights.copy()

@@ -89,7 +89,7 @@ class RowGroupColumns:
         rows = self._columns.as_stored(self._cells, self._ids)
         group = self._columns.schema.group
         if group is not None and self._pa.types.is_integer(self._arrays[group].type):
-            groups = self._arrays[group].fill_null(NO_GROUP).cast(self._pa.int64(), safe=False)
+            groups = self._arrays[group].cast(self._pa.int64(), safe=False).fill_null(NO_GROUP)
             return rows.with_arrays({"groups": groups.to_numpy()}, {})
         return rows
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.checks.own_kinds import KINDS
 from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.kinds import FEW, Column, almost_numbers, quantiles
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
@@ -17,7 +18,7 @@ from hotrows.data.raw.sampled_rows import RawColumn, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
 from hotrows.data.raw.target import PANDAS_INDEX, is_called_label, sentinel
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
-from hotrows.schema import Dense, Feature, Sparse, Time, kinds_from_outside
+from hotrows.schema import Dense, Feature, Sparse, Time
 from hotrows.schema import Sequence as SequenceFeature
 
 _DAY = 86_400
@@ -89,7 +90,7 @@ class Drafting:
         if odd := [word for word in column.words if word not in MISSING_WORDS]:
             self.notes.append(f"{name!r}: {', '.join(map(repr, odd))} among numbers means missing")
         texts = column.values if column.kind == "text" else ()
-        drafts = (kind.drafted(name, texts) for kind in kinds_from_outside() if texts)
+        drafts = (kind.drafted(name, texts) for kind in KINDS.values() if texts)
         if (feature := next(filter(None, drafts), None)) is not None:
             self.why[name] = type(feature).__name__.lower(), f"every value is a {feature.expected}"
             yield feature
