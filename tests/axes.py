@@ -7,6 +7,7 @@ that runs for each batch asks none of them. `MOST` is what was reached: lower it
 import re
 from pathlib import Path
 
+KINDS = "kind of column"  # asked in data/columns, where it is answered
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hotrows"
 AXES = {
     "host or device": r"\.on_host\b",
@@ -16,9 +17,12 @@ AXES = {
     "lazy or dense row optimizer": r"^(?!.*\bimport\b).*(?:in self\.dense_rows|\bDenseRowOptimizer\b)",
     "samples or requests": r"\brequests is (?:not )?None",
     "data or stream": r"\bis_stream\b|_stream is (?:not )?None",
+    KINDS: r"\bis_list\((?!.*(?:type|kind|array))|\.weighted\b|(?:schema|self)\.vectors\b(?!\()"
+    r"|\bschema\.histories\b|schema\.sequences\b|\.many\b|\bkeeps_times\b|\bhas_numbers\b"
+    r"|isinstance\([^)]*\b(?:Dense|Sparse|SequenceFeature|ListFeature)\b|isinstance\(feature, Sequence\b",
     "exact or padded plan": r"\bpadded\b\s*[:=](?!=)|\b(?:if|not|and|or)\b.*\bpadded\b|self\.padded\b",
 }
-MOST = 190
+MOST = 226
 
 
 def questions() -> dict[str, list[str]]:
@@ -27,7 +31,9 @@ def questions() -> dict[str, list[str]]:
     for path in sorted(SOURCE.rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for axis, pattern in AXES.items():
-                if re.search(pattern, line):
+                if re.search(pattern, line) and not (
+                    axis == KINDS and "columns" in path.relative_to(SOURCE).parts
+                ):
                     asked[axis].append(f"{path.relative_to(SOURCE)}:{number}: {line.strip()}")
     return asked
 

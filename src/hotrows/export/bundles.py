@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.checkpoint import files
+from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.dynamic_ids import DynamicIds
@@ -27,7 +28,7 @@ from hotrows.export.shared_program import SharedModel, shared_program
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import MISSING_KEY, Schema, is_list
+from hotrows.schema import MISSING_KEY, Schema
 from hotrows.serving import table_rows
 from hotrows.serving.bundle import (
     ENCODERS,
@@ -275,22 +276,23 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}
     ids, lengths = {}, {}
-    for feature in schema.id_features:
-        name = feature.name
+    columns = SchemaColumns(schema).ids
+    for column in columns:
+        name = column.name
         count = np.ones(_SAMPLES, np.int64)
-        if is_list(feature):
-            most = min(feature.max_length or _LONGEST, _LONGEST)
+        if column.is_list:
+            most = min(column.max_length or _LONGEST, _LONGEST)
             drawn = random.integers(0, most + 1, _SAMPLES)
             count = by_group.setdefault(together.get(name, name), drawn)
         lengths[name] = count
         drawn_ids = random.integers(0, schema.rows_of(name), int(count.sum()))
-        if feature.dynamic is not None:  # some keys have rows, others none
+        if not column.lookup.has_values:  # some keys have rows, others none
             keys = np.append(live.get(name, ()), [7, MISSING_KEY]).astype(np.int64)
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
     # 3. Put them end to end, with weights where a feature has them.
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
-    weighted = {feature.name for feature in schema.weighted}
+    weighted = {column.name for column in columns if column.has_weights}
     weights = [
         random.normal(size=len(values)) if name in weighted else np.ones(len(values))
         for name, values in ids.items()
@@ -299,7 +301,7 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
         features=tuple(ids),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids.values()])),
         dense=torch.from_numpy(dense),
-        offsets=torch.from_numpy(ends) if any(map(is_list, schema.id_features)) else None,
+        offsets=torch.from_numpy(ends) if any(column.is_list for column in columns) else None,
         weights=torch.from_numpy(np.concatenate(weights)).float() if weighted else None,
     )
 
@@ -308,16 +310,15 @@ def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
     """The samples of an encoded batch as a request of a bundle."""
     batch = batch.expanded()
     size, all_ids = batch.size, batch.ids.numpy()
-    lists = {feature.name for feature in schema.id_features if is_list(feature)}
-    weighted = {feature.name for feature in schema.weighted}
+    columns = {column.name: column for column in SchemaColumns(schema).ids}
     starts = np.arange(len(batch.features) * size + 1) if batch.offsets is None else batch.offsets.numpy()
     ids: dict[str, np.ndarray] = {}
     offsets: dict[str, np.ndarray | None] = {}
     for place, name in enumerate(batch.features):
         ends = starts[place * size : (place + 1) * size + 1]
         ids[name] = all_ids[ends[0] : ends[-1]]
-        offsets[name] = ends - ends[0] if name in lists else None
-        if name in weighted and batch.weights is not None:
+        offsets[name] = ends - ends[0] if columns[name].is_list else None
+        if columns[name].has_weights and batch.weights is not None:
             ids[weights_of(name)] = batch.weights.numpy()[ends[0] : ends[-1]]
             offsets[weights_of(name)] = offsets[name]
     for cross in bundle.crosses:

@@ -199,8 +199,9 @@ class RequestEncoder:
 
     def _uncounted(self, rows: Rows) -> Rows:
         """Encoded rows whose histories are not counted as empty: a version has them."""
-        nothing = {f"ids/{name}": np.zeros(0, np.int64) for name in self.schema.histories}
-        return rows.with_arrays(nothing, {name: np.zeros(1, np.int64) for name in self.schema.histories})
+        names, nothing = self.schema.histories, np.zeros(0, np.int64)
+        ids = {f"ids/{name}": nothing for name in names}
+        return rows.with_arrays(ids, dict.fromkeys(names, np.zeros(1, np.int64)))
 
     def _read(self, table: Any) -> RawRows:
         (batch,) = table.combine_chunks().to_batches()

@@ -67,6 +67,7 @@ class IdColumn:
     """A column of one id a sample."""
 
     is_list = is_sequence = has_weights = has_order = False
+    max_length: int | None = None
 
     def __init__(self, schema: Schema, feature: IdFeature) -> None:
         self.feature, self.name, self.column = feature, feature.name, schema.column_of(feature)

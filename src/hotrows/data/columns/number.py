@@ -55,7 +55,7 @@ class NumberColumns:
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
         numbers = raw.values["dense"]
         arrays["dense"] = self.transform.apply(numbers, threads)
-        arrays[MISSING] = np.isnan(numbers).T
+        arrays[MISSING] = np.ascontiguousarray(np.isnan(numbers).T)
 
 
 class ColumnMoments:

@@ -47,10 +47,11 @@ def tally_of(rows: Rows, columns: SchemaColumns) -> Tally:
     pairs = list(zip(columns.ids, values, strict=True))
     bounds = [rows.bounds.get(column.name) for column in columns.ids]
     labels = rows.arrays["labels"].reshape(len(rows), len(columns.schema.labels))
+    missing = missing_of(rows, columns)
     return Tally(
         clicks=np.count_nonzero(labels == 1, axis=0),
         labelled=np.count_nonzero(~missing_labels(labels), axis=0),
-        dense_missing=np.count_nonzero(missing_of(rows, columns), axis=0),
+        dense_missing=_counts(map(np.count_nonzero, np.ascontiguousarray(missing.T))),
         missing=_counts(np.count_nonzero(ids == c.lookup.missing) for c, ids in pairs),
         unknown=_counts(np.count_nonzero(c.is_unknown(ids)) for c, ids in pairs),
         values=_counts(map(len, values)),

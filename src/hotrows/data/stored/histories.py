@@ -77,9 +77,8 @@ def cut_histories(schema: Schema, last: int) -> Schema:
             f"not {last}; longer lists are cut when data is prepared (max_length)"
         )
     cut = {
-        f.name: dataclasses.replace(f, max_length=min(last, f.max_length or last))
-        for f in schema.sequences
-        if f.name in schema.histories
+        column.name: dataclasses.replace(column.feature, max_length=min(last, column.max_length or last))
+        for column in histories_of(schema)
     }
     features = tuple(cut.get(f.name, f) for f in schema.features)
     return dataclasses.replace(schema, features=features)

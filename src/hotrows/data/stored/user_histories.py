@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.data.columns.of_schema import histories_of
 from hotrows.data.raw.values import last_ones
 from hotrows.data.rows import ends_of, joined_offsets
 from hotrows.data.stored.histories import EVENTS_FILE, events_before, places_between, type_of_times
@@ -106,15 +107,15 @@ class UserHistories:
 
         checked: compare the file with its checksums, for which it is read whole.
         """
-        path = folder / EVENTS_FILE
-        if not schema.histories or not path.exists():
+        path, wanted = folder / EVENTS_FILE, histories_of(schema)
+        if not wanted or not path.exists():
             return None
         if checked:
             check_once(path)
-        sections, ids = open_sections(path), [f"ids/{name}" for name in schema.histories]
+        sections, ids = open_sections(path), [f"ids/{c.name}" for c in wanted]
         prefixes = ["", _APPENDED] if f"{_APPENDED}epoch" in sections.header else [""]
         runs = tuple(SortedEvents.stored(sections, prefix, ids) for prefix in prefixes)
-        lengths = {f.name: f.max_length for f in schema.sequences if f.name in schema.histories}
+        lengths = {column.name: column.max_length for column in wanted}
         return UserHistories(lengths, runs, sections.header.get("count", 0))
 
     @property
