@@ -324,6 +324,8 @@ def test_a_server_refuses_long_histories_of_many_users_before_it_makes_their_lis
     data = prepare(samples, schema(), tmp_path / "enc", events=events)
     run = trained(data, tmp_path / "run", "din")
     scorer = Scorer(export(run, tmp_path / "bundle", "last", format="onnx"))
+    scorer.warm_up()  # as `hotrows serve` begins: it once refused a row without a user
+    assert not any(served.values for served in scorer.requests.value_counts.by_feature().values())
     made, make = [], UserHistories.lists
     monkeypatch.setattr(UserHistories, "lists", lambda *of: made.append(of) or make(*of))
     rows = [{"user": user, "item": 3} for user in range(12)]

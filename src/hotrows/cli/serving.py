@@ -84,8 +84,7 @@ def serve_command(
     else:
         assert bundle is not None
         scorer = Scorer(bundle, threads=threads, trust=trust, verify=verify)
-    scorer.logits([{}])  # the first one takes longest
-    scorer.requests.value_counts.clear()
+    scorer.warm_up()
     # 3. Serve until a signal.
     limits = Limits(drain=drain, **{name.removeprefix("most_"): value for name, value in most.items()})
     what = f"{bundle}" if follow is None else f"{follow}, version {scorer.version.number:,}"

@@ -108,6 +108,11 @@ class Scorer:
         if self._follower is not None:
             self._follower.close()
 
+    def warm_up(self) -> None:
+        """Computes a row without values, as the first one takes longest; no count knows of it."""
+        self.logits([dict.fromkeys(self.requests.names.read)])
+        self.requests.value_counts.clear()
+
     def __repr__(self) -> str:
         return f"Scorer({self.bundle.path}, {self.bundle.format} of {', '.join(self.bundle.losses)})"
 
