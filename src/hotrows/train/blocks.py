@@ -33,6 +33,7 @@ from hotrows.data.hot_cold import (
 from hotrows.distributed.comm import Ranks
 from hotrows.json_file import build
 from hotrows.train.callback import Callback
+from hotrows.train.evaluate import scaling
 from hotrows.train.progress import Progress
 from hotrows.train.run_data import TrainingBatches
 from hotrows.train.run_state import RunState
@@ -132,7 +133,7 @@ class _SetRate(Callback):
         position, part = _position_of(trainer.state), trainer.data.parts["validation"]
         if position.done or not self._batches.waits:
             return
-        with trainer.steps.paused(), trainer.recommender.as_trained():
+        with trainer.steps.paused(), scaling("none"):
             loss = trainer.evaluation(part, trainer.reports.show_evaluation).validation_loss
         if not math.isnan(loss):
             assert position.rate is not None, "the sequential order has no rate to set"

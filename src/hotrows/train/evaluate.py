@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,19 @@ from hotrows.train.run_state import after_evaluation
 EVALUATION_BATCH = 8192
 Evaluate = Callable[..., Metrics]  # of a part of the data, and a function called with progress
 Evaluated = tuple[Tensor, Targets, Tensor | None]  # logits, targets and groups of some samples
+_SCALING: ContextVar[str] = ContextVar("scaling", default="kept")
+
+
+@contextmanager
+def scaling(how: str) -> Iterator[None]:
+    """What evaluations of this thread do with the scale of each label's logits: `fitted` to their samples
+    about the logit of the base rate, where the config wants predictions calibrated; `none`: they are of
+    the model alone, for what training decides."""
+    before = _SCALING.set(how)
+    try:
+        yield
+    finally:
+        _SCALING.reset(before)
 
 
 def logits_of(recommender: Recommender, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
@@ -91,7 +105,7 @@ class HeldOut:
         if not trainer.data.parts["validation"].rows:
             trainer.steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
             return
-        with trainer.recommender.calibrating(), trainer.recommender.random.drawing():
+        with scaling("fitted"), trainer.recommender.random.drawing():
             metrics = trainer.evaluate("validation")
         trainer.steps.calibrate(trainer.recommender.calibration.with_scales(metrics.scales))
         epoch_steps = trainer.reports.epoch_steps
@@ -132,10 +146,13 @@ def recalibrated(
 
 
 def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
-    ranking, bases = recommender.ranking, recommender.fits_about
+    how, calibration, ranking = _SCALING.get(), recommender.calibration, recommender.ranking
+    calibration = calibration.with_scales(()) if how == "none" else calibration
+    fits = how == "fitted" and recommender.config.calibration == "scale"
+    bases = recommender.base_logits if fits else (None,) * len(recommender.labels)
     by_task = {
         name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t])
-        for t, (name, loss) in enumerate(recommender.calibration.losses.items())
+        for t, (name, loss) in enumerate(calibration.losses.items())
     }
     return mean_of(by_task) if len(by_task) > 1 else by_task[recommender.labels[0]]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,8 +100,6 @@ class Recommender:
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         of_labels = losses_of(schema, self.tasks, config.loss)
         self.calibration = Calibration(dict(zip(self.labels, of_labels, strict=True)))
-        # By label, the logit of the base rate about which evaluations fit a scale; None: they fit none.
-        self.fits_about: Sequence[float | None] = (None,) * len(of_labels)
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
@@ -184,26 +181,6 @@ class Recommender:
         ]
         self.model.begin_at(torch.tensor(first))
         self.base_logits = [None if mean is None else Loss().first_output(mean) for mean in of_tasks]
-
-    @contextmanager
-    def calibrating(self) -> Iterator[None]:
-        """Lets evaluations fit the scale of each label's logits to their samples, where the config wants
-        predictions calibrated."""
-        if self.config.calibration == "scale":
-            self.fits_about = self.base_logits
-        try:
-            yield
-        finally:
-            self.fits_about = (None,) * len(self.losses)
-
-    @contextmanager
-    def as_trained(self) -> Iterator[None]:
-        """Lets evaluations be of the model alone, for what training decides."""
-        calibration, self.calibration = self.calibration, self.calibration.with_scales(())
-        try:
-            yield
-        finally:
-            self.calibration = calibration
 
     def calibrate(self, calibration: Calibration) -> None:
         """Predicts with it from here on, where the config wants predictions calibrated."""

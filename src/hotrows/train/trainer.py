@@ -189,7 +189,7 @@ class Trainer:
     def evaluate(self, part: str) -> Metrics:
         """Metrics over all of the `train`, `validation` or `test` part; disturbs no training. Warns of
         bad ones, as `fit` does once it is over."""
-        if part not in self.data.parts:
+        if not isinstance(part, str) or part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
         self._end.check(reads=True)
         self._doing = f"evaluating on the {part} part"
