@@ -160,6 +160,12 @@ def check_names(schema: Any) -> None:
         raise ValueError(
             f"schema {schema.name!r}: columns {absent} are used, and do not stand in `columns`"
         )
+    read_from = {*known, *(f.column or f.name for f in schema.features)}  # those of events, too
+    if isinstance(schema.missing, dict) and (unread := sorted(schema.missing.keys() - read_from)):
+        raise ValueError(
+            f"schema {schema.name!r}: `missing` names {unread}, which no feature or label reads: name "
+            f"raw columns, which are {sorted(read_from)[:20]} here"
+        )
     _check_text(schema)
 
 

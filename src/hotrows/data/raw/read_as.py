@@ -203,7 +203,7 @@ class Drafting:
         """True if numbers are ids: whole, and few, or named so, or used as ids are; says why."""
         is_id, why = self._judged(column)
         if not is_id and (odd := sentinel(column)) is not None:
-            why += f"; is {odd:g} missing? Then missing=('{odd:g}',)"
+            why += f"; is {odd:g} missing? Then missing={{{column.name!r}: ('{odd:g}',)}}"
         self.why[column.name] = "", why
         return is_id
 
