@@ -19,6 +19,7 @@ from hotrows.cli.options import (
     PICTURE,
     POSITIVE,
     Name,
+    Suffixed,
     bar,
     new_table,
     of_function,
@@ -105,7 +106,11 @@ def synth_command(
     histories={"spelling": "--history", "multiple": True, "metavar": "COLUMN"},
 )
 @of_function("schema:Schema", *_OF_TEXT)
-@click.option("--out", type=OUT, help="A file for the schema.  [default: standard output]")
+@click.option(
+    "--out",
+    type=Suffixed(".json", "schemas are written as JSON"),
+    help="A file for the schema, NAME.json.  [default: standard output]",
+)
 def schema_command(
     raw: str,
     label: str | None,

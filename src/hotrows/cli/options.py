@@ -85,17 +85,22 @@ class Output(Place):
 OUT = Output(dir_okay=False, readable=False, path_type=Path)
 
 
-class Picture(Output):
-    """A file that becomes an SVG."""
+class Suffixed(Output):
+    """A file whose name ends as what is written into it; what: it, in words."""
+
+    def __init__(self, suffix: str, what: str) -> None:
+        super().__init__(dir_okay=False, readable=False, path_type=Path)
+        self._suffix, self._what = suffix, what
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = super().convert(value, param, ctx)
-        if path.suffix != ".svg" and path != STDOUT:
-            self.fail(f"pictures are SVG: {path.with_suffix('.svg')}, not {value}", param, ctx)
+        if path.suffix != self._suffix and path != STDOUT:
+            right = path.with_suffix(self._suffix) if path.name else self._suffix
+            self.fail(f"{self._what}: {right}, not {value}", param, ctx)
         return path
 
 
-PICTURE = Picture(dir_okay=False, readable=False, path_type=Path)
+PICTURE = Suffixed(".svg", "pictures are SVG")
 
 
 class Bytes(click.ParamType):

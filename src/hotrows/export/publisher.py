@@ -38,14 +38,14 @@ from hotrows.export.whole import write_whole_bundle
 from hotrows.keys.partitions import KeyChanges
 from hotrows.optim import DenseRowOptimizer
 from hotrows.planning.packing import rows_of
-from hotrows.runtime.atomic_files import make_folder, new_folder, write_text
+from hotrows.runtime.atomic_files import absolute, address, make_folder, new_folder, write_text
 from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import Lock
 from hotrows.runtime.random_numbers import restored
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.key_ids import GONE, last_of_each
-from hotrows.serving.places import Mirror
+from hotrows.serving.places import Mirror, is_url
 from hotrows.serving.version import Version, version_at, with_deltas
 from hotrows.train.callback import Callback, Training
 from hotrows.train.progress import Progress
@@ -128,7 +128,7 @@ class Publisher(Callback):
         for name, value in (("keep", keep), ("base_every", base_every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        self.to, self.every = to, Every.parse(every)
+        self.to, self.every = address(to) if is_url(to) else absolute(to), Every.parse(every)
         self.form = BundleForm(format, table_dtype, tuple(shared))
         self._base_every, self._keep = base_every, keep
         self._changed: ChangeReader | None = None

@@ -33,6 +33,7 @@ from hotrows.data.stored.request_rows import RequestRows
 from hotrows.data.stored.rows import Room, Rows, empty_rows, gathered, interleave, joined_offsets
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
+from hotrows.runtime.atomic_files import address
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, column_of, is_list
 
@@ -239,4 +240,5 @@ def _check_schema(schema: Schema) -> None:
 def _as_list(paths: Places) -> list[str]:
     """Absolute paths and URLs: they hold in any working directory."""
     places = [paths] if isinstance(paths, str | Path) else list(paths)
-    return [str(place) if "://" in str(place) else os.path.abspath(place) for place in places]
+    named = map(address, places)
+    return [place if "://" in place else os.path.abspath(place) for place in named]
