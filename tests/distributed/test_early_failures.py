@@ -53,6 +53,7 @@ def command(rank, port, folder, line):
         (TRAIN, TRAIN + " --config absent.json", "rank 1: there is no absent.json"),
         (TRAIN, TRAIN + " --init-from absent", "rank 1: absent does not exist"),
         (TRAIN, TRAIN.replace("enc", "other"), "rank 1 has other data in"),
+        (TRAIN, TRAIN + " --optimizer sgd", "rank 1 has row_optimizer=SGD("),
     ],
 )
 def test_a_failure_of_one_rank_is_that_of_both(machines, of_rank_0, of_rank_1, words):

@@ -32,6 +32,7 @@ _LEAST_BATCH, _STEPS, _SMALL_STEPS = 64, 500, 125  # steps of an epoch; a small 
 # Features up to which L2 terms stand as they are, the rate of weights of single features follows their
 # number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
+_OF_A_RANK = {"device", "store", "start_from", "pretrained", "planning_threads"}  # of its machine
 
 
 def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
@@ -229,10 +230,17 @@ def agreed(
 
     source, open_config, filled = together(ranks, settled)
     rows = {name: part.rows for name, part in source.parts.items()}
-    first, *others = ranks.gather_objects((source.fingerprint, rows))
-    for rank, other in enumerate(others, 1):
+    given = {f.name: repr(getattr(open_config, f.name)) for f in dataclasses.fields(open_config)}
+    (first, settings), *others = ranks.gather_objects(((source.fingerprint, rows), given))
+    for rank, (other, of_other) in enumerate(others, 1):
         if other != first:
             raise ValueError(f"rank {rank} has other data in {source.path} than rank 0; copy one to both")
+        for name in settings.keys() - _OF_A_RANK:
+            if of_other[name] != settings[name]:
+                raise ValueError(
+                    f"rank {rank} has {name}={of_other[name]}, and rank 0 {name}={settings[name]}: give "
+                    f"all ranks the same settings"
+                )
     return source, open_config, filled
 
 
