@@ -179,6 +179,14 @@ def test_a_run_begins_with_the_predictions_of_another_and_its_versions_answer_as
             version_at(tmp_path / "to")
 
 
+def test_a_run_that_begins_with_one_of_another_loss_says_so(trained, data, tmp_path, caplog):
+    config = dataclasses.replace(CONFIG, start_from=str(trained[0][0].run))
+    for loss, is_other in (("focal:2", True), (None, False)):
+        caplog.clear()
+        Trainer(data, dataclasses.replace(config, loss=loss), tmp_path / f"run{loss}")
+        assert ("by focal:2 here: the first predictions are not those" in caplog.text) == is_other
+
+
 def test_a_stream_keeps_the_calibration_that_it_begins_with(trained, data, tmp_path):
     first = load_run(trained[0][0].run)
     (tmp_path / "events").mkdir()

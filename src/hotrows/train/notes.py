@@ -10,6 +10,7 @@ from pathlib import Path
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Part, ValueRates
 from hotrows.engine.cached_tables import CachedTables
+from hotrows.losses import StoredLoss
 from hotrows.metrics import Metrics, shortcomings
 
 _SHOWN_REASONS = 8
@@ -85,6 +86,17 @@ def of_pins(cached_tables: CachedTables) -> None:
         f"flight pinned at most {sum(one.most_pinned for one in slots):,} rows, and {drained:,} of "
         f"{slots[0].num_allocated:,} batches waited for all before them{advice}"
     )
+
+
+def of_other_losses(before: Mapping[str, StoredLoss], now: Mapping[str, StoredLoss]) -> None:
+    """Warns of labels that a run learns by another loss than the run that it begins with."""
+    for name in before.keys() & now.keys():
+        if before[name].loss != now[name].loss:
+            log.warning(
+                f"{name!r} was learned by {before[name].loss} in the run to begin with, and is by "
+                f"{now[name].loss} here: the first predictions are not those of that run, unless "
+                f"loss={before[name].loss!r} is given"
+            )
 
 
 def of_metrics(part: str, metrics: Metrics | None) -> None:

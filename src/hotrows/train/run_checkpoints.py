@@ -25,7 +25,7 @@ from hotrows.dynamic import any_dynamic
 from hotrows.engine.embedding import Embedding
 from hotrows.keys.partitions import row_ids
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
-from hotrows.train import pretrained, run_folder
+from hotrows.train import notes, pretrained, run_folder
 from hotrows.train.run_state import RunState
 from hotrows.train.step import load_optimizer, optimizer_tensors
 from hotrows.train.step_trainer import StepTrainer
@@ -130,8 +130,9 @@ class RunCheckpoints:
                 if has_same_events and run_folder.HISTORIES in name:
                     self.window[name.removeprefix(_WINDOW)] = tensor
         load_optimizer(steps.dense_optimizer, stored.tensors)
+        begun_with = RunState.from_json(stored.fields)
+        notes.of_other_losses(begun_with.calibration, steps.recommender.calibration.stored())
         if run_folder.read_config(other).calibration == "scale":
-            begun_with = RunState.from_json(stored.fields)
             steps.calibrate(begun_with.calibration_of(steps.recommender.calibration))
 
     def load_best(self) -> None:
