@@ -16,9 +16,9 @@ from hotrows import (
     Table,
     checkpoint,
 )
-from hotrows.config import TrainConfig
-from hotrows.distributed.in_process import run
 from hotrows.engine.clipping import Clip
+from hotrows.engine.distributed.in_process import run
+from hotrows.train.config import TrainConfig
 from tests.support.cached import caching_of
 
 FEATURES, ROWS, DIM, MAX_NORM = ("a", "b"), (40, 3), 5, 0.5

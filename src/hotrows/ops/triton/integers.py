@@ -1,4 +1,4 @@
-"""Weights that are integers in units of a scale of their row: `record.scale_of` in kernels, bit for bit.
+"""Weights that are integers in units of a scale of their row: `ops.record.scale_of` in kernels, bit for bit.
 
 Those of 4 bits lie in pairs, as uint8: two columns read one byte, and one of them writes it.
 """
@@ -39,7 +39,7 @@ def write_pairs(p_stored, b_slot, b_integers, m_row, D: tl.constexpr, STRIDE: tl
 
 @triton.jit
 def scale_of(b_w, b_before, b_bits, BITS: tl.constexpr):
-    """[rows]: `record.scale_of` of [rows, columns], zeros beyond a row's."""
+    """[rows]: `ops.record.scale_of` of [rows, columns], zeros beyond a row's."""
     DIGITS: tl.constexpr = BITS - 2
     MOST: tl.constexpr = 2.0 ** (BITS - 1) - 1
     b_magnitude = tl.abs(b_w)

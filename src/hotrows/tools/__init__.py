@@ -1,0 +1,1 @@
+"""What one may run beside a training: advice, searches, reports, trackers."""
