@@ -140,8 +140,8 @@ def redis_server(tmp_path):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Draws no picture of a run, which takes longer than a small run, and writes no events of it."""
-    monkeypatch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
-    monkeypatch.setattr("hotrows.train.metrics_log._open_events", lambda run, keep_until: None)
+    monkeypatch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
+    monkeypatch.setattr("hotrows.train.telling.metrics_log._open_events", lambda run, keep_until: None)
 
 
 class Run:

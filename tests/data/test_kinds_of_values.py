@@ -21,9 +21,9 @@ import pytest
 from hotrows.data import Encoder, describe, draft_schema, prepare
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.streams.folder import FolderSource
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.serving.requests import Names, table_of_rows
-from hotrows.streams.folder import FolderSource
 
 BERLIN = "Europe/Berlin"
 OF_TEXT = "csv", "json", "list of dicts", "dict of lists"  # carriers without the type

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.tables import as_table
+from hotrows.data.streams.events import message_events, table_events
 from hotrows.schema import Schema, Sparse
-from hotrows.streams.events import message_events, table_events
 from tests.support.choice import examples
 
 SCHEMA = Schema((Sparse("x"),), label="click", delimiter=",")

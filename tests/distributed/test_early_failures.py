@@ -11,9 +11,9 @@ import time
 import pytest
 
 from hotrows import Schema, Sparse, TrainConfig, Trainer, cli, prepare
-from hotrows.checkpoint import run_lock
-from hotrows.distributed import job
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.engine.checkpoint import run_lock
+from hotrows.engine.distributed import job
+from hotrows.engine.distributed.in_process import run as on_threads
 from tests.support.forked import Forked
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -10,21 +10,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.data.streams import Alarm, EventStream, StreamConfig, open_source
+from hotrows.data.streams.folder import FolderSource
+from hotrows.data.streams.line_log import read_lines
 from hotrows.dynamic import Dynamic
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.losses import Calibration, Loss
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
-from hotrows.streams import Alarm, EventStream, StreamConfig, open_source
-from hotrows.streams.folder import FolderSource
-from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
-from hotrows.train.metrics_log import read_metrics
-from hotrows.train.recommender import Targets
-from hotrows.train.run_data import RunBatches
-from hotrows.train.stream_run import ScoredWindow
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Targets
+from hotrows.train.loop.stream_run import ScoredWindow
+from hotrows.train.run.data import RunBatches
+from hotrows.train.telling.metrics_log import read_metrics
 from tests.support.runs import SMALL, Kill, Killed, same_bits, weights_of, write_rows
 
 CONFIG = TrainConfig(

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from hotrows import Dynamic, Schema, Sequence, Sparse, Time
-from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
 from hotrows.data.stored import user_histories
 from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
+from hotrows.data.streams import EventStream, StreamConfig, open_source
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, application
-from hotrows.streams import EventStream, StreamConfig, open_source
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
 from tests.support.bundles import known_program, trained
 from tests.support.histories import LENGTHS, copied, events_and_samples, schema
 from tests.support.runs import Kill, Killed, weights_of

@@ -23,16 +23,16 @@ from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
 from hotrows.acceleration.table import RowTable, TableArguments
 from hotrows.acceleration.table_state import Values
 from hotrows.engine.caching import Caching
+from hotrows.engine.planning.packing import Group
+from hotrows.engine.planning.slot_budget import divide
+from hotrows.engine.storage.cache import CHUNK_ROWS, chunks
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.store import HostStore, MemoryStore, Store
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
-from hotrows.planning.packing import Group
-from hotrows.planning.slot_budget import divide
-from hotrows.record import RecordLayout, RecordViews
+from hotrows.ops.record import RecordLayout, RecordViews
 from hotrows.runtime import device as devices
 from hotrows.runtime.device import Device
-from hotrows.storage.cache import CHUNK_ROWS, chunks
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.store import HostStore, MemoryStore, Store
 
 
 def why_not_cached(modules: Sequence[nn.Module], weight: Tensor, rule: Rule) -> str:

@@ -28,13 +28,13 @@ from hotrows.cli.options import (
 from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.units import format_bytes
-from hotrows.tuning.advice import SlowMemory, advise
+from hotrows.tools.tuning.advice import SlowMemory, advise
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hotrows import data
-    from hotrows.tuning.cache_simulation import Simulation
+    from hotrows.tools.tuning.cache_simulation import Simulation
 
 # Which rows are hot.
 _profile_options = with_options(
@@ -154,7 +154,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "  [default: 1, 2, 5, 10, 20 and 50 % of the tables]",
 )
 @of_function(
-    "tuning.cache_simulation:simulate", "batches", rows_budget={"type": BYTES, "metavar": "SIZE"}
+    "tools.tuning.cache_simulation:simulate", "batches", rows_budget={"type": BYTES, "metavar": "SIZE"}
 )
 @setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
@@ -178,7 +178,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     help="Print the smallest size of fast memory for this speed.",
 )
 @of_function(
-    "tuning.advice:SlowMemory",
+    "tools.tuning.advice:SlowMemory",
     reads_per_second={"type": POSITIVE},
     bytes_per_second={"type": POSITIVE},
     writes_per_second={"type": POSITIVE},
@@ -210,7 +210,7 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
         from hotrows import data
 
         encoded = data.EncodedData.open(folder)
-        from hotrows.tuning.cache_simulation import simulate
+        from hotrows.tools.tuning.cache_simulation import simulate
 
         if place is not None:
             speed = _measured(encoded, options, place, speed["samples_per_second"])
@@ -219,7 +219,7 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     # 3. Draw the curves.
     drawn = None
     if picture:
-        from hotrows.tuning import pictures
+        from hotrows.tools.tuning import pictures
 
         drawn = pictures.draw_curves(simulation, picture, advice.knee)
     # 4. Print the answer, and then the figures behind it.
@@ -295,8 +295,8 @@ def _measured(
     encoded: data.EncodedData, options: dict[str, Any], place: Path, samples_per_second: float | None
 ) -> dict[str, Any]:
     """The speed in memory and that of slow memory."""
-    from hotrows.config import TrainConfig
-    from hotrows.tuning.measured_speed import measured_speed
+    from hotrows.tools.tuning.measured_speed import measured_speed
+    from hotrows.train.config import TrainConfig
 
     of_model = ("model", "model_options", "row_optimizer", "table_dtype")
     names = (*of_model, "batch_size", "in_flight", "seed", "order")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def data_set_names() -> list[str]:
     """The names of the public data sets, which are those of their schemas."""
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     return sorted(datasets.BY_NAME)
 
@@ -50,10 +50,10 @@ _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says
     "hotrows synth product --fields 1000 --rows 100000 --out raw",
 )
 @click.argument("kind", type=click.Choice(["criteo", "product"]))
-@of_function("datasets.synthetic:synth_criteo", "rows", "out")
-@of_function("datasets.product:synth_product", num_fields={"spelling": "--fields", "default": None})
+@of_function("data.datasets.synthetic:synth_criteo", "rows", "out")
+@of_function("data.datasets.product:synth_product", num_fields={"spelling": "--fields", "default": None})
 @of_function(
-    "datasets.synthetic:synth_criteo", "seed", cardinality_scale={"type": POSITIVE, "default": None}
+    "data.datasets.synthetic:synth_criteo", "seed", cardinality_scale={"type": POSITIVE, "default": None}
 )
 def synth_command(
     kind: str, rows: int, out: Path, num_fields: int | None, seed: int, cardinality_scale: float | None
@@ -78,13 +78,13 @@ def synth_command(
             progress("making rows", done, total)
 
         if kind == "product":
-            from hotrows.datasets import product
+            from hotrows.data.datasets import product
 
             path = product.synth_product(
                 rows, out, num_fields=num_fields or 200, seed=seed, progress=report
             )
         else:
-            from hotrows.datasets import synthetic
+            from hotrows.data.datasets import synthetic
 
             scale = 1.0 if cardinality_scale is None else cardinality_scale
             path = synthetic.synth_criteo(rows, out, seed=seed, cardinality_scale=scale, progress=report)
@@ -172,9 +172,9 @@ def schema_command(
     test={"multiple": True, "metavar": "RAW"},
     events={"multiple": True, "metavar": "RAW"},
 )
-@of_function("datasets.schemas:with_min_count", min_count={"required": False})
+@of_function("data.datasets.schemas:with_min_count", min_count={"required": False})
 @of_function(
-    "datasets.schemas:with_dynamic",
+    "data.datasets.schemas:with_dynamic",
     declared={"spelling": "--dynamic", "multiple": True, "metavar": "FEATURE", "required": False},
 )
 @of_function(
@@ -218,7 +218,7 @@ def prepare_command(
     of_text = {name: value for name, value in of_text.items() if value is not None}
     if schema is None and of_text:
         raise click.UsageError(f"--{next(iter(of_text))} goes with --schema: stored data has its own")
-    from hotrows.datasets import schemas
+    from hotrows.data.datasets import schemas
 
     # 2. Load the schema, and change it as the options say.
     columns = None if schema is None else schemas.load(schema)
@@ -296,11 +296,11 @@ def describe_command(
             click.echo("\n".join(damaged), err=True)
             sys.exit(1)
         # 2. Describe, and draw.
-        from hotrows.train import pictures
+        from hotrows.train.telling import pictures
 
         description = data.describe(encoded, dim)
         if html is not None:
-            from hotrows.report import write_description
+            from hotrows.tools.report import write_description
 
             write_description(encoded, description, html)
         draws = picture is not None or html is None
@@ -354,7 +354,7 @@ def _oddities(description: Description) -> Iterator[str]:
 def _dense_table(description: Description) -> Table:
     """Numbers of dense columns in the training part."""
     from hotrows.data.description import DENSE_QUANTILES, quantile_name
-    from hotrows.pages.numbers import number
+    from hotrows.runtime.pages.numbers import number
 
     columns = map(quantile_name, DENSE_QUANTILES)
     table = new_table("number", "count", "missing", "mean", "deviation", *columns, left=("number",))

@@ -22,13 +22,13 @@ from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
 from hotrows.cli.commands import OVERWRITE, declare
-from hotrows.config import SETTINGS
-from hotrows.distributed import job
+from hotrows.engine.distributed import job
 from hotrows.runtime import terminal
 from hotrows.runtime.atomic_files import STDOUT, local
+from hotrows.runtime.settings import Setting
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
-from hotrows.settings import Setting
+from hotrows.train.config import SETTINGS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -292,7 +292,7 @@ def of_function(function: str, *names: str, prefix: str = "", **changes: Mapping
     Names, types and defaults are those of its signature, and the help is what its docstring says of
     each: `name: what it is`. Its source is read and not imported, as that would import PyTorch.
 
-    function: module and name, such as `export.whole:export`; of a class its fields, or its `__init__`.
+    function: module and name, such as `tools.tuning.tune:tune`; of a class its fields, or its `__init__`.
     names: of the parameters, in the order of the help; those in `changes` may be left out.
     prefix: what stands before each name in the command.
     changes: by parameter, arguments of `click.option` in place of those that follow from the function;
@@ -386,7 +386,8 @@ def _helps(docstring: str, names: Iterable[str]) -> dict[str, str]:
 
 
 run_options = with_options(
-    click.argument("run", type=RUN), of_function("train.predictor:load_run", "which", "model", "trust")
+    click.argument("run", type=RUN),
+    of_function("train.loop.predictor:load_run", "which", "model", "trust"),
 )
 
 

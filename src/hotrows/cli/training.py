@@ -16,14 +16,14 @@ from hotrows.cli import config_files, publishing, streams, tracking
 from hotrows.cli.commands import command, declare
 from hotrows.cli.options import FILE, FOLDER, OUT, bar, name_and_value, setting_option, with_options
 from hotrows.cli.runs import print_metrics
-from hotrows.config import GROUPS, SETTINGS, TrainConfig
-from hotrows.distributed import job
+from hotrows.engine.distributed import job
 from hotrows.runtime.units import format_bytes
 from hotrows.table import BITS
+from hotrows.train.config import GROUPS, SETTINGS, TrainConfig
 
 if TYPE_CHECKING:
     from hotrows import data
-    from hotrows.train.result import Result
+    from hotrows.train.telling.result import Result
 
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (
@@ -217,11 +217,11 @@ def _train(
     """
     # 1. What may fail on one rank alone: the others, which wait to meet it, then end with it.
     encoded = open_data(**source)
-    from hotrows.distributed import process_group
-    from hotrows.train import run_folder
-    from hotrows.train.defaults import settle
-    from hotrows.train.reports import shown_by
-    from hotrows.train.trainer import Trainer
+    from hotrows.engine.distributed import process_group
+    from hotrows.train.loop.trainer import Trainer
+    from hotrows.train.run import folder as run_folder
+    from hotrows.train.start.defaults import settle
+    from hotrows.train.telling.reports import shown_by
 
     model = str(settle(config, encoded).model)
     run = run or run_folder.next_folder(model)
@@ -296,7 +296,7 @@ def _first_config(
         return config_files.read(file, set_texts), file
     config, earlier = TrainConfig(), resumed or start_from
     if earlier is not None:
-        from hotrows.train import run_folder
+        from hotrows.train.run import folder as run_folder
 
         config = run_folder.read_config(earlier)
     if resumed is None and start_from is not None:
@@ -321,7 +321,7 @@ def open_data(
     from hotrows import data
 
     if schema is not None:
-        from hotrows.datasets import schemas
+        from hotrows.data.datasets import schemas
 
         return data.open_parquet(schemas.load(schema), folder, validation, test)
     if validation or test:
@@ -333,7 +333,7 @@ def open_data(
 
 def _utilization(run: Path) -> Iterator[str]:
     """Yields how busy the machine was in training, where that was noted."""
-    from hotrows.train.metrics_log import read_metrics, utilization
+    from hotrows.train.telling.metrics_log import read_metrics, utilization
 
     used = utilization([line for line in read_metrics(run) if line["kind"] == "train"])
     if not used:

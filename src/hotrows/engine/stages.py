@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, samples
-from hotrows.distributed.comm import any_rank
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.device_moves import Ahead, DeviceMoves
+from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
-from hotrows.pipeline.prefetch import prefetch
-from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
-from hotrows.pipeline.schedule import Stage, Work
-from hotrows.plan import Plan
-from hotrows.planning.routing import RankSignals
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
+from hotrows.engine.pipeline.schedule import Stage, Work
+from hotrows.engine.planning.routing import RankSignals
+from hotrows.engine.storage.cache import Transfer
+from hotrows.ops.plan import Plan
 from hotrows.runtime.device import Mark
-from hotrows.storage.cache import Transfer
 
 _LAUNCHED = 2  # steps that the host may be ahead of the device: more would only hold memory
 

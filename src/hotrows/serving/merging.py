@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.stored.histories import EVENTS_FILE
-from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.runtime.file_sums import FileSum, sum_of
+from hotrows.runtime.json_file import value_of
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
 from hotrows.serving.bundle import ENCODERS, MANIFEST

@@ -23,22 +23,22 @@ from typing import Any
 import numpy as np
 
 from hotrows import losses
-from hotrows.config import SETTINGS, TrainConfig, advice_on
 from hotrows.data import Draft, draft_schema, prepare
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.tables import as_table, check_order
-from hotrows.json_file import JsonFile
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import absolute, local, new_folder, write_json
+from hotrows.runtime.json_file import JsonFile
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
-from hotrows.train import run_folder
 from hotrows.train.callback import Callback
-from hotrows.train.predictor import Predictor, load_run
-from hotrows.train.result import Result
-from hotrows.train.run_folder import read_files, write_files
-from hotrows.train.trainer import Trainer
+from hotrows.train.config import SETTINGS, TrainConfig, advice_on
+from hotrows.train.loop.predictor import Predictor, load_run
+from hotrows.train.loop.trainer import Trainer
+from hotrows.train.run import folder as run_folder
+from hotrows.train.run.folder import read_files, write_files
+from hotrows.train.telling.result import Result
 
 _ARGUMENTS = ("model", "schema", "run", "validation", "verbose", "random_state")
 _NAME, _FILE = "classifier.json", JsonFile("save the classifier again")

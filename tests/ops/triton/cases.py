@@ -3,9 +3,9 @@
 import torch
 
 from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
+from hotrows.ops.record import RecordLayout, views
 from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
-from hotrows.record import RecordLayout, views
 
 DTYPES = ("float32", "int4", "bfloat16", "int8", "float16")
 DIMS = (1, 3, 17, 128, 200)

@@ -5,8 +5,8 @@ import torch
 
 from hotrows import ops
 from hotrows.ops import triton as kernels
+from hotrows.ops.record import RecordLayout
 from hotrows.ops.rows import reference
-from hotrows.record import RecordLayout
 from tests.ops.triton.cases import DIMS, DTYPES, new_records, on
 from tests.support.row_rules import width
 

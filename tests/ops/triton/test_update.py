@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
+from hotrows.ops.record import MAX_KERNEL_DIM, RecordLayout, views
 from hotrows.ops.rows import reference
-from hotrows.record import MAX_KERNEL_DIM, RecordLayout, views
 from tests.ops.triton.cases import (
     DTYPES,
     FIRST_ROWS,

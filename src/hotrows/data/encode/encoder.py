@@ -32,7 +32,7 @@ from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabular
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, ends_of, lengths_of, vector_type
 from hotrows.data.stored.user_histories import UserHistories
-from hotrows.json_file import shown
+from hotrows.runtime.json_file import shown
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.native import call
 from hotrows.runtime.suggestions import did_you_mean

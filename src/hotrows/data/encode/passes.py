@@ -32,8 +32,8 @@ from hotrows.data.stored.histories import StoredHistories, stored_schema
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shards import ShardWriter, Written
-from hotrows.json_file import build, parse
 from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.json_file import build, parse
 from hotrows.schema import Schema
 
 Progress = Callable[[str, int, int], None]

@@ -20,7 +20,7 @@ from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import RequestRows, gathered_pieces, id_features, packed
 from hotrows.data.stored.rows import Room, Rows, empty_rows
-from hotrows.pipeline.prefetch import Prefetched, prefetch
+from hotrows.engine.pipeline.prefetch import Prefetched, prefetch
 
 
 class Loader:

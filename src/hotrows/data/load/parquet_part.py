@@ -31,8 +31,8 @@ from hotrows.data.stored.order import Share, Shuffle, order_of, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.request_rows import RequestRows
 from hotrows.data.stored.rows import Room, Rows, empty_rows, gathered, interleave, joined_offsets
-from hotrows.json_file import value_of
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.runtime.json_file import value_of
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, column_of, is_list
 

@@ -32,7 +32,7 @@ from hotrows.data.raw.encodings import (
     marked_encoding,
     problem_of_utf8,
 )
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.runtime.extras import needs
 
 Place = str | Path

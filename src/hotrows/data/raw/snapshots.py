@@ -19,7 +19,7 @@ from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_tables
 from hotrows.data.raw.cells import Columns, Reading, check_present
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.typed_files import sampled_batches, slices
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import one_line
 from hotrows.schema import Schema
 

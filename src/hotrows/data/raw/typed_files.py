@@ -18,7 +18,7 @@ from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, rows_per_ch
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Columns, Reading, check_present
 from hotrows.data.raw.files import BLOCKS, File, pyarrow
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.schema import Schema
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows.ops.record import integers, scale_of, views
 from hotrows.ops.rows.reference_random import (
     ROUNDING_STREAM,
     piece_of,
@@ -22,8 +23,7 @@ from hotrows.ops.rows.reference_random import (
     unit,
 )
 from hotrows.ops.rows.reference_slots import feed_rows, rank_slots, take_slots, touch_slots
-from hotrows.record import integers, scale_of, views
-from hotrows.shapes import Float, Float32, Int32, Int64, UInt8
+from hotrows.runtime.shapes import Float, Float32, Int32, Int64, UInt8
 
 __all__ = ["feed_rows", "rank_slots", "take_slots", "touch_slots"]  # beside what is defined here
 
@@ -45,7 +45,7 @@ def resolve(
     ids and offsets [F * B + 1]: as in `Batch`. features: the batch's feature that each vector of a
     sample comes from; the first `num_columns` are pooled per sample, all after them are sequences.
     first_rows, num_rows: of the table each reads. routes: [K, 4 + P], where the rows of that table
-    are among P ranks (see `planning.sharding`); None: id i is row first_rows + i.
+    are among P ranks (see `engine.planning.sharding`); None: id i is row first_rows + i.
 
     Returns rows [N'], -1 for an id outside its table; source [N'] (the position in `ids` of each);
     bag_starts [M + 1]; and bad: the first n whose id is outside, or -1. Where `offsets` is None every

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrows.shapes import Int32, Int64
+from hotrows.runtime.shapes import Int32, Int64
 
 FREE = -(2**31)  # before any batch
 LATER = 2**30  # in the ranking, what is added to the last use of a row that a batch fed will read

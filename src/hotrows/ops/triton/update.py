@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.record import MAX_KERNEL_DIM, views
 from hotrows.ops.rows import reference
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.integers import read_weights, scale_of, to_integers, write_pairs
@@ -14,7 +15,6 @@ from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
 from hotrows.ops.triton.runs import sum_runs, sum_windows
 from hotrows.ops.triton.sum_gradients import sum_gradients
-from hotrows.record import MAX_KERNEL_DIM, views
 
 
 def update(
