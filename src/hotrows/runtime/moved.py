@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # The old path below `hotrows`, then where it is now.
 MOVED = {
     "checkpoint": "engine.checkpoint",
-    "checks.schema": "schema_checks",
     "config": "train.config",
     "costs": "train.costs",
     "datasets": "data.datasets",
