@@ -54,7 +54,7 @@ def seconds(tests: list[Path]) -> str:
         return ""
     names = {str(path.relative_to(ROOT)) for path in tests}
     times = json.loads(TIMES.read_text())
-    total = sum(time for test, time in times.items() if test.split("::")[0] in names)
+    total = sum(time[0] for test, time in times.items() if test.split("::")[0] in names)
     return f"{total:.0f}" if total else ""
 
 
