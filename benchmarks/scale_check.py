@@ -7,8 +7,8 @@ DLRM at Criteo Kaggle's sizes (26 tables, 33.8 M rows of dim 16, Adagrad), ids b
 1.05, ids standing by falling frequency, a global batch of 8,192, ranks joined by Gloo over the loopback
 interface, one thread each. What is predicted is measured in no other way than this:
 
-    rates   one rank alone, while the others wait: `hotrows.train.costs.measure_machine`; and for products the
-            forward and backward pass of the model on a rank's share of the batch, its vectors there
+    rates   one rank alone, while the others wait: `hotrows.train.costs.measure_machine`; and for products
+            the forward and backward pass of the model on a rank's share of the batch, its vectors there
     links   all ranks together: fitted to all-to-alls and all-reduces of several sizes
 
 Ranks share cores. With P ranks on C cores a rank does C / P of what it does alone, where P > C; links are

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(hotrows.__file__).parent
 FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 KERNELS = PACKAGE / "ops" / "triton"
-MOST_LINES = 79_010  # of src; it rises only in a commit whose message names the issue that needs them
+MOST_LINES = 79_194  # of src; it rises only in a commit whose message names the issue that needs them
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {
-    "train/trainer.py:fit": "what ends with a run is listed once, in the order in which it ends",
+    "train/loop/trainer.py:fit": "what ends with a run is listed once, in the order in which it ends",
     "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method",
 }
 
@@ -60,13 +60,25 @@ def test_the_page_and_the_contract_name_the_same_floors():
 
 def test_the_root_has_few_modules():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "version"}
-    assert len(modules) <= 12, sorted(modules)
+    assert len(modules) <= 8, sorted(modules)
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert len(packages) <= 10, sorted(packages)
+
+
+def test_no_package_has_one_module_alone():
+    """A folder to look into for one file; a package at the root may begin so."""
+    alone = [
+        str(path.parent.relative_to(PACKAGE))
+        for path in PACKAGE.glob("*/**/__init__.py")
+        if len([other for other in path.parent.iterdir() if other.suffix == ".py" or other.is_dir()]) == 2
+        and not (path.parent / "__pycache__").exists()
+    ]
+    assert alone == []
 
 
 def test_models_and_layers_never_see_an_id():
-    for folder in ("models", "nn"):
-        for path in (PACKAGE / folder).rglob("*.py"):
-            assert "hotrows.batch" not in FILES[path] and "hotrows.ops.plan" not in FILES[path], path
+    for path in (PACKAGE / "models").rglob("*.py"):
+        assert "hotrows.batch" not in FILES[path] and "hotrows.ops.plan" not in FILES[path], path
 
 
 def test_no_package_hides_a_function(trees):
@@ -147,7 +159,7 @@ def test_no_test_module_imports_another():
 
 
 # Modules of classes whose native part is in another one.
-_NATIVE_BASES = ("keys/table.py", "planning/slots.py", "planning/device_slots.py")
+_NATIVE_BASES = ("engine/keys/table.py", "engine/planning/slots.py", "engine/planning/device_slots.py")
 
 
 def _functions(tree):

@@ -1,4 +1,4 @@
-"""hotrows: DIN, DIEN, CAN and HSTU, in the step of `hotrows.train.loop.trainer`; batches are planned ahead."""
+"""hotrows: DIN, DIEN, CAN and HSTU, in the step of the Trainer; batches are planned ahead."""
 
 from argparse import Namespace
 from collections.abc import Callable

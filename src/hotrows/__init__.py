@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hotrows.runtime.lazy import lazy_names
 from hotrows.runtime.machine import limit_threads
+from hotrows.runtime.moved import find_moved
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 limit_threads()
+find_moved()
 
 __all__ = [
     "FTRL",

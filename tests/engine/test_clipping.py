@@ -4,18 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import (
-    SGD,
-    Adagrad,
-    Batch,
-    DenseAdam,
-    DenseAdamW,
-    DenseSGD,
-    Embedding,
-    LazyAdam,
-    Table,
-    checkpoint,
-)
+from hotrows import SGD, Adagrad, Batch, DenseAdam, DenseAdamW, DenseSGD, Embedding, LazyAdam, Table
+from hotrows.engine import checkpoint
 from hotrows.engine.clipping import Clip
 from hotrows.engine.distributed.in_process import run
 from hotrows.train.config import TrainConfig

@@ -297,7 +297,7 @@ def of_function(function: str, *names: str, prefix: str = "", **changes: Mapping
     Names, types and defaults are those of its signature, and the help is what its docstring says of
     each: `name: what it is`. Its source is read and not imported, as that would import PyTorch.
 
-    function: module and name, such as `serving.export.whole:export`; of a class its fields, or its `__init__`.
+    function: module and name, such as `tools.tuning.tune:tune`; of a class its fields, or its `__init__`.
     names: of the parameters, in the order of the help; those in `changes` may be left out.
     prefix: what stands before each name in the command.
     changes: by parameter, arguments of `click.option` in place of those that follow from the function;

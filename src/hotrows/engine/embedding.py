@@ -70,8 +70,8 @@ class Declares(Protocol):
 class Execution:
     """Where rows are and how batches are computed; changes results by rounding at most.
 
-    ranks: the processes that train together (`hotrows.engine.distributed`); None: this one alone. Each has a
-        shard of the tables and reads its own samples of every batch; `plan`, `lookup` and `update`
+    ranks: the processes that train together (`hotrows.engine.distributed`); None: this one alone. Each
+        has a shard of the tables and reads its own samples of every batch; `plan`, `lookup` and `update`
         are then collective, called by all ranks in equal order.
     sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or
         a `Placement` by table. micro_batches: number of parts in which the model trains on a batch.

@@ -49,7 +49,7 @@ CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cann
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained. `train.start.defaults.settle` fills in what is left open (None), from the data.
+    """How a model is trained. `train.start.defaults` fills in what is left open (None), from the data.
 
     >>> TrainConfig(model="deepfm", epochs=2, model_options={"dim": 8}).epochs
     2

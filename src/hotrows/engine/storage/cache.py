@@ -17,8 +17,8 @@ on, and marks say what must come first: the copy of the plan and the batch that 
 
 While the pipeline is paused, the present value of a row is in its slot if it has one, else in a
 transfer that was not written back, else in the store: `write_back_all` ends transfers, and `read` looks
-through, changing nothing. The map from rows to slots by which batches are planned (`engine.planning.slots`)
-describes batches to come and is not used by the cache.
+through, changing nothing. The map from rows to slots by which batches are planned
+(`engine.planning.slots`) describes batches to come and is not used by the cache.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stores: where the records of a pack are stored permanently.
 
 `MemoryStore` has every record of a pack in memory, the host's or a device's, so a row's slot is its
-row number. `HostStore` and `FileStore` (in `engine.storage.file_store`) are behind a cache and serve a group of
-packs that read the same rows: they `read` and `write` records of the group, its packs' records side by
-side. Stores obey plans: they know nothing of ids, batches or optimizers.
+row number. `HostStore` and `FileStore` (in `file_store`) are behind a cache and serve a group of packs
+that read the same rows: they `read` and `write` records of the group, its packs' records side by side.
+Stores obey plans: they know nothing of ids, batches or optimizers.
 """
 
 from __future__ import annotations

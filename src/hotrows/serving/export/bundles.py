@@ -150,8 +150,8 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
     if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())) and exact:
         raise ValueError(
             f"the program of {type(recommender.model).__name__} computes other logits than the model, by "
-            f"up to {difference:.3g}: lists are padded in it, so use the list layers of hotrows.models.nn on "
-            f"`vectors.sequence`, or --format safetensors"
+            f"up to {difference:.3g}: lists are padded in it, so use the list layers of "
+            f"hotrows.models.nn on `vectors.sequence`, or --format safetensors"
         )
     return difference
 

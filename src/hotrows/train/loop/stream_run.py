@@ -54,8 +54,8 @@ _PARTS = ("logits", "labels", "weights", "groups")
 class StreamRun(Callback):
     """A callback of the Trainer whose run is on a stream.
 
-    source: where the events are, or a text that names it; see `hotrows.data.streams.source`. on_alarm: called
-    with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
+    source: where the events are, or a text that names it; see `hotrows.data.streams.source`. on_alarm:
+    called with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
     `tensors` gave to a checkpoint.
     """
 

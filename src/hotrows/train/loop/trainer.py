@@ -70,9 +70,9 @@ class Trainer:
         which is trained as it is. `train.config.model_options` are the arguments of the class.
     progress: called after every step, and after every batch of an evaluation.
     trace: a file for the stages of the last batches, which Perfetto opens; a picture goes beside it.
-    ranks: the processes that train together (`hotrows.engine.distributed.process_group.start()`), each with this
-        Trainer; None: this one alone. They share the folder of the run and read the same data. The
-        first one writes what is written, and every other a log of its own (`ranks/`).
+    ranks: the processes that train together (`hotrows.engine.distributed.process_group.start()`),
+        each with this Trainer; None: this one alone. They share the folder of the run and read the same
+        data. The first one writes what is written, and every other a log of its own (`ranks/`).
 
     Makes malloc keep freed memory, for the whole process (`keep_freed_memory`).
 

@@ -16,8 +16,8 @@
     lock               while a process trains the run: which one
     report.svg         losses, AUC and throughput; result.json: how it ended
 
-What is read back has a checksum (`hotrows.runtime.json_file`). Nothing but `lock` names the machine; the paths
-outside the folder are those of the data and of a model of your own.
+What is read back has a checksum (`hotrows.runtime.json_file`). Nothing but `lock` names the machine; the
+paths outside the folder are those of the data and of a model of your own.
 """
 
 from __future__ import annotations

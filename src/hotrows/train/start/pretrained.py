@@ -118,8 +118,10 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
 
 
 class GivenRows:
-    """The records of rows whose weights are given, as `engine.checkpoint.sources.SavedRecords`: their state is
-    that of new rows."""
+    """The records of rows whose weights are given, as `checkpoint.sources.SavedRecords`.
+
+    Their state is that of new rows.
+    """
 
     def __init__(self, table: Table, ids: np.ndarray, vectors: np.ndarray) -> None:
         self.ids, self.columns = ids, ColumnSlice(layout_of(table), (0, table.dim))
