@@ -38,9 +38,7 @@ from hotrows.runtime.shapes import Int64, UInt8
 
 log = logging.getLogger("hotrows")
 
-_SLOT_BYTES = (
-    90  # of planning for a slot at most (`engine.planning.slots`), and of the cache's own record
-)
+_SLOT_BYTES = 90  # of planning for a slot at most (`planning.slots`), and of the cache's own record
 _LOG_ROWS = 1 << 20  # records in the log of a store that grows, so that its index stays small
 
 

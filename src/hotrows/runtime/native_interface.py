@@ -13,5 +13,5 @@ def interface_of(sources: Path) -> str:
     `csrc/build.py` writes it beside each core, as NAME.id; `native.load` compares.
     """
     files = [path.read_bytes() for path in sorted(sources.glob("*.cpp"))]
-    functions = sorted(b" ".join(text.split()) for file in files for text in _FUNCTION.findall(file))
+    functions = sorted(b"".join(text.split()) for file in files for text in _FUNCTION.findall(file))
     return hashlib.sha256(b"\n".join(functions)).hexdigest()[:16]

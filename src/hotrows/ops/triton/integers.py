@@ -1,4 +1,4 @@
-"""Weights that are integers in units of a scale of their row: `ops.record.scale_of` in kernels, bit for bit.
+"""Weights that are integers in units of a scale of their row: `record.scale_of` in kernels, bit for bit.
 
 Those of 4 bits lie in pairs, as uint8: two columns read one byte, and one of them writes it.
 """

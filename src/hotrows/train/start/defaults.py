@@ -231,12 +231,12 @@ def agreed(
 
     source, open_config, filled = together(ranks, settled)
     rows = {name: part.rows for name, part in source.parts.items()}
-    given = {f.name: repr(getattr(open_config, f.name)) for f in dataclasses.fields(open_config)}
-    (first, settings), *others = ranks.gather_objects(((source.fingerprint, rows), given))
+    texts = {f.name: repr(getattr(open_config, f.name)) for f in dataclasses.fields(open_config)}
+    (first, settings), *others = ranks.gather_objects(((source.fingerprint, rows), texts))
     for rank, (other, of_other) in enumerate(others, 1):
         if other != first:
             raise ValueError(f"rank {rank} has other data in {source.path} than rank 0; copy one to both")
-        for name in settings.keys() - _OF_A_RANK:
+        for name in sorted(settings.keys() - _OF_A_RANK):
             if of_other[name] != settings[name]:
                 raise ValueError(
                     f"rank {rank} has {name}={of_other[name]}, and rank 0 {name}={settings[name]}: give "
