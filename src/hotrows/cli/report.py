@@ -86,9 +86,9 @@ def contributions_command(
     """
     with bar():
         from hotrows.tools.report.contributions import contributions
-        from hotrows.tools.report.row_sample import rows_of, sample_of
         from hotrows.train import load_run
         from hotrows.train.run import folder as run_folder
+        from hotrows.train.telling.row_sample import rows_of, sample_of
 
         predictor = load_run(run, **how)
         data = run_folder.open_data(run, folder)

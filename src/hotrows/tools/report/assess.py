@@ -13,10 +13,10 @@ from hotrows.engine import checkpoint
 from hotrows.tools.report.facts import Facts
 from hotrows.tools.report.importance import Importance, importances
 from hotrows.tools.report.quality import Quality, measure
-from hotrows.tools.report.row_sample import RowSample, ScoredRows, sample_of, score
 from hotrows.tools.report.slices import MeasuredSlice, Slicer, default_columns, measured
 from hotrows.train import load_run
 from hotrows.train.run import folder as run_folder
+from hotrows.train.telling.row_sample import RowSample, ScoredRows, sample_of, score
 
 SAMPLE_ROWS = 100_000
 
