@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hotrows import losses
 from hotrows.tools.report.quality import measure
-from hotrows.tools.report.row_sample import ScoredRows
 from hotrows.train.metrics import (
     Metrics,
     mean_of,
@@ -21,6 +20,7 @@ from hotrows.train.metrics import (
     regression_metrics,
     shortcomings,
 )
+from hotrows.train.telling.row_sample import ScoredRows
 from tests.support.choice import examples
 
 

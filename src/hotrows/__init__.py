@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from hotrows.tools import tuning as tuning
     from hotrows.train import Callback, Trainer, load_run
     from hotrows.train import metrics as metrics
-    from hotrows.train.classifier import Classifier
     from hotrows.train.config import TrainConfig
+    from hotrows.train.estimators import Classifier, Regressor
 
 __version__ = VERSION
 
@@ -89,6 +89,7 @@ __all__ = [
     "Loader",
     "Normal",
     "Publisher",
+    "Regressor",
     "RowWiseAdagrad",
     "Schema",
     "Sequence",
@@ -139,7 +140,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],
         "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
         "hotrows.train": ["Callback", "Trainer", "load_run"],
-        "hotrows.train.classifier": ["Classifier"],
+        "hotrows.train.estimators": ["Classifier", "Regressor"],
         "hotrows.serving.export.publisher": ["Publisher"],
     },
 )

@@ -121,14 +121,13 @@ def _check_text(schema: Any) -> None:
 
 def check_names(schema: Any) -> None:
     """Raises ValueError where features, labels and columns of a schema do not fit together."""
-    # 1. Names must be unique.
+    # Names must be unique.
     features = [feature.name for feature in schema.features]
     for what, names in (("feature", features), ("label", [label.name for label in schema.labels])):
         if twice := sorted(name for name, count in Counter(names).items() if count > 1):
             raise ValueError(f"schema {schema.name!r}: {what} names must be unique, twice: {twice}")
     if not schema.labels:
         raise ValueError(f"schema {schema.name!r} needs at least one label")
-    # 2. Features of requests and users need the columns that go with them.
     shared = "request=COLUMN and, beside it, shared=(FEATURE, ...) of its features"
     histories = "user=COLUMN, time=Time(COLUMN) and histories=(SEQUENCE, ...) of its sequences"
     for named, all_of, columns, expected in (
@@ -147,7 +146,6 @@ def check_names(schema: Any) -> None:
         raise ValueError(
             f"schema {schema.name!r}: vectors are stored by sample: leave {stored} out of shared"
         )
-    # 3. No feature reads a label; all columns exist.
     labels = [label.column or label.name for label in schema.labels]
     read = [(schema.column_of(f), getattr(f, "weights", None)) for f in schema.features]
     telling = [name for name, columns in zip(features, read, strict=True) if {*columns} & {*labels}]

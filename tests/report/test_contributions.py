@@ -8,8 +8,8 @@ import torch
 from hotrows import TrainConfig, Trainer, prepare
 from hotrows.losses import Calibration, parse
 from hotrows.tools.report.contributions import contributions
-from hotrows.tools.report.row_sample import rows_of
 from hotrows.train import load_run
+from hotrows.train.telling.row_sample import rows_of
 from tests.support.clicks import SCHEMA, table
 
 pytestmark = [

@@ -10,8 +10,8 @@ from hotrows.serving import Scorer
 from hotrows.serving.export.whole import export
 from hotrows.tools.report.contributions import contributions
 from hotrows.tools.report.importance import importances
-from hotrows.tools.report.row_sample import rows_of
 from hotrows.train import load_run
+from hotrows.train.telling.row_sample import rows_of
 from tests.support.bundles import expected_logits, furthest, trained
 from tests.support.clicks import table
 

@@ -4,7 +4,7 @@ PUBLIC = {
     "hotrows": """
         FTRL SGD Adagrad LazyAdam Batch Caching Callback Classifier Constant Cross Dense DenseAdam
         DenseAdamW DenseSGD Dynamic DynamicEmbedding Embedding Label Loader Normal Publisher
-        RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform Vectors
+        Regressor RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform Vectors
         accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """

@@ -192,7 +192,6 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     Bélády's optimum among them; no table is allocated. The first quarter of the batches fills the
     caches and is not counted.
     """
-    # 1. Sort the options: of the speed of memory, of the place, of the simulation.
     speed = {"samples_per_second": options.pop("samples_per_second")}
     rates = ("reads_per_second", "bytes_per_second", "writes_per_second")
     speed["slow"] = SlowMemory(**{name: options.pop(name) for name in rates})
@@ -205,7 +204,7 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
-    # 2. Measure the place if asked, and replay the batches.
+    # Measure the place if asked, and replay the batches.
     with bar() as progress:
         from hotrows import data
 
@@ -216,13 +215,12 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
             speed = _measured(encoded, options, place, speed["samples_per_second"])
         simulation = simulate(encoded, progress=progress, in_file=place is not None, **options)
     advice = advise(simulation, **speed)
-    # 3. Draw the curves.
     drawn = None
     if picture:
         from hotrows.tools.tuning import pictures
 
         drawn = pictures.draw_curves(simulation, picture, advice.knee)
-    # 4. Print the answer, and then the figures behind it.
+    # Print the answer, and then the figures behind it.
     if as_json:
         figures = {**simulation.to_json(), "advice": dataclasses.asdict(advice)}
         click.echo(json.dumps(figures, indent=2))

@@ -212,7 +212,7 @@ def prepare_command(
     iceberg:NAME@SNAPSHOT or delta:PATH@VERSION. A preparation that was stopped goes on when the same
     command is run again.
     """
-    # 1. Check which options go together.
+    # Check which options go together.
     if no_rows == bool(raw):
         raise click.UsageError("Missing argument 'RAW...'." if not raw else "--no-rows reads no RAW")
     if schema is None and not (options["like"] or options["extend"]):
@@ -225,14 +225,14 @@ def prepare_command(
         raise click.UsageError(f"--{next(iter(of_text))} goes with --schema: stored data has its own")
     from hotrows.data.datasets import schemas
 
-    # 2. Load the schema, and change it as the options say.
+    # Load the schema, and change it as the options say.
     columns = None if schema is None else schemas.load(schema)
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
     if columns is not None:
         columns = dataclasses.replace(schemas.with_dynamic(columns, declared), **of_text)
 
-    # 3. Prepare, and show what was not seen before.
+    # Prepare, and show what was not seen before.
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data
 
@@ -292,7 +292,7 @@ def describe_command(
     Prints a line for each damaged file instead, with exit code 1, where there are any: headers are always
     compared with their checksums, all bytes with --verify.
     """
-    # 1. Name damaged files, and nothing else where there are any.
+    # Name damaged files, and nothing else where there are any.
     with bar():
         from hotrows import data
 
@@ -300,7 +300,6 @@ def describe_command(
         if damaged := list(encoded.problems(sections=verify)):
             click.echo("\n".join(damaged), err=True)
             sys.exit(1)
-        # 2. Describe, and draw.
         from hotrows.train.telling import pictures
 
         description = data.describe(encoded, dim)
@@ -310,7 +309,7 @@ def describe_command(
             write_description(encoded, description, html)
         draws = picture is not None or html is None
         drawn = pictures.draw_skew(description, picture or folder / "skew.svg") if draws else None
-    # 3. Print sizes, then vocabularies and numbers, then what is odd in them.
+    # Print sizes, then vocabularies and numbers, then what is odd in them.
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
         return

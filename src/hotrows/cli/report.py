@@ -86,11 +86,10 @@ def contributions_command(
     """
     with bar():
         from hotrows.tools.report.contributions import contributions
-        from hotrows.tools.report.row_sample import rows_of, sample_of
         from hotrows.train import load_run
         from hotrows.train.run import folder as run_folder
+        from hotrows.train.telling.row_sample import rows_of, sample_of
 
-        # 1. The row, and those that it is compared with
         predictor = load_run(run, **how)
         data = run_folder.open_data(run, folder)
         part = data.parts["validation"] if data.parts["validation"].rows else data.parts["train"]
@@ -104,7 +103,6 @@ def contributions_command(
             raise ValueError(f"--row {row:,}: {', '.join(raw)} has {first:,} rows")
         names = [feature.name for feature in data.schema.id_features]
         rows = rows_of([batch.expanded(names)], names, batch.size)
-        # 2. What its values add
         explained = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
     values = {name: kept.column(name)[row - first - 1].as_py() for name in kept.column_names}
     columns = {feature.name: data.schema.column_of(feature) for feature in data.schema.features}

@@ -171,7 +171,7 @@ def train_command(
     run keeps its best and its last checkpoint. Ctrl-C saves, and --resume continues.
     torchrun starts several ranks, which share tables and batches.
     """
-    # 1. Go on with a run, where asked or where the job was started again.
+    # Go on with a run, where asked or where the job was started again.
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     if resume and run is None:
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
@@ -179,7 +179,6 @@ def train_command(
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
     exists = run is not None and (run / "config.json").exists()
     resume = resume or (exists and job.restarted())
-    # 2. Join the settings: of the run, of files, of options.
     with bar() as progress:
         resumed = run if resume and exists else None
         fit = streams.stream_fit(options, resumed)
@@ -191,7 +190,6 @@ def train_command(
         config = config_with(config, options)
         if fit is not None:  # a stream is read once
             config = dataclasses.replace(config, epochs=config.epochs or 1)
-        # 3. Train, and print how it ended.
         run, result = _train(
             config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
         )
@@ -215,7 +213,7 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
-    # 1. What may fail on one rank alone: the others, which wait to meet it, then end with it.
+    # What may fail on one rank alone: the others, which wait to meet it, then end with it.
     encoded = open_data(**source)
     from hotrows.engine.distributed import process_group
     from hotrows.train.loop.trainer import Trainer
@@ -225,7 +223,6 @@ def _train(
 
     model = str(settle(config, encoded).model)
     run = run or run_folder.next_folder(model)
-    # 2. All ranks
     ranks = process_group.start(config.timeout)
     run = ranks.gather_objects(run)[0]
     shown = shown_by(progress) if ranks.rank == 0 else None

@@ -157,7 +157,7 @@ class Embedding:
         read_only: bool = False,
         **execution: Any,
     ) -> None:
-        # 1. Where it runs, and the tables as packs.
+        # Where it runs, and the tables as packs.
         run = Execution(**execution)
         self.seed, self.ranks = seed, run.ranks or OneRank()
         self.device = find(run.device) if isinstance(run.device, str) else run.device
@@ -166,7 +166,6 @@ class Embedding:
         default = optimizer or Adagrad()
         self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
-        # 2. What plans batches.
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
             self.packs,
@@ -185,7 +184,6 @@ class Embedding:
         if plans_there and caching is not None and is_static:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
         self._warned = run.planning is None
-        # 3. What holds the rows.
         self.packed = PackedTables(
             self.packs,
             self.ranks,

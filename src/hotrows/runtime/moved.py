@@ -39,6 +39,7 @@ MOVED = {
     "storage": "engine.storage",
     "streams": "data.streams",
     "trackers": "tools.trackers",
+    "train.classifier": "train.estimators",
     "tuning": "tools.tuning",
     **{
         f"train.{name}": f"train.{folder}.{name.removeprefix('run_') if folder == 'run' else name}"

@@ -47,7 +47,7 @@ def merge(
     >>> merge(f"{folder}/run/checkpoints/{name}", f"{folder}/merged").name
     'merged'
     """
-    # 1. Open the chain, and note where each table's rows are.
+    # Open the chain, and note where each table's rows are.
     folder, out = Path(folder), Path(out)
     checkpoints = _opened(folder)
     manifest, tables = checkpoints[-1][1], in_files(checkpoints)
@@ -60,7 +60,7 @@ def merge(
             done += len(chunk)
             progress("merging", done, num_rows)
 
-    # 2. Write the newest record of every row, a file for each table, then the dense part.
+    # Write the newest record of every row, a file for each table, then the dense part.
     with new_folder(out) as part:
         sums: dict[str, FileSum] = {}
         pieces = []
@@ -70,7 +70,6 @@ def merge(
             pieces.append(SavedPiece(table.name, table.rows, (0, table.layout.dim), file, 0))
         for name, content in _dense(checkpoints):
             sums[name] = files.write_file(part / name, [content])
-        # 3. Write the manifest last.
         full = replace(manifest, pieces=tuple(pieces), files=sums, num_ranks=1, placements=None)
         (part / NAME).write_text(to_json(replace(full, base=None, base_crc32=None)))
     return out

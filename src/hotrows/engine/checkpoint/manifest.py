@@ -206,7 +206,6 @@ def _are_of(below: Sequence[SavedTable], above: Sequence[SavedTable]) -> bool:
 def _check_pieces(manifest: Manifest) -> None:
     """Raises ValueError unless the pieces lie end to end in their files, and no two have a weight in
     common."""
-    # 1. Each piece lies within its table.
     rows = {table.name: table.rows for table in manifest.tables}
     places: dict[str, list[tuple[int, int, str]]] = {}  # by file: first byte, end and table of its pieces
     for piece in manifest.pieces:
@@ -223,10 +222,8 @@ def _check_pieces(manifest: Manifest) -> None:
         if piece.listed is not None:
             ids = (piece.listed_at, piece.listed_at + piece.num_ids * 8, table)
             places.setdefault(piece.listed, []).append(ids)
-    # 2. Pieces of a file lie end to end.
     for name, in_file in places.items():
         _check_end_to_end(name, manifest.files[name].bytes, sorted(in_file))
-    # 3. No two pieces of a table hold the same weight.
     by_table = itertools.groupby(sorted(manifest.pieces, key=_table), _table)
     for table, pieces in by_table:
         begun: list[SavedPiece] = []  # whose ids have not ended; lists of ids are not looked into

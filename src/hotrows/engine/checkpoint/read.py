@@ -65,12 +65,12 @@ def load(
     >>> load(f"{folder}/run/checkpoints/{name}", embedding, model).step
     1
     """
-    # 1. Check the chain on all ranks, before anything is changed.
+    # Check the chain on all ranks, before anything is changed.
     folder = Path(folder)
     ranks = embedding.ranks.channel("checkpoint")
     checkpoints = together(ranks, lambda: _checked(folder, embedding, fingerprints, converts))
     manifest = checkpoints[-1][1]
-    # 2. Read rows: in place where layout and ranks are the same, else through a copy.
+    # Read rows: in place where layout and ranks are the same, else through a copy.
     if embedding.cached_tables.is_in_files:
         if not manifest.stores:
             _verify(checkpoints, ranks)
@@ -82,7 +82,6 @@ def load(
         together(ranks, lambda: _fill_memory(in_files(checkpoints), embedding))
     if not embedding.cached_tables.is_in_files:
         embedding.cached_tables.forget_plans()
-    # 3. Read keys, dense parameters and states.
     together(ranks, lambda: _read_keys(checkpoints, embedding))
     state = together(ranks, lambda: read_dense(folder, manifest, model))
     of_rows = {name: state.tensors.pop(name) for name in list(state.tensors) if name.startswith(PREFIX)}
@@ -151,7 +150,6 @@ def check_tables(
     added: tables that the checkpoint lacks, where rows get other ids; None: ids are equal.
     converts: weights in files of the checkpoint may be of another dtype.
     """
-    # 1. Compare the names of tables.
     tables = {table.name: table for table in embedding.tables if table.name not in (added or ())}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
@@ -161,7 +159,6 @@ def check_tables(
             f"{', '.join(missing) or 'none'}; tables the model lacks: "
             f"{', '.join(unknown) or 'none'}; build the model that the run was trained with"
         )
-    # 2. Compare each table's records, and how ranks divide them.
     for name, table in saved.items():
         layout = layout_of(tables[name])
         converted = replace(table.layout, dtype=layout.dtype)

@@ -122,17 +122,16 @@ def take(
     base, changed_rows: take only the rows that have changed since this checkpoint, ascending by group.
     copied: copy the records, so that later training does not change the snapshot.
     """
-    # 1. The dense part is the first rank's alone.
+    # The dense part is the first rank's alone.
     dense: dict[str, Mapping[str, Tensor]] = {}
     if embedding.ranks.rank == 0:
         trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
         dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
-    # 2. Keys of dynamic ids: all, or those that are new since the base.
+    # Keys of dynamic ids: all, or those that are new since the base.
     if keys := embedding.dynamic.state():
         changed = keys if base is None else key_state.changes(keys, embedding.dynamic.keys.saved)
         dense[keys_file(embedding.ranks.rank)] = changed
         embedding.dynamic.keys.note_saved()
-    # 3. File stores close a generation; the other rows become files.
     num_rows = embedding.num_rows()
     stores = embedding.cached_tables.checkpoint()
     kinds = [table.optimizer.kind if table.optimizer else "" for table in embedding.tables]

@@ -189,7 +189,6 @@ class KeyPartitions:
         self, sent: SentKeys, results: Mapping[int, Resolved], num_new: Sequence[int]
     ) -> tuple[list[Tensor], list[NewKeys]]:
         """Sends ids back to where the keys came from, and new keys to all ranks."""
-        # 1. Ids of each rank's keys, and keys born, are sent by their owners.
         counts = sent.counts.tolist()  # [P, K]
         owned_by = [[k for k in range(len(num_new)) if self._owner(k) == p] for p in range(len(counts))]
         new = [t for k in self._owned for t in (self._ids(k, results[k].born), results[k].born_keys)]
@@ -204,7 +203,6 @@ class KeyPartitions:
             ]
             for owned in owned_by
         ]
-        # 2. Sort answers by partition.
         of_partition: dict[int, Tensor] = {}
         born_ids: dict[int, Tensor] = {}
         born_keys: dict[int, Tensor] = {}
@@ -212,7 +210,7 @@ class KeyPartitions:
             of_partition.update(zip(owned, answers, strict=False))
             born_ids.update(zip(owned, answers[len(owned) :: 2], strict=True))
             born_keys.update(zip(owned, answers[len(owned) + 1 :: 2], strict=True))
-        # 3. Join the partitions of each vocabulary, in the order in which its keys were sent.
+        # Join the partitions of each vocabulary, in the order in which its keys were sent.
         all_ids: list[Tensor] = []
         all_new: list[NewKeys] = []
         first = 0

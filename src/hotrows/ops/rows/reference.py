@@ -51,7 +51,6 @@ def resolve(
     bag_starts [M + 1]; and bad: the first n whose id is outside, or -1. Where `offsets` is None every
     bag has one id; source and bag_starts are then empty.
     """
-    # 1. Bags of one id each need no positions.
     bags = features[:, None] * batch_size + _arange(batch_size, ids)  # [K, B]
     if offsets is None:
         picked = ids[bags]  # [K, B]
@@ -62,7 +61,7 @@ def resolve(
         rows, bad = _by_bag(rows, num_columns), _by_bag(bad, num_columns)
         return rows, ids.new_empty(0, dtype=torch.int64), empty, _first(bad)
 
-    # 2. Else find the place of every id that a bag reads.
+    # Else find the place of every id that a bag reads.
     columns = _arange(features.numel(), ids)[:, None].expand(-1, batch_size)  # [K, B]
     starts, lengths = offsets[bags], offsets.diff()[bags]  # [K, B]
     columns, starts, lengths = (_by_bag(t, num_columns) for t in (columns, starts, lengths))  # [K * B]
@@ -70,7 +69,7 @@ def resolve(
     column = columns.repeat_interleave(lengths)  # [N']
     begin = (total - lengths).repeat_interleave(lengths)
     source = _arange(column.numel(), ids) - begin + starts.repeat_interleave(lengths)
-    # 3. Turn ids into rows, and say which bags have one.
+    # Turn ids into rows, and say which bags have one.
     picked = ids[source]  # [N']
     bad = (picked < 0) | (picked >= num_rows[column])
     num_pooled = int(lengths[: num_columns * batch_size].sum())
@@ -225,24 +224,20 @@ def update(
 
     Where rows[u] is -1 it is padding: skipped. The native core is never given any.
     """
-    # 1. Sum the gradients of equal rows.
     stored = views(records, layout)
     step, *numbers = hyper.tolist()
     g = sum_gradients(grad, order, starts, bags, weights)  # [U, D]
     g, rows, slots, decay, mean_squares = _without_padding(g, rows, slots, decay, mean_squares)
-    # 2. Add the weight decay.
     w = stored.read(slots).float()  # [U, D]
     state = stored.state[slots]  # [U, S]
     weight_decay = _float32(numbers[1])
     if weight_decay != 0:
         g = g + (weight_decay if decay is None else weight_decay * decay[:, None]) * w
-    # 3. Apply the formula to weights and state.
     steps = None
     if stored.step is not None:
         stored.step[slots] += 1
         steps = stored.step[slots]
     w, state = FORMULAS[kind](w, state, g, numbers, steps, mean_squares)
-    # 4. Round, and store.
     if stored.weights.dtype != torch.float32:
         keys = row_keys(rows, first_rows, pieces) ^ ROUNDING_STREAM
         row_pieces = pieces[piece_of(rows, first_rows)]  # [U, 5]

@@ -254,14 +254,12 @@ def picture(title: str, below: str, panels: Sequence[Panel], last: str = "", col
 
     below: a line under the title; last: a line at the bottom.
     """
-    # 1. Sizes of the grid.
     legends = [_legend(names) for _, _, names in panels]
     height = _HEIGHT + 30 + 20 * max((len(legend) for legend in legends), default=0)
     columns = min(columns, max(len(panels), 1))
     wide = max(columns * (_WIDTH + 24) + 24, *(48 + 7 * len(line) for line in (below, last)))
     high = 70 + -(-len(panels) // columns) * height + 26
     parts = [element("text", title, x=24, y=34, kind="title"), element("text", below, x=24, y=56)]
-    # 2. Each panel: its title, its chart, its legend.
     for n, ((name, drawing, _), legend) in enumerate(zip(panels, legends, strict=True)):
         x, y = 24 + n % columns * (_WIDTH + 24), 78 + n // columns * height
         parts.append(element("text", name, x=x, y=y + 12, kind="panel"))
@@ -280,7 +278,7 @@ def picture(title: str, below: str, panels: Sequence[Panel], last: str = "", col
                 parts.append(element("g", square, kind=f"c{color}"))
                 parts.append(element("text", word, x=place["x"] + 16, y=place["y"] + 10))
     parts.append(element("text", last, x=24, y=high - 12))
-    # 3. A white page with the style in it, so that the file stands by itself.
+    # A white page with the style in it, so that the file stands by itself.
     style = element("style", Html(_PICTURE_STYLE))
     paper = element("rect", width="100%", height="100%", fill="#fff")
     size: dict[str, Any] = {"viewBox": f"0 0 {wide} {high}", "width": wide, "height": high}

@@ -74,10 +74,8 @@ def write_bundle(
 
     recommender: what is served; run: its folder, which has the encoders.
     """
-    # 1. Check that the run can be served.
     encoder = run_folder.open_encoder(run)  # refuses a run whose data came encoded
     _check_shared(form.shared, recommender.schema)
-    # 2. Write the program, and that of what a request shares.
     embedding, model = recommender.embedding, recommender.model
     on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
     plain = PlainModel(on_host, embedding.packs, recommender.schema.num_dense)
@@ -91,7 +89,6 @@ def write_bundle(
         name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
         shared_lists = bool(both.once)
-    # 3. Write tables, keys and encoders.
     tables = []
     (folder / "tables").mkdir()
     num_rows, done = embedding.num_rows(), 0
@@ -106,7 +103,6 @@ def write_bundle(
     keys = tuple(_write_keys(folder, embedding.dynamic))
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
     sums |= _copy_encoders(run, folder, recommender.histories or encoder.histories)
-    # 4. Describe it all.
     bundle = Bundle(
         path=folder,
         program=PROGRAMS[kind],
@@ -266,12 +262,10 @@ def _copy_encoders(run: Path, folder: Path, histories: UserHistories | None) -> 
 
 def _random_ids(recommender: Recommender, version: Version) -> Batch:
     """Ids of all features, or their keys, drawn at random."""
-    # 1. Dense values, and the keys that have rows.
     random, bundle = np.random.default_rng(0), version.bundle
     live = {f: version.keys[k.vocabulary].pairs()[0] for k in bundle.keys for f in k.features}
     schema = recommender.schema
     dense = random.normal(size=(_SAMPLES, schema.num_dense)).astype(np.float32)
-    # 2. Ids, or keys, of each feature; lists that go together are of equal lengths.
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}
     ids, lengths = {}, {}
@@ -288,7 +282,7 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
             keys = np.append(live.get(name, ()), [7, MISSING_KEY]).astype(np.int64)
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
-    # 3. Put them end to end, with weights where a feature has them.
+    # Put them end to end, with weights where a feature has them.
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
     weighted = {feature.name for feature in schema.weighted}
     weights = [

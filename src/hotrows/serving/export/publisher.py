@@ -265,7 +265,6 @@ class Publisher(Callback):
 
     def _first_version(self, trainer: Training) -> Version:
         """The last version of the run, with all rows marked that differ; a new one if there is none."""
-        # 1. A folder has the versions of one run alone.
         versions, name = chain.look(self.folder), _chain_of(trainer.run)
         head = chain.head_of(versions, versions.newest) if versions.newest else None
         if head is not None and head.chain != name:  # before its program is opened, which may be code
@@ -273,7 +272,7 @@ class Publisher(Callback):
                 f"{self.folder} has the versions of another run, up to step {head.step:,}; "
                 f"publish each run into a folder of its own"
             )
-        # 2. Write the whole model where there is no version yet, and push it.
+        # Write the whole model where there is no version yet, and push it.
         chain.sweep(self.folder, ".part", ".gone")
         if head is None:
             with new_folder(chain.base_path(self.folder, 1)) as part:
@@ -289,7 +288,7 @@ class Publisher(Callback):
                 if head is None:
                     raise
                 log.error("versions could not be published to %s: %s", self.to, error)
-        # 3. Else mark the rows in which the last version differs, keys too.
+        # Else mark the rows in which the last version differs, keys too.
         version, self._differs = version_at(self.folder, trust=True), False
         if head is None:
             return version

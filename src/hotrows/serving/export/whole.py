@@ -91,7 +91,7 @@ def export(
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
-            # 1. Without a program: the dense part, the tables, on request the optimizers' state and keys.
+            # Without a program: the dense part, the tables, on request the optimizers' state and keys.
             if format == "safetensors":
                 fields = _description(predictor, which)
                 table_files = _write_tables(folder, predictor, state, progress)
@@ -104,7 +104,6 @@ def export(
                         table_files.sums[KEYS] = files.write_file(folder / KEYS, [tensors_to_bytes(keys)])
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
-                # 2. With a program: a bundle.
                 form = BundleForm(format, table_dtype or "float32", tuple(shared))
                 write_whole_bundle(folder, predictor, predictor.run, which, form, progress, compare=True)
         finally:

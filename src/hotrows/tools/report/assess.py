@@ -13,10 +13,10 @@ from hotrows.engine import checkpoint
 from hotrows.tools.report.facts import Facts
 from hotrows.tools.report.importance import Importance, importances
 from hotrows.tools.report.quality import Quality, measure
-from hotrows.tools.report.row_sample import RowSample, ScoredRows, sample_of, score
 from hotrows.tools.report.slices import MeasuredSlice, Slicer, default_columns, measured
 from hotrows.train import load_run
 from hotrows.train.run import folder as run_folder
+from hotrows.train.telling.row_sample import RowSample, ScoredRows, sample_of, score
 
 SAMPLE_ROWS = 100_000
 
@@ -103,7 +103,6 @@ def assess(
     """Predicts and measures a sample for each run; the first one's important features cut them all."""
     assessments: list[Assessment] = []
     for number, facts in enumerate(runs):
-        # 1. Draw a sample, and predict it.
         progress(f"predicting {facts.name}", 0, 4)
         part, data = _part(facts, scope), facts.data
         assert data is not None
@@ -114,7 +113,6 @@ def assess(
             slicer.check(scope.slices if number == 0 else ())
             scored = score(predictor, sample)
             progress(f"predicting {facts.name}", 1, 4)
-            # 2. Measure its quality, and what each feature adds.
             ranking = predictor.ranking
             quality = {label: measure(one, ranking, seed=scope.seed) for label, one in scored.items()}
             progress(f"predicting {facts.name}", 2, 4)
@@ -122,7 +120,7 @@ def assess(
             progress(f"predicting {facts.name}", 3, 4)
         finally:
             predictor.embedding.close()
-        # 3. Cut it by columns; the first run says by which.
+        # Cut it by columns; the first run says by which.
         if number == 0:
             important = [name for one in features for name in one.names[:1]]
             columns = scope.slices or default_columns(important, facts.schema)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hotrows.tools.report.importance import permuted_together
-from hotrows.tools.report.row_sample import RowSample
 from hotrows.train.loop.predictor import Predictor
+from hotrows.train.telling.row_sample import RowSample
 
 
 @dataclass(frozen=True)

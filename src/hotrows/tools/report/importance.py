@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hotrows.tools.report.quality import MetricInterval, measure
-from hotrows.tools.report.row_sample import RowSample, score
 from hotrows.train.loop.predictor import Predictor
+from hotrows.train.telling.row_sample import RowSample, score
 
 _TIMES = 40  # resamples
 _PREDICTIONS = 600_000  # of all features together, at most

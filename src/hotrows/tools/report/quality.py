@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from hotrows.losses import NO_GROUP
-from hotrows.tools.report.row_sample import ScoredRows
 from hotrows.train.metrics import Metrics, group_aucs, metrics_by, ranking_values
 from hotrows.train.metrics.result import LOWER_IS_BETTER
+from hotrows.train.telling.row_sample import ScoredRows
 
 TIMES = 100  # resamples
 _NUMBERS = (

@@ -24,7 +24,7 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Dense, IdFeature, Schema, vocabulary_of
 from hotrows.schema import Sequence as Listed
 from hotrows.tools.report.quality import MetricInterval, Quality, measure
-from hotrows.tools.report.row_sample import RowSample, ScoredRows
+from hotrows.train.telling.row_sample import RowSample, ScoredRows
 
 UNKNOWN, OTHERS = "unknown", "(other values)"
 _TIMES = 40  # resamples

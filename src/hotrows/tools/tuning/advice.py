@@ -96,7 +96,7 @@ def advise(
     >>> advise(simulate(data, model="fm", batch_size=16)).fast_memory > 0
     True
     """
-    # 1. By size: the share of rows that hit or, where it is known, of the speed in memory.
+    # By size: the share of rows that hit or, where it is known, of the speed in memory.
     results = simulation.results(policy)
     assert results, f"no policy {policy!r} was simulated"
     points = {result.fast_memory: 1 - result.misses / simulation.rows for result in results}
@@ -106,13 +106,11 @@ def advise(
         step = simulation.batch_size / samples_per_second
         points = speeds = {result.fast_memory: step / slow.step(result, step) for result in results}
         end = 1.0
-    # 2. Find the knee of the curve that ends with all rows in memory.
     curve = {size: value for size, value in points.items() if size < simulation.table_bytes}
     curve[simulation.table_bytes] = end
     knee = _knee(curve, relative=speeds is not None)
     sizes = sorted(points)
     size = next((size for size in sizes if size >= (knee or 0)), sizes[-1])
-    # 3. Say it in a sentence.
     if speeds is not None:
         expect = f"expect {speeds[size]:.0%} of in-memory speed".replace("%", " %")
     else:

@@ -196,18 +196,16 @@ def _simulate(
     report: Callable[[str, int, int], None],
 ) -> Simulation:
     """Replays one order of samples."""
-    # 1. Read the batches once.
     groups, trace = _read_trace(data, config, batches, report)
     table_bytes = sum(group.rows * group.stride for group in groups)
     sizes = sorted(set(fast_memory or _shares_of(table_bytes, groups)))
     pinned = [(2 * in_flight - 1) * rows for rows in trace.most_rows]
-    # 2. Replay them for each policy and size.
+    # Replay them for each policy and size.
     results = []
     for n, (name, size) in enumerate((name, size) for name in policies for size in sizes):
         report("simulating", n, len(policies) * len(sizes))
         results.append(_replay(name, policies[name], size, groups, trace, in_flight, in_file))
     report("simulating", len(results), len(results))
-    # 3. Sum up.
     return Simulation(
         model=str(config.model),
         batch_size=trace.batch_size,
@@ -277,7 +275,6 @@ def _read_trace(
 
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
-    # 1. Build the tables that training would have.
     assert config.batch_size is not None and config.model is not None
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
@@ -285,7 +282,7 @@ def _read_trace(
     packs = pack_tables(tables, model.sequences)
     groups = group_packs(packs)
     planner = Planner(packs, crosses=model.crosses)
-    # 2. Read batches in the order of training, with rows for dynamic ids.
+    # Read batches in the order of training, with rows for dynamic ids.
     loader = Loader(
         data.parts["train"], config.batch_size, shuffle=True, seed=config.seed, order=config.order
     )
@@ -293,7 +290,7 @@ def _read_trace(
     trace = _Trace(config.batch_size)
     dynamic = DynamicIds.of_schema(data.schema, tables)
     dynamic.begin(planner.ranks, model.crosses)
-    # 3. Note the distinct rows of each batch, and which of them were never read before.
+    # Note the distinct rows of each batch, and which of them were never read before.
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
     epochs = chain.from_iterable(map(loader.batches, count()))
     batches_read = _with_ids(islice(epochs, total), dynamic)
@@ -344,7 +341,6 @@ def _replay(
     window: int | None = None
     seconds, files, drained = 0.0, FileCounts(), 0
     for g, group in enumerate(groups):
-        # 1. Make the slot map that training would make.
         file = (
             FileReplay(group.rows, group.stride, in_flight + TrainConfig.plan_depth) if in_file else None
         )
@@ -354,7 +350,7 @@ def _replay(
         bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
         bounds = {"lookahead_bytes": bound if bounded else None, "num_rows": group.rows}
         allocator = NativeSlotMap(slots[g], group_policy, in_flight, **bounds)
-        # 2. Plan batch by batch; those before `skipped` fill the cache and do not count.
+        # Plan batch by batch; those before `skipped` fill the cache and do not count.
         for j, read in enumerate(reads):
             if j == trace.skipped:
                 drained_before = allocator.num_drained
@@ -372,7 +368,6 @@ def _replay(
         if file is not None:
             files += file.per_batch()
         window = allocator.window if g == 0 else window
-    # 3. Turn sums into means of a batch.
     num_batches = max(len(trace.batches) - trace.skipped, 1)
     mean = {field: total / num_batches for field, total in sums.items()}
     lookups, rows, missed = mean.pop("lookups"), mean.pop("rows"), mean.pop("lookups_missed")

@@ -40,7 +40,7 @@ def measured_speed(
     samples_per_second: where it is known, or the tables do not fit into memory; then nothing is known of
     what a cache takes beside training but what reads and writes do.
     """
-    # 1. Where the speed is given, measure the disk alone.
+    # Where the speed is given, measure the disk alone.
     config = settle(config, data)
     assert config.batch_size is not None
     groups = _groups(data, config)
@@ -50,7 +50,6 @@ def measured_speed(
         busy = cores * config.batch_size / samples_per_second
         disk = measure_disk(folder, stride)
         return samples_per_second, FileSpeed(disk, cores, busy, in_flight=config.in_flight)
-    # 2. Check that all rows fit into memory.
     table_bytes, free = sum(g.rows * g.stride for g in groups), available_memory()
     if free is not None and 2 * (1 + max(_CACHED)) * table_bytes > free:
         raise ValueError(
@@ -58,14 +57,12 @@ def measured_speed(
             f"free: too little to measure training in memory; say how fast it is "
             f"(--samples-per-second)"
         )
-    # 3. Train in memory and behind caches of two sizes, in turns.
     in_memory = dataclasses.replace(config, store="memory", fast_memory=None)
     measured = []
     for share in _CACHED:
         cached = dataclasses.replace(config, store="memory", fast_memory=int(share * table_bytes))
         with PairedBenchmark(data, window_seconds=_WINDOW, warm_up_seconds=_WARM_UP) as benchmark:
             measured.append(_measured(benchmark, in_memory, cached, folder, stride))
-    # 4. Take the costs of a cache apart.
     plain = [window for one in measured for window in one.plain]
     step = statistics.median(window.seconds / window.steps for window in plain)
     in_all = sum(plain, TimedSteps())

@@ -46,12 +46,11 @@ def owned_rows(
 
     tables, keys, static: as in `hotrows.tools.tuning.rows_budget.reads`. None: no value is counted.
     """
-    # 1. What can have fewer rows
     divided = keys or {name: replace(one, least=1) for name, one in static.items()}
     if not any(one.counts.any() for one in divided.values()):
         return None
     least = sum(one.least * one.row_bytes for one in divided.values())
-    # 2. The curve, and the first point of it that loses little
+    # The curve, and the first point of it that loses little
     _, counts, taken = ranked(divided)
     first = sum(int(one.counts[: one.least].sum()) for one in divided.values())
     lookups = np.cumsum([first, *counts])

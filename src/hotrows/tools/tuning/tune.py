@@ -139,7 +139,6 @@ def tune(
     ranks: those that train together; all call this, and all get the same answer.
     progress: called with what is measured, its number, and how many there may be.
     """
-    # 1. Settle what is left open, and list settings with their values.
     check_may_change(may_change)
     if not seconds > 0:
         raise ValueError(f"seconds must be above 0, not {seconds}")
@@ -153,7 +152,7 @@ def tune(
         config = _with_choices(config, training)
         settings = settings_to_tune(config, training, may_change)
         settings = [setting for setting in settings if setting.name not in fixed]
-        # 2. Divide the time over as many comparisons as there may be.
+        # Divide the time over as many comparisons as there may be.
         most = sum(2 if setting.ordered else len(setting.values) - 1 for setting in settings)
         share = seconds / (most + 2)  # of each comparison; the last one has two
         window = (1 - _OPENING) * share / (2 * PAIRS)
@@ -161,14 +160,13 @@ def tune(
         benchmark.warm_up_seconds = _OPENING * share / 2
         benchmark.close_all()
 
-        # 3. Change one setting after the other while each change is faster.
+        # Change one setting after the other while each change is faster.
         def is_late() -> bool:
             spent = time.perf_counter() - begin
             return ranks.gather_objects(spent > seconds - 2 * share)[0]
 
         show = progress or (lambda what, number, total: None)
         chosen, decisions, skipped = coordinate_descent(benchmark, config, settings, is_late, show, most)
-        # 4. Compare the result with the beginning once more.
         final = None
         if chosen != config:
             show("before and after", most, most)
@@ -228,7 +226,6 @@ def settings_to_tune(
             tried = tuple(sorted(tried)) if ordered else tried
             settings.append(TunedSetting(name, tried, changes, ordered))
 
-    # 1. Settings of the work of a step.
     if config.linear_paths != "plain" and training.measures_paths:
         add("linear_paths", ("plain",), ordered=False)
     formats = SETTINGS["precision"].choices
@@ -239,13 +236,11 @@ def settings_to_tune(
     changes = "results" if _has_statistics(steps.model) else ""
     add("micro_batches", [n for n in (1, 2, 4, 8) if n <= size], changes=changes)
     add("pack_parts", [n for n in (1, 0, 2, 4) if n <= len(embedding.tables)], ordered=False)
-    # 2. Settings of the exchange between ranks.
     if steps.ranks.num_ranks > 1:
         small = sum(steps.ranks.gather_objects(embedding.num_bytes)) <= _SMALL_TABLES
         kinds = ("rows", "tables", "columns", *(["replicated"] if small else []))
         add("sharding", [kind for kind in kinds if not _places(steps, kind)], ordered=False)
         add("wire_dtype", SETTINGS["wire_dtype"].choices, ordered=False)
-    # 3. Settings of the overlap and the cache.
     add("plan_depth", (0, 1, 2, 4, 8))
     caching = steps.config.caching()
     if caching is not None:

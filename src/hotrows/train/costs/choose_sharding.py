@@ -74,7 +74,7 @@ def choose_sharding(
     memory: bytes that tables may take on a rank; None: memory of the machine beside dense layers.
     kind: `auto`, or one way for all: `rows`, `tables`, `columns`, `replicated`.
     """
-    # 1. One rank, or one way for all tables, leaves nothing to choose.
+    # One rank, or one way for all tables, leaves nothing to choose.
     if kind not in KINDS:
         raise ValueError(f"sharding must be one of {', '.join(KINDS)}, not {kind!r}")
     if memory is None:
@@ -86,12 +86,11 @@ def choose_sharding(
         return ChosenSharding((Placement(),) * len(loads), reasons)
     if kind != "auto":
         return _place(problem, [kind] * len(loads))
-    # 2. Try each way for all tables together.
+    # Try each way for all tables together.
     kinds = ["rows"] * len(loads)
     best = _place(problem, kinds)
     for way in (*_PLAIN[1:], *_WITH_HOT):
         best, kinds = _better(problem, best, kinds, [way] * len(loads))
-    # 3. Pack by pack, try the ways that suit some tables alone; narrow columns are left out.
     width = min(load.weight_bytes for load in loads)
     for pack in dict.fromkeys(map(_pack_of, loads)):
         for way in ("columns", "replicated"):

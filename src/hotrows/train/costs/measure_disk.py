@@ -112,7 +112,6 @@ def measure_disk(
     def of_blocks() -> Tensor:
         return near()[::rows_of_block]
 
-    # 1. Write all rows, merge them, and read in the three ways.
     pieces: list[float] = []  # seconds of those of merging
     with tempfile.TemporaryDirectory(prefix=".disk-", dir=folder) as temporary:
         store = FileStore.create(
@@ -130,7 +129,7 @@ def measure_disk(
             for n in range(_MERGES):  # of logs that are full: a row for each block
                 _write(store, torch.arange(n, num_rows, rows_of_block))
                 merged += _timed(lambda: _merge(store))
-    # 2. Solve for the cost of each kind of request.
+    # Solve for the cost of each kind of request.
     row_seconds = nearby.processor / nearby.rows
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES

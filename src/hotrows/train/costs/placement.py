@@ -81,7 +81,6 @@ def place(
     num_samples: number of samples that the run will train on. popular: ids by vocabulary whose rows every
     rank is to have, those that regrouped data calls hot.
     """
-    # 1. One rank
     parts: tuple[int, ...] = (config.pack_parts or 1,)
     if ranks.num_ranks == 1 and config.pack_parts != 0:
         return ShardingPlan(pack_parts=parts)
@@ -90,7 +89,7 @@ def place(
         parts = choice.balanced_parts()
     if ranks.num_ranks == 1:
         return ShardingPlan(pack_parts=parts, reasons=tuple(choice.reasons))
-    # 2. Several: the first one chooses, by what its machine was measured to do
+    # Several: the first one chooses, by what its machine was measured to do
     machine = choice.machine(num_samples)
     plan = None
     if ranks.rank == 0:

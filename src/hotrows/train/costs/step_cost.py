@@ -228,7 +228,6 @@ def step_cost(
     loading   of a node: bytes of min(its samples x samples of a page, B) samples / disk_bandwidth
     moving    records that are not in fast memory, read and written back / far_bandwidth
     """
-    # 1. Add up what all tables read, send and write on each rank.
     volumes = Volumes.zero(num_ranks)
     for load, place in zip(loads, placements, strict=True):
         volumes = volumes + volumes_of(load, place, num_ranks, step)
@@ -237,7 +236,6 @@ def step_cost(
     rounds = len(packs) if num_ranks > 1 else 0
     work = work_seconds(machine, volumes, num_ranks)
     samples = step.batch_size / num_ranks
-    # 2. Turn volumes into seconds.
     latency = 2 * rounds * message_seconds(machine, num_ranks) if rounds else 0.0
     most_bytes = float(np.maximum(volumes.sent, volumes.received).max())
     return StepCost(

@@ -156,12 +156,11 @@ def _by_rows(
     Where lookups are summed, it may send sums instead: b (1 - (1 - m[o])^L) vectors for each rank,
     m[o] being the share of lookups that are its own. Whichever is less goes.
     """
-    # 1. Count rows that a rank requests of each owner, and those that all ranks request.
     n = load.lookups * step.batch_size / num_ranks
     owners = np.arange(place.num_ranks)
     requested = cold.sums_by_owner(cold.read(n), place.num_ranks)  # [owners]
     union = cold.sums_by_owner(cold.read(n * num_ranks), place.num_ranks)  # [owners]
-    # 2. Where sums of lookups are fewer than rows, sums are sent.
+    # Where sums of lookups are fewer than rows, sums are sent.
     share = np.minimum(cold.sums_by_owner(cold.chances, place.num_ranks), 1 - 1e-16)
     sums = -np.expm1(load.lookups * np.log1p(-share)) * step.batch_size / num_ranks
     as_sums = load.pooled and step.send_sums and sums.sum() < requested.sum() and num_ranks > 1
@@ -180,7 +179,6 @@ def _by_rows(
         """[P]: the amount that each rank exchanges with owners other than itself."""
         return values.sum() - on_owners(values) if others else np.zeros(num_ranks)
 
-    # 3. Share the amounts out: those of owners, and those of all others.
     held = cold.sums_by_owner(np.ones(len(cold.ids)), place.num_ranks) * load.record_bytes
     return Volumes(
         gathered_rows=on_owners(union),

@@ -81,7 +81,6 @@ def of_data(
 
     model: its name, with model_options, or the model itself; None: the schema's default.
     """
-    # 1. Check that the data has counts.
     train = data.parts["train"]
     data.check_counts("a prediction")
     if data.source is not None or not train.rows:
@@ -89,7 +88,7 @@ def of_data(
             f"{data.path} has no counts of ids in a training part, which a prediction needs: "
             f"prepare the data first"
         )
-    # 2. Build the model, for its tables and the sizes of its matrices.
+    # Build the model, for its tables and the sizes of its matrices.
     model = model or models.default_name(data.schema)
     if isinstance(model, str):
         with restored():
@@ -97,7 +96,6 @@ def of_data(
     else:
         built = model
     tables = stored_tables(built, table_dtype, row_optimizer or Adagrad())
-    # 3. Combine counts with tables into loads, and matrices into work.
     lookups, counts = _lookups(data), row_counts(data)
     loads = tuple(_load(table, built.sequences, data.schema, counts, lookups) for table in tables)
     weights = [parameter.numel() for parameter in built.parameters()]

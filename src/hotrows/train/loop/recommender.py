@@ -84,7 +84,6 @@ class Recommender:
     ) -> None:
         self.config, self.schema = config, schema
         self.ranks, self.device = ranks or OneRank(), find(config.device)
-        # 1. The model. Ranks that are threads take no turns in training, but build theirs one by one.
         self.random = RandomNumbers(self.device.generators(), config.seed, type(self.ranks) is OneRank)
         with TURN, self.random.drawing():
             check_defaults()
@@ -97,14 +96,12 @@ class Recommender:
         self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
         self.model.to(self.device.torch)
         self.mode = Mode(self.model)
-        # 2. What it learns
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         of_labels = losses_of(schema, self.tasks, config.loss)
         self.calibration = Calibration(dict(zip(self.labels, of_labels, strict=True)))
         self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
-        # 3. Its tables
         hot = None if popular is None else _by_table(popular, self.model.tables, schema)
         placing = ShardingPlan() if place is None else place(self.model)
         self.embedding = Embedding.for_model(

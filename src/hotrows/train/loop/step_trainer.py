@@ -71,7 +71,6 @@ class StepTrainer:
         place: Callable[[ChooseSharding], ShardingPlan] = lambda choose: choose(),
         model: Model | type[Model] | None = None,
     ) -> None:
-        # 1. The batches, and the model with its tables
         self.ranks, self.config = ranks or OneRank(), settle(config, data)
         self.data = data
         batches = batches_of(data, self.config, self.ranks)
@@ -86,7 +85,6 @@ class StepTrainer:
             place=self._place,
             model=model,
         )
-        # 2. What the data says of both
         check_labels(data, self.recommender.tasks, self.recommender.losses)
         self._keep_groups(batches)
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
@@ -97,7 +95,6 @@ class StepTrainer:
             num_batches = -(-data.parts["train"].rows // self.config.batch_size)
             tables, crosses = self.embedding.tables, self.model.crosses
             self.embedding.set_counts(id_counts(data, tables, crosses, max(num_batches, 1)))
-        # 3. The step
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
         refusal = refusal_of_capture(self.embedding, self.ranks, self.model)
         # Whether steps are captured or not, so that either has the same bits.

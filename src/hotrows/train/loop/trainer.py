@@ -95,7 +95,6 @@ class Trainer:
         trace: Path | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        # 1. The settings and the folder
         self.ranks = ranks or OneRank()
         run = None if run is None else absolute(run)
         self.given_model = None if isinstance(model, str) else model
@@ -108,7 +107,6 @@ class Trainer:
         self._trace = RunTrace(trace)
         self.validation: HeldOut | StreamRun = HeldOut()
         self._end, self._doing = RunEnd(self.run, self.config.store != "memory"), "starting"
-        # 2. All that is trained
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
@@ -119,7 +117,6 @@ class Trainer:
 
     def _open(self, resume: bool) -> None:
         """Makes or reads all that is trained, and begins a new run; the folder is locked."""
-        # 1. What the folder has
         begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
             together(self.ranks, partial(run_folder.check_same, self.run, self.config, self.data))
@@ -134,7 +131,6 @@ class Trainer:
             """As this run has dealt its tables before on as many ranks, else chosen now."""
             return choose() if known is None else known
 
-        # 2. Model and tables
         self.steps = StepTrainer(self.data, self.config, self.ranks, place, self.given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.recommender.run = self.run
@@ -143,7 +139,6 @@ class Trainer:
             self.steps.note_times(self._trace.note)
         self.evaluation: Evaluate = partial(evaluate, self.recommender)
         self._control = _control_of(self)
-        # 3. Their values, and the files of a run that has begun
         self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
@@ -247,7 +242,6 @@ class Trainer:
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one says what is still being done, and a third one interrupts at once.
         """
-        # 1. What the run reads and calls
         if not self.reports.epoch_steps:
             raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
         self._end.check()
@@ -263,11 +257,9 @@ class Trainer:
             stack.push(lambda kind, error, trace: self._end.note(self, error))
             stack.callback(setattr, self._control, "is_interrupted", lambda: False)
             stack.callback(self._lock.release)
-            # 2. Signals and reports
             self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
             listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
-            # 3. What ends with the run
             if self.is_first:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)
@@ -278,7 +270,6 @@ class Trainer:
             stack.callback(self.recommender.mode.put, training=False)
             if is_first_fit:
                 self.cached_tables.warm()
-            # 4. Training, and the result
             try:
                 _train_all(self, stack, signals or self._control.signals)
                 self._lock.check()
@@ -339,7 +330,6 @@ class Trainer:
                 self._train_step(runner)
 
     def _train_step(self, runner: Runner) -> None:
-        # 1. The next batch, and what ranks requested with it
         self._doing = "training"
         self.reports.begin_step(runner)
         begin = time.perf_counter()
@@ -347,11 +337,9 @@ class Trainer:
         self._control.hear(work.item.plan.signals)
         if self._control.has_ended:
             return
-        # 2. Training
         ready = time.perf_counter()
         self._trace.batch = work.number
         loss = self.steps.train(work, lr_scale(self.state, self.config))
-        # 3. Reports
         seconds, stalled = time.perf_counter() - begin, ready - begin
         self.reports.add_step(runner, work, loss, seconds, stalled)
         self._trace.end_step(begin, runner.events)

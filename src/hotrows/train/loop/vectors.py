@@ -45,7 +45,6 @@ def vectors_of(
     """
     import pyarrow as pa
 
-    # 1. Find the ids that have values or live keys.
     table = _table(embedding.tables, schema, feature, role)
     declared = next(known for known in schema.id_features if known.name == feature)
     num_rows = embedding.num_rows()[table.name]
@@ -55,13 +54,11 @@ def vectors_of(
         first = FIRST_UNKNOWN + declared.num_unknown
         end = min(end, first + len(values[vocabulary_of(declared)]))
     ids, keys = (torch.arange(first, end), None) if live is None else live
-    # 2. Read the weights of all rows.
     weights = torch.empty(num_rows, table.dim)
     done = 0
     for chunk in embedding.weight_chunks(table.name, num_rows):
         weights[done : done + len(chunk)] = chunk
         done += len(chunk)
-    # 3. Put vectors beside values.
     flat = pa.array(weights[ids].reshape(-1).numpy())
     value = pa.array((ids if keys is None else keys).numpy())
     if keys is None and values is not None:

@@ -20,11 +20,10 @@ def regression_metrics(
 
     Calibration and deviance are of counts, and asked for by decides="poisson_deviance".
     """
-    # 1. Sort by prediction, so that the order of samples changes no sum.
+    # Sort by prediction, so that the order of samples changes no sum.
     predictions, order = predictions.double().sort(stable=True)
     labels = labels.double()[order]
     weights = None if weights is None else weights.double()[order]
-    # 2. Values of samples, and their means.
     errors = predictions - labels
     mean, mean_prediction = weighted_mean(labels, weights), weighted_mean(predictions, weights)
     spread = weighted_mean((labels - mean).square(), weights)
@@ -33,7 +32,6 @@ def regression_metrics(
     if decides == "poisson_deviance":
         ratios = labels / predictions.where(labels != 0, 1.0)  # 0 log 0 is 0, also of 0 / 0
         samples[decides] = 2 * (torch.xlogy(labels, ratios) - labels + predictions)
-    # 3. The error of the deciding metric; that of a root by the rule of a quotient.
     means: dict[str, Any] = {name: weighted_mean(values, weights) for name, values in samples.items()}
     error = standard_error(samples[decides], weights)
     rmse = math.sqrt(squared)

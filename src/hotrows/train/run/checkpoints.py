@@ -169,7 +169,7 @@ def _load_by_keys(
     Rows go to the ids of equal keys. The ids of a dynamic feature are given out here, in the order of the
     other run's: frequent values of a vocabulary first, as many as the capacity has room for.
     """
-    # 1. Which features both have, and whether ids of both can be told apart
+    # Which features both have, and whether ids of both can be told apart
     folder = checkpoint.folder_of(run, "best")
     then, now = _features(run_folder.read_schema(run)), _features(data.schema)
     _check(run, then, embedding, data.schema)
@@ -180,13 +180,12 @@ def _load_by_keys(
             f"of {run} and {data.path} one has raw values and the other came encoded, so that nothing "
             f"says which ids are the same; begin without --init-from"
         )
-    # 2. The key of each id, then and now
+    # The key of each id, then and now
     old = {name: _of_run(name, then[name], keys, old_values) for name in now if name in then}
     new = {name: _of_values(name, f, new_values) for name, f in now.items() if f.dynamic is None}
     first = {name: torch.from_numpy(old[name][1]) for name in embedding.dynamic.vocabularies}
     begun = embedding.dynamic.keys.begin_with(first)
     new |= {name: (ids.numpy(), of_ids.numpy()) for name, (ids, of_ids) in begun.items()}
-    # 3. The new id of each old one
     of_vocabulary = {
         name: _new_ids(old[name], new[name], then[name], now[name]) for name in old if name in new
     }

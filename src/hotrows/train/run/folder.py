@@ -54,7 +54,7 @@ from hotrows.train.costs.placement import ShardingPlan
 
 log = logging.getLogger("hotrows")
 
-_ENCODERS = "encoders"
+ENCODERS = "encoders"
 HISTORIES = "histories/appended/"  # in the names of tensors of a checkpoint with the events of users
 _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
 # Settings whose None on resume means: as the run has it.
@@ -116,12 +116,12 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     write_json(run / "data.json", _JSON.sign({"fingerprint": data.fingerprint, **source}))
     write_json(run / "environment.json", environment())
     if data.encodes_raw:  # what `Encoder.open` reads, as the run may outlive the data
-        make_folder(run / _ENCODERS)
-        copy_manifest(data, run / _ENCODERS)
+        make_folder(run / ENCODERS)
+        copy_manifest(data, run / ENCODERS)
         files = [vocabulary.file for vocabulary in data.vocabularies.values()]
         for file in (*files, *([data.events.file] if data.events else [])):
-            link_or_copy(data.path / file, run / _ENCODERS / file)
-        sync(run / _ENCODERS)
+            link_or_copy(data.path / file, run / ENCODERS / file)
+        sync(run / ENCODERS)
     write_json(run / "choices.json", _JSON.sign(choices))
 
 
@@ -233,12 +233,12 @@ def open_data(run: Path, folder: Path | None = None) -> EncodedData:
 
 def open_encoder(run: Path) -> Encoder:
     """Opens the encoder of the run's training data, for raw rows."""
-    if not (run / _ENCODERS).is_dir():
+    if not (run / ENCODERS).is_dir():
         raise ValueError(
             f"{run} has no encoders: its data came encoded; encode the rows in the same way and "
             f"predict with load_run(run).predict(batches)"
         )
-    return Encoder.open(run / _ENCODERS)
+    return Encoder.open(run / ENCODERS)
 
 
 def histories_at(run: Path, tensors: Mapping[str, Any]) -> UserHistories | None:
@@ -247,13 +247,13 @@ def histories_at(run: Path, tensors: Mapping[str, Any]) -> UserHistories | None:
     events = {n.split(HISTORIES)[1]: tensors[n].numpy() for n in tensors if HISTORIES in n}
     if not events:
         return None
-    histories = UserHistories.open(run / _ENCODERS, EncodedData.open(run / _ENCODERS).schema)
+    histories = UserHistories.open(run / ENCODERS, EncodedData.open(run / ENCODERS).schema)
     return histories and histories.appended(events)
 
 
 def encoded_data(run: Path) -> EncodedData | None:
     """The run's training data as its encoders have it, counts included; None: that came encoded."""
-    folder = run / _ENCODERS
+    folder = run / ENCODERS
     return EncodedData.open(folder) if folder.is_dir() else None
 
 

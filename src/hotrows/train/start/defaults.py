@@ -41,7 +41,7 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
 
     is_made: the model is an object, which has its options.
     """
-    # 1. What holds for all models.
+    # What holds for all models.
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
     is_small = model in _DEEP and _are_read_again(config, data)
@@ -49,7 +49,6 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     epochs = config.epochs or 1
     rate = _LINEAR_LR if model in _SHALLOW else _SMALL_LR if is_small else _DENSE_LR
     dense_lr = _dense_lr(config, data, batch_size, rate)
-    # 2. Rules of row optimizers and epochs by the kind of model.
     rows = linear = optim.Adagrad()
     if model in _SHALLOW:
         epochs = config.epochs or min(max(4_000_000 // num_samples, 1), 20)
@@ -62,7 +61,6 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
         rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAY)
     elif model in _DEEP:
         rows = _whole_vectors(data)
-    # 3. Settings that the user gave stand.
     return dataclasses.replace(
         config,
         model=_absolute_model(model),

@@ -62,7 +62,6 @@ def _gains(ids: np.ndarray, clicks: np.ndarray) -> dict[tuple[int, int], float]:
         ones = np.bincount(keys[:half], clicks[:half], minlength=len(num)) + _PRIOR * rate
         return np.log(ones / (num - ones) * (1 - rate) / rate)[keys[half:]]
 
-    # 1. Logistic regression on all features
     single = [log_odds(values) for values in ids]
     most = sorted(np.argsort([-odds.var() for odds in single])[:_FEATURES])
     inputs = np.stack([np.ones(len(clicks) - half), *(single[f] for f in most)], 1)
@@ -72,7 +71,6 @@ def _gains(ids: np.ndarray, clicks: np.ndarray) -> dict[tuple[int, int], float]:
         spread = p * (1 - p)
         inverse = np.linalg.inv((inputs.T * spread) @ inputs + 1e-3 * np.eye(len(weights)))
         weights += inverse @ (inputs.T @ (clicks[half:] - p))
-    # 2. What each pair would add
     gains = {}
     for f, g in itertools.combinations(most, 2):
         odds = log_odds(ids[f] * (ids[g].max() + 1) + ids[g])

@@ -1,4 +1,4 @@
-"""Classifier: what scikit-learn asks of an estimator, on the engine of a run."""
+"""Classifier and Regressor: what scikit-learn asks of an estimator, on the engine of a run."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from hotrows import Callback, Classifier, Dense, Schema, Sparse, load_run
+from hotrows import Callback, Classifier, Dense, Regressor, Schema, Sparse, load_run
 from hotrows.models import LR
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -104,6 +104,7 @@ def test_rows_of_no_weight_teach_nothing_and_weights_count_as_often(frame):
     [
         ([1.0] * 3, "expected 1,500 weights, one for each row, not (3,)"),
         ([1.0] * 1499 + [-1], "expected weights of at least 0, found -1.0 for row 1,499"),
+        ([0.0] * 1500, "all sample weights are zero"),
         ([float("nan")] * 1500, "expected weights of at least 0, found nan for row 0"),
     ],
 )
@@ -116,16 +117,19 @@ def test_parameters_are_got_set_and_cloned():
     classifier = Classifier("fm", model_options={"dim": 8}, epochs=2)
     assert classifier.get_params() == {
         "model": "fm", "schema": None, "run": None, "validation": 0.1, "verbose": None,
-        "random_state": None, "model_options": {"dim": 8}, "epochs": 2,
+        "random_state": None, "lr": None, "dim": None, "model_options": {"dim": 8}, "epochs": 2,
+        "batch_size": None,
     }  # fmt: skip
     same = Classifier(**classifier.get_params())
     assert all(same.get_params()[name] is value for name, value in classifier.get_params().items())
     changed = same.set_params(epochs=3, validation=0.2)
     assert changed is same and (same.settings["epochs"], same.validation) == (3, 0.2)
     assert classifier.settings["epochs"] == 2
-    assert (
-        repr(classifier) == "Classifier(model='fm', validation=0.1, model_options={'dim': 8}, epochs=2)"
-    )
+    shown = "Classifier(model='fm', validation=0.1, epochs=2, model_options={'dim': 8})"
+    assert repr(classifier) == shown
+    nested = classifier.set_params(model_options__dim=4, lr=0.02)
+    assert nested.model_options == {"dim": 4} and nested._config().dense_lr == 0.02
+    assert same.model_options == {"dim": 8}  # whose dict is another one
 
 
 @pytest.mark.parametrize("kind", ["pickle", "deepcopy", "joblib", "copy of a copy", "unfitted"])
@@ -300,6 +304,9 @@ def test_callbacks_reach_the_trainer(frame):
     ("wrong", "message"),
     [
         ({"epoch": 2}, "Classifier has no argument 'epoch'; did you mean 'epochs'?"),
+        ({"learning_rate": 0.1}, "Classifier has no argument 'learning_rate'; here it is lr"),
+        ({"n_estimators": 9}, "here it is epochs"),
+        ({"early_stopping_rounds": 9}, "here it is stop_patience"),
         ({"epochs": 0}, "epochs must be at least 1, not 0"),
         ({"row_optimizer": "adm"}, "the kind of a row optimizer must be one of"),
         ({"random_state": "one"}, "random_state must be a whole number, and seed is then left out"),
@@ -321,8 +328,10 @@ def test_wrong_arguments_are_refused_when_they_are_named(wrong, message):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([1] * 1500, "expected labels of two values, found 1 in y"),
-        (list(range(1500)), "expected labels of two values, found 1,500 in y"),
+        ([1] * 1500, "expected labels of two values, found 1 class in y"),
+        (list(range(1500)), "found 1,500 classes in y: Only binary classification is supported"),
+        (np.arange(1500) / 7, "Unknown label type: continuous; a Regressor learns numbers"),
+        (None, "requires y to be passed, but the target y is None"),
         ([0, 1], "expected 1,500 labels, one for each row, not (2,)"),
         ([0.0, 1.0, float("nan")] * 500, "y lacks the label of row 2"),
         (["a", "b", None] * 500, "y lacks the label of row 2"),
@@ -370,3 +379,111 @@ def test_scikit_learn_hands_on_arrays_and_draws_numbers_of_numpy(frame):
     assert search.best_score_ > 0.7
     kinds = {f.name: type(f) for f in search.best_estimator_[-1].schema_.features}
     assert (kinds["x0"], kinds["x2"]) == (Dense, Sparse)
+
+
+def test_a_regressor_learns_numbers(frame, tmp_path):
+    liked = frame["item"].str[1:].astype(int) > 10
+    rows = frame.drop(columns="answer")
+    numbers = np.where(liked, 7.0, 2.0) + np.random.default_rng(1).normal(0, 0.5, 1500)
+    regressor = Regressor("fm", dim=4, epochs=20, batch_size=64, lr=0.05, random_state=1).fit(
+        rows, numbers
+    )
+    assert regressor.predict(rows).dtype == np.float64 and regressor.score(rows, numbers) > 0.8
+    assert set(regressor.feature_names_) == {"user", "item", "price"}
+    importances = dict(zip(regressor.feature_names_, regressor.feature_importances_, strict=True))
+    assert importances["item"] > 1 > 10 * abs(importances["user"])
+    regressor.save(tmp_path / "saved")
+    loaded = Regressor.load(tmp_path / "saved")
+    assert np.array_equal(loaded.predict(rows), regressor.predict(rows))
+    with pytest.raises(AttributeError, match="where the estimator was fitted"):
+        _ = loaded.feature_importances_
+    with pytest.raises(ValueError, match="has no classifier.json"):
+        Classifier.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("settings", "y", "message"),
+    [
+        ({"loss": "log_loss"}, 0, "predicts numbers, and the loss log_loss none"),
+        ({"loss": "bpr"}, 0, "predicts numbers, and the loss bpr:16 none"),
+        ({}, "answer", "expected numbers in y"),
+    ],
+)
+def test_a_regressor_refuses_what_is_no_number(frame, settings, y, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Regressor("lr", **settings).fit(frame, y)
+
+
+def test_partial_fit_goes_on_with_new_rows_and_new_values(frame):
+    """Rows of later days: the model knows what it has learned, and items that it never saw get rows."""
+    rows, answers = frame.drop(columns="answer"), frame["answer"]
+    early = rows["item"].isin([f"i{number}" for number in range(15)])
+    model = Classifier(**{**SMALL, "epochs": 4}, validation=0.0)
+    model.partial_fit(rows[early], answers[early], classes=["no", "yes"])
+    with pytest.warns(UserWarning, match="'item' 100.0% unknown"):
+        before = model.score(rows[~early], answers[~early])
+    model.partial_fit(rows[~early], answers[~early])
+    assert model.score(rows[~early], answers[~early]) > max(before, 0.75)
+    assert model.score(rows[early], answers[early]) > 0.75
+    with pytest.raises(ValueError, match="the first call had no weights"):
+        model.partial_fit(rows, answers, sample_weight=np.ones(1500))
+    with pytest.raises(ValueError, match="that y has, 'no' and 'yes'"):
+        model.partial_fit(rows, answers.replace("yes", "maybe"))
+
+
+def test_a_saved_one_is_replaced_where_that_is_asked(frame, fitted, tmp_path):
+    fitted.save(tmp_path / "saved")
+    with pytest.raises(ValueError, match="exists and is no empty folder"):
+        fitted.save(tmp_path / "saved")
+    other = Classifier(**SMALL, steps=2).fit(frame, "answer")
+    other.save(tmp_path / "saved", overwrite=True)
+    assert np.array_equal(
+        Classifier.load(tmp_path / "saved").predict_proba(frame), other.predict_proba(frame)
+    )
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="exists and is no empty folder"):
+        fitted.save(tmp_path / "mine", overwrite=True)
+
+
+def test_the_last_rows_validate_where_the_draft_has_a_time(frame):
+    times = np.datetime64("2026-01-01", "s") + np.arange(1500)[::-1] * 60  # the first rows are the last
+    prices = np.where(np.arange(1500) < 150, 90.0, frame["price"])
+    fitted = Classifier(**SMALL, steps=3).fit(frame.assign(when=times, price=prices), "answer")
+    assert fitted.schema_.time is not None and len(fitted._held_out) == 150
+    numbers = fitted._held_out.rows.dense
+    assert (numbers == numbers[0]).all(0).any()
+
+
+@pytest.mark.parametrize(
+    ("X", "error", "message"),
+    [
+        (np.zeros(6), ValueError, "Reshape your data"),
+        (np.zeros((0, 3)), ValueError, "Found array with 0 sample(s) (shape=(0, 3))"),
+        (np.zeros((6, 0)), ValueError, "Found array with 0 feature(s)"),
+        (np.zeros((6, 2), complex), ValueError, "Complex data not supported"),
+        (np.array([[1, {"a": 2}]] * 6, object), TypeError, "argument must be a string or a real number"),
+        ([[1.0, 2.0]] * 5, ValueError, "inconsistent numbers of samples"),
+    ],
+)
+def test_arrays_that_are_no_rows_are_refused(X, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        Classifier("lr").fit(X, [0, 1, 0, 1, 0, 1])
+
+
+# Checks of scikit-learn that are not met, and why.
+UNMET = {
+    "check_sample_weight_equivalence_on_dense_data": "batches are drawn from rows, not from their copies",
+    "check_do_not_raise_errors_in_init_or_set_params": "a wrong argument is refused at once, by its name",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+def test_scikit_learns_own_checks_hold(kind):
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    results = checks.check_estimator(kind(), expected_failed_checks=UNMET, on_fail=None)
+    failed = {r["check_name"]: str(r["exception"]) for r in results if r["status"] == "failed"}
+    assert failed == {}
+    assert {r["check_name"] for r in results if r["status"] == "xfail"} == set(UNMET)
