@@ -18,7 +18,7 @@ import hotrows
 from hotrows import cli, load_run
 from hotrows.cli.checkpoints import merge_command
 from hotrows.engine.planning.crosses import bucket_of as bucket_of_tensors
-from hotrows.losses import Calibration, parse
+from hotrows.losses import parse
 from hotrows.models import Model, tables
 from hotrows.serving import Scorer, chain, table_rows
 from hotrows.serving.deltas import VersionHead
@@ -319,8 +319,7 @@ def test_formats_and_dtypes_that_do_not_go_together_are_refused(din_run, tmp_pat
 
 
 def test_predictions_beyond_float32_are_refused_as_logits_are():
-    both = Calibration({"count": parse("poisson"), "click": parse("log_loss")})
-    one = Calibration({"count": parse("poisson")})
+    both, one = (parse("poisson"), parse("log_loss")), (parse("poisson"),)
     for outputs in ([95.0, 1.0], [np.inf, 1.0], [1.0, np.nan]):
         with pytest.raises(ValueError, match="the score of row 2 is no finite number"):
             predictions(np.array([[0.0, 0.0], outputs], np.float32), both)
