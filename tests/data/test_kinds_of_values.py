@@ -156,7 +156,7 @@ KINDS = {
         pa.string(), ["NA", "a"], ["NA", "a"], [b"", b"a"], more={"missing": {"x": ("NA",)}}
     ),
     "word of another column": Kind(
-        pa.string(), ["NA", "a"], ["NA", "a"], [b"NA", b"a"], more={"missing": {"y": ("NA",)}}
+        pa.string(), ["NA", "a"], ["NA", "a"], [b"NA", b"a"], more={"missing": {"click": ("NA",)}}
     ),
     "word of this column of numbers": Kind(
         pa.string(),
