@@ -60,7 +60,7 @@ Made = tuple[Features, Samples, Samples]
 
 def _criteo(raw: Path) -> Made:
     from hotrows.data import prepare
-    from hotrows.datasets import schemas
+    from hotrows.data.datasets import schemas
 
     files, schema = [raw / "criteo_kaggle_10k.tsv"], schemas.BY_NAME["criteo"]
     return _encoded(lambda folder: prepare(files, schema, folder, split="position:0.8,0,0.2"))
@@ -68,21 +68,21 @@ def _criteo(raw: Path) -> Made:
 
 def _avazu(raw: Path) -> Made:
     from hotrows.data import prepare
-    from hotrows.datasets import schemas
+    from hotrows.data.datasets import schemas
 
     files, schema = [raw / "avazu_14k.csv"], schemas.BY_NAME["avazu"]
     return _encoded(lambda folder: prepare(files, schema, folder, split="position:0.8,0,0.2"))
 
 
 def _adult(raw: Path) -> Made:
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     return _encoded(lambda folder: datasets.prepare(datasets.BY_NAME["adult"], None, folder))
 
 
 def _movielens(raw: Path) -> Made:
     """Users whose id is divisible by four; genres, several per movie, are left out."""
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     data_set = datasets.BY_NAME["movielens_1m"]
     features, *parts = _encoded(lambda folder: datasets.prepare(data_set, raw, folder), target="movie")

@@ -26,17 +26,17 @@ import torch
 import hotrows
 from benchmarks.harness import RESULTS, conditions, write
 from benchmarks.workload import CRITEO_KAGGLE, DATA
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
 from hotrows.data.encode.writing import write_encoded
-from hotrows.distributed.comm import OneRank
+from hotrows.engine.distributed.comm import OneRank
+from hotrows.engine.planning.policy import SIMULATED
 from hotrows.optim import Adagrad, RowWiseAdagrad
-from hotrows.planning.policy import SIMULATED
-from hotrows.train.defaults import settle
-from hotrows.tuning.advice import advise
-from hotrows.tuning.benchmark import TimedTraining
-from hotrows.tuning.cache_simulation import simulate
-from hotrows.tuning.measured_speed import measured_speed
+from hotrows.tools.tuning.advice import advise
+from hotrows.tools.tuning.benchmark import TimedTraining
+from hotrows.tools.tuning.cache_simulation import simulate
+from hotrows.tools.tuning.measured_speed import measured_speed
+from hotrows.train.config import TrainConfig
+from hotrows.train.start.defaults import settle
 
 SHARES = (0.05, 0.1, 0.2, 0.4)
 EPOCH, EPOCHS = 150, 4  # batches

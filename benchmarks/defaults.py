@@ -22,9 +22,9 @@ import torch
 
 from benchmarks import defaults_data, one_hot
 from benchmarks.harness import add, conditions, stored
-from hotrows.config import TrainConfig
-from hotrows.metrics import Metrics
 from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.metrics import Metrics
 
 NAME, QUESTION = "defaults", __doc__.splitlines()[0]
 REFERENCE, SCIKIT_LEARN = "one-hot", "scikit-learn"

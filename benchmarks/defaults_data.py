@@ -21,9 +21,8 @@ import numpy as np
 
 from benchmarks.accuracy_data import RAW
 from benchmarks.workload import DATA
-from hotrows import datasets
-from hotrows.data import EncodedData, draft_schema, prepare
-from hotrows.datasets import schemas
+from hotrows.data import EncodedData, datasets, draft_schema, prepare
+from hotrows.data.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sparse
 
 FOLDER = DATA / "defaults"

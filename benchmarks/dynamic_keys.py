@@ -37,7 +37,7 @@ from torch.utils.cpp_extension import include_paths
 
 from benchmarks.harness import conditions, write
 from hotrows.dynamic import Dynamic
-from hotrows.keys.native import NativeKeyTable
+from hotrows.engine.keys.native import NativeKeyTable
 
 BATCH, LOOKUPS = 8192, 200 * 8192
 MAPS = ("std::unordered_map", "ska::flat_hash_map", "ankerl::map", "ankerl::segmented_map")

@@ -30,9 +30,9 @@ from benchmarks.arms.tiers import fill
 from benchmarks.harness import conditions, write
 from benchmarks.workload import CRITEO_KAGGLE, DATA, DLRM_BOTTOM, DLRM_TOP, LEARNING_RATE
 from hotrows import Adagrad, Batch, Caching, Dense, Dynamic, Embedding, Schema, Sparse, models
+from hotrows.engine.planning.policy import Lookahead
 from hotrows.engine.stages import start
-from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.planning.policy import Lookahead
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 
 BATCH, DIM, NEW, SHARE, WINDOW = 8192, 16, 0.01, 0.1, 64
 TURN, AHEAD = 12, 6

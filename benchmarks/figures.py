@@ -19,8 +19,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotrows.pages.numbers import number, percent, short
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.pages.numbers import number, percent, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,8 +31,8 @@ from benchmarks.arms.hotrows_models import batch_of, build, embedding_of, traini
 from benchmarks.harness import conditions, write
 from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, WORKLOADS, batches, measure
 from hotrows import models
-from hotrows import nn as layers
-from hotrows.nn import choose_linear_paths, products, use_linear_paths
+from hotrows.models import nn as layers
+from hotrows.models.nn import choose_linear_paths, products, use_linear_paths
 from hotrows.runtime import native
 
 QUESTION = __doc__.split("\n")[0]

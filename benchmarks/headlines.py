@@ -11,6 +11,7 @@ Each part is a benchmark with few rounds, which writes its own file of results. 
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,14 +24,15 @@ from dataclasses import dataclass
 from benchmarks.evidence.records import Origin, result
 from benchmarks.harness import ROOT, conditions, git
 from benchmarks.workload import DATA
+from hotrows.runtime.moved import MOVED
 
 FOLDER = "FOLDER"  # in a command: a temporary folder
 STEP = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow glued"
 
 
 TABLES = "--rounds 3 --arms hotrows plain-torch fbgemm tensorflow"
-STEPS = ("engine", "models", "nn", "ops", "pipeline", "planning")
-ACCELERATED = ("acceleration", "engine", "ops", "planning")
+STEPS = ("engine", "models", "ops")
+ACCELERATED = ("acceleration", "engine", "ops")
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,15 @@ PARTS = {
     "accelerate-rechub": Part(
         "accelerate-criteo-rechub", 4, ("accelerate criteo-rechub --rounds 1",), ACCELERATED
     ),
-    "tenth-in-memory": Part("tiers-dim16", 9, ("tiers dim16",), (*STEPS, "storage")),
+    "tenth-in-memory": Part("tiers-dim16", 9, ("tiers dim16",)),
     "serving": Part(
-        "serving", 3, (f"serving make {FOLDER}", f"serving measure {FOLDER}"), ("serving", "export", "nn")
+        "serving", 3, (f"serving make {FOLDER}", f"serving measure {FOLDER}"), ("serving", "models")
     ),
     "event-to-score": Part(
         "freshness/figures/5000",
         5,
         ("freshness --rates 1000,5000,10000,20000",),
-        ("serving", "streams", "train"),
+        ("serving", "data/streams", "train"),
     ),
     "prepare": Part("prepare", 3, ("prepare --rows 1000000 --rounds 3",), ("data",)),
     "defaults": Part(
@@ -89,12 +91,7 @@ PARTS = {
         ("defaults --sets adult --models deepfm --seeds 0 --again",),
         ("train", "models"),
     ),
-    "billion": Part(
-        "tiers-billion-criteo",
-        60,
-        ("tiers billion --streams criteo --seconds 3400",),
-        (*STEPS, "storage"),
-    ),
+    "billion": Part("tiers-billion-criteo", 60, ("tiers billion --streams criteo --seconds 3400",)),
 }
 LONG = ("billion",)  # only when named
 
@@ -125,12 +122,20 @@ def age(part: Part) -> tuple[int, float] | None:
     """Commits since a part was measured that changed its packages, and the share of their lines that
     are new since; None where git does not know the part's commit."""
     commit = Origin(part.source, "").known("commit")
-    paths = [f"src/hotrows/{package}" for package in part.packages]
-    count = git("rev-list", "--count", f"{commit}..HEAD", "--", *paths)
-    changes = git("diff", "--numstat", commit, "--", *paths)
+    paths = tuple(f"src/hotrows/{package}/" for package in part.packages)
+    before = {old: f"src/hotrows/{new.replace('.', '/')}/" for old, new in MOVED.items()}
+    moved = [
+        f"src/hotrows/{old.replace('.', '/')}" for old, new in before.items() if new.startswith(paths)
+    ]
+    count = git("rev-list", "--count", f"{commit}..HEAD", "--", *paths, *moved)
+    changes = git("diff", "--numstat", "-M", commit, "--", "src/hotrows")
     if count is None or changes is None:
         return None
-    added = sum(int(line.split()[0]) for line in changes.splitlines() if line[0].isdigit())
+    added = 0
+    for line in changes.splitlines():
+        new, _, file = line.split("\t")
+        file = re.sub(r"\{.* => (.*)\}", r"\1", file).replace("//", "/")  # a file that was moved
+        added += int(new) if new.isdigit() and file.startswith(paths) else 0
     files = [file for path in paths for file in (ROOT / path).rglob("*.py")]
     lines = sum(len(file.read_text().splitlines()) for file in files)
     return int(count), added / lines

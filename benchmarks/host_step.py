@@ -43,9 +43,9 @@ from hotrows.ops.layers import by_device, interaction
 from hotrows.ops.rows import cuda
 from hotrows.runtime.device import Device
 from hotrows.schema import Sequence
-from hotrows.train.cuda_graph import CapturedStep
-from hotrows.train.recommender import Recommender
-from hotrows.train.step import Step, dense_optimizer
+from hotrows.train.loop.cuda_graph import CapturedStep
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.loop.step import Step, dense_optimizer
 
 SAMPLES, STEPS, WARM = 8, 200, 20
 AIMS = {"eager": 1.5, "captured": 0.3}  # ms
@@ -130,7 +130,7 @@ def measured(name: str, steps: int) -> dict[str, float]:
         model=name, model_options=options, batch_size=SAMPLES, device="cuda", dense_lr=0.01,
         precision="tf32", row_optimizer=hotrows.Adagrad(),
     )  # fmt: skip
-    with mock.patch("hotrows.train.recommender.find", lambda _: NoTime()):
+    with mock.patch("hotrows.train.loop.recommender.find", lambda _: NoTime()):
         recommender = Recommender(config, schema)
     step = Step(recommender, dense_optimizer(config, recommender.model), config)
     batch, embedding = _batch(schema), recommender.embedding

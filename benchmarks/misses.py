@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.harness import RESULTS, conditions, write
 from benchmarks.streams import STREAMS, Stream
-from hotrows.planning.device_slots import DeviceSlots
-from hotrows.planning.policy import Frequency, Hot, Lookahead
-from hotrows.planning.slots import NativeSlotMap
+from hotrows.engine.planning.device_slots import DeviceSlots
+from hotrows.engine.planning.policy import Frequency, Hot, Lookahead
+from hotrows.engine.planning.slots import NativeSlotMap
 from hotrows.runtime.device import HOST
 
 SHARES = (0.01, 0.02, 0.05, 0.10)

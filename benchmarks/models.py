@@ -23,11 +23,10 @@ import torch
 from benchmarks.accuracy_data import RAW
 from benchmarks.harness import add, conditions, measured
 from benchmarks.workload import DATA
-from hotrows import datasets
-from hotrows.config import TrainConfig
-from hotrows.data import EncodedData
+from hotrows.data import EncodedData, datasets
 from hotrows.optim import Adagrad
 from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
 
 # Linear weights step far: at the default rate, 0.02, one epoch leaves them at AUC 0.758.
 SETTINGS: dict[str, dict] = {"lr": {"row_optimizer": Adagrad(lr=0.3), "epochs": 3}}

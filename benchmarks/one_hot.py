@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.data import EncodedData, Loader, Part
-from hotrows.metrics import Metrics, compute_metrics
+from hotrows.train.metrics import Metrics, compute_metrics
 
 STRENGTHS = (30.0, 10.0, 3.0, 1.0, 0.3)  # of the L2 term, strong ones first; scikit-learn's is 1
 

@@ -19,12 +19,12 @@ from benchmarks.tiers import BATCH, SCHEMA, popular_rows, stream
 from hotrows import models
 from hotrows.data import Loader
 from hotrows.engine.caching import Caching
+from hotrows.engine.planning import packing
+from hotrows.engine.planning.planner import Planner
+from hotrows.engine.planning.policy import Frequency, Hot, Lookahead
+from hotrows.engine.planning.slots import NativeSlotMap
 from hotrows.optim import Adagrad
-from hotrows.planning import packing
-from hotrows.planning.planner import Planner
-from hotrows.planning.policy import Frequency, Hot, Lookahead
-from hotrows.planning.slots import NativeSlotMap
-from hotrows.train.step_trainer import keep_freed_memory
+from hotrows.train.loop.step_trainer import keep_freed_memory
 
 PARTS = ("load", "plan", "look", "feed", "take")
 

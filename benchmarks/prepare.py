@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def compare(rows: int, rounds: int, threads: int) -> None:
-    from hotrows.datasets.synthetic import synth_criteo
+    from hotrows.data.datasets.synthetic import synth_criteo
 
     with tempfile.TemporaryDirectory() as folder:
         raw = synth_criteo(rows, Path(folder) / "raw")
@@ -125,8 +125,8 @@ def parquet_files(rows: int, folder: Path, num_files: int = 8) -> str:
     import pyarrow.csv
     import pyarrow.parquet
 
-    from hotrows.datasets import schemas
-    from hotrows.datasets.synthetic import synth_criteo
+    from hotrows.data.datasets import schemas
+    from hotrows.data.datasets.synthetic import synth_criteo
 
     if folder.exists():
         return str(folder)
@@ -200,7 +200,7 @@ def bounded(raw: Path, limit: int, threads: int) -> None:
 
 def hotrows_arm(raw: Any, out: str, memory: str, threads: int) -> dict:
     from hotrows.data import prepare
-    from hotrows.datasets import schemas
+    from hotrows.data.datasets import schemas
 
     begin = time.perf_counter()
     stages: dict[str, float] = {}

@@ -25,7 +25,7 @@ from benchmarks.samples import ends_of, random_lengths
 from hotrows import Batch, Dense, Schema, Sequence, Sparse, TrainConfig
 from hotrows.batch import RequestFeatures
 from hotrows.data import EncodedData, Loader, write_encoded
-from hotrows.train.step_trainer import StepTrainer, keep_freed_memory
+from hotrows.train.loop.step_trainer import StepTrainer, keep_freed_memory
 
 QUESTION = __doc__.split("\n")[0]
 CANDIDATES = (1, 2, 4, 8, 16, 32)

@@ -105,7 +105,7 @@ def file_store(folder: Path, steps: int, seed: int) -> Digests:
 
 
 def ranks(folder: Path, steps: int, seed: int) -> Digests:
-    from hotrows.distributed.in_process import run
+    from hotrows.distributed.in_process import run  # a path that commits before the moves have, too
 
     data = clicks(folder)
     # Threads of one process share its random numbers: nothing is drawn, and their state is left out.

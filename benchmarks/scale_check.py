@@ -7,8 +7,8 @@ DLRM at Criteo Kaggle's sizes (26 tables, 33.8 M rows of dim 16, Adagrad), ids b
 1.05, ids standing by falling frequency, a global batch of 8,192, ranks joined by Gloo over the loopback
 interface, one thread each. What is predicted is measured in no other way than this:
 
-    rates   one rank alone, while the others wait: `hotrows.costs.measure_machine`; and for products the
-            forward and backward pass of the model on a rank's share of the batch, its vectors there
+    rates   one rank alone, while the others wait: `hotrows.train.costs.measure_machine`; and for products
+            the forward and backward pass of the model on a rank's share of the batch, its vectors there
     links   all ranks together: fitted to all-to-alls and all-reduces of several sizes
 
 Ranks share cores. With P ranks on C cores a rank does C / P of what it does alone, where P > C; links are
@@ -35,15 +35,15 @@ from benchmarks.harness import conditions, write
 from benchmarks.workload import CRITEO_KAGGLE, DIM, DLRM_BOTTOM, DLRM_TOP
 from hotrows import models
 from hotrows.batch import split
-from hotrows.costs import measure_machine, workload
-from hotrows.costs.choose_sharding import choose_sharding
-from hotrows.costs.step_cost import Machine, StepCost, step_cost
-from hotrows.distributed import process_group
-from hotrows.distributed.dense_gradients import SharedGradients
-from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.prefetch import prefetch
-from hotrows.planning.sharding import Placement, uniform
+from hotrows.engine.distributed import process_group
+from hotrows.engine.distributed.dense_gradients import SharedGradients
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.engine.planning.sharding import Placement, uniform
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 from hotrows.runtime import native
+from hotrows.train.costs import measure_machine, workload
+from hotrows.train.costs.choose_sharding import choose_sharding
+from hotrows.train.costs.step_cost import Machine, StepCost, step_cost
 
 QUESTION = __doc__.split("\n")[0]
 SHAPE = workload.named("criteo-kaggle")

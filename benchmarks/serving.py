@@ -33,7 +33,7 @@ def make(folder: Path, models: list[str]) -> None:
     import torch
 
     import hotrows
-    from hotrows.export.whole import export
+    from hotrows.serving.export.whole import export
 
     torch.set_num_threads(1)
     for model in models:

@@ -56,8 +56,8 @@ def make(folder: Path, scale: int, known: int, chosen: list[str]) -> None:
     import hotrows
     from benchmarks.serving import schema_of, shared_of
     from hotrows.data import EncodedData
-    from hotrows.export.whole import export
     from hotrows.optim import SGD
+    from hotrows.serving.export.whole import export
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scale.json").write_text(json.dumps({"scale": scale, "known": known}))

@@ -15,11 +15,12 @@ from statistics import median
 import torch
 
 from benchmarks.harness import conditions, write
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
-from hotrows.datasets import schemas
-from hotrows.datasets.synthetic import synth_criteo
-from hotrows.train import Trainer, pictures
+from hotrows.data.datasets import schemas
+from hotrows.data.datasets.synthetic import synth_criteo
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.telling import pictures
 
 QUESTION = "Does training wait for data?"
 BATCH_SIZE = 8192

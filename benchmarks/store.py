@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness import conditions, write
-from hotrows.storage.disk_io import RecordFile
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.record_io import Fetcher, alignment
+from hotrows.engine.storage.disk_io import RecordFile
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.record_io import Fetcher, alignment
 
 ROWS_PER_CALL = 4000
 BULK_ROWS = 1 << 16

@@ -8,6 +8,7 @@ checks of check.h, into build/checked: where HOTROWS_CHECKED_CORE names that fil
 import argparse
 import os
 import platform
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "hotrows" / "_native"
+INTERFACE = TARGET.parent / "runtime" / "native_interface.py"
 CHECKED = HERE.parent / "build" / "checked"
 FLAGS = [
     "-std=c++17",
@@ -48,8 +50,10 @@ def compile_library(sources: Iterable[Path], target: Path, flags: list[str]) -> 
 
 
 def build(target: Path, flags: list[str]) -> None:
-    """Compiles every file of the core into one library."""
+    """Compiles every file of the core into one library, and notes which functions it has."""
+    interface = runpy.run_path(str(INTERFACE))["interface_of"](HERE)
     compile_library(sorted(HERE.glob("*.cpp")), target, flags)
+    target.with_suffix(".id").write_text(interface)
 
 
 def levels_of_machine() -> dict[str, list[str]]:

@@ -107,7 +107,7 @@ struct Runs {
   }
 };
 
-// Where the rows of a table are among ranks; see hotrows.planning.sharding. The first `hot` ids are rows
+// Where the rows of a table are among ranks; see hotrows.engine.planning.sharding. The first `hot` ids are rows
 // from first_hot on; the others are dealt over num_sharing ranks, and rank p numbers its own from
 // first_owned[p] on.
 struct Route {

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import click
 
-from hotrows import cli, config, datasets
-from hotrows.settings import Setting
-from hotrows.streams import settings as streams
+from hotrows import cli
+from hotrows.data import datasets
+from hotrows.data.streams import settings as streams
+from hotrows.runtime.settings import Setting
+from hotrows.train import config
 
 REFERENCE = Path(__file__).parent / "reference"
 ALL = 20  # options of a command that takes the settings of a training

@@ -13,13 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS, PAGE = ROOT / "src" / "hotrows", ROOT / "tests", ROOT / "docs" / "rooms.md"
-TIMES = TESTS / "times.json"  # seconds by test file or by test, if somebody has measured them
+TIMES = TESTS / "times.json"  # seconds of all cases, and of the slowest, by test: python -m tests.times
 BEGIN, END = "<!-- rooms: begin -->", "<!-- rooms: end -->"
 
 
 def table() -> str:
     """The map as Markdown: packages, then modules at the root, a line for each."""
-    packages = sorted(path.parent for path in SOURCE.glob("*/__init__.py"))
+    packages = sorted(path.parent for deep in ("*", "*/*") for path in SOURCE.glob(f"{deep}/__init__.py"))
     modules = sorted(path for path in SOURCE.glob("*.py") if path.stem[0] != "_")
     lines = ["| room | promise | lines | tests | seconds |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(line(room) for room in [*packages, *modules])])
@@ -27,10 +27,11 @@ def table() -> str:
 
 def line(room: Path) -> str:
     files = sorted(room.rglob("*.py")) if room.is_dir() else [room]
+    name = room.relative_to(SOURCE).with_suffix("")
     count = sum(file.read_text().count("\n") for file in files)
     tests = tests_of(room.stem)
     num_tests = sum(len(re.findall(r"^(?:    )?def test_", f.read_text(), re.M)) for f in tests)
-    cells = (f"`{room.stem}`", promise(files[0]), f"{count:,}", str(num_tests or ""), seconds(tests))
+    cells = (f"`{name}`", promise(files[0]), f"{count:,}", str(num_tests or ""), seconds(tests))
     return f"| {' | '.join(cells)} |"
 
 
@@ -53,7 +54,7 @@ def seconds(tests: list[Path]) -> str:
         return ""
     names = {str(path.relative_to(ROOT)) for path in tests}
     times = json.loads(TIMES.read_text())
-    total = sum(time for test, time in times.items() if test.split("::")[0] in names)
+    total = sum(time[0] for test, time in times.items() if test.split("::")[0] in names)
     return f"{total:.0f}" if total else ""
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows import Publisher, Schema, Sparse, TrainConfig, Trainer, prepare
-from hotrows.streams import StreamConfig
+from hotrows.data.streams import StreamConfig
 
 SCHEMA = Schema((Sparse("user"), Sparse("item"), Sparse("hour")), label="click")
 ITEM = 7

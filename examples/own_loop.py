@@ -14,10 +14,10 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
-from hotrows.datasets import schemas
-from hotrows.datasets.synthetic import synth_criteo
-from hotrows.metrics import compute_metrics
+from hotrows.data.datasets import schemas
+from hotrows.data.datasets.synthetic import synth_criteo
 from hotrows.models import DLRM
+from hotrows.train.metrics import compute_metrics
 
 
 def main(folder: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 import hotrows
 from hotrows import Adagrad, Dense, Schema, Sequence, Sparse, TrainConfig
 from hotrows.models import Model, tables
-from hotrows.nn import GRU, MLP, last_of
+from hotrows.models.nn import GRU, MLP, last_of
 
 
 class TwoTowers(Model):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows import Callback, Label, Schema, Sparse, TrainConfig, Trainer, prepare
-from hotrows.streams import StreamConfig
+from hotrows.data.streams import StreamConfig
 
 SCHEMA = Schema((Sparse("user"), Sparse("item")), label=Label("click"))
 

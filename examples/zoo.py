@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, layer_norm
 import hotrows
 from hotrows import Adagrad, Dense, Schema, Sequence, Sparse, TrainConfig, Uniform
 from hotrows.models import Model, tables
-from hotrows.nn import MLP
+from hotrows.models.nn import MLP
 
 
 def vectors_of(schema, dim):
@@ -221,7 +221,7 @@ class BST(Model):
         self.top = MLP((width, *hidden, 1))
 
     def forward(self, vectors, dense):
-        past, is_real = hotrows.nn.to_padded(*vectors.sequence("history"), self.length)
+        past, is_real = hotrows.models.nn.to_padded(*vectors.sequence("history"), self.length)
         x = torch.cat([vectors["item"][:, None], past], 1) + self.places
         is_real = torch.cat([is_real.new_ones(len(x), 1), is_real], 1)
         x = self.encoder(x, src_key_padding_mask=~is_real) * is_real[:, :, None]
@@ -266,7 +266,9 @@ class FINAL(Fields):
         sizes = (self.num_fields * dim, *hidden)
         streams = [[nn.Linear(*pair) for pair in pairwise(sizes)] for _ in range(2)]
         self.streams = nn.ModuleList(map(nn.ModuleList, streams))
-        self.norms = nn.ModuleList(nn.ModuleList(map(hotrows.nn.BatchNorm, hidden)) for _ in range(2))
+        self.norms = nn.ModuleList(
+            nn.ModuleList(map(hotrows.models.nn.BatchNorm, hidden)) for _ in range(2)
+        )
         self.last = nn.ModuleList(nn.Linear(hidden[-1], 1) for _ in range(2))
 
     def forward(self, vectors, dense):

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 import torch
 
-from tests.support import choice, syncs
+from tests.support import choice, syncs, tiers
 from tests.support.redis_server import RedisServer
 
 if not torch.cuda.is_available():
@@ -23,7 +23,12 @@ if all(map(importlib.util.find_spec, ("jaxtyping", "beartype"))):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="also slow tests, and all cases of others")
+    for option, runs in (
+        ("--all", "also long and slow tests, and all cases of others"),
+        ("--long", "also long tests"),
+        ("--touched", "only long tests that are near to what changed"),
+    ):
+        parser.addoption(option, action="store_true", help=runs)
 
 
 def pytest_configure(config):
@@ -33,6 +38,9 @@ def pytest_configure(config):
         os.environ["XDG_CACHE_HOME"] = cache.name
     if config.getoption("--all"):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
+    for option, variable in (("--long", tiers.WITH_LONG), ("--touched", tiers.TOUCHED)):
+        if config.getoption(option):
+            os.environ.setdefault(variable, "")
     syncs.leave_out()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and hasattr(os, "sched_setaffinity") and not torch.cuda.is_available():
@@ -140,8 +148,8 @@ def redis_server(tmp_path):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Draws no picture of a run, which takes longer than a small run, and writes no events of it."""
-    monkeypatch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
-    monkeypatch.setattr("hotrows.train.metrics_log._open_events", lambda run, keep_until: None)
+    monkeypatch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
+    monkeypatch.setattr("hotrows.train.telling.metrics_log._open_events", lambda run, keep_until: None)
 
 
 class Run:

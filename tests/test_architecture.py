@@ -18,11 +18,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(hotrows.__file__).parent
 FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 KERNELS = PACKAGE / "ops" / "triton"
-MOST_LINES = 79_251  # of src; it rises only in a commit whose message names the issue that needs them
+MOST_LINES = 79_784  # of src; it rises only in a commit whose message names the issue that needs them
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {
-    "train/trainer.py:fit": "what ends with a run is listed once, in the order in which it ends",
+    "train/estimator.py:Estimator": "the protocol of scikit-learn is one: parameters, fit, files, copies",
     "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method",
 }
 
@@ -60,13 +60,25 @@ def test_the_page_and_the_contract_name_the_same_floors():
 
 def test_the_root_has_few_modules():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "version"}
-    assert len(modules) <= 12, sorted(modules)
+    assert len(modules) <= 8, sorted(modules)
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert len(packages) <= 10, sorted(packages)
+
+
+def test_no_package_has_one_module_alone():
+    """A folder to look into for one file; a package at the root may begin so."""
+    alone = [
+        str(path.parent.relative_to(PACKAGE))
+        for path in PACKAGE.glob("*/**/__init__.py")
+        if len([other for other in path.parent.iterdir() if other.suffix == ".py" or other.is_dir()]) == 2
+        and not (path.parent / "__pycache__").exists()
+    ]
+    assert alone == []
 
 
 def test_models_and_layers_never_see_an_id():
-    for folder in ("models", "nn"):
-        for path in (PACKAGE / folder).rglob("*.py"):
-            assert "hotrows.batch" not in FILES[path] and "hotrows.plan" not in FILES[path], path
+    for path in (PACKAGE / "models").rglob("*.py"):
+        assert "hotrows.batch" not in FILES[path] and "hotrows.ops.plan" not in FILES[path], path
 
 
 def test_no_package_hides_a_function(trees):
@@ -82,7 +94,7 @@ def test_no_package_hides_a_function(trees):
                 offered |= {f"{package}.{name}" for name in public & modules}
             elif isinstance(node, ast.ImportFrom):
                 taken |= {f"{package}.{alias.name}" for alias in node.names} & {node.module}
-    assert "hotrows.datasets.download" in offered
+    assert "hotrows.data.datasets.download" in offered
     assert offered - taken == set()
 
 
@@ -122,8 +134,9 @@ def test_the_source_asks_no_more_often_which_axis_it_is_on():
 
 
 def test_public_constructors_have_few_parameters():
-    """A frozen dataclass of settings may have more: it is written by keyword, a line each."""
-    for name in hotrows.__all__:
+    """A frozen dataclass of settings may have more: it is written by keyword, a line each. Parameters of
+    an estimator are what users search over."""
+    for name in set(hotrows.__all__) - {"Classifier", "Regressor"}:
         public = getattr(hotrows, name)
         if inspect.isclass(public) and not hasattr(public, "__dataclass_fields__"):
             parameters = inspect.signature(public).parameters
@@ -147,7 +160,7 @@ def test_no_test_module_imports_another():
 
 
 # Modules of classes whose native part is in another one.
-_NATIVE_BASES = ("keys/table.py", "planning/slots.py", "planning/device_slots.py")
+_NATIVE_BASES = ("engine/keys/table.py", "engine/planning/slots.py", "engine/planning/device_slots.py")
 
 
 def _functions(tree):

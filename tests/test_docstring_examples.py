@@ -17,12 +17,12 @@ from tests.support.public_names import NAMES
 SOURCE = Path(hotrows.__file__).parent
 WITH_EXAMPLES = sorted(path for path in SOURCE.rglob("*.py") if ">>> " in path.read_text())
 WITHOUT = {
-    **dict.fromkeys(["hotrows.datasets.BY_NAME", "hotrows.models.BY_NAME"], "a mapping"),
-    "hotrows.planning.policy.LRU": "an object",
-    "hotrows.datasets.download": "reads from the internet",
-    "hotrows.tuning.tune.tune": "measures for minutes",
+    **dict.fromkeys(["hotrows.data.datasets.BY_NAME", "hotrows.models.BY_NAME"], "a mapping"),
+    "hotrows.engine.planning.policy.LRU": "an object",
+    "hotrows.data.datasets.download": "reads from the internet",
+    "hotrows.tools.tuning.tune.tune": "measures for minutes",
     **dict.fromkeys(
-        [f"hotrows.trackers.{name}" for name in ("MLflow", "Tracker", "WandB")], "needs a service"
+        [f"hotrows.tools.trackers.{name}" for name in ("MLflow", "Tracker", "WandB")], "needs a service"
     ),
     **dict.fromkeys(
         ["hotrows.serving.Scorer", "hotrows.serving.application"], "needs a bundle, and its libraries"

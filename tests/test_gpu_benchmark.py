@@ -28,8 +28,8 @@ from benchmarks.gpu_parts.workloads import scattered, zipf_ids, zipf_stream
 from benchmarks.harness import ROOT
 
 import hotrows
-from hotrows.record import RecordLayout
-from hotrows.train import pictures
+from hotrows.ops.record import RecordLayout
+from hotrows.train.telling import pictures
 from tests.conftest import leaves_no_device
 from tests.support import pretend
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hotrows import json_file
-from hotrows.json_file import JsonFile, build
+from hotrows.runtime import json_file
+from hotrows.runtime.json_file import JsonFile, build
 
 FILE = JsonFile("bring it back", "use the other hotrows", number=3, editable=False)
 EDITED = JsonFile("bring it back")

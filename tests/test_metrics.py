@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import losses
-from hotrows.metrics import (
+from hotrows.train.metrics import (
     Metrics,
     auc,
     base_log_loss,
@@ -18,8 +18,8 @@ from hotrows.metrics import (
     metrics_by,
     shortcomings,
 )
-from hotrows.metrics.calibration import fit_scale
-from hotrows.metrics.regression import regression_metrics
+from hotrows.train.metrics.calibration import fit_scale
+from hotrows.train.metrics.regression import regression_metrics
 from tests.support.choice import examples
 
 

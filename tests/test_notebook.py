@@ -4,7 +4,7 @@ import torch
 
 import hotrows
 from hotrows import Dense, Label, Schema, Sequence, Sparse, Table, TrainConfig
-from hotrows.pages import notebook
+from hotrows.runtime.pages import notebook
 from tests.support.clicks import table as clicks
 
 SCHEMA = Schema(

@@ -6,10 +6,13 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from hotrows.runtime.moved import MOVED
 from tests.support.public_names import NAMES, PUBLIC
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +28,7 @@ def test_the_public_names_are_those_written_down(name):
 
 def test_the_public_names_are_few():
     """There were 185, most of which no user needed: each is a promise, and a thing to learn."""
-    assert len(NAMES) <= 115
+    assert len(NAMES) <= 116
 
 
 def test_the_reference_shows_the_public_names():
@@ -34,6 +37,31 @@ def test_the_reference_shows_the_public_names():
         for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
             shown |= {f"{name}.{public}" for public in PUBLIC[name].split()} if name in PUBLIC else {name}
     assert sorted(shown) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_paths_of_the_release_candidate_name_the_same_modules(old):
+    """Also in pickles, which have the path of a class. A second copy would have other classes."""
+    module = importlib.import_module(f"hotrows.{old}")
+    assert module is importlib.import_module(f"hotrows.{MOVED[old]}")
+
+
+def test_an_old_path_works_in_every_way_that_python_has():
+    code = """
+import pickle
+import hotrows, hotrows.nn.mlp
+from hotrows import checkpoint, metrics
+from hotrows.train.trainer import Trainer
+assert hotrows.nn.MLP is hotrows.models.nn.mlp.MLP is hotrows.nn.mlp.MLP
+assert Trainer is hotrows.Trainer and metrics is hotrows.train.metrics
+assert pickle.loads(b"chotrows.storage.cache\\nCache\\n.").__module__ == "hotrows.engine.storage.cache"
+try:
+    import hotrows.nn.no
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("No module named 'hotrows.models.nn.no'\n", "")
 
 
 def imports(code: str) -> set[str]:

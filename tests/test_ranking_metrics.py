@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import losses
-from hotrows.metrics import (
+from hotrows.tools.report.quality import measure
+from hotrows.train.metrics import (
     Metrics,
     mean_of,
     metrics_by,
@@ -19,8 +20,7 @@ from hotrows.metrics import (
     regression_metrics,
     shortcomings,
 )
-from hotrows.report.quality import measure
-from hotrows.report.row_sample import ScoredRows
+from hotrows.train.telling.row_sample import ScoredRows
 from tests.support.choice import examples
 
 

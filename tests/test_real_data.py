@@ -9,10 +9,10 @@ from statistics import mean
 
 import pytest
 
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
-from hotrows.datasets import schemas
+from hotrows.data.datasets import schemas
 from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
 from tests.support.choice import everything
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotrows.record import RecordLayout, views
+from hotrows.ops.record import RecordLayout, views
 from hotrows.table import Table
 
 

@@ -1,6 +1,7 @@
 """The map of the source: all rooms and their promises, as the code has them now."""
 
 import importlib.util
+import json
 
 import pytest
 
@@ -40,7 +41,13 @@ def test_a_promise_is_the_first_sentence(text, promise, tmp_path):
 
 def test_seconds_are_those_of_the_file_of_times(tmp_path, monkeypatch):
     times = tmp_path / "times.json"
-    times.write_text('{"tests/test_a.py": 2, "tests/test_a.py::test_x": 1.4, "tests/test_b.py": 9}')
+    of_tests = {
+        "test_a.py::test_x": [2, 0.1],
+        "test_a.py::test_y": [1.4, 1.4],
+        "test_b.py::test_x": [9, 9],
+    }
+    times.write_text(json.dumps({f"tests/{test}": seconds for test, seconds in of_tests.items()}))
+    monkeypatch.setattr(rooms, "TIMES", tmp_path / "none.json")
     assert rooms.seconds([ROOT / "tests" / "test_a.py"]) == ""
     monkeypatch.setattr(rooms, "TIMES", times)
     assert rooms.seconds([ROOT / "tests" / "test_a.py"]) == "3"

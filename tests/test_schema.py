@@ -46,6 +46,11 @@ def test_an_unknown_kind_is_named():
     [
         (lambda: Schema((Dense("a"), Sparse("a"))), r"must be unique, twice: \['a'\]"),
         (
+            lambda: Schema((Dense("y", column="price"),), missing={"prise": ("NA",)}),
+            r"`missing` names \['prise'\], .*name raw columns, .* 'price'\]",
+        ),
+        (lambda: Schema((Dense("y", column="x"),), missing={"y": ("NA",)}), r"`missing` names \['y'\]"),
+        (
             lambda: Schema((Sparse("x", column="click"), Dense("a")), label="click"),
             r"features \['x'\] read a label's column, and would tell it",
         ),

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotrows import ops, shapes
-from hotrows.plan import Moves, PackPlan
+from hotrows import ops
+from hotrows.ops.plan import Moves, PackPlan
+from hotrows.runtime import shapes
 
 jaxtyping = pytest.importorskip("jaxtyping")
 pytest.importorskip("beartype")

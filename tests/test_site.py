@@ -28,7 +28,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path):
     built = site.build(tmp_path / "site", reference=False)
     home = (built / "index.html").read_text()
     assert 'href="tutorials/first_model.html"' in home and 'src="pictures/beside-peers-light.png"' in home
-    assert "frozen" in (built / "source/src/hotrows/plan.py.html").read_text()
+    assert "frozen" in (built / "source/src/hotrows/ops/plan.py.html").read_text()
     assert list(built.glob("search*")) or list(built.glob("assets/**/search*"))
 
 

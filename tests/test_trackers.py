@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import hotrows
-from hotrows import Schema, Sparse, trackers
+from hotrows import Schema, Sparse
 from hotrows.cli import tracking
+from hotrows.tools import trackers
 from tests.support.clicks import table
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

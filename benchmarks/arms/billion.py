@@ -9,8 +9,8 @@ import torch
 
 import hotrows
 from benchmarks.workload import DLRM_BOTTOM, DLRM_TOP, LEARNING_RATE
-from hotrows.config import TrainConfig
-from hotrows.train.trainer import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.trainer import Trainer
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def table_of(rows: int, numbers: int, ids: int, seed: int = 0) -> pa.Table:
 
 
 def make(folder: Path) -> None:
-    from hotrows.export.whole import export
+    from hotrows.export.whole import export  # a path that commits before the moves have, too
 
     for name, sizes in (("", (ROWS, NUMBERS, IDS)), ("_461", (WIDE_ROWS, WIDE_NUMBERS, WIDE_IDS))):
         table = table_of(*sizes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hotrows.planning.policy import LRU, Frequency, Hot, Lookahead, Policy
+from hotrows.engine.planning.policy import LRU, Frequency, Hot, Lookahead, Policy
 
 WINDOW = 64  # batches looked ahead: as far as a stream of 170 allows without seeing itself again
 _HOT = Hot(torch.empty(0, dtype=torch.int64))  # its rows come from `Caching.hot_ids`

@@ -20,7 +20,7 @@ from benchmarks.gpu_parts.part import Setting
 from benchmarks.gpu_parts.timing import seconds_of, steps_of_a_window, synchronize
 from benchmarks.gpu_parts.workloads import OPTIMIZERS, batches_of, dlrm, scattered
 from hotrows.batch import Batch
-from hotrows.record import layout_of
+from hotrows.ops.record import layout_of
 from hotrows.runtime import native
 from hotrows.runtime.device import find
 

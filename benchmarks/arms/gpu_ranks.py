@@ -15,12 +15,12 @@ import torch
 
 from hotrows import Adagrad, Batch, Embedding, RowWiseAdagrad, Table
 from hotrows.batch import split
-from hotrows.distributed import process_group
-from hotrows.distributed.comm import Ranks
-from hotrows.distributed.job import RankLost
 from hotrows.engine import stages
 from hotrows.engine.caching import Caching
-from hotrows.planning.sharding import Placement
+from hotrows.engine.distributed import process_group
+from hotrows.engine.distributed.comm import Ranks
+from hotrows.engine.distributed.job import RankLost
+from hotrows.engine.planning.sharding import Placement
 from hotrows.runtime.device import Device, find
 
 FEATURES = ("a", "b", "c")

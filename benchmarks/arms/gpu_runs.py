@@ -21,8 +21,8 @@ from benchmarks.gpu_parts.workloads import DENSE_LR, OPTIMIZERS, ROW_LR, Trainin
 from hotrows.batch import Batch
 from hotrows.engine.caching import CacheTraffic, Caching
 from hotrows.engine.embedding import Embedding
+from hotrows.engine.planning.threads import num_threads
 from hotrows.engine.stages import start
-from hotrows.planning.threads import num_threads
 from hotrows.runtime.device import aligned
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from benchmarks.workload import (
     batches,
 )
 from hotrows import models
-from hotrows.nn import MLP as Perceptrons
-from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.models.nn import MLP as Perceptrons
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 from hotrows.runtime import native
 
 ROW_OPTIMIZERS = {

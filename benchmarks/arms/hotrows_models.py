@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks.samples import Features, Samples
 from hotrows import models
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 
 HISTORY = "history"
 
@@ -71,7 +71,7 @@ def training_step(
     lr: float = 1e-3,
     precision: torch.dtype = torch.float32,
 ) -> Callable[[int], float]:
-    """The step of `hotrows.train.trainer`, with Adam for the dense part; batches are planned ahead."""
+    """The step of the Trainer, with Adam for the dense part; batches are planned ahead."""
     optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
 
     def plan(k: int) -> tuple:

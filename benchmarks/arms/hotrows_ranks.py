@@ -21,11 +21,11 @@ from benchmarks.sequences import batches_of as sequence_batches_of
 from benchmarks.workload import LEARNING_RATE
 from hotrows import models
 from hotrows.batch import split
-from hotrows.distributed import process_group
-from hotrows.distributed.dense_gradients import SharedGradients
-from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.prefetch import prefetch
-from hotrows.planning.sharding import Placement, uniform
+from hotrows.engine.distributed import process_group
+from hotrows.engine.distributed.dense_gradients import SharedGradients
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.engine.planning.sharding import Placement, uniform
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 from hotrows.runtime import native
 
 SEQUENCE_MODELS = ("din", "dien")

@@ -15,7 +15,7 @@ from benchmarks.arms.arm import peak_rss_mb
 from benchmarks.arms.malloc import keep_freed_memory
 from benchmarks.samples import Features, Samples, ends_of, random_lengths
 from benchmarks.workload import measure as measure_steps
-from hotrows.nn import choose_linear_paths, use_linear_paths
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 
 _ZIPF = 1.05
 _BATCHES = 8  # are cycled

@@ -1,4 +1,4 @@
-"""hotrows: DIN, DIEN, CAN and HSTU, in the step of `hotrows.train.trainer`; batches are planned ahead."""
+"""hotrows: DIN, DIEN, CAN and HSTU, in the step of the Trainer; batches are planned ahead."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from benchmarks.sequences import (
     ROW_LEARNING_RATE,
     batches_of,
 )
-from hotrows.nn import choose_linear_paths, use_linear_paths
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 from hotrows.runtime import native
 
 

@@ -19,11 +19,11 @@ from hotrows import models
 from hotrows.data import Loader
 from hotrows.engine.caching import Caching
 from hotrows.engine.embedding import Embedding
+from hotrows.engine.planning.policy import Frequency, Hot, Lookahead
 from hotrows.engine.stages import start
-from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.planning.policy import Frequency, Hot, Lookahead
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 from hotrows.runtime import native
-from hotrows.storage.file_store import FileStore
 
 POLICIES = {
     "": Lookahead("auto"),
@@ -122,7 +122,7 @@ def _write_all(store: FileStore, chunk: int = 1 << 18) -> None:
 
 def _mapped(tables, optimizer, setting: dict) -> Embedding:
     """Tables in memory, that memory mapped from a file: the page cache is the cache."""
-    from hotrows.storage import store
+    from hotrows.engine.storage import store
 
     path = DATA / f"tiers-mapped-{setting['dim']}-{setting['optimizer']}"
     size = table_bytes(setting)

@@ -37,7 +37,7 @@ def main() -> None:
 def hotrows(args: argparse.Namespace) -> dict[str, Any]:
     """The command `hotrows train` in this process, with the times of its turns noted."""
     from hotrows.cli import main as command
-    from hotrows.train import trainer
+    from hotrows.train.loop import trainer
 
     turns: dict[str, Any] = {"evaluations": []}
     step, evaluate = trainer.Trainer._train_step, trainer.evaluate
@@ -71,9 +71,9 @@ def hotrows(args: argparse.Namespace) -> dict[str, Any]:
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
     """This library's loader and step with the settings of the command, without a run around them."""
-    from hotrows.config import TrainConfig
     from hotrows.data import EncodedData
-    from hotrows.train.step_trainer import StepTrainer, keep_freed_memory
+    from hotrows.train.config import TrainConfig
+    from hotrows.train.loop.step_trainer import StepTrainer, keep_freed_memory
 
     keep_freed_memory()
     config = TrainConfig(model=args.model, batch_size=args.batch_size or None)

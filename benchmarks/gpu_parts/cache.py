@@ -34,7 +34,7 @@ from benchmarks.gpu_parts.workloads import (
 )
 from benchmarks.harness import ROOT
 from benchmarks.workload import DATA
-from hotrows.record import RecordLayout
+from hotrows.ops.record import RecordLayout
 
 _SHORTEST = 60  # seconds of a store: filling it and one arm
 BATCHES = 178  # 8 are checked; the others come round again

@@ -28,7 +28,7 @@ from benchmarks.gpu_parts.workloads import (
     zipf_stream,
 )
 from hotrows import models
-from hotrows.nn import MLP
+from hotrows.models.nn import MLP
 
 LEAST = {"dense kernels": 1.1, "streams": 1.05, "slots on the device": 1.1}
 OF_SINGLE_IDS = {"dlrm": {"bottom": [512, 256, 128], "top": [1024, 512, 256]}, "deepfm": {}, "dcnv2": {}}

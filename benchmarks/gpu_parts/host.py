@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.gpu_parts.part import Findings, Setting
 from hotrows import ops
+from hotrows.engine.storage.store import empty_records
 from hotrows.runtime.device import find
-from hotrows.storage.store import empty_records
 
 WIDTHS = (528, 516, 20)  # bytes of a row: whole vectors of 16, of 4, and few
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import timed
-from hotrows.nn import GRU, AttentionalGRU, CoAction, TargetAttention, last_of, to_padded
+from hotrows.models.nn import GRU, AttentionalGRU, CoAction, TargetAttention, last_of, to_padded
 from hotrows.ops.layers.padded import PaddedLists
 
 DIM = 36

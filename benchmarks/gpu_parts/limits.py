@@ -13,7 +13,7 @@ from benchmarks.gpu_parts.part import read
 from benchmarks.gpu_parts.workloads import BOTTOM, NUM_DENSE, TOP, ZIPF
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.markdown import put, table
-from hotrows.costs.frequencies import Frequencies
+from hotrows.train.costs.frequencies import Frequencies
 
 PAGE = ROOT / "docs" / "evidence/gpu.md"
 CLAIMS_PAGE = ROOT / "docs" / "gpu.md"

@@ -26,7 +26,7 @@ from benchmarks.gpu_parts.timing import Timing, ceilings, timed
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import embedding_of, ready, tables_of, weights_in_place, zipf_ids
 from hotrows.engine.embedding import Embedding
-from hotrows.record import RecordLayout
+from hotrows.ops.record import RecordLayout
 
 FIELDS, ROWS, BATCH, DIM = 10, 1_680_000, 104_858, 128
 FBGEMM_MS = {"forward": 0.345, "sgd": 0.614, "adam": 1.005}  # H100, published

@@ -19,9 +19,9 @@ from benchmarks.gpu_parts.part import Setting
 from benchmarks.gpu_parts.timing import lock, unlock
 from hotrows import ops
 from hotrows.engine.embedding import Embedding
-from hotrows.record import RecordLayout, views
+from hotrows.engine.storage.store import MemoryStore, empty_records
+from hotrows.ops.record import RecordLayout, views
 from hotrows.runtime.device import HOST, aligned, find
-from hotrows.storage.store import MemoryStore, empty_records
 
 _NUM_VALUES = 4096  # first values are those of id modulo this
 _CHUNK = 4 << 30  # bytes locked at once

@@ -23,8 +23,8 @@ from benchmarks.gpu_parts.timing import (
 )
 from benchmarks.gpu_parts.tuning import sweep
 from hotrows import ops
+from hotrows.engine.storage.store import empty_records
 from hotrows.runtime.device import find
-from hotrows.storage.store import empty_records
 
 WIDTHS = (64, 128, 256, 512, 516, 1024)  # 516: 128 weights and the state of row-wise Adagrad
 MEMORY = {"pinned": page_locked, "registered": registered}

@@ -16,12 +16,12 @@ from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import page_locked, seconds_of, timed
 from benchmarks.gpu_parts.workloads import batches_of, embedding_of, tables_of, zipf_stream
 from hotrows import ops
-from hotrows.planning import packing
-from hotrows.planning.device_slots import DeviceSlots
-from hotrows.planning.planner import Planner
-from hotrows.planning.policy import Lookahead
-from hotrows.planning.slots import NativeSlotMap, SlotMap
-from hotrows.planning.threads import Threads
+from hotrows.engine.planning import packing
+from hotrows.engine.planning.device_slots import DeviceSlots
+from hotrows.engine.planning.planner import Planner
+from hotrows.engine.planning.policy import Lookahead
+from hotrows.engine.planning.slots import NativeSlotMap, SlotMap
+from hotrows.engine.planning.threads import Threads
 from hotrows.runtime.device import find
 
 THREADS = (1, 2, 4, 8, 16)

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import ceilings, lock, seconds_of, timed, unlock
 from hotrows import ops
-from hotrows.storage.store import empty_records
+from hotrows.engine.storage.store import empty_records
 
 REGIONS = (3, 16, 80)  # GB
 WIDTHS = (512, 516, 528, 544)

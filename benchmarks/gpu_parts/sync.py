@@ -27,7 +27,7 @@ from hotrows.data import EncodedData
 from hotrows.data.encode.writing import write_encoded
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
-from hotrows.record import RecordLayout
+from hotrows.ops.record import RecordLayout
 from hotrows.train import Trainer
 
 # Steps; what moves differs from batch to batch, so the largest block comes late.

@@ -1,7 +1,7 @@
 """What the parts train on: ids, tables that are filled fast, models, and the step.
 
 Ids follow Zipf's law with exponent 1.05, or are drawn as those of Criteo Kaggle are
-(`hotrows.datasets.synthetic`): the values of its largest field hashed into the largest table of
+(`hotrows.data.datasets.synthetic`): the values of its largest field hashed into the largest table of
 Criteo 1TB's published sizes, and so on down to the smallest.
 """
 
@@ -23,15 +23,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks.workload import CRITEO_KAGGLE
 from hotrows import models
-from hotrows.costs import workload
-from hotrows.datasets import synthetic
+from hotrows.data.datasets import synthetic
 from hotrows.engine.caching import Caching
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.stages import start
-from hotrows.record import views
-from hotrows.storage.store import InitialValues
-from hotrows.train.cuda_graph import CapturedStep
-from hotrows.train.step import Step
+from hotrows.engine.storage.store import InitialValues
+from hotrows.ops.record import views
+from hotrows.train.costs import workload
+from hotrows.train.loop.cuda_graph import CapturedStep
+from hotrows.train.loop.step import Step
 
 ZIPF = 1.05
 NUM_DENSE = 13

@@ -22,11 +22,11 @@ from IPython.display import SVG
 
 import hotrows
 from hotrows import TrainConfig
-from hotrows.datasets import schemas
-from hotrows.datasets.synthetic import synth_criteo
-from hotrows.tuning.advice import advise
-from hotrows.tuning.cache_simulation import simulate
-from hotrows.tuning.pictures import draw_curves
+from hotrows.data.datasets import schemas
+from hotrows.data.datasets.synthetic import synth_criteo
+from hotrows.tools.tuning.advice import advise
+from hotrows.tools.tuning.cache_simulation import simulate
+from hotrows.tools.tuning.pictures import draw_curves
 
 ROWS = 200_000
 

@@ -22,7 +22,7 @@ import torch
 import hotrows
 from hotrows import Schema, Sequence, Sparse, TrainConfig
 from hotrows.models import Model, tables
-from hotrows.nn import MLP, TargetAttention
+from hotrows.models.nn import MLP, TargetAttention
 
 ROWS = 20_000
 

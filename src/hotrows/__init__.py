@@ -9,34 +9,33 @@ from typing import TYPE_CHECKING
 
 from hotrows.runtime.lazy import lazy_names
 from hotrows.runtime.machine import limit_threads
+from hotrows.runtime.moved import find_moved
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:
-    from hotrows import checkpoint as checkpoint
     from hotrows import data as data
-    from hotrows import datasets as datasets
-    from hotrows import distributed as distributed
-    from hotrows import metrics as metrics
     from hotrows import models as models
-    from hotrows import nn as nn
-    from hotrows import planning as planning
     from hotrows import serving as serving
-    from hotrows import trackers as trackers
-    from hotrows import tuning as tuning
     from hotrows.acceleration.accelerate import accelerate, restore
     from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
     from hotrows.batch import Batch
     from hotrows.batch import RequestFeatures as RequestFeatures
-    from hotrows.config import TrainConfig
+    from hotrows.data import datasets as datasets
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
     from hotrows.dynamic import Dynamic
+    from hotrows.engine import checkpoint as checkpoint
+    from hotrows.engine import distributed as distributed
+    from hotrows.engine import planning as planning
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
+    from hotrows.engine.pipeline.prefetch import prefetch
     from hotrows.engine.vectors import Vectors
-    from hotrows.export.publisher import Publisher
+    from hotrows.models import nn as nn
+    from hotrows.ops.plan import PackPlan as PackPlan
+    from hotrows.ops.plan import Plan as Plan
     from hotrows.optim import (
         FTRL,
         SGD,
@@ -47,13 +46,15 @@ if TYPE_CHECKING:
         LazyAdam,
         RowWiseAdagrad,
     )
-    from hotrows.pipeline.prefetch import prefetch
-    from hotrows.plan import PackPlan as PackPlan
-    from hotrows.plan import Plan as Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+    from hotrows.serving.export.publisher import Publisher
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
+    from hotrows.tools import trackers as trackers
+    from hotrows.tools import tuning as tuning
     from hotrows.train import Callback, Trainer, load_run
-    from hotrows.train.classifier import Classifier
+    from hotrows.train import metrics as metrics
+    from hotrows.train.config import TrainConfig
+    from hotrows.train.estimators import Classifier, Regressor
 
 __version__ = VERSION
 
@@ -64,6 +65,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 limit_threads()
+find_moved()
 
 __all__ = [
     "FTRL",
@@ -87,6 +89,7 @@ __all__ = [
     "Loader",
     "Normal",
     "Publisher",
+    "Regressor",
     "RowWiseAdagrad",
     "Schema",
     "Sequence",
@@ -114,7 +117,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.acceleration.explain": ["explain"],
         "hotrows.acceleration.lookahead": ["lookahead"],
         "hotrows.batch": ["Batch", "RequestFeatures"],
-        "hotrows.config": ["TrainConfig"],
+        "hotrows.train.config": ["TrainConfig"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.load.loader": ["Loader"],
         "hotrows.dynamic": ["Dynamic"],
@@ -132,12 +135,12 @@ __getattr__, __dir__ = lazy_names(
             "DenseSGD",
             "RowWiseAdagrad",
         ],
-        "hotrows.pipeline.prefetch": ["prefetch"],
-        "hotrows.plan": ["PackPlan", "Plan"],
+        "hotrows.engine.pipeline.prefetch": ["prefetch"],
+        "hotrows.ops.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],
         "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
         "hotrows.train": ["Callback", "Trainer", "load_run"],
-        "hotrows.train.classifier": ["Classifier"],
-        "hotrows.export.publisher": ["Publisher"],
+        "hotrows.train.estimators": ["Classifier", "Regressor"],
+        "hotrows.serving.export.publisher": ["Publisher"],
     },
 )

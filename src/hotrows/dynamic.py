@@ -61,7 +61,6 @@ class Dynamic:
     partitions: int = 1
 
     def __post_init__(self) -> None:
-        # 1. Each value by itself.
         for name, kinds in (
             ("capacity", (int, type(None))),
             ("window", int),
@@ -87,7 +86,6 @@ class Dynamic:
                 f"partitions of dynamic ids must be from 1 to {MOST_PARTITIONS:,}, and not more than the "
                 f"capacity, not {self.partitions:,}"
             )
-        # 2. Values that need each other.
         assert self.admission, "an error of admit= comes first"
         _, eviction = self.admission, self.eviction  # both are parsed, and refused, at once
         if self.admission.kind == "frequent" and eviction.kind != "lfu":

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
-from hotrows.checks.own_kinds import KINDS, OwnKind, load_kind
-from hotrows.checks.schema import (
+from hotrows.dynamic import GROWING, Dynamic, expiring
+from hotrows.runtime.atomic_files import local, write_text
+from hotrows.runtime.json_file import JsonFile, build, check_types, parse, shown
+from hotrows.runtime.own_kinds import KINDS, OwnKind, load_kind
+from hotrows.runtime.pages import notebook
+from hotrows.schema_checks import (
     check_ids,
     check_names,
     check_one_of,
@@ -26,10 +30,6 @@ from hotrows.checks.schema import (
     leave_out_defaults,
     with_current_fields,
 )
-from hotrows.dynamic import GROWING, Dynamic, expiring
-from hotrows.json_file import JsonFile, build, check_types, parse, shown
-from hotrows.pages import notebook
-from hotrows.runtime.atomic_files import local, write_text
 
 PADDING = 0
 MISSING = 1

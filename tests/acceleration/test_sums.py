@@ -66,13 +66,15 @@ def _trained(accelerates, loss_of, read, dtype=torch.float64, **options):
     if accelerates:
         hotrows.accelerate(model, optimizer, **options)
     seen, losses = [], []
-    for _ in range(5):
+    for step in range(5):
         u, i, y = torch.randint(ROWS, (16,)), torch.randint(ROWS, (16,)), torch.rand(16, 1, dtype=dtype)
         optimizer.zero_grad()
         loss = loss_of((out(user(u) + item(i)) - y).square().mean(), user.weight)
         losses = [*losses[-1:], loss]
         if read == "before":
             seen.append(loss.item())
+        if read == "the later one first" and step % 2:
+            seen += [loss.item() for loss in reversed(losses)]
         loss.backward()
         if read == "clip":
             seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
@@ -86,14 +88,16 @@ def _trained(accelerates, loss_of, read, dtype=torch.float64, **options):
     )
 
 
-@pytest.mark.parametrize("read", ["before", "behind the step", "a step later", "clip"])
+@pytest.mark.parametrize(
+    "read", ["before", "behind the step", "a step later", "clip", "the later one first"]
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_value_counts_every_row_as_it_is(name, read):
     expected = _trained(False, LOSSES[name], read)
     torch.testing.assert_close(_trained(True, LOSSES[name], read), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("read", ["before", "a step later"])
+@pytest.mark.parametrize("read", ["before", "a step later", "the later one first"])
 @pytest.mark.parametrize("name", ["+ squares", "/ norm", "added in place"])
 def test_a_value_behind_a_cache_counts_every_row_as_it_is(name, read):
     in_memory = _trained(False, LOSSES[name], read, torch.float32)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from hotrows import checkpoint
 from hotrows.batch import Batch
-from hotrows.checkpoint import Pointer, State, files, manifest
+from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint import Pointer, State, files, manifest
 from hotrows.engine.embedding import Embedding
+from hotrows.ops.record import RecordLayout
 from hotrows.optim import FTRL, SGD, Adagrad, LazyAdam
-from hotrows.record import RecordLayout
 from hotrows.table import Constant, Table
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hotrows import checkpoint, cli
-from hotrows.checkpoint import State, Writer
-from hotrows.distributed.in_process import run
+from hotrows import cli
+from hotrows.engine import checkpoint
 from hotrows.engine.caching import Caching
+from hotrows.engine.checkpoint import State, Writer
+from hotrows.engine.distributed.in_process import run
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from tests.support.embeddings import batches_of, mixed_tables, placements, train

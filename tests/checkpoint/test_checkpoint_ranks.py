@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hotrows import checkpoint
-from hotrows.checkpoint import State, files, manifest
-from hotrows.checkpoint.reshard import common, common_range
-from hotrows.distributed import in_process
-from hotrows.distributed.all_or_none import gathered
-from hotrows.distributed.in_process import run
+from hotrows.engine import checkpoint
 from hotrows.engine.caching import Caching
+from hotrows.engine.checkpoint import State, files, manifest
+from hotrows.engine.checkpoint.reshard import common, common_range
+from hotrows.engine.distributed import in_process
+from hotrows.engine.distributed.all_or_none import gathered
+from hotrows.engine.distributed.in_process import run
 from hotrows.engine.embedding import Embedding
+from hotrows.engine.planning.sharding import BY_COLUMNS, Placement
 from hotrows.optim import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
-from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.table import Constant, Table
 from tests.support.choice import examples
 from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements, train
@@ -157,7 +157,7 @@ def test_ranks_that_hold_what_they_wrote_read_their_own_files_in_place(tmp_path,
     def not_needed(*arguments):
         raise AssertionError("records are read in place")
 
-    monkeypatch.setattr("hotrows.checkpoint.read.in_files", not_needed)
+    monkeypatch.setattr("hotrows.engine.checkpoint.read.in_files", not_needed)
     monkeypatch.setattr(files, "CHUNK", 100)
     assert_same_rows(whole_rows(loaded_by(folder, 3, "mixed", tables)), rows)
     with pytest.raises(AssertionError, match="in place"):
@@ -315,7 +315,7 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoint_and_room_as_before(s
 
 def test_a_rank_may_take_longer_than_a_collective_waits(monkeypatch):
     monkeypatch.setattr(in_process, "_PATIENCE", 0.5)
-    monkeypatch.setattr("hotrows.distributed.all_or_none._POLL", 0.1)
+    monkeypatch.setattr("hotrows.engine.distributed.all_or_none._POLL", 0.1)
     took = run(lambda ranks: gathered(ranks, lambda: time.sleep(1.2 * ranks.rank)), 2)
     assert took == [[None, None]] * 2
 
@@ -531,7 +531,7 @@ def test_file_stores_move_to_other_ranks_and_back_while_an_old_checkpoint_stays(
     """With logs so short that they are closed and merged while rows move."""
     tables, batches = mixed_tables(LazyAdam(lr=0.01)), batches_of("single", 8)
     rows = trained_in_files(tmp_path, 2, "rows", tables, batches[:4])
-    monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 20)
+    monkeypatch.setattr("hotrows.engine.storage.file_store._log_rows", lambda form, log_rows: 20)
     monkeypatch.setattr(files, "CHUNK", 100)
 
     def moved(step, read_only=False, goes_on=()):

@@ -10,14 +10,15 @@ import threading
 import pytest
 import torch
 
-from hotrows import checkpoint
-from hotrows.checkpoint import Writer, files, writer
 from hotrows.data import prepare
-from hotrows.distributed.in_process import run
+from hotrows.engine import checkpoint
 from hotrows.engine.caching import Caching
+from hotrows.engine.checkpoint import Writer, files, writer
+from hotrows.engine.distributed.in_process import run
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import Adagrad
-from hotrows.train import Interrupted, Trainer, pictures
+from hotrows.train import Interrupted, Trainer
+from hotrows.train.telling import pictures
 from tests.support import forked
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of, mixed_tables, placements, train

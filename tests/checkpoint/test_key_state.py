@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from hotrows.checkpoint import files, key_state
+from hotrows.engine.checkpoint import files, key_state
 from tests.support.choice import examples
 
 FILE = "keys.safetensors"

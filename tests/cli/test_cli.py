@@ -178,7 +178,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(hotrows, no_pictures)
 
 def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
     """The third Ctrl-C raises an interruption without a word, which stood there as an empty one."""
-    with mock.patch("hotrows.train.trainer.Trainer.fit", side_effect=KeyboardInterrupt):
+    with mock.patch("hotrows.train.loop.trainer.Trainer.fit", side_effect=KeyboardInterrupt):
         told = hotrows("train", "enc", "--model", "lr", "--run", "runs/ended")
     assert told.code == 130
     assert "hotrows: interrupted; go on with: hotrows train enc --run runs/ended --resume" in told.err

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows import data
-from hotrows.export.whole import export
+from hotrows.serving.export.whole import export
 from hotrows.train import Trainer, load_run
 from tests.support.clicks import SCHEMA, table
 

@@ -10,10 +10,10 @@ import pytest
 from hotrows import models
 from hotrows.cli import cli, config_files
 from hotrows.cli.training import config_with
-from hotrows.config import SETTINGS, TrainConfig
 from hotrows.models.recipes import RECIPES
 from hotrows.optim import SGD, Adagrad, LazyAdam
 from hotrows.schema import Dense, Schema, Sequence, Sparse
+from hotrows.train.config import SETTINGS, TrainConfig
 
 TOML = """
 model = "din"

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotrows.train import load_run, run_folder
+from hotrows.train import load_run
+from hotrows.train.run import folder as run_folder
 from tests.support import clicks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -80,7 +81,7 @@ def clicks_run(folder):
     options = {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [4]}
     trainer = Trainer(data, TrainConfig("mmoe", options, steps=3), folder / "runs/clicks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         trainer.fit()
     return table
 

@@ -90,11 +90,12 @@ def test_modules_are_reachable_and_listed_once_the_package_is_imported():
     code = """
 import hotrows
 assert hotrows.__version__ and {"__version__", *hotrows.__all__} <= set(dir(hotrows))
-assert {"data", "datasets", "metrics", "models", "nn", "checkpoint", "tuning"} <= set(dir(hotrows))
+assert {"data", "engine", "models", "serving", "tools", "train"} <= set(dir(hotrows))
 assert not {"TYPE_CHECKING", "lazy_names", "VERSION", "_native"} & set(dir(hotrows))
-print(hotrows.planning.policy.LRU.window, hotrows.nn.MLP.__name__, hotrows.tuning.tune.tune.__name__)
-print(hotrows.datasets.schemas.criteo.name, hotrows.models.tables.__name__)
-print(hotrows.metrics.Metrics.__name__, hotrows.distributed.process_group.start.__name__)
+print(hotrows.engine.planning.policy.LRU.window, hotrows.models.nn.MLP.__name__)
+print(hotrows.tools.tuning.tune.tune.__name__)
+print(hotrows.data.datasets.schemas.criteo.name, hotrows.models.tables.__name__)
+print(hotrows.train.metrics.Metrics.__name__, hotrows.engine.distributed.process_group.start.__name__)
 print("DLRM" in dir(hotrows.models))
 """
     assert python(code).split() == [
@@ -174,7 +175,7 @@ def test_the_page_sets_up_the_completion_that_there_is(hotrows, monkeypatch):
 
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_help_lists_every_setting_in_its_group(hotrows, command):
-    from hotrows.config import GROUPS, SETTINGS
+    from hotrows.train.config import GROUPS, SETTINGS
 
     told = hotrows(command, "--help=all").out
     sections = re.split(r"^(\w.*):\n", told, flags=re.MULTILINE)

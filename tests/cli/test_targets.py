@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hotrows import Schema, Sparse, TrainConfig, Trainer, cli, load_run
-from hotrows.data import EncodedData
+from hotrows import Publisher, Schema, Sparse, TrainConfig, Trainer, cli, load_run
+from hotrows.data import EncodedData, prepare
 from hotrows.runtime.atomic_files import local, make_folder, new_folder, replaced, write_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -163,6 +163,28 @@ def test_python_refuses_a_url_where_it_takes_paths(folder, place):
     ):
         with pytest.raises(ValueError, match=r"(s3|gs|hdfs)://\S+ is a URL, and this must be a path"):
             step(place)
+
+
+def test_a_url_that_became_a_path_is_one(tmp_path, monkeypatch):
+    """`Path("memory://a")` has one slash: raw rows looked for a file, and versions went into a folder."""
+    fsspec = pytest.importorskip("fsspec")
+    text = "click,user\n" + "0,a\n1,b\n" * 50
+    fsspec.filesystem("memory").pipe("/rows.csv", text.encode())
+    (tmp_path / "rows.csv").write_text(text)
+    schema = Schema((Sparse("user"),), label="click", delimiter=",")
+    for name, rows in {"a": Path("memory://rows.csv"), "b": Path(f"file://{tmp_path}/rows.csv")}.items():
+        data = prepare(rows, schema, tmp_path / name, split="position:0.8,0.1,0.1")
+        assert data.parts["train"].rows == 80
+    assert Publisher(Path("s3://bucket/versions")).to == "s3://bucket/versions"
+    monkeypatch.chdir(tmp_path)
+    assert Publisher("versions").to == tmp_path / "versions"  # also once the working directory is another
+
+
+@pytest.mark.parametrize("name", ["shop.py", "shop.toml", "shop"])
+def test_a_schema_is_written_as_what_prepare_reads(hotrows, folder, name):
+    done = hotrows("schema", "raw/train.txt", "--out", name)
+    assert done.code == 2 and "schemas are written as JSON: shop.json, not" in done.err
+    assert not Path(name).exists()
 
 
 def test_synth_replaces_no_file(hotrows, tmp_path):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.costs.choose_sharding import choose_sharding
-from hotrows.costs.frequencies import Frequencies
-from hotrows.costs.machines import MACHINES
-from hotrows.costs.step_cost import step_cost, work_seconds
-from hotrows.costs.volumes import StepWork, TableLoad, volumes_of
-from hotrows.planning.sharding import BY_COLUMNS, Placement
+from hotrows.engine.planning.sharding import BY_COLUMNS, Placement
+from hotrows.train.costs.choose_sharding import choose_sharding
+from hotrows.train.costs.frequencies import Frequencies
+from hotrows.train.costs.machines import MACHINES
+from hotrows.train.costs.step_cost import step_cost, work_seconds
+from hotrows.train.costs.volumes import StepWork, TableLoad, volumes_of
 from tests.support.choice import examples
 
 STEP = StepWork(65_536, 1e7, 1e6)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.costs.frequencies import Frequencies
+from hotrows.train.costs.frequencies import Frequencies
 
 counts_of = st.lists(st.integers(0, 50), min_size=1, max_size=40).filter(any)
 

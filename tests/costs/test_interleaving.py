@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from hotrows.costs.frequencies import Frequencies
-from hotrows.costs.interleaving import choose_micro_batches, choose_pack_parts, cost_of
-from hotrows.costs.machines import MACHINES
-from hotrows.costs.step_cost import Link, step_cost
-from hotrows.costs.volumes import StepWork, TableLoad
-from hotrows.planning.sharding import Placement
+from hotrows.engine.planning.sharding import Placement
+from hotrows.train.costs.frequencies import Frequencies
+from hotrows.train.costs.interleaving import choose_micro_batches, choose_pack_parts, cost_of
+from hotrows.train.costs.machines import MACHINES
+from hotrows.train.costs.step_cost import Link, step_cost
+from hotrows.train.costs.volumes import StepWork, TableLoad
 
 RANKS = 8
 LOADS = [TableLoad("t", 10**6, 128, 1024, 1.0, Frequencies.zipf(10**6, 0.5))]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hotrows.costs.measure_disk import SLOW_BYTES, SLOW_READS, DiskRates, measure_disk
+from hotrows.train.costs.measure_disk import SLOW_BYTES, SLOW_READS, DiskRates, measure_disk
 
 FAST = DiskRates(
     reads_per_second=1e5,
@@ -59,7 +59,7 @@ def test_the_mean_of_two_measurements():
 @pytest.mark.parametrize("reads", [FAST.reads_per_second, 100])
 def test_doctor_warns_of_a_slow_disk_alone(hotrows, tmp_path, monkeypatch, reads):
     disk = dataclasses.replace(FAST, reads_per_second=reads)
-    monkeypatch.setattr("hotrows.costs.measure_disk.measure_disk", lambda folder: disk)
+    monkeypatch.setattr("hotrows.train.costs.measure_disk.measure_disk", lambda folder: disk)
     monkeypatch.setattr("hotrows.cli.doctor.measured_paths", lambda batch_size: {})
     run = hotrows("doctor", "--store", tmp_path / "to" / "be")
     assert run.code == 0, run.err

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hotrows.costs import measure_machine
-from hotrows.costs.step_cost import Link
-from hotrows.distributed.comm import Arrived
+from hotrows.engine.distributed.comm import Arrived
+from hotrows.train.costs import measure_machine
+from hotrows.train.costs.step_cost import Link
 from tests.support import pretend
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.costs.pack_sizes import balance, micro_batch_size, parts_of, volume
+from hotrows.train.costs.pack_sizes import balance, micro_batch_size, parts_of, volume
 
 volumes = st.lists(st.floats(0, 1e9), min_size=1, max_size=20)
 

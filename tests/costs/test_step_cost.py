@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.costs.frequencies import Frequencies
-from hotrows.costs.machines import MACHINES
-from hotrows.costs.step_cost import (
+from hotrows.engine.planning.sharding import BY_COLUMNS, Placement
+from hotrows.train.costs.frequencies import Frequencies
+from hotrows.train.costs.machines import MACHINES
+from hotrows.train.costs.step_cost import (
     Link,
     Machine,
     message_seconds,
@@ -17,8 +18,7 @@ from hotrows.costs.step_cost import (
     step_cost,
     wire_seconds,
 )
-from hotrows.costs.volumes import StepWork, TableLoad, volumes_of
-from hotrows.planning.sharding import BY_COLUMNS, Placement
+from hotrows.train.costs.volumes import StepWork, TableLoad, volumes_of
 
 ROUND = Machine(
     name="round", flops=1e6, memory_bandwidth=1e6, row_seconds=1e-3, row_bandwidth=1e6,

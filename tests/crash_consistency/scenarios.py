@@ -18,19 +18,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotrows import checkpoint
-from hotrows.checkpoint import State, Writer
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
+from hotrows.data.streams import StreamConfig
 from hotrows.dynamic import Dynamic
+from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint import State, Writer
 from hotrows.engine.embedding import Embedding
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
+from hotrows.engine.storage.file_store import FileStore
 from hotrows.serving import chain
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.serving.version import version_at
-from hotrows.storage.file_store import FileStore
-from hotrows.streams import StreamConfig
-from hotrows.train import Trainer, metrics_log, pictures
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.telling import metrics_log, pictures
 from tests.crash_consistency.recording import record_into, say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of

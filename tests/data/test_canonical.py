@@ -20,13 +20,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.values import RawIds, canonical
-from hotrows.json_file import JsonFile
+from hotrows.runtime.json_file import JsonFile
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from hotrows.train import Trainer, run_folder
-from hotrows.train.predictor import load_run
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.predictor import load_run
+from hotrows.train.run import folder as run_folder
 from tests.data.raw import files_of
 from tests.reference.rows_of_data import plain_canonical, use_plain_python
 from tests.support.choice import examples

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from hotrows.batch import Batch
-from hotrows.config import TrainConfig
 from hotrows.data import Loader, write_encoded
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.rows import Rows
 from hotrows.data.stored import order
 from hotrows.data.stored import order as module
 from hotrows.data.stored.order import clusters
-from hotrows.planning.policy import BELADY
-from hotrows.planning.slots import NativeSlotMap
+from hotrows.engine.planning.policy import BELADY
+from hotrows.engine.planning.slots import NativeSlotMap
 from hotrows.schema import Schema, Sequence, Sparse
+from hotrows.train.config import TrainConfig
 from tests.reference.rows_of_data import dealt
 
 ONE = Schema((Sparse("user", rows=100), Sparse("item", rows=100)))

@@ -52,7 +52,7 @@ def test_a_number_that_most_rows_have_does_not_make_amounts_ids(special):
     click = rng.random(20_000) < np.where(amounts == special, 0.1, 0.5)
     draft = draft_schema(pd.DataFrame({"a": amounts, "click": click + 0}))
     assert isinstance(draft.schema.features[0], Dense)
-    assert ("is -1 missing? Then missing=('-1',)" in draft.columns[0].why) == (special == -1)
+    assert ("is -1 missing? Then missing={'a': ('-1',)}" in draft.columns[0].why) == (special == -1)
 
 
 LABELS = [

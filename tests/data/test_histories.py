@@ -23,6 +23,7 @@ from hotrows.data import (
     prepare_schema,
     write_encoded,
 )
+from hotrows.data.datasets.event_samples import samples_of
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.events import EventFiles, EventIndex
 from hotrows.data.hot_cold.profile import profile
@@ -30,10 +31,9 @@ from hotrows.data.hot_cold.regroup import regroup
 from hotrows.data.stored import part as parts
 from hotrows.data.stored.encoded import read_manifest, write_signed
 from hotrows.data.stored.sections import open_sections
-from hotrows.datasets.event_samples import samples_of
-from hotrows.export.whole import export
 from hotrows.serving import Scorer
-from hotrows.train import run_folder
+from hotrows.serving.export.whole import export
+from hotrows.train.run import folder as run_folder
 from tests.support.bundles import known_program, trained
 from tests.support.histories import copied, events_and_samples, schema
 

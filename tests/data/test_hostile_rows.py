@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows.data import prepare
-from hotrows.datasets import schemas
+from hotrows.data.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.reference.rows_of_data import use_plain_python
 

@@ -12,7 +12,7 @@ from hotrows.batch import Batch
 from hotrows.data import HotColdLoader, profile, regroup, write_encoded
 from hotrows.data.hot_cold import hot_and_cold
 from hotrows.data.hot_cold.schedule import SEQUENTIAL, Block, Position, Rate, _even, advance, next_block
-from hotrows.json_file import build
+from hotrows.runtime.json_file import build
 from hotrows.schema import Dense, Schema, Sparse
 
 ROWS = 1000

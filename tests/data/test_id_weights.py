@@ -13,11 +13,11 @@ from torch.nn.functional import embedding_bag
 
 from hotrows import SGD, Embedding, Table
 from hotrows.data import Encoder, Loader, open_parquet, prepare, write_encoded
-from hotrows.export.whole import export
-from hotrows.report.row_sample import rows_of, score
 from hotrows.schema import Schema, Sequence, Sparse
 from hotrows.serving import Scorer
+from hotrows.serving.export.whole import export
 from hotrows.train import load_run
+from hotrows.train.telling.row_sample import rows_of, score
 from tests.support.bundles import expected_logits, furthest, trained
 
 pytestmark = [

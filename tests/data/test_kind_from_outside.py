@@ -11,11 +11,11 @@ import pytest
 
 import hotrows
 from hotrows import Dense, Schema, Sparse
-from hotrows.checks.own_kinds import KINDS
 from hotrows.data import EncodedData, Encoder, Loader, describe, draft_schema, prepare
-from hotrows.export.whole import export
+from hotrows.data.streams import EventStream, StreamConfig, open_source
+from hotrows.runtime.own_kinds import KINDS
 from hotrows.serving import Scorer
-from hotrows.streams import EventStream, StreamConfig, open_source
+from hotrows.serving.export.whole import export
 from tests.support.bundles import expected_logits, furthest, trained
 
 BITS = (8, 16, 24)

@@ -21,11 +21,11 @@ from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import hash_values
+from hotrows.data.streams.events import message_events
 from hotrows.dynamic import Dynamic
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from hotrows.serving.bodies import arrow_tables, json_tables
 from hotrows.serving.requests import Names
-from hotrows.streams.events import message_events
 
 LISTS = pa.list_(pa.string())
 TEXT = "csv", "csv.gz"

@@ -23,9 +23,9 @@ from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
+from hotrows.data.streams.folder import FolderSource
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.serving.requests import Names, table_of_rows
-from hotrows.streams.folder import FolderSource
 
 BERLIN = "Europe/Berlin"
 OF_TEXT = "csv", "json", "list of dicts", "dict of lists"  # carriers without the type
@@ -158,7 +158,7 @@ KINDS = {
         pa.string(), ["NA", "a"], ["NA", "a"], [b"", b"a"], more={"missing": {"x": ("NA",)}}
     ),
     "word of another column": Kind(
-        pa.string(), ["NA", "a"], ["NA", "a"], [b"NA", b"a"], more={"missing": {"y": ("NA",)}}
+        pa.string(), ["NA", "a"], ["NA", "a"], [b"NA", b"a"], more={"missing": {"click": ("NA",)}}
     ),
     "word of this column of numbers": Kind(
         pa.string(),

@@ -1,13 +1,16 @@
 """Loader: batches are a pure function of seed, epoch and position."""
 
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from hotrows.batch import Batch
-from hotrows.data import Loader, write_encoded
+from hotrows.data import Loader, open_parquet, write_encoded
 from hotrows.data.stored import order, shards
 from hotrows.schema import Dense, Schema, Sparse
 from tests.reference.rows_of_data import permutation, use_plain_python
@@ -113,6 +116,19 @@ def test_workers_of_a_data_loader_share_the_batches(data, num_workers, monkeypat
                 stream.load_state_dict(stream.state_dict())
     assert all(same(of_workers[n], batch) for n, batch in enumerate(expected, 2))
     assert len(of_workers) == len(expected)
+
+
+def test_a_worker_that_is_not_forked_gets_the_loader_and_no_file(data, tmp_path):
+    """It could not be pickled: a lock, and of Parquet its open files."""
+    parquet.write_table(pa.table({"a": np.arange(900) % 9, "click": np.arange(900) % 2}), tmp_path / "p")
+    straight = open_parquet(Schema((Sparse("a", rows=9),), label="click"), tmp_path / "p")
+    for part in (data.parts["train"], straight.parts["train"]):
+        loader = Loader(part, 77, shuffle=True, seed=3)
+        expected = list(loader.batches(1))
+        pickled = pickle.dumps(loader)
+        assert len(pickled) < 10_000
+        copied = list(pickle.loads(pickled).batches(1))
+        assert all(same(*pair) for pair in zip(copied, expected, strict=True))
 
 
 def test_seed_and_epoch_decide_the_order(data):

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from hotrows.data import EncodedData, ValueRates, describe, prepare
+from hotrows.data.datasets import schemas
 from hotrows.data.encode.oddities import row_hashes
 from hotrows.data.rows import Rows
-from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import sample
 

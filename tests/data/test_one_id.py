@@ -26,8 +26,8 @@ from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table
+from hotrows.data.streams.events import message_events, table_events
 from hotrows.schema import Schema, Sparse
-from hotrows.streams.events import message_events, table_events
 from tests.support.choice import examples
 
 SCHEMA = Schema((Sparse("x"),), label="click", delimiter=",")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hotrows.data import Loader
 from hotrows.data.stored import order
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 from tests.support.choice import examples
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotrows.datasets.ali_ccp import LONGEST
+from hotrows.data.datasets.ali_ccp import LONGEST
 from tests.datasets.layouts.ali_ccp import FILES, nested
 from tests.datasets.raw_files import built, lacking, rows_of, write
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hotrows import data, datasets
-from hotrows.datasets import BY_NAME, Samples, schemas
-from hotrows.datasets.building import build
+from hotrows import data
+from hotrows.data import datasets
+from hotrows.data.datasets import BY_NAME, Samples, schemas
+from hotrows.data.datasets.building import build
 from hotrows.schema import Schema
 from tests.datasets.raw_files import write
 

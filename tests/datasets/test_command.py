@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hotrows import cli, data, datasets
+from hotrows import cli, data
+from hotrows.data import datasets
 from hotrows.schema import Dense
 
 

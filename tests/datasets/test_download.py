@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import pytest
 
-from hotrows.datasets import BY_NAME, Source, download
+from hotrows.data.datasets import BY_NAME, Source, download
 from hotrows.runtime.units import parse_bytes
 
-downloading = import_module("hotrows.datasets.download")  # the function has the name of its module
+downloading = import_module("hotrows.data.datasets.download")  # the function has the name of its module
 
 CONTENT = bytes(range(256)) * 20
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -247,5 +247,5 @@ def test_the_bundled_files_are_those_of_the_archive(tmp_path):
     from importlib.resources import files
 
     for source in BY_NAME["adult"].sources:
-        body = (files("hotrows.datasets") / "files" / f"{source.file}.gz").read_bytes()
+        body = (files("hotrows.data.datasets") / "files" / f"{source.file}.gz").read_bytes()
         assert hashlib.md5(gzip.decompress(body)).hexdigest() == source.md5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotrows.datasets.kuairand import USER_FEATURES
+from hotrows.data.datasets.kuairand import USER_FEATURES
 from tests.datasets.layouts.kuairand import FILES, LOG
 from tests.datasets.raw_files import built, lacking, write
 

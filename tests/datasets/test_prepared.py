@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from hotrows import datasets
-from hotrows.data import Loader
-from hotrows.datasets import schemas, tables
+from hotrows.data import Loader, datasets
+from hotrows.data.datasets import schemas, tables
 from tests.datasets.layouts import ali_ccp, amazon, kuairand, movielens, taobao_ad
 from tests.datasets.raw_files import write
 

@@ -9,7 +9,7 @@ import pytest
 
 import hotrows
 from hotrows import Adagrad, TrainConfig, Trainer
-from hotrows.datasets.product import BLOCK, DIMS, product_fields, synth_product
+from hotrows.data.datasets.product import BLOCK, DIMS, product_fields, synth_product
 from hotrows.schema import Schema
 
 

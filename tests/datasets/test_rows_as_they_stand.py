@@ -4,9 +4,9 @@ import gzip
 
 import pytest
 
-from hotrows.datasets import BY_NAME
-from hotrows.datasets.adult import schema as adult_schema
-from hotrows.datasets.building import build
+from hotrows.data.datasets import BY_NAME
+from hotrows.data.datasets.adult import schema as adult_schema
+from hotrows.data.datasets.building import build
 from tests.data.raw import SAMPLES, sample
 from tests.datasets.raw_files import write
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hotrows.data import Encoder, Loader, describe, prepare
-from hotrows.datasets import schemas
+from hotrows.data.datasets import schemas
 from hotrows.schema import Schema
 from tests.data.raw import SCHEMA, files_of, read, sample
 from tests.reference.rows_of_data import use_plain_python

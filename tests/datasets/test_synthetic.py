@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotrows.datasets.synthetic import BLOCK, FIELDS, GAPS, Skew, id_of, place_at, synth_criteo
-from hotrows.datasets.synthetic_labels import hashed_uniform, key
+from hotrows.data.datasets.synthetic import BLOCK, FIELDS, GAPS, Skew, id_of, place_at, synth_criteo
+from hotrows.data.datasets.synthetic_labels import hashed_uniform, key
 
 ROWS = 60_000
 

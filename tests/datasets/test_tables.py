@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hotrows.datasets import tables
-from hotrows.datasets.buckets import partition, read_bucket
+from hotrows.data.datasets import tables
+from hotrows.data.datasets.buckets import partition, read_bucket
 
 TYPES = {"user": "int64", "brand": "int64"}
 

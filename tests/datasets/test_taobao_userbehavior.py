@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from hotrows.datasets import tables
-from hotrows.datasets.taobao_userbehavior import TARGETS
+from hotrows.data.datasets import tables
+from hotrows.data.datasets.taobao_userbehavior import TARGETS
 from tests.data.raw import SAMPLES, sample
 from tests.datasets.raw_files import built, lacking, rows_of, write
 

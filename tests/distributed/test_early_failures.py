@@ -11,9 +11,9 @@ import time
 import pytest
 
 from hotrows import Schema, Sparse, TrainConfig, Trainer, cli, prepare
-from hotrows.checkpoint import run_lock
-from hotrows.distributed import job
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.engine.checkpoint import run_lock
+from hotrows.engine.distributed import job
+from hotrows.engine.distributed.in_process import run as on_threads
 from tests.support.forked import Forked
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -53,6 +53,7 @@ def command(rank, port, folder, line):
         (TRAIN, TRAIN + " --config absent.json", "rank 1: there is no absent.json"),
         (TRAIN, TRAIN + " --init-from absent", "rank 1: absent does not exist"),
         (TRAIN, TRAIN.replace("enc", "other"), "rank 1 has other data in"),
+        (TRAIN, TRAIN + " --optimizer sgd", "rank 1 has row_optimizer=SGD("),
     ],
 )
 def test_a_failure_of_one_rank_is_that_of_both(machines, of_rank_0, of_rank_1, words):

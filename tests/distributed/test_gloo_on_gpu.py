@@ -15,7 +15,7 @@ RANK = """
 import sys
 from unittest import mock
 from benchmarks.arms import gpu_ranks
-from hotrows.distributed import process_group
+from hotrows.engine.distributed import process_group
 
 sys.argv = ["gpu_ranks", sys.argv[1], sys.argv[2], "60", "--small"]
 with mock.patch.object(process_group, "_backend", lambda: "gloo"):

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from torch import distributed as dist
 
-from hotrows.distributed import process_group
+from hotrows.engine.distributed import process_group
 
 SECONDS = timedelta(seconds=10)
 

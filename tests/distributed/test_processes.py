@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from hotrows.distributed import process_group
-from hotrows.distributed.job import RankLost
-from hotrows.distributed.process_group import Processes
+from hotrows.engine.distributed import process_group
+from hotrows.engine.distributed.job import RankLost
+from hotrows.engine.distributed.process_group import Processes
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.planning.policy import Lookahead, Newest
+from hotrows.engine.planning.slots import NativeSlotMap
 from hotrows.engine.stages import start
-from hotrows.planning.policy import Lookahead, Newest
-from hotrows.planning.slots import NativeSlotMap
-from hotrows.storage.cache import Cache
+from hotrows.engine.storage.cache import Cache
 from tests.support.cached import (
     POLICIES,
     caching_of,

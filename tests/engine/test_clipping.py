@@ -4,21 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import (
-    SGD,
-    Adagrad,
-    Batch,
-    DenseAdam,
-    DenseAdamW,
-    DenseSGD,
-    Embedding,
-    LazyAdam,
-    Table,
-    checkpoint,
-)
-from hotrows.config import TrainConfig
-from hotrows.distributed.in_process import run
+from hotrows import SGD, Adagrad, Batch, DenseAdam, DenseAdamW, DenseSGD, Embedding, LazyAdam, Table
+from hotrows.engine import checkpoint
 from hotrows.engine.clipping import Clip
+from hotrows.engine.distributed.in_process import run
+from hotrows.train.config import TrainConfig
 from tests.support.cached import caching_of
 
 FEATURES, ROWS, DIM, MAX_NORM = ("a", "b"), (40, 3), 5, 0.5

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import Batch, DenseAdam, DenseAdamW, DenseSGD, Embedding, LazyAdam, Table, checkpoint, optim
-from hotrows.distributed.in_process import run
+from hotrows import Batch, DenseAdam, DenseAdamW, DenseSGD, Embedding, LazyAdam, Table, optim
+from hotrows.engine import checkpoint
+from hotrows.engine.distributed.in_process import run
+from hotrows.engine.storage.cache import Cache
+from hotrows.engine.storage.store import HostStore, MemoryStore
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import StepHistory
-from hotrows.plan import Moves
-from hotrows.record import RecordLayout
-from hotrows.storage.cache import Cache
-from hotrows.storage.store import HostStore, MemoryStore
+from hotrows.ops.plan import Moves
+from hotrows.ops.record import RecordLayout
 from tests.support import cached
 from tests.support.cached import POLICIES, caching_of, same
 from tests.support.embeddings import (

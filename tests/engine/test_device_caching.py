@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import Adagrad, DenseAdam, Embedding, LazyAdam, RowWiseAdagrad
-from hotrows.planning.device_slots import DeviceSlots
-from hotrows.planning.policy import Lookahead, Newest
-from hotrows.storage.cache import Cache
+from hotrows.engine.planning.device_slots import DeviceSlots
+from hotrows.engine.planning.policy import Lookahead, Newest
+from hotrows.engine.storage.cache import Cache
 from tests.support import pretend
 from tests.support.cached import (
     caching_of,
@@ -194,14 +194,14 @@ def test_what_is_left_out_is_noticed(missing, monkeypatch):
     left_out = {
         "training waits": ("hotrows.engine.stages._Stages.begin_training", lambda self, work: None),
         "moves wait": (
-            "hotrows.storage.cache.Cache.collect",
+            "hotrows.engine.storage.cache.Cache.collect",
             lambda self, moves, device_moves, after: collect(self, moves, device_moves, []),
         ),
         "writes wait for training": (
-            "hotrows.storage.cache.Cache.write_back",
+            "hotrows.engine.storage.cache.Cache.write_back",
             lambda self, transfer, after=(): write_back(self, transfer),
         ),
-        "plans are held": ("hotrows.storage.cache._blocks", lambda moves: []),
+        "plans are held": ("hotrows.engine.storage.cache._blocks", lambda moves: []),
         "rows are held": (
             "tests.support.pretend.PretendDevice.launch",
             lambda self, lane, work, after=(), holds=(): launch(self, lane, work, after),

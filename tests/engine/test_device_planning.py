@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotrows import Adagrad, Batch, Embedding, LazyAdam, checkpoint
+from hotrows import Adagrad, Batch, Embedding, LazyAdam
 from hotrows.batch import samples
-from hotrows.config import TrainConfig
+from hotrows.engine import checkpoint
 from hotrows.engine.caching import Caching
+from hotrows.engine.planning.policy import Newest
 from hotrows.engine.stages import start
-from hotrows.planning.policy import Newest
 from hotrows.table import Cross
-from hotrows.train.run_data import TrainingBatches
+from hotrows.train.config import TrainConfig
+from hotrows.train.run.data import TrainingBatches
 from tests.support import pretend
 from tests.support.cached import records, same, stream, tables
 from tests.support.cached import train as learn

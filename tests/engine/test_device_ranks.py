@@ -8,9 +8,9 @@ import torch
 
 from hotrows import SGD, Adagrad, Embedding, LazyAdam, RowWiseAdagrad
 from hotrows.batch import split
-from hotrows.distributed import in_process
 from hotrows.engine import stages
 from hotrows.engine.caching import Caching
+from hotrows.engine.distributed import in_process
 from hotrows.runtime.device import find
 from tests.support import pretend, pretend_ranks
 from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements

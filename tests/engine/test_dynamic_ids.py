@@ -14,7 +14,7 @@ from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.stages import start
-from hotrows.record import layout_of, views
+from hotrows.ops.record import layout_of, views
 from hotrows.schema import MISSING_KEY, Schema, Sparse, Time
 from tests.support import dynamic as support
 from tests.support.cached import fast_memory

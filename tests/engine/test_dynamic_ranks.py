@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from hotrows import Batch, checkpoint
+from hotrows import Batch
 from hotrows.batch import split
-from hotrows.checkpoint.write import State
-from hotrows.distributed.in_process import run
 from hotrows.dynamic import Dynamic
+from hotrows.engine import checkpoint
 from hotrows.engine.caching import Caching
+from hotrows.engine.checkpoint.write import State
+from hotrows.engine.distributed.in_process import run
+from hotrows.engine.keys.partitions import partition_of
 from hotrows.engine.stages import start
-from hotrows.keys.partitions import partition_of
 from hotrows.schema import MISSING_KEY
 from tests.support import dynamic as support
 from tests.support.cached import fast_memory

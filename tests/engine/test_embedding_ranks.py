@@ -8,12 +8,12 @@ import torch
 from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Embedding, LazyAdam, RowWiseAdagrad
-from hotrows.distributed.in_process import run
-from hotrows.distributed.row_exchange import RowExchange
 from hotrows.engine.caching import Caching
+from hotrows.engine.distributed.in_process import run
+from hotrows.engine.distributed.row_exchange import RowExchange
 from hotrows.engine.packed_tables import PackedTables
-from hotrows.planning.policy import Frequency
-from hotrows.planning.sharding import BY_COLUMNS
+from hotrows.engine.planning.policy import Frequency
+from hotrows.engine.planning.sharding import BY_COLUMNS
 from tests.support.embeddings import (
     OPTIMIZERS,
     SHARDINGS,
@@ -235,7 +235,7 @@ def test_an_unknown_sharding_or_wire_says_what_there_is():
 
 
 def test_a_signal_of_one_rank_is_known_to_all_and_the_end_only_once_all_have_ended():
-    from hotrows.planning.routing import RankSignals
+    from hotrows.engine.planning.routing import RankSignals
 
     STOP, CHECKPOINT, NO_MORE, _ = RankSignals
 

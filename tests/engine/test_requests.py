@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Batch, Cross, Dynamic, Embedding, LazyAdam, Table, models
 from hotrows.batch import RequestFeatures, samples, split
-from hotrows.distributed.in_process import run as on_threads
 from hotrows.engine.caching import Caching
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.stages import start
 from hotrows.models import interests

@@ -9,10 +9,10 @@ import torch
 
 from hotrows import Adagrad, Embedding
 from hotrows.batch import split
-from hotrows.distributed.in_process import run
 from hotrows.engine import stages
 from hotrows.engine.caching import Caching
-from hotrows.planning.routing import RankSignals
+from hotrows.engine.distributed.in_process import run
+from hotrows.engine.planning.routing import RankSignals
 from tests.support.embeddings import loss_of, mixed_tables, single_batch, train
 from tests.support.sharded import whole_weights
 

@@ -31,7 +31,7 @@ import torch
 import hotrows
 from hotrows import cli
 from hotrows.runtime import native
-from hotrows.train import pictures
+from hotrows.train.telling import pictures
 
 _LIBC = "cannot allocate memory for thread-local data: ABORT"
 _SOURCE = Path(hotrows.__file__).parents[1]

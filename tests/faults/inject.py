@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hotrows import cli
-from hotrows.checkpoint import files, write, writer
-from hotrows.distributed import dense_gradients, row_exchange
+from hotrows.engine.checkpoint import files, write, writer
+from hotrows.engine.distributed import dense_gradients, row_exchange
 from hotrows.engine.embedding import Embedding
+from hotrows.engine.planning import routing
 from hotrows.models.deepfm import DeepFM
-from hotrows.planning import routing
-from hotrows.train import recommender, step, step_trainer
+from hotrows.train.loop import recommender, step, step_trainer
 
 # Where a fault strikes: the function, and whether as it begins or as it ends.
 STAGES: dict[str, tuple[Any, str, str]] = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hotrows import checkpoint
+from hotrows.engine import checkpoint
 from tests.faults.inject import Fault, arm, to_text
 
 TIMEOUT = 20  # seconds that a collective may take, where a case does not say
@@ -32,7 +32,12 @@ SETTINGS = (
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures", "torch.utils.tensorboard"]
+    [
+        "tests.faults.inject",
+        "tests.faults.jobs",
+        "hotrows.train.telling.pictures",
+        "torch.utils.tensorboard",
+    ]
 )
 
 
@@ -122,7 +127,7 @@ def _rank(
 ) -> None:
     """A rank, in a process of its own."""
     from hotrows import cli
-    from hotrows.train import pictures
+    from hotrows.train.telling import pictures
 
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.write(out, b"\n")  # takes room for what it says, before the disk is full

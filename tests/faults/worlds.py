@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows import checkpoint, cli
+from hotrows import cli
 from hotrows.dynamic import Dynamic
-from hotrows.export.whole import export
+from hotrows.engine import checkpoint
+from hotrows.engine.storage.disk_io import Disk
 from hotrows.runtime.atomic_files import write_json
 from hotrows.schema import Schema
-from hotrows.storage.disk_io import Disk
-from hotrows.train.metrics_log import read_metrics
+from hotrows.serving.export.whole import export
+from hotrows.train.telling.metrics_log import read_metrics
 from tests.faults.commands import Command, computed, run
 from tests.faults.jobs import free_port
 from tests.support.runs import schema, write_rows

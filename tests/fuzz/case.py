@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from hotrows.data.raw import files, typed_files
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from tests.reference.rows_of_data import use_plain_python
 
 MESSAGE = 2_000  # letters of the longest message

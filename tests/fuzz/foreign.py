@@ -12,12 +12,12 @@ from importlib import import_module
 from pathlib import Path
 
 from hotrows.cli import config_files
-from hotrows.config import TrainConfig
 from hotrows.optim import FTRL, Adagrad, LazyAdam
+from hotrows.train.config import TrainConfig
 from tests.fuzz.case import Broken, Case, outcome
 from tests.fuzz.damage import as_json, damaged, damaged_json
 
-_unpack = import_module("hotrows.datasets.download").unpack
+_unpack = import_module("hotrows.data.datasets.download").unpack
 _NAMES = (
     "a",
     "b/c.txt",

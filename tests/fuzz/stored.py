@@ -17,9 +17,9 @@ from typing import Any
 from unittest import mock
 
 from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
+from hotrows.data.datasets import schemas
 from hotrows.data.raw import files
 from hotrows.data.stored.sections import MAGIC
-from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from tests.fuzz.case import Case, core, outcome, write_files
 from tests.fuzz.damage import as_json, damaged, damaged_json

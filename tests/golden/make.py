@@ -24,7 +24,7 @@ import hotrows
 from hotrows import Dense, Dynamic, Schema, Sequence, Sparse, TrainConfig, Trainer
 from hotrows.runtime.atomic_files import write_json
 from hotrows.serving import Scorer
-from hotrows.train import run_folder
+from hotrows.train.run import folder as run_folder
 from hotrows.version import VERSION
 
 FOLDER = Path(__file__).parent

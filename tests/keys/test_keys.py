@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import hotrows
 from hotrows.dynamic import Dynamic
-from hotrows.keys.native import NativeKeyTable
-from hotrows.keys.table import COUNTERS, MOST_COUNTED
+from hotrows.engine.keys.native import NativeKeyTable
+from hotrows.engine.keys.table import COUNTERS, MOST_COUNTED
 from tests.reference.keys import ReferenceKeyTable
 from tests.support.choice import examples
 

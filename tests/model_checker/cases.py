@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hotrows.planning.policy import Lookahead, Newest, Policy
-from hotrows.planning.slots import NativeSlotMap, SlotMap
+from hotrows.engine.planning.policy import Lookahead, Newest, Policy
+from hotrows.engine.planning.slots import NativeSlotMap, SlotMap
 
 ROWS, SLOTS, BATCHES, IN_FLIGHT = 5, 4, 6, 4  # the most that the model has
 POLICIES: tuple[Policy, ...] = (Lookahead(None), Lookahead(0), Lookahead(1), Newest())

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from hotrows.pipeline import runner as runners
-from hotrows.pipeline.runner import TRAIN, Overlapped
-from hotrows.pipeline.schedule import Stage, Work
-from hotrows.storage.file_store import FileStore
+from hotrows.engine.pipeline import runner as runners
+from hotrows.engine.pipeline.runner import TRAIN, Overlapped
+from hotrows.engine.pipeline.schedule import Stage, Work
+from hotrows.engine.storage.file_store import FileStore
 from tests.model_checker.explorer import Event, Walk
 
 PATIENCE = 30.0  # seconds for an event that does not come, because model and code differ

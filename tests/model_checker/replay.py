@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from hotrows import Adagrad, Batch, Embedding, Table
-from hotrows.distributed.comm import OneRank
-from hotrows.distributed.in_process import run as run_ranks
 from hotrows.engine.caching import Caching
+from hotrows.engine.distributed.comm import OneRank
+from hotrows.engine.distributed.in_process import run as run_ranks
+from hotrows.engine.pipeline.schedule import Stage, Work
 from hotrows.engine.stages import training_stages
-from hotrows.pipeline.schedule import Stage, Work
 from tests.model_checker.cases import Case
 from tests.model_checker.conductor import Conductor, Crash, GatedMerging, ReplayedRunner
 from tests.model_checker.explorer import Walk

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hotrows.planning.policy import Lookahead
+from hotrows.engine.planning.policy import Lookahead
 from tests.model_checker.cases import BEST, EVALUATE, SAVE, Case
 
 RACES = "races_are_faults"  # a switch of the model, not a rule

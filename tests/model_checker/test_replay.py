@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hotrows.pipeline import runner
-from hotrows.pipeline.schedule import may_run
-from hotrows.storage import cache
-from hotrows.storage.cache import Cache
-from hotrows.storage.disk_io import Disk
+from hotrows.engine.pipeline import runner
+from hotrows.engine.pipeline.schedule import may_run
+from hotrows.engine.storage import cache
+from hotrows.engine.storage.cache import Cache
+from hotrows.engine.storage.disk_io import Disk
 from tests.model_checker.cases import Case, random_case
 from tests.model_checker.explorer import Walk, explore, walk
 from tests.model_checker.replay import replay

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from hotrows import models
-from hotrows.distributed.in_process import run
+from hotrows.engine.distributed.in_process import run
 from hotrows.models.interests import EVOLUTIONS
-from hotrows.nn import choose_linear_paths, share_statistics, use_linear_paths
+from hotrows.models.nn import choose_linear_paths, share_statistics, use_linear_paths
 from tests.models.looked_up import FakeVectors, build, logits_of, lookup
 
 CASES = [

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from hotrows import models
 from hotrows.models.interests import EVOLUTIONS
-from hotrows.nn import samples_of
+from hotrows.models.nn import samples_of
 from hotrows.schema import Schema, Sequence, Sparse
 from tests.models.looked_up import (
     DENSE,

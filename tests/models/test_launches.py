@@ -9,12 +9,12 @@ import pytest
 from torch.utils._pytree import tree_leaves
 
 from hotrows import data
-from hotrows.config import TrainConfig
 from hotrows.engine import stages
 from hotrows.schema import Dense, Schema, Sequence, Sparse
-from hotrows.train.defaults import settle
-from hotrows.train.recommender import Recommender
-from hotrows.train.step import Step, dense_optimizer
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.loop.step import Step, dense_optimizer
+from hotrows.train.start.defaults import settle
 from tests.nn.launches import Launches
 from tests.ops.triton import layer_cases
 from tests.support import pretend

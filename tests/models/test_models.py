@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hotrows import models
-from hotrows.nn import choose_linear_paths, use_linear_paths
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.models.looked_up import (
     DENSE,

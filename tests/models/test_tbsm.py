@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from hotrows.models.nn.jagged import ages_in_lists, copied_to_lists, latest_at_end
 from hotrows.models.tbsm import INNER
-from hotrows.nn.jagged import ages_in_lists, copied_to_lists, latest_at_end
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.models.looked_up import DENSE, build, lookup

@@ -2,7 +2,7 @@
 
 import torch
 
-from hotrows.nn import MLP
+from hotrows.models.nn import MLP
 
 
 def alone(grouped, activation, last_activation):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import (
+from hotrows.models.nn import (
     BilinearAttention,
     TargetAttention,
     TargetProjection,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.nn import MLP, BatchNorm
+from hotrows.models.nn import MLP, BatchNorm
 
 
 def randomized(width):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import CoAction, to_padded
+from hotrows.models.nn import CoAction, to_padded
 from hotrows.ops.layers import co_action as ops
 from hotrows.runtime import native
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import CrossNetwork, CrossNetworkMixture
+from hotrows.models.nn import CrossNetwork, CrossNetworkMixture
 
 
 @pytest.mark.parametrize("rank", [None, 2])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.nn import MLP, Dice, PReLU
+from hotrows.models.nn import MLP, Dice, PReLU
 from hotrows.ops.layers import batch_norm
 from hotrows.ops.layers import dice as ops
 from hotrows.ops.layers.prelu import prelu_backward, prelu_backward_reference

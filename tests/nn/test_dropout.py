@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn.dropout import Dropout
+from hotrows.models.nn.dropout import Dropout
 from hotrows.ops.layers.dropout import dropout, dropout_reference
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import ExpertMixture, GroupedMLP, choose_linear_paths, use_linear_paths
+from hotrows.models.nn import ExpertMixture, GroupedMLP, choose_linear_paths, use_linear_paths
 from tests.nn.groups import alone
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from hotrows.nn.hstu import TransductionLayer
-from hotrows.nn.shared_lists import SharedLists
+from hotrows.engine.shared_lists import SharedLists
+from hotrows.models.nn.hstu import TransductionLayer
 from hotrows.ops.layers import hstu
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.runtime import native

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import DotInteraction, FactorizationMachine
+from hotrows.models.nn import DotInteraction, FactorizationMachine
 from hotrows.ops.layers import interaction
 
 DTYPES = [

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.nn import pool_jagged, pool_padded, to_padded
-from hotrows.nn.jagged import POOLINGS
+from hotrows.models.nn import pool_jagged, pool_padded, to_padded
+from hotrows.models.nn.jagged import POOLINGS
 from tests.support.choice import examples
 
 

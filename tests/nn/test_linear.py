@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.nn import MLP, PathLinear, choose_linear_paths, linear_paths, products, use_linear_paths
+from hotrows.models.nn import (
+    MLP,
+    PathLinear,
+    choose_linear_paths,
+    linear_paths,
+    products,
+    use_linear_paths,
+)
 from hotrows.ops.layers.relu import relu_backward, relu_backward_reference
 from tests.support import pretend
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn as torch_nn
 
-from hotrows import nn
+from hotrows.models import nn
 from hotrows.ops.layers.padded import PaddedLists
 
 LENGTHS = torch.tensor([3, 0, 1, 5, 0, 2])

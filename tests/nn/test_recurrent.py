@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
-from hotrows.nn import GRU, AttentionalGRU, last_of, to_padded
+from hotrows.models.nn import GRU, AttentionalGRU, last_of, to_padded
 from hotrows.ops.layers.recurrent import (
     KINDS,
     RESETS,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import GRU, AttentionalGRU, BilinearAttention, SharedLists, TargetAttention
+from hotrows.models.nn import GRU, AttentionalGRU, BilinearAttention, SharedLists, TargetAttention
 from hotrows.ops.layers import attention, jagged
 from hotrows.runtime import native
 

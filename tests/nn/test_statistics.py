@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.distributed.comm import OneRank
-from hotrows.distributed.in_process import run
-from hotrows.nn import MLP, BatchNorm, Dice, SharedLists, share_statistics
-from hotrows.nn.statistics import moments
+from hotrows.engine.distributed.comm import OneRank
+from hotrows.engine.distributed.in_process import run
+from hotrows.models.nn import MLP, BatchNorm, Dice, SharedLists, share_statistics
+from hotrows.models.nn.statistics import moments
 
 DEALS = [(12, 7), (1, 18), (0, 19), (9, 0, 10), (0, 1, 18), (1, 0, 0), (1, 1, 0), (0, 0)]
 deals = pytest.mark.parametrize("deal", DEALS, ids=str)

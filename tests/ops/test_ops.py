@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad, ops
+from hotrows.ops.plan import PackPlan
+from hotrows.ops.record import RecordLayout, views
 from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
-from hotrows.plan import PackPlan
-from hotrows.record import RecordLayout, views
 from tests.support.choice import examples
 from tests.support.row_rules import hyper_tensor, width
 

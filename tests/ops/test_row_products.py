@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hotrows import Adagrad, Table, ops
 from hotrows.ops.layers.row_products import JoinedRows, RowReads, pooled_reference
-from hotrows.record import layout_of, views
+from hotrows.ops.record import layout_of, views
 
 ROWS = 9  # of each feature's table
 

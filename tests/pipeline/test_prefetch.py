@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 
 
 def threads():
@@ -86,7 +86,7 @@ def test_a_thread_that_cannot_start_is_one_error():
     """The finalizer joined a thread that was never started: a traceback followed the one line."""
     script = """
 import threading
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 def start(*arguments): raise RuntimeError("can't start new thread")
 threading._start_new_thread = start
 try: prefetch([1, 2], 1)

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from hotrows.pipeline.runner import NoMore, Overlapped, Serial
-from hotrows.pipeline.schedule import Stage
-from hotrows.pipeline.trace import trace_text
+from hotrows.engine.pipeline.runner import NoMore, Overlapped, Serial
+from hotrows.engine.pipeline.schedule import Stage
+from hotrows.engine.pipeline.trace import trace_text
 
 
 class Log:

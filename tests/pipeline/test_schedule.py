@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotrows.pipeline.schedule import Stage, may_run
+from hotrows.engine.pipeline.schedule import Stage, may_run
 
 STAGES = [
     Stage("plan", "plan"),

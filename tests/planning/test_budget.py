@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.planning.packing import Group
-from hotrows.planning.slot_budget import divide
+from hotrows.engine.planning.packing import Group
+from hotrows.engine.planning.slot_budget import divide
+from hotrows.runtime.settings import SPLITS
 from hotrows.runtime.units import format_bytes, parse_bytes
-from hotrows.settings import SPLITS
 
 
 def group(rows, stride, lookups=1):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hotrows import SGD, Batch, Cross, Embedding, Table
-from hotrows.planning.crosses import append_crosses, bucket_of
-from hotrows.planning.packing import pack_tables
-from hotrows.planning.planner import Planner
+from hotrows.engine.planning.crosses import append_crosses, bucket_of
+from hotrows.engine.planning.packing import pack_tables
+from hotrows.engine.planning.planner import Planner
 
 CROSS = Cross(("user", "item"), 1000)
 FEATURES = ("item", "hour", "user")

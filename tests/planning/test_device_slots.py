@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotrows.engine.planning.device_slots import DeviceSlots, refusal
+from hotrows.engine.planning.policy import BELADY, LRU, Frequency, Lookahead
+from hotrows.engine.planning.slots import NativeSlotMap
 from hotrows.ops.rows.reference_slots import FREE, SEARCHED
-from hotrows.planning.device_slots import DeviceSlots, refusal
-from hotrows.planning.policy import BELADY, LRU, Frequency, Lookahead
-from hotrows.planning.slots import NativeSlotMap
 from hotrows.runtime.device import HOST
 from tests.support.choice import examples
 

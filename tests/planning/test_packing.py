@@ -3,7 +3,7 @@
 import pytest
 
 from hotrows import SGD, Adagrad, Constant, Table
-from hotrows.planning.packing import Group, describe, group_packs, pack_tables
+from hotrows.engine.planning.packing import Group, describe, group_packs, pack_tables
 
 
 def table(name, rows=10, dim=4, features=None, **attributes):

@@ -3,11 +3,11 @@
 import pytest
 
 from hotrows.batch import split
-from hotrows.distributed.in_process import run
+from hotrows.engine.distributed.in_process import run
+from hotrows.engine.planning.packing import pack_tables
+from hotrows.engine.planning.planner import Planner
+from hotrows.engine.planning.sharding import Sharding, uniform
 from hotrows.optim import SGD
-from hotrows.planning.packing import pack_tables
-from hotrows.planning.planner import Planner
-from hotrows.planning.sharding import Sharding, uniform
 from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements
 
 

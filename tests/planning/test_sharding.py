@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrows import SGD, Table, ops
-from hotrows.json_file import build
-from hotrows.planning.packing import pack_tables
-from hotrows.planning.sharding import (
+from hotrows.engine.planning.packing import pack_tables
+from hotrows.engine.planning.sharding import (
     BY_COLUMNS,
     Placement,
     Sharding,
@@ -17,6 +16,7 @@ from hotrows.planning.sharding import (
     replicated,
     uniform,
 )
+from hotrows.runtime.json_file import build
 
 
 def test_ids_are_dealt_like_cards_behind_the_hot_ones():
@@ -97,7 +97,7 @@ def test_hot_ids_that_are_the_first_ones_stay_a_number(hot, ids, expected):
 
 
 def test_of_very_many_runs_of_hot_ids_the_longest_are_shared(monkeypatch):
-    monkeypatch.setattr("hotrows.planning.sharding.MOST_RUNS", 2)
+    monkeypatch.setattr("hotrows.engine.planning.sharding.MOST_RUNS", 2)
     place = Placement().with_hot(torch.tensor([1, 4, 5, 8, 11, 12, 13]), 20)
     assert place == Placement(5, runs=((4, 6), (11, 14)))
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.planning import policy as policies
-from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Policy, Window
-from hotrows.planning.slots import NativeSlotMap
+from hotrows.engine.planning import policy as policies
+from hotrows.engine.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Policy, Window
+from hotrows.engine.planning.slots import NativeSlotMap
 from tests.reference.slots import ReferenceSlotMap
 from tests.support.choice import examples
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hotrows import Adagrad, Embedding
+from hotrows.engine.planning import threads as planning_threads
+from hotrows.engine.planning.threads import Threads, num_threads
 from hotrows.engine.stages import start
-from hotrows.planning import threads as planning_threads
-from hotrows.planning.threads import Threads, num_threads
 from tests.support.cached import caching_of, same, stream, tables, train_behind_a_cache, train_plainly
 
 

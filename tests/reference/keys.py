@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, MOST_SKETCHED, Dynamic
-from hotrows.keys.table import COUNTERS, MOST_COUNTED, READ, SKETCH_ROWS, KeyTable, Resolved
+from hotrows.engine.keys.table import COUNTERS, MOST_COUNTED, READ, SKETCH_ROWS, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64, random_bits
 
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hotrows.storage import base_file, record_io
-from hotrows.storage.disk_io import RecordFile, runs
-from hotrows.storage.record_io import ABSENT
+from hotrows.engine.storage import base_file, record_io
+from hotrows.engine.storage.disk_io import RecordFile, runs
+from hotrows.engine.storage.record_io import ABSENT
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from hotrows.plan import Moves
-from hotrows.planning import policy as policies
-from hotrows.planning.policy import Lookahead, Newest, Policy, Window
-from hotrows.planning.slots import SlotMap
+from hotrows.engine.planning import policy as policies
+from hotrows.engine.planning.policy import Lookahead, Newest, Policy, Window
+from hotrows.engine.planning.slots import SlotMap
+from hotrows.ops.plan import Moves
 
 
 class ReferenceSlotMap(SlotMap):

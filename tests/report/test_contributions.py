@@ -7,9 +7,9 @@ import torch
 
 from hotrows import TrainConfig, Trainer, prepare
 from hotrows.losses import Calibration, parse
-from hotrows.report.contributions import contributions
-from hotrows.report.row_sample import rows_of
+from hotrows.tools.report.contributions import contributions
 from hotrows.train import load_run
+from hotrows.train.telling.row_sample import rows_of
 from tests.support.clicks import SCHEMA, table
 
 pytestmark = [
@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contributions")
     data = prepare(table(400), SCHEMA, folder / "enc")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         for model, options in MODELS.items():
             config = TrainConfig(
                 model, options, steps=8, batch_size=32, dense_lr=0.05, linear_paths="plain"

@@ -10,13 +10,13 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.losses import Loss, parse
-from hotrows.metrics import auc, grouped_auc
-from hotrows.pages.drawing import ticks
-from hotrows.report import curves
-from hotrows.report.quality import MetricInterval, measure
-from hotrows.report.result_sections import _slice_table
-from hotrows.report.row_sample import RowSample, ScoredRows
-from hotrows.report.slices import OTHERS, MeasuredSlice, _by_count, _fifths
+from hotrows.runtime.pages.drawing import ticks
+from hotrows.tools.report import curves
+from hotrows.tools.report.quality import MetricInterval, measure
+from hotrows.tools.report.result_sections import _slice_table
+from hotrows.tools.report.slices import OTHERS, MeasuredSlice, _by_count, _fifths
+from hotrows.train.metrics import auc, grouped_auc
+from hotrows.train.telling.row_sample import RowSample, ScoredRows
 
 
 def scored(rows=400, seed=0, shift=0.0, groups=None, loss=None):

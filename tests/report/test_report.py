@@ -8,16 +8,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hotrows.config import TrainConfig
-from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, describe, prepare
-from hotrows.pages.markup import compared, element
-from hotrows.report import Scope, write_description, write_report
-from hotrows.report.facts import Facts
 from hotrows.runtime.locks import Lock, holder_of
+from hotrows.runtime.pages.markup import compared, element
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import run_folder
-from hotrows.train.trainer import Trainer
+from hotrows.tools.report import Scope, write_description, write_report
+from hotrows.tools.report.facts import Facts
+from hotrows.train.config import TrainConfig
+from hotrows.train.costs.placement import ShardingPlan
+from hotrows.train.loop.trainer import Trainer
+from hotrows.train.run import folder as run_folder
 from tests.support.runs import CONFIG
 
 HOSTILE = '<script>alert("x")</script>'
@@ -59,7 +59,7 @@ def folder(tmp_path_factory, one_thread):
     features = (Dense("n"), Sparse(f"<b>{HOSTILE}", column="c"))
     prepare([raw], Schema(features, delimiter=","), folder / "enc", split="position:0.5,0.2,0.3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         for name, seed in (("a", 1), ("b", 2)):
             config = TrainConfig(**{**vars(CONFIG), "seed": seed, "epochs": 1})
             Trainer(EncodedData.open(folder / "enc"), config, folder / name).fit()
@@ -174,7 +174,7 @@ def test_what_no_report_can_be_made_of_is_refused_in_a_line(folder, tmp_path):
 
 
 def test_runs_of_other_labels_are_not_compared(folder, monkeypatch):
-    from hotrows.report import facts
+    from hotrows.tools.report import facts
 
     labels = property(lambda run: (run.name,))
     monkeypatch.setattr(facts.Facts, "labels", labels)
@@ -192,7 +192,7 @@ def test_a_run_that_is_written_is_refused_or_followed_to_its_end(folder, monkeyp
         pages.append((folder / "page.html").read_text())
         lock.release()
 
-    monkeypatch.setattr("hotrows.report.page.time.sleep", sleep)
+    monkeypatch.setattr("hotrows.tools.report.page.time.sleep", sleep)
     end = page_of(folder, "a", every=3.0)
     live = Page(pages[0])
     assert {"http-equiv": "refresh", "content": "3"} in [known for _, known in live.tags]

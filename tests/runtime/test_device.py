@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from hotrows.engine.storage.store import empty_records
 from hotrows.runtime.device import Cuda, find
-from hotrows.storage.store import empty_records
 
 
 class Runtime:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hotrows import ops
+from hotrows.engine.storage.store import empty_records
 from hotrows.runtime.device import Cuda
 from hotrows.runtime.transfer import to_device
-from hotrows.storage.store import empty_records
 from tests.support import pretend
 from tests.support.devices import KINDS, device_of
 

@@ -18,8 +18,9 @@ _SCRIPT = """
     import torch
     from hotrows import TrainConfig, Trainer, data
     from hotrows.data import Encoder
-    from hotrows.planning.threads import Threads
-    from hotrows.train import metrics_log, pictures
+    from hotrows.engine.planning.threads import Threads
+    from hotrows.train.telling import metrics_log
+    from hotrows.train.telling import pictures
 
     folder = sys.argv[1]
     pictures.draw_run = metrics_log._open_events = lambda *of: None  # imported by each child

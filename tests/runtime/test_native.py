@@ -12,6 +12,7 @@ import torch
 
 import hotrows
 from hotrows.runtime import native
+from hotrows.runtime.native_interface import interface_of
 
 PACKAGE = Path(hotrows.__file__).parent
 
@@ -59,6 +60,21 @@ def test_a_seam_with_two_names_exchanged_is_an_error(kind):
     assert native.codes(kind, first, second, *others)[second] == 1
     with pytest.raises(ImportError, match=f"{kind} is {first} {second}"):
         native.codes(kind, second, first, *others)
+
+
+def test_a_core_of_other_functions_is_refused(tmp_path):
+    """A core built before a merge took the arguments of the new one for its own, and crashed."""
+    source, core = tmp_path / "csrc" / "rows.cpp", tmp_path / "src" / "hotrows" / "_native" / "core_v4.so"
+    source.parent.mkdir()
+    core.parent.mkdir(parents=True)
+    source.write_text("HOTROWS_API void f(int64_t a) {\n  g(a);\n}\n")
+    native._check_interface(core)  # built by CMake, or with no sources beside it
+    core.with_suffix(".id").write_text(interface_of(source.parent))
+    source.write_text("// f does g\nHOTROWS_API void f(\n  int64_t a) {\n  h(a);\n}\n")
+    native._check_interface(core)
+    source.write_text("HOTROWS_API void f(int64_t a, int64_t b) {\n}\n")
+    with pytest.raises(ImportError, match="built from other sources .*: run `python csrc/build.py`"):
+        native._check_interface(core)
 
 
 def test_another_build_of_the_core_is_loaded_where_it_is_named(monkeypatch, tmp_path):

@@ -1,8 +1,8 @@
 import pytest
 
 from hotrows.data import prepare
-from hotrows.export import program
-from hotrows.export.whole import export
+from hotrows.serving.export import program
+from hotrows.serving.export.whole import export
 from tests.support.bundles import known_program, trained
 from tests.support.clicks import SCHEMA, table
 
@@ -37,7 +37,7 @@ def one_trace(monkeypatch):
         return program_of
 
     for make in (program.torch_program, program.onnx_program):
-        monkeypatch.setattr(f"hotrows.export.bundles.{make.__name__}", once(make))
+        monkeypatch.setattr(f"hotrows.serving.export.bundles.{make.__name__}", once(make))
 
 
 @pytest.fixture(scope="session")

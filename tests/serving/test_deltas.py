@@ -17,18 +17,18 @@ import torch
 from starlette.testclient import TestClient
 
 from hotrows.cli import main
-from hotrows.config import TrainConfig
-from hotrows.export import program
-from hotrows.export import publisher as publisher_module
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
+from hotrows.data.streams import StreamConfig
 from hotrows.optim import Adagrad, DenseAdam
 from hotrows.serving import Limits, Scorer, application, chain, merging, programs
 from hotrows.serving.deltas import read_delta, write_delta
+from hotrows.serving.export import program
+from hotrows.serving.export import publisher as publisher_module
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.serving.places import Mirror, open_place
 from hotrows.serving.version import version_at, with_deltas
-from hotrows.streams import StreamConfig
 from hotrows.train import Callback, Trainer
+from hotrows.train.config import TrainConfig
 from tests.support.bundles import SMALL, raw_rows
 from tests.support.clicks import table as clicks
 
@@ -84,7 +84,7 @@ def published(clicks_encoded, tmp_path_factory, one_program):
     folder = tmp_path_factory.mktemp("published")
     states = States()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         publisher = Publisher(folder / "to", "1b", base_every=3, keep=9)
         callbacks = [states, publisher, Paced(publisher)]
         Trainer(clicks_encoded, config(), folder / "run").fit(callbacks=callbacks)
@@ -121,7 +121,7 @@ def test_each_version_has_the_rows_and_the_dense_part_of_its_step(published):
 def test_the_last_version_scores_as_an_export_of_the_same_step(published, tmp_path, monkeypatch):
     folder, _, run = published
     for make in (program.torch_program, program.onnx_program):  # made anew for it
-        monkeypatch.setattr(f"hotrows.export.bundles.{make.__name__}", make)
+        monkeypatch.setattr(f"hotrows.serving.export.bundles.{make.__name__}", make)
     bundle = export(run, tmp_path / "bundle", "last", format="onnx")
     exported, served = Scorer(bundle), Scorer.watch(folder, every=None)
     assert exported.logits(ROWS).tobytes() == served.logits(ROWS).tobytes()

@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 
 from hotrows.data import prepare
-from hotrows.export.whole import export
-from hotrows.report.contributions import contributions
-from hotrows.report.importance import importances
-from hotrows.report.row_sample import rows_of
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.serving import Scorer
+from hotrows.serving.export.whole import export
+from hotrows.tools.report.contributions import contributions
+from hotrows.tools.report.importance import importances
 from hotrows.train import load_run
+from hotrows.train.telling.row_sample import rows_of
 from tests.support.bundles import expected_logits, furthest, trained
 from tests.support.clicks import table
 

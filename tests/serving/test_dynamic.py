@@ -6,18 +6,18 @@ import shutil
 import numpy as np
 import pytest
 
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
 from hotrows.optim import Adagrad
 from hotrows.schema import MISSING_KEY, Dense, Schema, Sparse
 from hotrows.serving import Scorer, chain, merging
 from hotrows.serving.deltas import read_delta, write_delta
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.serving.key_ids import GONE, KeyIds
 from hotrows.serving.version import version_at
 from hotrows.train import Callback, Trainer, load_run
+from hotrows.train.config import TrainConfig
 from tests.support.bundles import expected_logits, furthest, raw_rows
 from tests.support.clicks import table
 
@@ -74,7 +74,7 @@ def published(encoded, folder, **settings):
 @pytest.fixture(scope="module")
 def versions(encoded, tmp_path_factory, one_program):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         return published(encoded, tmp_path_factory.mktemp("dynamic"))
 
 

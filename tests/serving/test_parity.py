@@ -3,8 +3,8 @@
 import pytest
 
 from hotrows import load_run, models
-from hotrows.export.whole import export
 from hotrows.serving import Scorer
+from hotrows.serving.export.whole import export
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 
 pytestmark = [

@@ -17,16 +17,16 @@ import torch
 import hotrows
 from hotrows import cli, load_run
 from hotrows.cli.checkpoints import merge_command
-from hotrows.export.whole import export
-from hotrows.losses import Calibration, parse
-from hotrows.metrics import compute_metrics
+from hotrows.engine.planning.crosses import bucket_of as bucket_of_tensors
+from hotrows.losses import parse
 from hotrows.models import Model, tables
-from hotrows.planning.crosses import bucket_of as bucket_of_tensors
 from hotrows.serving import Scorer, chain, table_rows
 from hotrows.serving.deltas import VersionHead
+from hotrows.serving.export.whole import export
 from hotrows.serving.requests import bucket_of
 from hotrows.serving.scorer import predictions
 from hotrows.train import Trainer
+from hotrows.train.metrics import compute_metrics
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 from tests.support.clicks import SCHEMA, table
 
@@ -186,7 +186,7 @@ def test_export_prints_what_fewer_bits_cost_on_held_out_rows(
     def gone(run):
         raise FileNotFoundError
 
-    monkeypatch.setattr("hotrows.train.run_folder.open_data", gone)
+    monkeypatch.setattr("hotrows.train.run.folder.open_data", gone)
     cli.main([*arguments, str(tmp_path / "again")])
     assert "no held-out rows of the run's data were found" in capsys.readouterr().out
 
@@ -245,7 +245,7 @@ def test_a_program_of_pytorch_is_opened_only_where_it_is_trusted(din_run, tmp_pa
 class Own(Model):
     """A model of one's own: the history, by a list layer of the library or by tensors of its own."""
 
-    pools = staticmethod(hotrows.nn.pool_jagged)
+    pools = staticmethod(hotrows.models.nn.pool_jagged)
 
     def __init__(self, schema):
         super().__init__()
@@ -319,8 +319,7 @@ def test_formats_and_dtypes_that_do_not_go_together_are_refused(din_run, tmp_pat
 
 
 def test_predictions_beyond_float32_are_refused_as_logits_are():
-    both = Calibration({"count": parse("poisson"), "click": parse("log_loss")})
-    one = Calibration({"count": parse("poisson")})
+    both, one = (parse("poisson"), parse("log_loss")), (parse("poisson"),)
     for outputs in ([95.0, 1.0], [np.inf, 1.0], [1.0, np.nan]):
         with pytest.raises(ValueError, match="the score of row 2 is no finite number"):
             predictions(np.array([[0.0, 0.0], outputs], np.float32), both)

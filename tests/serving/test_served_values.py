@@ -8,9 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from hotrows import Dense, Schema, Sparse, prepare
-from hotrows.export.whole import export
 from hotrows.serving import Limits, Scorer, application
 from hotrows.serving import served_values as served_values_module
+from hotrows.serving.export.whole import export
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.served_values import Served
 from tests.support.bundles import trained

@@ -6,12 +6,12 @@ import torch
 from torch.nn.functional import linear
 
 from hotrows.data import prepare
-from hotrows.export.shared_program import _cat, _Each, _Once, _product, _Run
-from hotrows.export.whole import export
-from hotrows.nn import AttentionalGRU
+from hotrows.models.nn import AttentionalGRU
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.serving import Scorer, programs
+from hotrows.serving.export.shared_program import _cat, _Each, _Once, _product, _Run
+from hotrows.serving.export.whole import export
 from tests.support.bundles import furthest, raw_rows, trained
 from tests.support.clicks import table
 

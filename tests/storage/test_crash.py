@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hotrows.storage.file_store import FileStore
+from hotrows.engine.storage.file_store import FileStore
 from tests.support.choice import everything
 from tests.support.file_stores import ENGINES, META, assert_rows, engine, first_values
 from tests.support.forked import run as in_a_small_process  # forking one that has run tests takes long

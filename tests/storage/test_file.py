@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotrows.engine.storage.disk_io import Disk, RecordFile
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.record_io import Fetcher, Index, alignment
+from hotrows.engine.storage.store_state import FILE
+from hotrows.engine.storage.store_view import view_at
 from hotrows.runtime import native
-from hotrows.storage.disk_io import Disk, RecordFile
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.record_io import Fetcher, Index, alignment
-from hotrows.storage.store_state import FILE
-from hotrows.storage.store_view import view_at
 from tests.reference.records import PlainIndex
 from tests.support import forked
 from tests.support.choice import everything, examples

@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 import torch
 
-from hotrows.storage import merge_pace, merging
-from hotrows.storage.disk_io import Disk
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.merge_pace import LEAST, MOST, MergePace
+from hotrows.engine.storage import merge_pace, merging
+from hotrows.engine.storage.disk_io import Disk
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.merge_pace import LEAST, MOST, MergePace
 from tests.support.file_stores import META, assert_rows, engine, first_values, new_values, write
 from tests.support.syncs import SYNC
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.store_view import view_at
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.store_view import view_at
 from tests.support.file_stores import META, assert_rows, first_values, write
 
 FORM = (1000, 32, first_values, META)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.unsaved import remove_unsaved
 from hotrows.runtime.locks import Held
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.unsaved import remove_unsaved
 from tests.support.file_stores import first_values
 
 

@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 
 import hotrows
-from hotrows.streams import StreamConfig
-from hotrows.streams.line_log import read_lines
-from hotrows.train import Trainer, run_folder
+from hotrows.data.streams import StreamConfig
+from hotrows.data.streams.line_log import read_lines
+from hotrows.train import Trainer
+from hotrows.train.run import folder as run_folder
 from tests.support.runs import encode, weights_of, write_rows
 
 COMMAND = [

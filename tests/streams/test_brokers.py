@@ -12,10 +12,10 @@ import pytest
 from hotrows import Callback, TrainConfig, Trainer
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.reading import Reading
+from hotrows.data.streams import StreamConfig, kafka_source, open_source, redis_source
+from hotrows.data.streams.line_log import read_lines
 from hotrows.schema import Dense, Label, Schema, Sparse
 from hotrows.serving import places
-from hotrows.streams import StreamConfig, kafka_source, open_source, redis_source
-from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
 

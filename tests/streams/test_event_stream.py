@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from hotrows.data import Encoder, prepare
+from hotrows.data.streams import DeadLetters, EventStream, StreamConfig, StreamState, table_events
+from hotrows.data.streams.events import LineEvents, message_events
+from hotrows.data.streams.line_log import LineLog, read_lines
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
-from hotrows.streams import DeadLetters, EventStream, StreamConfig, StreamState, table_events
-from hotrows.streams.events import LineEvents, message_events
-from hotrows.streams.line_log import LineLog, read_lines
-from hotrows.train.run_data import StreamBatches
-from hotrows.train.run_state import RunState
+from hotrows.train.run.data import StreamBatches
+from hotrows.train.run.state import RunState
 
 SCHEMA = Schema(
     (Dense("n", transform="none"), Sparse("a")),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import shutil
+import threading
 from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
@@ -10,21 +11,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.data.streams import Alarm, EventStream, StreamConfig, open_source
+from hotrows.data.streams.folder import FolderSource
+from hotrows.data.streams.line_log import read_lines
 from hotrows.dynamic import Dynamic
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.losses import Calibration, Loss
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
-from hotrows.streams import Alarm, EventStream, StreamConfig, open_source
-from hotrows.streams.folder import FolderSource
-from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
-from hotrows.train.metrics_log import read_metrics
-from hotrows.train.recommender import Targets
-from hotrows.train.run_data import RunBatches
-from hotrows.train.stream_run import ScoredWindow
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.evaluate import metrics_of, scaling
+from hotrows.train.loop.recommender import Targets
+from hotrows.train.loop.stream_run import ScoredWindow
+from hotrows.train.run.data import RunBatches
+from hotrows.train.telling.metrics_log import read_metrics
 from tests.support.runs import SMALL, Kill, Killed, same_bits, weights_of, write_rows
 
 CONFIG = TrainConfig(
@@ -264,7 +266,7 @@ def test_a_window_waits_for_a_label_that_no_sample_has_but_not_for_ever():
 def test_a_window_takes_up_the_scale_that_fitted_the_one_before_it_if_that_is_better(base):
     """Also where a checkpoint lies between them."""
     draw = torch.Generator().manual_seed(0)
-    of_run = {"labels": ("click",), "tasks": None, "ranking": (), "fits_about": [None]}
+    of_run = {"labels": ("click",), "tasks": None, "ranking": ()}
     recommender = SimpleNamespace(
         **of_run, base_logits=[base], calibration=Calibration({"click": Loss(scale=0.1)})
     )
@@ -283,6 +285,30 @@ def test_a_window_takes_up_the_scale_that_fitted_the_one_before_it_if_that_is_be
         stored = window.tensors()
         found.append(recommender.calibration.scales[0][0])
     assert found == pytest.approx([0.1, 1 / 3, 1 / 3, 1 / 3, 1], abs=0.07)
+
+
+def test_a_thread_that_evaluates_while_a_scale_is_fitted_fits_none():
+    """It was a field of the shared object: metrics of another thread had a scale of their own samples."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, generator=draw)
+    labels = (torch.rand(4000, generator=draw) < logits.sigmoid()).float()
+    recommender = SimpleNamespace(
+        labels=("click",), tasks=None, ranking=(), base_logits=[0.0], config=TrainConfig("lr"),
+        calibration=Calibration({"click": Loss(scale=0.5)}),
+    )  # fmt: skip
+    scales = []
+
+    def evaluate():
+        scales.append(metrics_of(recommender, [(3 * logits, Targets(labels), None)]).scale)
+
+    for how in ("none", "fitted"):
+        with scaling(how):
+            thread = threading.Thread(target=evaluate)
+            thread.start()
+            thread.join()
+            evaluate()
+    assert scales[0] == scales[2] == 0.5 and math.isnan(scales[1])
+    assert scales[3] == pytest.approx(1 / 3, abs=0.05)
 
 
 def test_what_was_trained_is_saved_while_no_event_comes(data, folder, tmp_path):

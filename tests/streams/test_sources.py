@@ -12,9 +12,9 @@ from pyarrow import feather, parquet
 
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.reading import Reading
+from hotrows.data.streams.folder import FolderSource
+from hotrows.data.streams.standard_input import StandardInput
 from hotrows.schema import Dense, Label, Schema, Sparse
-from hotrows.streams.folder import FolderSource
-from hotrows.streams.standard_input import StandardInput
 
 SCHEMA = Schema((Dense("n"), Sparse("a")), label=Label("y"), delimiter=",", name="small")
 BARE = Schema(SCHEMA.features, label=Label("y"), delimiter=",", name="bare", columns=("y", "n", "a"))

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from hotrows import Dynamic, Schema, Sequence, Sparse, Time
-from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
 from hotrows.data.stored import user_histories
 from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
+from hotrows.data.streams import EventStream, StreamConfig, open_source
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, application
-from hotrows.streams import EventStream, StreamConfig, open_source
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
 from tests.support.bundles import known_program, trained
 from tests.support.histories import LENGTHS, copied, events_and_samples, schema
 from tests.support.runs import Kill, Killed, weights_of
@@ -324,6 +324,8 @@ def test_a_server_refuses_long_histories_of_many_users_before_it_makes_their_lis
     data = prepare(samples, schema(), tmp_path / "enc", events=events)
     run = trained(data, tmp_path / "run", "din")
     scorer = Scorer(export(run, tmp_path / "bundle", "last", format="onnx"))
+    scorer.warm_up()  # as `hotrows serve` begins: it once refused a row without a user
+    assert not any(served.values for served in scorer.requests.value_counts.by_feature().values())
     made, make = [], UserHistories.lists
     monkeypatch.setattr(UserHistories, "lists", lambda *of: made.append(of) or make(*of))
     rows = [{"user": user, "item": 3} for user in range(12)]

@@ -11,9 +11,9 @@ import pytest
 import hotrows as hotrows_package
 from hotrows import Dense, Schema, load_run
 from hotrows.data import prepare_schema
-from hotrows.streams.line_log import read_lines
-from hotrows.streams.settings import ONE_RANK
-from hotrows.train.run_folder import read_config
+from hotrows.data.streams.line_log import read_lines
+from hotrows.data.streams.settings import ONE_RANK
+from hotrows.train.run.folder import read_config
 
 SMALL = ["--batch-size", 100, "--option", "dim=4", "--option", "hidden=[8]", "--model", "deepfm"]
 

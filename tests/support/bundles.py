@@ -6,12 +6,12 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from hotrows.config import TrainConfig
-from hotrows.export import program
 from hotrows.optim import Adagrad
 from hotrows.runtime.atomic_files import replaced
 from hotrows.serving import programs
+from hotrows.serving.export import program
 from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
 from tests.support.clicks import table
 
 SMALL = {
@@ -42,7 +42,7 @@ def trained(encoded, run, model, **options):
         seed=3,
         linear_paths="plain",
     )
-    with mock.patch("hotrows.train.pictures.draw_run", lambda run: None):
+    with mock.patch("hotrows.train.telling.pictures.draw_run", lambda run: None):
         Trainer(encoded, config, run).fit()
     return run
 
@@ -98,7 +98,7 @@ def known_program(path):
         return KnownProgram(path.read_bytes(), plain)
 
     with (
-        mock.patch("hotrows.export.bundles.torch_program", lambda plain: None),
-        mock.patch("hotrows.export.bundles.onnx_program", onnx_program),
+        mock.patch("hotrows.serving.export.bundles.torch_program", lambda plain: None),
+        mock.patch("hotrows.serving.export.bundles.onnx_program", onnx_program),
     ):
         yield

@@ -6,8 +6,8 @@ import torch
 
 from hotrows import SGD, Adagrad, Batch, Constant, Embedding, Table
 from hotrows.engine.caching import Caching
+from hotrows.engine.planning.policy import Frequency, Hot, Lookahead, Newest
 from hotrows.engine.stages import start
-from hotrows.planning.policy import Frequency, Hot, Lookahead, Newest
 
 FEATURES = ("user", "item", "shop", "last_item")
 ROWS = {"user": 60, "item": 300, "shop": 3, "last_item": 300}

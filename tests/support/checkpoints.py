@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hotrows.checkpoint import State
+from hotrows.engine.checkpoint import State
 from hotrows.optim import LazyAdam
 from tests.support.embeddings import mixed_tables
 

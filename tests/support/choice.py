@@ -1,4 +1,4 @@
-"""Which tests run without `--all`: those not marked `slow`, and of those marked `pairs` or `few` a part.
+"""Which tests run without `--all`: short ones not marked `slow`; of those marked `pairs` or `few` a part.
 
 A test with several parameters has as many cases as the product of their values. Marked `pairs`, it runs
 the fewest cases, by a greedy choice, in which any two values of two parameters meet. Marked `few(n)`, it
@@ -8,6 +8,8 @@ runs n cases that lie evenly among these, the first and the last with them.
 import itertools
 import os
 from collections import defaultdict
+
+from tests.support.tiers import TOUCHED, is_long, is_touched
 
 ALL = "HOTROWS_TEST_ALL"
 
@@ -24,7 +26,9 @@ def examples(number, part=3):
 
 def left_out(items):
     """The tests of a collection that do not run."""
-    out = {item for item in items if item.get_closest_marker("slow")}
+    second = TOUCHED in os.environ  # the long tests that are near to what changed, and only these
+    out = {item for item in items if item.get_closest_marker("slow") or is_long(item) is not second}
+    out.update(item for item in items if second and item not in out and not is_touched(item))
     for mark, beyond in (("pairs", beyond_pairs), ("few", beyond_few)):
         for cases in cases_of([item for item in items if item not in out], mark):
             out.update(beyond(cases))

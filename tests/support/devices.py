@@ -6,10 +6,10 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from hotrows.config import TrainConfig
 from hotrows.optim import Adagrad
 from hotrows.runtime.device import Cuda
 from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
 from tests.support import pretend
 
 

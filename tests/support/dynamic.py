@@ -8,11 +8,11 @@ from hotrows import SGD, Adagrad, Batch, Constant, Embedding, Table, ops
 from hotrows.dynamic import Dynamic
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.packed_tables import _random_key
+from hotrows.engine.storage.store import _kind
+from hotrows.ops.plan import PackPlan
+from hotrows.ops.record import layout_of
 from hotrows.optim import initial_state
-from hotrows.plan import PackPlan
-from hotrows.record import layout_of
 from hotrows.schema import MISSING_KEY, Schema, Sparse, vocabulary_of
-from hotrows.storage.store import _kind
 from tests.reference.keys import ReferenceKeyTable
 from tests.support.row_rules import hyper_tensor
 

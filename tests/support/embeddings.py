@@ -4,7 +4,7 @@ import torch
 
 from hotrows import FTRL, SGD, Adagrad, Batch, Constant, LazyAdam, RowWiseAdagrad, Table
 from hotrows.batch import split
-from hotrows.planning.sharding import BY_COLUMNS, Placement, replicated
+from hotrows.engine.planning.sharding import BY_COLUMNS, Placement, replicated
 
 OPTIMIZERS = [
     SGD(lr=0.1),

@@ -18,9 +18,9 @@ import time
 
 import torch
 
-from hotrows.distributed import process_group
-from hotrows.pipeline.runner import Overlapped
-from hotrows.pipeline.schedule import Stage
+from hotrows.engine.distributed import process_group
+from hotrows.engine.pipeline.runner import Overlapped
+from hotrows.engine.pipeline.schedule import Stage
 
 CODES = {"normal": 0, "error": 1, "interrupted": -signal.SIGINT}  # of the endings
 

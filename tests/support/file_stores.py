@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotrows.storage import log, merging
+from hotrows.engine.storage import log, merging
 from tests.reference.records import plain_records
 
 META = {"tables": ["user", "item"]}

@@ -3,7 +3,7 @@
 import torch
 
 from hotrows import SGD
-from hotrows.record import RecordLayout
+from hotrows.ops.record import RecordLayout
 from tests.support.row_rules import hyper_tensor
 
 LAYOUT = RecordLayout(4)

@@ -16,9 +16,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from hotrows import Dense, Label, Schema, Sequence, Sparse, Time, TrainConfig
-from hotrows.datasets.product import synth_product
-from hotrows.datasets.synthetic import synth_criteo
-from hotrows.export.whole import export
+from hotrows.data.datasets.product import synth_product
+from hotrows.data.datasets.synthetic import synth_criteo
+from hotrows.serving.export.whole import export
 from tests.support.page_code import ROOT
 
 SHOP = Schema(

@@ -4,7 +4,7 @@ For commands that are processes: python -m tests.support.plain_command ARGUMENTS
 """
 
 from hotrows.cli import main
-from hotrows.train import metrics_log, pictures
+from hotrows.train.telling import metrics_log, pictures
 
 
 def leave_out_pictures():

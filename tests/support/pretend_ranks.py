@@ -13,8 +13,8 @@ from unittest import mock
 
 from torch.utils._pytree import tree_leaves
 
-from hotrows.distributed.in_process import ThreadRanks
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.engine.distributed.in_process import ThreadRanks
+from hotrows.engine.distributed.in_process import run as on_threads
 from tests.support import pretend
 
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from hotrows import checkpoint
-from hotrows.checkpoint import Writer
-from hotrows.distributed.process_group import Processes
+from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint import Writer
+from hotrows.engine.distributed.process_group import Processes
 from hotrows.engine.embedding import Embedding
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of, train

@@ -9,13 +9,13 @@ from unittest import mock
 
 import numpy as np
 
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
-from hotrows.export.publisher import Publisher
 from hotrows.optim import Adagrad
+from hotrows.serving.export.publisher import Publisher
 from hotrows.serving.programs import parameters
 from hotrows.serving.version import Version
 from hotrows.train import Callback, Trainer
+from hotrows.train.config import TrainConfig
 from tests.support.bundles import SMALL, known_program
 from tests.support.clicks import SCHEMA, table
 
@@ -30,7 +30,10 @@ def train_published(data: Path, run: Path, steps: int, *callbacks: Callback) -> 
         checkpoint_every=7, full_every=3, keep_last=2,
     )  # fmt: skip
     resume = (run / "config.json").exists()
-    with known_program(data.parent / "program.onnx"), mock.patch("hotrows.train.pictures.draw_run"):
+    with (
+        known_program(data.parent / "program.onnx"),
+        mock.patch("hotrows.train.telling.pictures.draw_run"),
+    ):
         Trainer(EncodedData.open(data), config, run, resume=resume).fit(callbacks=callbacks)
 
 

@@ -7,12 +7,12 @@ import signal
 import torch
 from safetensors.torch import load
 
-from hotrows import checkpoint
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
+from hotrows.engine import checkpoint
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Callback, load_run
+from hotrows.train.config import TrainConfig
 
 SMALL = {"dim": 4, "hidden": [16], "dropout": 0.1}
 CONFIG = TrainConfig(

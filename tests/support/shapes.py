@@ -1,4 +1,4 @@
-"""Checks shapes and dtypes in annotations (`hotrows.shapes`) of what is imported after `install`.
+"""Checks shapes and dtypes in annotations (`hotrows.runtime.shapes`) of what is imported after `install`.
 
 jaxtyping's own hook wraps every function, most of which name no shape, and doubles the time of tests
 that call small ones often; this one wraps functions and dataclasses that do. Types are mypy's. A call is
@@ -17,7 +17,13 @@ import jaxtyping
 import torch
 from beartype import beartype
 
-PACKAGES = ("hotrows.plan", "hotrows.ops", "hotrows.planning", "hotrows.keys", "hotrows.engine")
+PACKAGES = (
+    "hotrows.ops.plan",
+    "hotrows.ops",
+    "hotrows.engine.planning",
+    "hotrows.engine.keys",
+    "hotrows.engine",
+)
 # Kernels, which Triton reads as source; and what a compiled model traces.
 EXCEPT = ("hotrows.ops.triton", "hotrows.engine.vectors", "hotrows.ops.layers")
 SHAPES = {"Float", "Float32", "Float64", "Int32", "Int64", "UInt8"}

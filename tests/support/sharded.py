@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from hotrows.planning.packing import layout_in
-from hotrows.record import views
+from hotrows.engine.planning.packing import layout_in
+from hotrows.ops.record import views
 
 
 def whole_weights(embeddings):

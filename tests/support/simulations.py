@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hotrows.tuning.cache_simulation import PolicyResult, Simulation
+from hotrows.tools.tuning.cache_simulation import PolicyResult, Simulation
 
 
 def curve(*points, untouched=0.0, table_bytes=1 << 30):

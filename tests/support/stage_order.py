@@ -2,9 +2,9 @@
 
 import pytest
 
+from hotrows.engine.pipeline.runner import NoMore
+from hotrows.engine.pipeline.schedule import Work, may_run
 from hotrows.engine.stages import training_stages
-from hotrows.pipeline.runner import NoMore
-from hotrows.pipeline.schedule import Work, may_run
 from tests.support.cached import train
 
 

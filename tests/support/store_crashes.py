@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from hotrows.storage import base_file
-from hotrows.storage.disk_io import Disk
-from hotrows.storage.file_store import FileStore
+from hotrows.engine.storage import base_file
+from hotrows.engine.storage.disk_io import Disk
+from hotrows.engine.storage.file_store import FileStore
 from tests.support.file_stores import META, assert_rows, first_values
 from tests.support.store_script import NUM_ROWS, STRIDE, Books, check_what_is_left, play, script
 

@@ -2,7 +2,7 @@
 
 import random
 
-from hotrows.storage.file_store import FileStore
+from hotrows.engine.storage.file_store import FileStore
 from tests.support.file_stores import META, assert_rows, first_values, write
 
 NUM_ROWS, STRIDE = 120, 36

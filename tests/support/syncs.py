@@ -10,7 +10,7 @@ SYNC = os.fsync
 def leave_out():
     """From now on this process syncs nothing, unless all tests run."""
     if not everything():
-        from hotrows.storage.disk_io import Disk
+        from hotrows.engine.storage.disk_io import Disk
 
         os.fsync = Disk.sync = _checked
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from hotrows import Label, Schema, Sparse, TrainConfig, Trainer, load_run, prepare
-from hotrows.distributed.in_process import run as on_threads
-from hotrows.export import Publisher, export
+from hotrows.data.streams import StreamConfig
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.optim import Adagrad
 from hotrows.serving import merging
 from hotrows.serving.bundle import open_bundle
 from hotrows.serving.deltas import read_delta, write_delta
+from hotrows.serving.export import Publisher, export
 from hotrows.serving.scorer import Scorer
 from hotrows.serving.version import version_at
-from hotrows.streams import StreamConfig
 from hotrows.train.callback import Callback
-from hotrows.train.run_state import RunState
+from hotrows.train.run.state import RunState
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures", "one_registry")
 
@@ -74,7 +74,7 @@ def trained(data, tmp_path_factory):
     """Trainers and results of a run whose predictions are calibrated, and of one as it is trained."""
     folder, trainers = tmp_path_factory.mktemp("runs"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         for name, config in (("scale", CONFIG), ("none", UNCALIBRATED)):
             trainer = Trainer(data, config, folder / name)
             trainers.append((trainer, trainer.fit(callbacks=[Answers()])))
@@ -177,6 +177,14 @@ def test_a_run_begins_with_the_predictions_of_another_and_its_versions_answer_as
         write_delta(tmp_path / "to" / "delta-0000000004.safetensors", wrong)
         with pytest.raises(ValueError, match=why):
             version_at(tmp_path / "to")
+
+
+def test_a_run_that_begins_with_one_of_another_loss_says_so(trained, data, tmp_path, caplog):
+    config = dataclasses.replace(CONFIG, start_from=str(trained[0][0].run))
+    for loss, is_other in (("focal:2", True), (None, False)):
+        caplog.clear()
+        Trainer(data, dataclasses.replace(config, loss=loss), tmp_path / f"run{loss}")
+        assert ("by focal:2 here: the first predictions are not those" in caplog.text) == is_other
 
 
 def test_a_stream_keeps_the_calibration_that_it_begins_with(trained, data, tmp_path):

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from hotrows import data, ops
-from hotrows.config import TrainConfig
 from hotrows.models.din import DIN
+from hotrows.ops.plan import PackPlan, padded_size
 from hotrows.optim import Adagrad
-from hotrows.plan import PackPlan, padded_size
 from hotrows.schema import Schema, Sequence, Sparse
-from hotrows.train import Trainer, cuda_graph
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop import cuda_graph
 from tests.support import pretend
 from tests.support.captures import Captures
 from tests.support.clicks import SCHEMA, table

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from hotrows.train.step import compiled
+from hotrows.train.loop.step import compiled
 from tests.models.looked_up import WITH_HISTORY, build, planned
 
 SHOWN_BY_OTHERS = pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotrows import cli
-from hotrows.config import SETTINGS, TrainConfig
+from hotrows.train.config import SETTINGS, TrainConfig
 
 
 def test_every_field_is_a_setting_with_help_and_a_default_that_it_may_have():

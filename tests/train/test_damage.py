@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from hotrows import checkpoint, cli
+from hotrows import cli
 from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
 from hotrows.data.stored import shards
-from hotrows.distributed.in_process import run as run_ranks
 from hotrows.dynamic import Dynamic
+from hotrows.engine import checkpoint
+from hotrows.engine.distributed.in_process import run as run_ranks
 from hotrows.engine.embedding import Embedding
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.store_view import view_at
 from hotrows.optim import Adagrad
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.serving.version import open_base, versions_in, with_deltas
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.store_view import view_at
-from hotrows.train import Trainer, load_run, run_folder
+from hotrows.train import Trainer, load_run
+from hotrows.train.run import folder as run_folder
 from tests.fuzz.case import Broken
 from tests.support.checkpoints import dense, state
 from tests.support.clicks import SCHEMA, table

@@ -14,18 +14,20 @@ import torch
 from torch import nn
 
 from hotrows import data, models
-from hotrows.config import TrainConfig
 from hotrows.data import Loader
 from hotrows.dynamic import Dynamic
-from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Trainer, load_run, pairs, run_folder
-from hotrows.train.defaults import settle
-from hotrows.train.recommender import Recommender
-from hotrows.train.run_state import RunState, after_evaluation
-from hotrows.train.step_trainer import StepTrainer
+from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.loop.step_trainer import StepTrainer
+from hotrows.train.metrics import Metrics
+from hotrows.train.run import folder as run_folder
+from hotrows.train.run.state import RunState, after_evaluation
+from hotrows.train.start import pairs
+from hotrows.train.start.defaults import settle
 from tests.models.looked_up import SMALL, schema_of
 from tests.support.clicks import SCHEMA, table
 

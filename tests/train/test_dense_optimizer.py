@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hotrows
-from hotrows.config import DENSE_OPTIMIZERS, TrainConfig
-from hotrows.train.step import dense_optimizer, load_optimizer, optimizer_tensors
+from hotrows.train.config import DENSE_OPTIMIZERS, TrainConfig
+from hotrows.train.loop.step import dense_optimizer, load_optimizer, optimizer_tensors
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from hotrows import DenseAdam, DenseAdamW
 from hotrows.data import prepare
 from hotrows.engine import dense_rows
-from hotrows.export.whole import export
+from hotrows.serving.export.whole import export
 from hotrows.train import Interrupted, Trainer, load_run
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, schema, write_rows
 

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
+from hotrows.engine.storage.disk_io import Disk
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync
-from hotrows.storage.disk_io import Disk
 from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
 from tests.support.runs import CONFIG, encode, schema, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -13,7 +13,7 @@ from hotrows.cli import main
 from hotrows.data import EncodedData
 from hotrows.runtime import machine
 from hotrows.runtime.atomic_files import absolute
-from hotrows.train import run_folder
+from hotrows.train.run import folder as run_folder
 from tests.support.runs import CONFIG, encode, schema
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -8,17 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hotrows import TrainConfig, checkpoint, cli
-from hotrows.checkpoint.table_files import export_problems, table_file
+from hotrows import TrainConfig, cli
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
+from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint.table_files import export_problems, table_file
 from hotrows.engine.embedding import Embedding
-from hotrows.export.publisher import Publisher
-from hotrows.export.whole import export
+from hotrows.engine.storage import cache
 from hotrows.optim import FTRL, SGD, Adagrad, DenseAdam, LazyAdam, RowWiseAdagrad
 from hotrows.schema import Label, Schema, Sparse
 from hotrows.serving import Scorer, bundle
-from hotrows.storage import cache
+from hotrows.serving.export.publisher import Publisher
+from hotrows.serving.export.whole import export
 from hotrows.train import Trainer, load_run
 from tests.support.exports import assert_exported
 from tests.support.runs import CONFIG, schema, write_rows
@@ -178,7 +179,7 @@ def test_what_exists_is_not_overwritten_and_nothing_half_is_left(encoded, tmp_pa
         export(run, tmp_path / "new", "first")
     with pytest.raises(ValueError, match="nothing does not exist"):
         export(tmp_path / "nothing", tmp_path / "new")
-    monkeypatch.setattr("hotrows.export.whole._bytes_of", lambda _: 1 / 0)
+    monkeypatch.setattr("hotrows.serving.export.whole._bytes_of", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export(run, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

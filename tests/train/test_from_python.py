@@ -20,12 +20,12 @@ import torch
 import hotrows
 from hotrows import Callback, Schema, Sparse, TrainConfig, Trainer, load_run
 from hotrows.data import Loader, prepare
-from hotrows.distributed.in_process import run as on_threads
-from hotrows.export.whole import export
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.models import DeepFM, Model, tables
-from hotrows.train import metrics_log
-from hotrows.train.defaults import settle
-from hotrows.train.result import Result
+from hotrows.serving.export.whole import export
+from hotrows.train.start.defaults import settle
+from hotrows.train.telling import metrics_log
+from hotrows.train.telling.result import Result
 from tests.support import clicks
 from tests.support.runs import CONFIG, encode, same_bits
 
@@ -56,7 +56,7 @@ def trained(encoded, tmp_path_factory):
     """A run's folder, and its result."""
     run = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         return run, Trainer(encoded, CONFIG, run).fit()
 
 
@@ -433,7 +433,7 @@ def test_parts_and_batches_are_predicted(trained, encoded):
         yielded = list(predictor.predict(several))
         assert all(isinstance(p, torch.Tensor) for p in yielded)
         np.testing.assert_allclose(torch.cat(yielded).numpy(), expected, rtol=1e-6)
-    auc = hotrows.metrics.auc(torch.from_numpy(expected), torch.cat([b.labels for b in batches]))
+    auc = hotrows.train.metrics.auc(torch.from_numpy(expected), torch.cat([b.labels for b in batches]))
     assert auc == pytest.approx(predictor.evaluate(part).auc, abs=1e-6)
 
 
@@ -486,7 +486,7 @@ def test_raw_rows_with_labels_are_evaluated(trained, raw):
     predictor = load_run(trained[0])
     labelled = raw.append_column("label", pa.array([1, 0, 0, 1]))
     found, scores = predictor.evaluate(labelled), predictor.predict(raw)
-    expected = hotrows.metrics.auc(torch.from_numpy(scores), torch.tensor([1.0, 0, 0, 1]))
+    expected = hotrows.train.metrics.auc(torch.from_numpy(scores), torch.tensor([1.0, 0, 0, 1]))
     assert (found.samples, found.auc) == (4, expected)
     with pytest.raises(ValueError, match="have no column label to compare with"):
         predictor.evaluate(raw)

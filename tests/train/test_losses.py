@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from hotrows import cli, data, losses
-from hotrows.config import TrainConfig
-from hotrows.metrics import Metrics
 from hotrows.optim import Adagrad
 from hotrows.schema import Label, Schema, Sparse
-from hotrows.train import Trainer, load_run, run_data
-from hotrows.train.recommender import Recommender
+from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.metrics import Metrics
+from hotrows.train.run import data as run_data
 from tests.support.runs import same_bits
 
 CONFIG = TrainConfig(

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hotrows import Classifier, Dense, Label, Schema, Sparse, TrainConfig, Trainer, load_run, prepare
-from hotrows.train import notes
+from hotrows.train.telling import notes
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
@@ -46,7 +46,7 @@ def diverged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diverged")
     data = prepared(folder, {"ts": [1.7e9 + 60 * i for i in range(ROWS)]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        patch.setattr("hotrows.train.telling.pictures.draw_run", lambda run: None)
         trainer = Trainer(data, TrainConfig(model="dnn", epochs=1, **SHORT), folder / "run")
         trainer.fit()
         return data, trainer

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hotrows.config import TrainConfig
 from hotrows.data.description import Description, PartSize, VocabularyUse
-from hotrows.metrics import Metrics
-from hotrows.pages import numbers
-from hotrows.pipeline.trace import Event
-from hotrows.train import metrics_log, pictures
-from hotrows.train.run_state import best_rule
+from hotrows.engine.pipeline.trace import Event
+from hotrows.runtime.pages import numbers
+from hotrows.train.config import TrainConfig
+from hotrows.train.metrics import Metrics
+from hotrows.train.run.state import best_rule
+from hotrows.train.telling import metrics_log, pictures
 
 
 def run_with(folder, evaluations=True, labels=False):

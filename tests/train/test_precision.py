@@ -5,12 +5,14 @@ import logging
 
 import pytest
 
-from hotrows import data, nn
-from hotrows.config import TrainConfig
-from hotrows.nn import linear_paths
+from hotrows import data
+from hotrows.models import nn
+from hotrows.models.nn import linear_paths
 from hotrows.runtime import measurements
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Trainer, reports
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.telling import reports
 from tests.support.clicks import table
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

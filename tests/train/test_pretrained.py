@@ -12,12 +12,12 @@ from pyarrow import feather, orc
 from safetensors.numpy import save_file
 
 from hotrows import data
-from hotrows.config import TrainConfig
-from hotrows.distributed.in_process import run
+from hotrows.engine.distributed.in_process import run
 from hotrows.optim import Adagrad
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse
 from hotrows.train import Trainer, load_run
-from hotrows.train.vectors import write_vectors
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.vectors import write_vectors
 from tests.support.runs import same_bits
 
 DIM = 4

@@ -8,7 +8,7 @@ import torch
 
 from hotrows import SGD, Adagrad, Callback, TrainConfig, Trainer
 from hotrows.models import Model, tables
-from hotrows.train import run_folder
+from hotrows.train.run import folder as run_folder
 from tests.support.runs import encode, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

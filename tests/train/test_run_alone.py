@@ -7,11 +7,12 @@ from functools import partial
 
 import pytest
 
-from hotrows import checkpoint
-from hotrows.checkpoint import files, run_lock, write, writer
-from hotrows.config import TrainConfig
-from hotrows.distributed.in_process import run as on_threads
-from hotrows.train import Trainer, run_folder
+from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint import files, run_lock, write, writer
+from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.run import folder as run_folder
 from tests.support.runs import CONFIG, assert_same_run, encode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -2,10 +2,10 @@
 
 import json
 
-from hotrows.pipeline.trace import Event
-from hotrows.train import run_trace
-from hotrows.train.progress import Interval, SlowestStep
-from hotrows.train.run_trace import SLOWEST, RunTrace
+from hotrows.engine.pipeline.trace import Event
+from hotrows.train.run import trace as run_trace
+from hotrows.train.run.trace import SLOWEST, RunTrace
+from hotrows.train.telling.progress import Interval, SlowestStep
 
 
 def test_the_slowest_step_and_what_was_at_work_meanwhile_stay(tmp_path, monkeypatch):

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from hotrows.costs import measure_machine, placement
-from hotrows.costs.step_cost import Link, Machine
-from hotrows.distributed.in_process import run as on_threads
-from hotrows.nn import linear_paths, products
+from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.models.nn import linear_paths, products
 from hotrows.runtime import measurements
 from hotrows.train import Trainer
-from hotrows.train.run_folder import read_json
+from hotrows.train.costs import measure_machine, placement
+from hotrows.train.costs.step_cost import Link, Machine
+from hotrows.train.run.folder import read_json
 from tests.support.runs import CONFIG, SMALL, encode, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hotrows.train.signals import stop_signals
-from hotrows.train.trainer import Trainer
+from hotrows.train.loop.trainer import Trainer
+from hotrows.train.run.signals import stop_signals
 from tests.support.runs import CONFIG, encode
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from hotrows import data
-from hotrows.config import TrainConfig
 from hotrows.engine import stages
 from hotrows.optim import SGD, LazyAdam
-from hotrows.train.cuda_graph import CapturedStep
-from hotrows.train.defaults import settle
-from hotrows.train.recommender import Recommender
-from hotrows.train.step import Step, dense_optimizer
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.cuda_graph import CapturedStep
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.loop.step import Step, dense_optimizer
+from hotrows.train.start.defaults import settle
 from tests.support import pretend
 from tests.support.captures import Captures
 from tests.support.runs import schema, write_rows

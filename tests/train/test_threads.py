@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hotrows.batch import Batch, RequestFeatures, samples
-from hotrows.train.step_trainer import limited_threads, num_threads
+from hotrows.train.loop.step_trainer import limited_threads, num_threads
 
 WEIGHTS = 492_000  # of DeepFM's matrices, 26 features of dim 16
 

@@ -10,12 +10,16 @@ import time
 import pytest
 import torch
 
-from hotrows import checkpoint, data, nn
-from hotrows.config import TrainConfig
-from hotrows.metrics import Metrics
+from hotrows import data
+from hotrows.engine import checkpoint
+from hotrows.models import nn
 from hotrows.optim import FTRL, SGD, LazyAdam, RowWiseAdagrad
-from hotrows.train import Interrupted, Trainer, load_run, metrics_log, run_folder
-from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
+from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.metrics import Metrics
+from hotrows.train.run import folder as run_folder
+from hotrows.train.run.state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
+from hotrows.train.telling import metrics_log
 from tests.support import forked
 from tests.support.plain_command import leave_out_pictures
 from tests.support.runs import CONFIG, encode, interrupt_after, same_bits, schema, write_rows

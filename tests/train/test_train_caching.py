@@ -11,12 +11,13 @@ import time
 import pytest
 import torch
 
-from hotrows import checkpoint
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
+from hotrows.engine import checkpoint
 from hotrows.engine.cached_tables import CachedTables
-from hotrows.storage.file_store import FileStore
-from hotrows.train import Interrupted, Trainer, metrics_log
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.train import Interrupted, Trainer
+from hotrows.train.config import TrainConfig
+from hotrows.train.telling import metrics_log
 from tests.support import forked
 from tests.support.choice import everything
 from tests.support.plain_command import leave_out_pictures
@@ -73,7 +74,7 @@ def test_a_full_log_is_closed_once_although_batches_are_planned_ahead(encoded, t
         closed.append(max(store._logs[0].num_records for store in tables.files))
         return checkpoint_of(tables)
 
-    monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 10)
+    monkeypatch.setattr("hotrows.engine.storage.file_store._log_rows", lambda form, log_rows: 10)
     monkeypatch.setattr(CachedTables, "checkpoint", noting)
     # An evaluation between a request and its checkpoint would save first: there is none but the last.
     config = in_file(tmp_path / "store", checkpoint_every=None, plan_depth=6, evaluate_every=1_000)

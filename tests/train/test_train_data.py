@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from hotrows import data, models
-from hotrows.config import TrainConfig
-from hotrows.metrics import Metrics
 from hotrows.optim import SGD, Adagrad
 from hotrows.schema import Label, Schema, Sparse
 from hotrows.table import Table
-from hotrows.train import Trainer, load_run, run_folder
-from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import id_counts
+from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.metrics import Metrics
+from hotrows.train.run import folder as run_folder
+from hotrows.train.run.data import id_counts
 from tests.support.clicks import SCHEMA, table
 
 CONFIG = TrainConfig(

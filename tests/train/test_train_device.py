@@ -12,15 +12,16 @@ import numpy
 import pytest
 import torch
 
-from hotrows import checkpoint
+from hotrows.engine import checkpoint
 from hotrows.models.deepfm import DeepFM
 from hotrows.optim import FTRL, SGD, DenseAdam, DenseSGD, LazyAdam
 from hotrows.runtime.device import Cuda
-from hotrows.train import Trainer, load_run, run_folder
-from hotrows.train.defaults import settle
-from hotrows.train.reports import Reports
-from hotrows.train.step import Step
-from hotrows.train.step_trainer import StepTrainer
+from hotrows.train import Trainer, load_run
+from hotrows.train.loop.step import Step
+from hotrows.train.loop.step_trainer import StepTrainer
+from hotrows.train.run import folder as run_folder
+from hotrows.train.start.defaults import settle
+from hotrows.train.telling.reports import Reports
 from tests.support import pretend
 from tests.support.devices import CONFIG, KINDS, assert_same, device_of, on_device
 from tests.support.runs import encode

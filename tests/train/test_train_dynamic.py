@@ -10,18 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hotrows import checkpoint
 from hotrows.batch import Batch
-from hotrows.checkpoint import key_state
-from hotrows.checkpoint.manifest import chain
 from hotrows.data import prepare
 from hotrows.data.columns.key import keys_of
 from hotrows.data.raw.values import RawIds
-from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
-from hotrows.export.whole import export
-from hotrows.keys.partitions import partition_of
+from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint import key_state
+from hotrows.engine.checkpoint.manifest import chain
+from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.engine.keys.partitions import partition_of
 from hotrows.schema import Dense, Schema, Sequence, Sparse
+from hotrows.serving.export.whole import export
 from hotrows.train import Callback, Interrupted, Trainer, load_run
 from tests.support.choice import everything
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, same_bits, write_rows
@@ -295,7 +295,7 @@ def test_the_growth_of_tables_is_logged_and_shown(whole, capsys):
 
 
 def test_features_are_made_dynamic_on_the_command_line():
-    from hotrows.datasets import schemas
+    from hotrows.data.datasets import schemas
 
     dynamic = schemas.with_dynamic(schemas.criteo, ["C1 capacity=100 evict=lfu:5", "C2"])
     declared = {feature.name: feature.dynamic for feature in dynamic.id_features}

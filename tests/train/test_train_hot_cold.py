@@ -10,23 +10,24 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hotrows import checkpoint, optim
+from hotrows import optim
 from hotrows.batch import Batch
-from hotrows.config import TrainConfig
 from hotrows.data import profile, regroup, write_encoded
 from hotrows.data.hot_cold.profile import row_bytes
-from hotrows.distributed.comm import OneRank
-from hotrows.distributed.in_process import run as on_threads
-from hotrows.metrics import Metrics
+from hotrows.engine import checkpoint
+from hotrows.engine.distributed.comm import OneRank
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.schema import Dense, Schema, Sparse
+from hotrows.tools.tuning.benchmark import PairedBenchmark
 from hotrows.train import Callback, Interrupted, Trainer
-from hotrows.train.blocks import batches_of
-from hotrows.train.defaults import settle
-from hotrows.train.recommender import Recommender
-from hotrows.train.run_state import RunState
-from hotrows.train.step import Step
-from hotrows.train.step_trainer import StepTrainer
-from hotrows.tuning.benchmark import PairedBenchmark
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.blocks import batches_of
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.loop.step import Step
+from hotrows.train.loop.step_trainer import StepTrainer
+from hotrows.train.metrics import Metrics
+from hotrows.train.run.state import RunState
+from hotrows.train.start.defaults import settle
 from tests.support.runs import assert_same_run, interrupt_after, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from hotrows import data, models
-from hotrows.config import TrainConfig
 from hotrows.data import Loader, profile, regroup
 from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.engine.embedding import Embedding
-from hotrows.export.whole import export
 from hotrows.optim import SGD, Adagrad
-from hotrows.train import Interrupted, Trainer, load_run, metrics_log, run_folder
-from hotrows.train.recommender import Recommender
+from hotrows.serving.export.whole import export
+from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.run import folder as run_folder
+from hotrows.train.telling import metrics_log
 from tests.support import pretend
 from tests.support.clicks import SCHEMA, table
 from tests.support.exports import assert_exported

@@ -11,16 +11,17 @@ import time
 import pytest
 import torch
 
-from hotrows import checkpoint
 from hotrows.batch import Batch
-from hotrows.config import TrainConfig
 from hotrows.data import prepare, profile, regroup, write_encoded
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.engine import checkpoint
+from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.engine.planning.routing import RankSignals
 from hotrows.optim import Adagrad, LazyAdam
-from hotrows.planning.routing import RankSignals
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Interrupted, Trainer, load_run, metrics_log
-from hotrows.train.step import Step
+from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.step import Step
+from hotrows.train.telling import metrics_log
 from tests.support import pretend_ranks
 from tests.support.runs import schema, write_rows
 from tests.support.sharded import whole_weights

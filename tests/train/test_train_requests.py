@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
-from hotrows.distributed.in_process import run as on_threads
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.optim import SGD, Adagrad
 from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train.config import TrainConfig
 from tests.support.requests import PLAIN, SCHEMA, file_of, rows_of
 from tests.support.runs import interrupt_after, same_bits
 

@@ -15,7 +15,7 @@ from hotrows import Callback, Trainer, load_run
 from hotrows.data import Loader
 from hotrows.models import DeepFM
 from hotrows.runtime.random_numbers import RandomNumbers
-from hotrows.train.mode import Mode
+from hotrows.train.loop.mode import Mode
 from tests.support.runs import CONFIG, encode, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

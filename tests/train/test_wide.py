@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hotrows.config import TrainConfig
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import recommender
-from hotrows.train.recommender import Recommender
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop import recommender
+from hotrows.train.loop.recommender import Recommender
 
 
 def schema_of(num_features):

@@ -10,7 +10,7 @@ import torch
 import hotrows
 from hotrows import Dense, Schema, Sequence, Sparse, TrainConfig, Trainer
 from hotrows.data import prepare
-from hotrows.train.predictor import load_run
+from hotrows.train.loop.predictor import load_run
 from tests.models.looked_up import SMALL
 
 ROWS = 600

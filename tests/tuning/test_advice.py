@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hotrows.tuning.advice import SlowMemory, advise
+from hotrows.tools.tuning.advice import SlowMemory, advise
 from tests.support.simulations import curve
 
 

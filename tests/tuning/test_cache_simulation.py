@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from hotrows import data
-from hotrows.config import TrainConfig
 from hotrows.data import Loader
-from hotrows.datasets import schemas, synthetic
+from hotrows.data.datasets import schemas, synthetic
 from hotrows.dynamic import Dynamic
-from hotrows.planning.policy import LRU, SIMULATED, Newest
+from hotrows.engine.planning.policy import LRU, SIMULATED, Newest
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.tuning.cache_simulation import simulate
+from hotrows.tools.tuning.cache_simulation import simulate
+from hotrows.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -228,12 +228,12 @@ def test_batches_that_wait_for_one_another_are_counted_and_so_is_what_a_file_sto
 def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
     encoded, hotrows, tmp_path, monkeypatch
 ):
-    from hotrows.costs import measure_disk
+    from hotrows.train.costs import measure_disk
 
     monkeypatch.setattr(measure_disk, "_SIZE", 4 << 20)
-    monkeypatch.setattr("hotrows.tuning.measured_speed._WINDOW", 0.1)
-    monkeypatch.setattr("hotrows.tuning.measured_speed._WARM_UP", 0.1)
-    monkeypatch.setattr("hotrows.tuning.measured_speed._PAIRS", 1)
+    monkeypatch.setattr("hotrows.tools.tuning.measured_speed._WINDOW", 0.1)
+    monkeypatch.setattr("hotrows.tools.tuning.measured_speed._WARM_UP", 0.1)
+    monkeypatch.setattr("hotrows.tools.tuning.measured_speed._PAIRS", 1)
     common = ["simulate", encoded.path, "--batches", 8, "--batch-size", 64, "--fast-memory", "200KiB"]
     store = ["--store", f"file:{tmp_path / 'to' / 'be'}", "--disk", "measured"]
     run = hotrows(*common, *store, "--wanted", 1)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hotrows.storage.file_store import FileStore
-from hotrows.tuning.file_replay import FileReplay
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.tools.tuning.file_replay import FileReplay
 
 ROWS, STRIDE = 200_000, 64
 NONE = torch.empty(0, dtype=torch.int64)

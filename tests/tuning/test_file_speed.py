@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from hotrows.costs.measure_disk import DiskRates
-from hotrows.tuning.advice import advise
-from hotrows.tuning.cache_simulation import PolicyResult
-from hotrows.tuning.file_replay import FileCounts
-from hotrows.tuning.file_speed import CacheCost, FileSpeed
+from hotrows.tools.tuning.advice import advise
+from hotrows.tools.tuning.cache_simulation import PolicyResult
+from hotrows.tools.tuning.file_replay import FileCounts
+from hotrows.tools.tuning.file_speed import CacheCost, FileSpeed
+from hotrows.train.costs.measure_disk import DiskRates
 from tests.support.simulations import curve
 
 FREE = DiskRates(1e12, 1e18, 1e18, 1e18, 0, 0, 0, 0, 0, 0)

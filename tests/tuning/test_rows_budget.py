@@ -13,12 +13,19 @@ from hotrows import TrainConfig
 from hotrows.cli import main as cli
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
-from hotrows.record import layout_of
+from hotrows.ops.record import layout_of
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train.defaults import settle
-from hotrows.train.recommender import model_and_tables
-from hotrows.tuning.owned_rows import owned_rows
-from hotrows.tuning.rows_budget import ValueReads, capacities, coverage, divide, reads, with_capacities
+from hotrows.tools.tuning.owned_rows import owned_rows
+from hotrows.tools.tuning.rows_budget import (
+    ValueReads,
+    capacities,
+    coverage,
+    divide,
+    reads,
+    with_capacities,
+)
+from hotrows.train.loop.recommender import model_and_tables
+from hotrows.train.start.defaults import settle
 from tests.support.runs import CONFIG, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from hotrows import data, models
-from hotrows.config import TrainConfig
-from hotrows.costs import workload
-from hotrows.costs.frequencies import Frequencies
-from hotrows.costs.machines import MACHINES
-from hotrows.costs.volumes import TableLoad
 from hotrows.data import Loader
-from hotrows.datasets import schemas, synthetic
-from hotrows.planning.sharding import BY_COLUMNS, Placement
-from hotrows.train.defaults import settle
-from hotrows.tuning.scaling import kind_of, predict_scaling
+from hotrows.data.datasets import schemas, synthetic
+from hotrows.engine.planning.sharding import BY_COLUMNS, Placement
+from hotrows.tools.tuning.scaling import kind_of, predict_scaling
+from hotrows.train.config import TrainConfig
+from hotrows.train.costs import workload
+from hotrows.train.costs.frequencies import Frequencies
+from hotrows.train.costs.machines import MACHINES
+from hotrows.train.costs.volumes import TableLoad
+from hotrows.train.start.defaults import settle
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from hotrows import Adagrad, Caching, Embedding
-from hotrows.config import TrainConfig
 from hotrows.data import prepare
-from hotrows.distributed.comm import OneRank
-from hotrows.distributed.in_process import run as on_threads
 from hotrows.engine import stages
-from hotrows.train.recommender import Recommender
-from hotrows.train.step_trainer import StepTrainer
-from hotrows.tuning.benchmark import Comparison, PairedBenchmark, TimedTraining
-from hotrows.tuning.tune import (
+from hotrows.engine.distributed.comm import OneRank
+from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.tools.tuning.benchmark import Comparison, PairedBenchmark, TimedTraining
+from hotrows.tools.tuning.tune import (
     Decision,
     TunedSetting,
     confirm,
@@ -28,6 +25,9 @@ from hotrows.tuning.tune import (
     tune,
     verdict,
 )
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Recommender
+from hotrows.train.loop.step_trainer import StepTrainer
 from tests.support.embeddings import loss_of, mixed_tables, single_batch
 from tests.support.runs import CONFIG, schema, write_rows
 from tests.support.sharded import whole_weights
@@ -257,7 +257,9 @@ def test_the_faster_of_two_is_told_and_every_rank_is_told_the_same(encoded, slow
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.pairs), 2])
 def test_tuning_takes_what_is_faster(encoded, slow_unless, monkeypatch, num_ranks):
     slow_unless(lambda config: config.plan_depth == 4, seconds=0.03)  # longer than a busy machine's steps
-    monkeypatch.setattr("hotrows.tuning.tune.time", SimpleNamespace(perf_counter=lambda: 0.0))  # no limit
+    monkeypatch.setattr(
+        "hotrows.tools.tuning.tune.time", SimpleNamespace(perf_counter=lambda: 0.0)
+    )  # no limit
 
     def work(ranks):
         fixed = ("linear_paths", "micro_batches", "pack_parts", "sharding")
@@ -293,7 +295,7 @@ def test_caches_and_stores_are_measured_and_nothing_is_left(encoded, tmp_path, n
 
 
 def test_full_logs_are_closed_and_merged_as_in_a_run(encoded, tmp_path, monkeypatch):
-    monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 10)
+    monkeypatch.setattr("hotrows.engine.storage.file_store._log_rows", lambda form, log_rows: 10)
     config = dataclasses.replace(CACHED, store=f"file:{tmp_path / 'tables'}")
     training = TimedTraining(encoded, config, OneRank(), {})
     try:
@@ -308,7 +310,7 @@ def test_full_logs_are_closed_and_merged_as_in_a_run(encoded, tmp_path, monkeypa
 
 
 def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
-    monkeypatch.setattr("hotrows.tuning.benchmark.available_memory", lambda: 1)
+    monkeypatch.setattr("hotrows.tools.tuning.benchmark.available_memory", lambda: 1)
     opened = []
     begin = TimedTraining.__init__
 
@@ -332,7 +334,9 @@ def test_paths_are_measured_once_for_all_that_share_them(encoded, monkeypatch):
         return {"forward float32 8x4": "plain"}
 
     monkeypatch.setattr(Recommender, "measure_choices", measure)
-    monkeypatch.setattr("hotrows.train.step_trainer.nn.use_linear_paths", lambda model, choices: None)
+    monkeypatch.setattr(
+        "hotrows.train.loop.step_trainer.nn.use_linear_paths", lambda model, choices: None
+    )
     with PairedBenchmark(encoded, window_seconds=0.01, warm_up_seconds=0.0) as benchmark:
         benchmark.compare(SMALL, dataclasses.replace(SMALL, plan_depth=1), 1)
         benchmark.compare(SMALL, dataclasses.replace(SMALL, precision="bfloat16"), 1)

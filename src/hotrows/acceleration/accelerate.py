@@ -96,23 +96,20 @@ def accelerate(
     >>> model(torch.tensor([3, 4])).shape
     torch.Size([2, 1])
     """
-    # 1. Refuse what is no plain model with its optimizers.
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     _check(model, optimizers)
-    # 2. Find the embeddings, and how the optimizers update each.
     embeddings = find_embeddings(model, optimizers)
     if embeddings and all(x.rule == _NOT_UPDATED for x in embeddings):
         warn(
             "accelerate does nothing: the optimizer updates no embedding of this model; pass the one "
             "that was made with model.parameters()"
         )
-    # 3. Turn their weights into tables of rows.
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))
     share_histories(tables)
     for module in model.modules():
         if isinstance(module, DynamicEmbedding):
             module.follow(*optimizers)
-    # 4. Put our forward before the model's own.
+    # Put our forward before the model's own.
     state = Acceleration(model, optimizers, tables, embeddings, packing)
     model.__dict__[_STATE] = state
     model.__class__ = _accelerated(type(model))
@@ -351,7 +348,6 @@ def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
 
     @torch.compiler.disable(reason=_NOT_COMPILED)
     @functools.wraps(plain.forward)
-    # 1. The methods that differ from the plain model.
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_STATE].forward(self, args, kwargs)
 
@@ -374,7 +370,7 @@ def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
         """Refuses `torch.jit.script`, which would read the source of our `forward`."""
         raise RuntimeError(f"torch.jit.script cannot read it: {_NOT_COMPILED}")
 
-    # 2. A class of them, which looks like the plain one.
+    # A class of them, which looks like the plain one.
     members = {
         "forward": forward,
         "__deepcopy__": deep_copy,

@@ -25,19 +25,19 @@ from torch import Tensor
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.pipeline.runner import Overlapped
+from hotrows.engine.planning.packing import Group
+from hotrows.engine.planning.policy import Lookahead
+from hotrows.engine.planning.slots import SlotMap
+from hotrows.engine.storage.cache import Cache
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.store import HostStore, Store
 from hotrows.ops.deferred import Target
-from hotrows.pipeline.runner import Overlapped
-from hotrows.plan import Moves
-from hotrows.planning.packing import Group
-from hotrows.planning.policy import Lookahead
-from hotrows.planning.slots import SlotMap
-from hotrows.record import RecordLayout, RecordViews, views
+from hotrows.ops.plan import Moves
+from hotrows.ops.record import RecordLayout, RecordViews, views
 from hotrows.runtime.device import Device, Mark
 from hotrows.runtime.transfer import copied, to_device
 from hotrows.runtime.user_warnings import warn
-from hotrows.storage.cache import Cache
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.store import HostStore, Store
 
 _MAX_WAITS = 8  # lookups that wait for their rows before a warning says how to avoid it
 

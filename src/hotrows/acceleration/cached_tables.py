@@ -23,16 +23,16 @@ from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
 from hotrows.acceleration.table import RowTable, TableArguments
 from hotrows.acceleration.table_state import Values
 from hotrows.engine.caching import Caching
+from hotrows.engine.planning.packing import Group
+from hotrows.engine.planning.slot_budget import divide
+from hotrows.engine.storage.cache import CHUNK_ROWS, chunks
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.store import HostStore, MemoryStore, Store
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
-from hotrows.planning.packing import Group
-from hotrows.planning.slot_budget import divide
-from hotrows.record import RecordLayout, RecordViews
+from hotrows.ops.record import RecordLayout, RecordViews
 from hotrows.runtime import device as devices
 from hotrows.runtime.device import Device
-from hotrows.storage.cache import CHUNK_ROWS, chunks
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.store import HostStore, MemoryStore, Store
 
 
 def why_not_cached(modules: Sequence[nn.Module], weight: Tensor, rule: Rule) -> str:
@@ -55,14 +55,12 @@ def why_not_cached(modules: Sequence[nn.Module], weight: Tensor, rule: Rule) -> 
 
 def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[CachedTable]:
     """Moves tables into stores, one after the other, and frees their own memory."""
-    # 1. Tables of one width and one rule share a store.
     members: dict[tuple[int, Rule, torch.device], list[TableArguments]] = {}
     for table in tables:
         key = table.weight.shape[1], table.rule, table.weight.device
         members.setdefault(key, []).append(table)
     if not members:
         return []
-    # 2. Divide the fast memory among the groups.
     groups: list[Group] = []
     layouts: list[RecordLayout] = []
     for (dim, rule, _), of_group in members.items():
@@ -72,7 +70,6 @@ def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[Cac
     slots = divide(caching.fast_memory, groups, caching.memory_split)
     if caching.path is not None:
         _check_fresh(caching.path)
-    # 3. Move the tables, one after the other.
     cached: list[CachedTable] = []
     opened: list[CachedTableGroup] = []
     try:
@@ -86,7 +83,7 @@ def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[Cac
             for table in of_group:
                 cached.append(CachedTable(*table, opened[-1]))
             opened[-1].bound_log()
-    # 4. Put everything back where one cannot be moved.
+    # Put everything back where one cannot be moved.
     except BaseException:
         for moved in cached:
             moved.make_plain()

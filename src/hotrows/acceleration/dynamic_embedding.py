@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from hotrows.acceleration.exclusive import exclusive
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.dynamic import Dynamic
-from hotrows.keys.native import NativeKeyTable
+from hotrows.engine.keys.native import NativeKeyTable
+from hotrows.engine.storage.store import InitialValues
+from hotrows.ops.record import RecordLayout, views
 from hotrows.ops.rows.reference_random import mix64
-from hotrows.record import RecordLayout, views
-from hotrows.storage.store import InitialValues
 from hotrows.table import Initializer, Normal
 
 

@@ -15,6 +15,7 @@ from hotrows.acceleration.accelerate import acceleration_of
 from hotrows.acceleration.graph import capture
 from hotrows.acceleration.parameter import capturing
 from hotrows.acceleration.report import CapturedGraph, CaptureReport, TableRead
+from hotrows.runtime.random_numbers import restored
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,9 @@ def _restoring_state(model: nn.Module) -> Iterator[None]:
     changing = [*model.buffers(), *_clipped_while_read(model)]
     copies = [tensor.detach().clone() for tensor in changing]
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_model = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     try:
-        with torch.random.fork_rng():
+        with restored([device for device in of_model if device.type == "cuda"]):
             yield
     finally:
         random.setstate(states[0])

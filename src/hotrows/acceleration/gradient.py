@@ -31,7 +31,7 @@ from hotrows import ops
 from hotrows.acceleration.exclusive import LOCK
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
-from hotrows.plan import PackPlan
+from hotrows.ops.plan import PackPlan
 
 HANDLERS: dict[Any, Callable] = {}  # of aten operations; `gradient_ops` fills it
 

@@ -312,13 +312,13 @@ def capture(
     Parts that dynamo cannot trace run uncaptured, and `report.notes` says why. The callable
     holds compiled code: leave it out of copies and pickles, and capture anew. `.plain` is `function`.
     """
-    # 1. Let dynamo compile the function, where it can.
+    # Let dynamo compile the function, where it can.
     try:
         compiled = _compiled(function, report)
     except RuntimeError as error:  # a Python that this PyTorch cannot compile for
         report.note(_first_line(error))
         compiled = function
-    # 2. Run it with our settings of dynamo, which are the process', and put the user's back.
+    # Run it with our settings of dynamo, which are the process', and put the user's back.
     num_graphs, packs_nothing = 0, False
 
     @wraps(function)
@@ -346,7 +346,7 @@ def capture(
             _running.report = before
             for name, value in settings:
                 setattr(dynamo_config, name, value)
-        # 3. A forward without lookups to pack runs as it is from then on.
+        # A forward without lookups to pack runs as it is from then on.
         if len(report.graphs) > num_graphs:
             num_graphs, packs_nothing = len(report.graphs), report.has_nothing_to_pack()
         return result

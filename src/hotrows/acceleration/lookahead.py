@@ -32,12 +32,12 @@ from hotrows.acceleration.batch_arguments import CallRecorder, Inputs, call_argu
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup, PlannedBatch
 from hotrows.acceleration.lookup import PLANNING, PlannedLookups
 from hotrows.acceleration.lookup_plan import group_of, ids_of, plan_rows, signature_of
-from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped
-from hotrows.pipeline.schedule import Stage, Work
+from hotrows.engine.pipeline.runner import TRAIN, NoMore, Overlapped
+from hotrows.engine.pipeline.schedule import Stage, Work
+from hotrows.engine.storage.cache import Transfer
 from hotrows.runtime.device import Mark
 from hotrows.runtime.transfer import to_device
 from hotrows.runtime.user_warnings import warn
-from hotrows.storage.cache import Transfer
 
 _MAX_FAILURES = 3  # batches from which the arguments could not be learned, before it gives up
 _MAX_UNPLANNED = 32  # lookups, before a look-ahead that has planned fewer stops

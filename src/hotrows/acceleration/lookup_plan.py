@@ -23,7 +23,7 @@ from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import WIDTH
-from hotrows.plan import PackPlan
+from hotrows.ops.plan import PackPlan
 
 DEVICES = ("cpu", "cuda")
 _ID_TYPES = (torch.int64, torch.int32)

@@ -39,6 +39,7 @@ class Moment:
     def get(self) -> float:
         if self._value is None:
             table = self._table
+            table.moments.settle(before=self.step)  # for which the steps below would not count
             table.bring_all(self.step)
             self._value = table.present_squares() - sum(map(float, self._changes))
             self._table = None

@@ -196,12 +196,11 @@ def step_tables(
     Those whose gradient is dense, or whose settings have no rule, are left to the optimizer, with every
     row up to date. tables: by the `id()` of their weights.
     """
-    # 1. No gradient may be used twice.
+    # No gradient may be used twice.
     packs: dict[tuple[int, int], tuple[list[tuple[RowTable, RowGradient]], Mapping[str, Any]]] = {}
     for gradient in map(gradient_of, tables.values()):
         if isinstance(gradient, RowGradient):
             gradient.check_unspent()
-    # 2. Leave dense gradients to the optimizer; take the others from it.
     is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     with NO_TORCH_FUNCTION(), torch.no_grad():
         for settings in optimizer.param_groups:
@@ -220,7 +219,7 @@ def step_tables(
                     _leave_to_optimizer(table, gradient, is_sparse)
                     continue
                 weight.grad = None
-                # 3. Collect gradients of one pack, which are updated at once.
+                # Collect gradients of one pack, which are updated at once.
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
                     pack = gradient.parts[0].pack
                     members, _ = packs.setdefault((id(pack), id(settings)), ([], settings))
@@ -228,7 +227,6 @@ def step_tables(
                 else:
                     rows, sums = gradient.coalesced()
                     table.step(rows, sums, gradient.decay, settings)
-        # 4. Update the packs.
         for members, group_settings in packs.values():
             _step_pack(members, group_settings)
 

@@ -138,13 +138,11 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
     A copy that it writes is stored. A copy that is part of the result is checked before the next
     lookup, since users may write it, too.
     """
-    # 1. A whole table that is copied into needs no copy.
     first = parameters[0]
     frozen = not torch.is_grad_enabled() or not first.requires_grad
     if func is Tensor.copy_ and frozen and len(parameters) == 1 and args[0] is first and not kwargs:
         first.table.write_weights(args[1].expand(first.shape))
         return first
-    # 2. Copy every table, brought up to date.
     copies: dict[int, tuple[TableParameter, Tensor]] = {}
     with NO_TORCH_FUNCTION():
         for parameter in parameters:
@@ -159,7 +157,6 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
                         else _Copy.apply(parameter, [copy], func)
                     )
                 copies[id(parameter)] = parameter, copy
-        # 3. Run the function on the copies.
         versions = [copy._version for _, copy in copies.values()]
 
         def copied(value: Any) -> Any:
@@ -168,7 +165,7 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
         result = func(*mapped(copied, args), **mapped(copied, kwargs))
         results = list(tensors_in(result))
         is_fused = getattr(func, "__name__", "").startswith("_fused_")  # which counts no version
-        # 4. Store copies that were written, and watch those that users can still write.
+        # Store copies that were written, and watch those that users can still write.
         for (parameter, copy), version in zip(copies.values(), versions, strict=True):
             memory = copy.untyped_storage().data_ptr()
             results = [x for x in results if type(x) in (Tensor, nn.Parameter)]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hotrows.ops.deferred import Target
-from hotrows.plan import PackPlan
+from hotrows.ops.plan import PackPlan
 
 
 class RowLocations(Protocol):

@@ -37,7 +37,7 @@ from hotrows.cli import (
     tuning,
 )
 from hotrows.cli.commands import Commands
-from hotrows.distributed import job
+from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import STDOUT
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -148,7 +148,7 @@ def _exit(code: int, words: str = "") -> NoReturn:
     """Ends the process. words: for the ranks that wait to meet this one."""
     if job.name():  # a normal exit would wait for threads that wait for other ranks
         if words:
-            from hotrows.distributed import process_group
+            from hotrows.engine.distributed import process_group
 
             process_group.fail(words)
         sys.stdout.flush()

@@ -28,13 +28,13 @@ from hotrows.cli.options import (
 from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.units import format_bytes
-from hotrows.tuning.advice import SlowMemory, advise
+from hotrows.tools.tuning.advice import SlowMemory, advise
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hotrows import data
-    from hotrows.tuning.cache_simulation import Simulation
+    from hotrows.tools.tuning.cache_simulation import Simulation
 
 # Which rows are hot.
 _profile_options = with_options(
@@ -154,7 +154,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "  [default: 1, 2, 5, 10, 20 and 50 % of the tables]",
 )
 @of_function(
-    "tuning.cache_simulation:simulate", "batches", rows_budget={"type": BYTES, "metavar": "SIZE"}
+    "tools.tuning.cache_simulation:simulate", "batches", rows_budget={"type": BYTES, "metavar": "SIZE"}
 )
 @setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
@@ -178,7 +178,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     help="Print the smallest size of fast memory for this speed.",
 )
 @of_function(
-    "tuning.advice:SlowMemory",
+    "tools.tuning.advice:SlowMemory",
     reads_per_second={"type": POSITIVE},
     bytes_per_second={"type": POSITIVE},
     writes_per_second={"type": POSITIVE},
@@ -192,7 +192,6 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     Bélády's optimum among them; no table is allocated. The first quarter of the batches fills the
     caches and is not counted.
     """
-    # 1. Sort the options: of the speed of memory, of the place, of the simulation.
     speed = {"samples_per_second": options.pop("samples_per_second")}
     rates = ("reads_per_second", "bytes_per_second", "writes_per_second")
     speed["slow"] = SlowMemory(**{name: options.pop(name) for name in rates})
@@ -205,24 +204,23 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
-    # 2. Measure the place if asked, and replay the batches.
+    # Measure the place if asked, and replay the batches.
     with bar() as progress:
         from hotrows import data
 
         encoded = data.EncodedData.open(folder)
-        from hotrows.tuning.cache_simulation import simulate
+        from hotrows.tools.tuning.cache_simulation import simulate
 
         if place is not None:
             speed = _measured(encoded, options, place, speed["samples_per_second"])
         simulation = simulate(encoded, progress=progress, in_file=place is not None, **options)
     advice = advise(simulation, **speed)
-    # 3. Draw the curves.
     drawn = None
     if picture:
-        from hotrows.tuning import pictures
+        from hotrows.tools.tuning import pictures
 
         drawn = pictures.draw_curves(simulation, picture, advice.knee)
-    # 4. Print the answer, and then the figures behind it.
+    # Print the answer, and then the figures behind it.
     if as_json:
         figures = {**simulation.to_json(), "advice": dataclasses.asdict(advice)}
         click.echo(json.dumps(figures, indent=2))
@@ -295,8 +293,8 @@ def _measured(
     encoded: data.EncodedData, options: dict[str, Any], place: Path, samples_per_second: float | None
 ) -> dict[str, Any]:
     """The speed in memory and that of slow memory."""
-    from hotrows.config import TrainConfig
-    from hotrows.tuning.measured_speed import measured_speed
+    from hotrows.tools.tuning.measured_speed import measured_speed
+    from hotrows.train.config import TrainConfig
 
     of_model = ("model", "model_options", "row_optimizer", "table_dtype")
     names = (*of_model, "batch_size", "in_flight", "seed", "order")

@@ -16,7 +16,7 @@ from hotrows.runtime.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WHICH = of_function("train.predictor:load_run", which={"default": "last"})
+_WHICH = of_function("train.loop.predictor:load_run", which={"default": "last"})
 
 
 @click.group("checkpoint")
@@ -44,7 +44,7 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
     checkpoints there are. --verify prints a line for each damaged file, of its bases too,
     and ends with exit code 1 where there are any; PLACE may then be the folder of an export as well.
     """
-    from hotrows import checkpoint
+    from hotrows.engine import checkpoint
 
     folder = _folder(place, which)
     if verify:
@@ -86,7 +86,7 @@ def merge_command(place: Path, out: Path, which: str, number: int | None, trust:
     PLACE to which `hotrows train --publish` writes: a base and the deltas after it, into a bundle.
     """
     with bar() as progress:
-        from hotrows import checkpoint
+        from hotrows.engine import checkpoint
         from hotrows.serving import chain, merging
 
         if number is not None or chain.look(place).newest:
@@ -113,7 +113,7 @@ def tables_command(place: Path, which: str, dims: bool, picture: Path | None, as
     Dims that a table uses: the sum of its singular values over the largest. Where that is far below its
     dim, a smaller dim may do as well.
     """
-    from hotrows import checkpoint
+    from hotrows.engine import checkpoint
 
     folder = _folder(place, which)
     tables, keys = checkpoint.summary(folder)["tables"], checkpoint.key_tables(folder)
@@ -122,7 +122,7 @@ def tables_command(place: Path, which: str, dims: bool, picture: Path | None, as
         tables = [{**table, "dims_used": round(used[table["name"]], 2)} for table in tables]
     drawn = None
     if picture is not None:
-        from hotrows.train import pictures
+        from hotrows.train.telling import pictures
 
         drawn = pictures.draw_keys(place, picture)
     if as_json:
@@ -150,7 +150,7 @@ def _keys(key_tables: list[dict[str, Any]]) -> Table:
 
 def _folder(place: Path, which: str) -> Path:
     """The checkpoint that is meant."""
-    from hotrows import checkpoint
+    from hotrows.engine import checkpoint
 
     if (place / "checkpoints.json").exists():
         return checkpoint.folder_of(place, which)

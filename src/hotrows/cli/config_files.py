@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from hotrows.cli.options import name_and_value
-from hotrows.config import CONFIG_FILE, ROW_OPTIMIZERS, SETTINGS, TrainConfig
 from hotrows.models.recipes import RECIPES
 from hotrows.runtime.suggestions import did_you_mean, one_line
+from hotrows.train.config import CONFIG_FILE, ROW_OPTIMIZERS, SETTINGS, TrainConfig
 
 _WITH_ENTRIES = ("model_options", "label_weights", *ROW_OPTIMIZERS)
 

@@ -19,6 +19,7 @@ from hotrows.cli.options import (
     PICTURE,
     POSITIVE,
     Name,
+    Suffixed,
     bar,
     new_table,
     of_function,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 def data_set_names() -> list[str]:
     """The names of the public data sets, which are those of their schemas."""
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     return sorted(datasets.BY_NAME)
 
@@ -50,10 +51,10 @@ _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says
     "hotrows synth product --fields 1000 --rows 100000 --out raw",
 )
 @click.argument("kind", type=click.Choice(["criteo", "product"]))
-@of_function("datasets.synthetic:synth_criteo", "rows", "out")
-@of_function("datasets.product:synth_product", num_fields={"spelling": "--fields", "default": None})
+@of_function("data.datasets.synthetic:synth_criteo", "rows", "out")
+@of_function("data.datasets.product:synth_product", num_fields={"spelling": "--fields", "default": None})
 @of_function(
-    "datasets.synthetic:synth_criteo", "seed", cardinality_scale={"type": POSITIVE, "default": None}
+    "data.datasets.synthetic:synth_criteo", "seed", cardinality_scale={"type": POSITIVE, "default": None}
 )
 def synth_command(
     kind: str, rows: int, out: Path, num_fields: int | None, seed: int, cardinality_scale: float | None
@@ -78,13 +79,13 @@ def synth_command(
             progress("making rows", done, total)
 
         if kind == "product":
-            from hotrows.datasets import product
+            from hotrows.data.datasets import product
 
             path = product.synth_product(
                 rows, out, num_fields=num_fields or 200, seed=seed, progress=report
             )
         else:
-            from hotrows.datasets import synthetic
+            from hotrows.data.datasets import synthetic
 
             scale = 1.0 if cardinality_scale is None else cardinality_scale
             path = synthetic.synth_criteo(rows, out, seed=seed, cardinality_scale=scale, progress=report)
@@ -105,7 +106,11 @@ def synth_command(
     histories={"spelling": "--history", "multiple": True, "metavar": "COLUMN"},
 )
 @of_function("schema:Schema", *_OF_TEXT)
-@click.option("--out", type=OUT, help="A file for the schema.  [default: standard output]")
+@click.option(
+    "--out",
+    type=Suffixed(".json", "schemas are written as JSON"),
+    help="A file for the schema, NAME.json.  [default: standard output]",
+)
 def schema_command(
     raw: str,
     label: str | None,
@@ -172,9 +177,9 @@ def schema_command(
     test={"multiple": True, "metavar": "RAW"},
     events={"multiple": True, "metavar": "RAW"},
 )
-@of_function("datasets.schemas:with_min_count", min_count={"required": False})
+@of_function("data.datasets.schemas:with_min_count", min_count={"required": False})
 @of_function(
-    "datasets.schemas:with_dynamic",
+    "data.datasets.schemas:with_dynamic",
     declared={"spelling": "--dynamic", "multiple": True, "metavar": "FEATURE", "required": False},
 )
 @of_function(
@@ -207,7 +212,7 @@ def prepare_command(
     iceberg:NAME@SNAPSHOT or delta:PATH@VERSION. A preparation that was stopped goes on when the same
     command is run again.
     """
-    # 1. Check which options go together.
+    # Check which options go together.
     if no_rows == bool(raw):
         raise click.UsageError("Missing argument 'RAW...'." if not raw else "--no-rows reads no RAW")
     if schema is None and not (options["like"] or options["extend"]):
@@ -218,16 +223,16 @@ def prepare_command(
     of_text = {name: value for name, value in of_text.items() if value is not None}
     if schema is None and of_text:
         raise click.UsageError(f"--{next(iter(of_text))} goes with --schema: stored data has its own")
-    from hotrows.datasets import schemas
+    from hotrows.data.datasets import schemas
 
-    # 2. Load the schema, and change it as the options say.
+    # Load the schema, and change it as the options say.
     columns = None if schema is None else schemas.load(schema)
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
     if columns is not None:
         columns = dataclasses.replace(schemas.with_dynamic(columns, declared), **of_text)
 
-    # 3. Prepare, and show what was not seen before.
+    # Prepare, and show what was not seen before.
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data
 
@@ -287,7 +292,7 @@ def describe_command(
     Prints a line for each damaged file instead, with exit code 1, where there are any: headers are always
     compared with their checksums, all bytes with --verify.
     """
-    # 1. Name damaged files, and nothing else where there are any.
+    # Name damaged files, and nothing else where there are any.
     with bar():
         from hotrows import data
 
@@ -295,17 +300,16 @@ def describe_command(
         if damaged := list(encoded.problems(sections=verify)):
             click.echo("\n".join(damaged), err=True)
             sys.exit(1)
-        # 2. Describe, and draw.
-        from hotrows.train import pictures
+        from hotrows.train.telling import pictures
 
         description = data.describe(encoded, dim)
         if html is not None:
-            from hotrows.report import write_description
+            from hotrows.tools.report import write_description
 
             write_description(encoded, description, html)
         draws = picture is not None or html is None
         drawn = pictures.draw_skew(description, picture or folder / "skew.svg") if draws else None
-    # 3. Print sizes, then vocabularies and numbers, then what is odd in them.
+    # Print sizes, then vocabularies and numbers, then what is odd in them.
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
         return
@@ -354,7 +358,7 @@ def _oddities(description: Description) -> Iterator[str]:
 def _dense_table(description: Description) -> Table:
     """Numbers of dense columns in the training part."""
     from hotrows.data.description import DENSE_QUANTILES, quantile_name
-    from hotrows.pages.numbers import number
+    from hotrows.runtime.pages.numbers import number
 
     columns = map(quantile_name, DENSE_QUANTILES)
     table = new_table("number", "count", "missing", "mean", "deviation", *columns, left=("number",))

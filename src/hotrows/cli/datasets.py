@@ -15,7 +15,7 @@ from hotrows.cli.options import FOLDER, Name, bar, new_table, of_function, print
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hotrows import datasets
+    from hotrows.data import datasets
 
 
 @command(
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     "hotrows data taobao_ad --raw taobao --out enc --samples taobao-samples",
 )
 @click.argument("name", required=False, type=Name(data_set_names), metavar="[NAME]")
-@of_function("datasets.building:prepare", raw={"type": FOLDER, "required": False})
+@of_function("data.datasets.building:prepare", raw={"type": FOLDER, "required": False})
 @click.option("--download", is_flag=True, help="Download them into --raw first, or go on with it.")
 @click.option("--out", type=FOLDER, help="A new folder for the encoded data.")
-@of_function("datasets.building:prepare", "samples", "split")
-@of_function("datasets.schemas:with_min_count", min_count={"required": False})
-@of_function("datasets.building:prepare", "seed")
+@of_function("data.datasets.building:prepare", "samples", "split")
+@of_function("data.datasets.schemas:with_min_count", min_count={"required": False})
+@of_function("data.datasets.building:prepare", "seed")
 @of_function("data.encode.prepare:prepare", "memory", "threads")
 def data_command(
     name: str | None, raw: Path | None, download: bool, out: Path | None, **options: Any
@@ -41,7 +41,7 @@ def data_command(
     Without NAME all data sets are listed; with NAME alone, where its files are. The schema and the
     parts of each are described in docs/reference/data_sets.md.
     """
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     if name is None:
         print_table(_table())
@@ -56,7 +56,7 @@ def data_command(
 
 
 def _table() -> Table:
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     columns = ("name", "what", "rows", "size", "licence")
     table = new_table(*columns, left=("name", "what", "size", "licence"))
@@ -91,7 +91,7 @@ def _how_to_get(dataset: datasets.DataSet) -> str:
 def _download(dataset: datasets.DataSet, raw: Path | None) -> None:
     if raw is None:
         raise click.UsageError("--download needs the folder for the raw files: --raw DIR")
-    from hotrows import datasets
+    from hotrows.data import datasets
 
     with bar() as progress:
         files = datasets.download(dataset, raw, progress)
@@ -106,8 +106,8 @@ def _prepare(
             f"say where the raw files of {dataset.name} are: --raw DIR; hotrows data {dataset.name} "
             f"says where to get them"
         )
-    from hotrows import datasets
-    from hotrows.datasets import schemas
+    from hotrows.data import datasets
+    from hotrows.data.datasets import schemas
 
     schema = dataset.schema if min_count is None else schemas.with_min_count(dataset.schema, min_count)
     prepare_with_bar(partial(datasets.prepare, dataset, raw, out, schema=schema, **options), out)

@@ -35,10 +35,10 @@ def doctor_command(batch_size: int, store: Path | None, renew: bool) -> None:
     Runs measure too, once for each kind of job on each machine, and keep it, so that the same command
     has the same result; --renew is for after a change of the machine, or where it was busy then.
     """
-    from hotrows.costs.measure_machine import device_rates
     from hotrows.runtime import measurements
     from hotrows.runtime.device import find
     from hotrows.runtime.machine import environment
+    from hotrows.train.costs.measure_machine import device_rates
 
     if renew:
         measurements.forget()
@@ -60,7 +60,7 @@ def doctor_command(batch_size: int, store: Path | None, renew: bool) -> None:
 
 def _show_disk(store: Path) -> None:
     """Measures the disk where a store is going to be, and warns if it is slow."""
-    from hotrows.costs.measure_disk import measure_disk
+    from hotrows.train.costs.measure_disk import measure_disk
 
     folder = store
     while not folder.is_dir():  # the store is made later
@@ -78,7 +78,7 @@ def measured_paths(batch_size: int) -> dict[str, str]:
     """The fastest path of each product of DLRM's larger layers, in both precisions."""
     import torch
 
-    from hotrows import nn
+    from hotrows.models import nn
 
     model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.Linear(367, 512))
     return {

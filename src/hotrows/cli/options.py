@@ -22,13 +22,13 @@ from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
 from hotrows.cli.commands import OVERWRITE, declare
-from hotrows.config import SETTINGS
-from hotrows.distributed import job
+from hotrows.engine.distributed import job
 from hotrows.runtime import terminal
 from hotrows.runtime.atomic_files import STDOUT, local
+from hotrows.runtime.settings import Setting
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
-from hotrows.settings import Setting
+from hotrows.train.config import SETTINGS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,17 +85,22 @@ class Output(Place):
 OUT = Output(dir_okay=False, readable=False, path_type=Path)
 
 
-class Picture(Output):
-    """A file that becomes an SVG."""
+class Suffixed(Output):
+    """A file whose name ends as what is written into it; what: it, in words."""
+
+    def __init__(self, suffix: str, what: str) -> None:
+        super().__init__(dir_okay=False, readable=False, path_type=Path)
+        self._suffix, self._what = suffix, what
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = super().convert(value, param, ctx)
-        if path.suffix != ".svg" and path != STDOUT:
-            self.fail(f"pictures are SVG: {path.with_suffix('.svg')}, not {value}", param, ctx)
+        if path.suffix != self._suffix and path != STDOUT:
+            right = path.with_suffix(self._suffix) if path.name else self._suffix
+            self.fail(f"{self._what}: {right}, not {value}", param, ctx)
         return path
 
 
-PICTURE = Picture(dir_okay=False, readable=False, path_type=Path)
+PICTURE = Suffixed(".svg", "pictures are SVG")
 
 
 class Bytes(click.ParamType):
@@ -292,7 +297,7 @@ def of_function(function: str, *names: str, prefix: str = "", **changes: Mapping
     Names, types and defaults are those of its signature, and the help is what its docstring says of
     each: `name: what it is`. Its source is read and not imported, as that would import PyTorch.
 
-    function: module and name, such as `export.whole:export`; of a class its fields, or its `__init__`.
+    function: module and name, such as `tools.tuning.tune:tune`; of a class its fields, or its `__init__`.
     names: of the parameters, in the order of the help; those in `changes` may be left out.
     prefix: what stands before each name in the command.
     changes: by parameter, arguments of `click.option` in place of those that follow from the function;
@@ -386,7 +391,8 @@ def _helps(docstring: str, names: Iterable[str]) -> dict[str, str]:
 
 
 run_options = with_options(
-    click.argument("run", type=RUN), of_function("train.predictor:load_run", "which", "model", "trust")
+    click.argument("run", type=RUN),
+    of_function("train.loop.predictor:load_run", "which", "model", "trust"),
 )
 
 

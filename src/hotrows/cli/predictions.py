@@ -84,7 +84,6 @@ def _parquet(sink: IO[bytes], names: Sequence[str]) -> Iterator[Write]:
     tables: list[Any] = []
     writers: list[Any] = []
 
-    # 1. Several tables make a row group.
     def flush() -> None:
         if tables:
             table = pa.concat_tables(tables)
@@ -93,7 +92,7 @@ def _parquet(sink: IO[bytes], names: Sequence[str]) -> Iterator[Write]:
             writers[0].write_table(table)
             tables.clear()
 
-    # 2. Every table gets the schema of the first.
+    # Every table gets the schema of the first.
     def write(probabilities: Tensor, kept: Any) -> None:
         columns = {} if kept is None else dict(zip(kept.column_names, kept.columns, strict=True))
         of_labels = probabilities.reshape(len(probabilities), -1).T.numpy()
@@ -112,7 +111,6 @@ def _parquet(sink: IO[bytes], names: Sequence[str]) -> Iterator[Write]:
             flush()
 
     try:
-        # 3. The footer is written at the end, after an error too.
         yield write
         flush()
     finally:

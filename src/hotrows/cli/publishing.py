@@ -16,7 +16,7 @@ publish_options = with_options(
         help="Write versions of the model there, or to a URL, for hotrows serve --follow.",
     ),
     of_function(
-        "export.publisher:Publisher",
+        "serving.export.publisher:Publisher",
         prefix="publish_",
         every={"metavar": "SECONDSs|BATCHESb"},
         table_dtype={"spelling": "--publish-dtype"},
@@ -32,7 +32,7 @@ def publishers(options: dict[str, Any]) -> list[Any]:
     to, every, dtype, shared = (options.pop(name) for name in SECTION["Publishing"])
     if to is None:
         return []
-    from hotrows.export.publisher import Publisher
+    from hotrows.serving.export.publisher import Publisher
 
     return [Publisher(to, every, table_dtype=dtype, shared=names_of(shared))]
 

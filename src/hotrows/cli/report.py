@@ -23,16 +23,18 @@ from hotrows.cli.options import FOLDER, OUT, RUN, bar, new_table, of_function, p
 @click.option(
     "--follow", is_flag=True, help="While a run is trained, write the page again after every interval."
 )
-@of_function("report.page:write_report", every={"type": click.FloatRange(0.1, 3600), "default": 10.0})
 @of_function(
-    "report.assess:Scope",
+    "tools.report.page:write_report", every={"type": click.FloatRange(0.1, 3600), "default": 10.0}
+)
+@of_function(
+    "tools.report.assess:Scope",
     slices={"spelling": "--slice", "multiple": True, "metavar": "COLUMN"},
     rows={"type": click.IntRange(0, 1 << 30), "default": 100_000},
     part={},
     seed={},
 )
-@of_function("report.page:write_report", "folder")
-@of_function("train.predictor:load_run", "which", "model", "trust", "device")
+@of_function("tools.report.page:write_report", "folder")
+@of_function("train.loop.predictor:load_run", "which", "model", "trust", "device")
 def report_command(
     runs: tuple[Path, ...],
     out: Path | None,
@@ -53,7 +55,7 @@ def report_command(
     """
     out = out or runs[0] / "report.html"
     with bar() as progress:
-        from hotrows.report import Scope, write_report
+        from hotrows.tools.report import Scope, write_report
 
         scope = Scope(part, rows, slices, seed, how)
         write_report(runs, out, scope, folder=folder, every=every if follow else None, progress=progress)
@@ -62,7 +64,7 @@ def report_command(
 
 @command("contributions", "hotrows contributions runs/a new.csv --row 3")
 @run_options
-@of_function("train.predictor:load_run", "device")
+@of_function("train.loop.predictor:load_run", "device")
 @click.argument("raw", nargs=-1, required=True)
 @click.option("--row", type=click.IntRange(1), default=1, show_default=True, help="Its number in RAW.")
 @click.option(
@@ -83,11 +85,11 @@ def contributions_command(
     models, and under focal loss, the last line has what features say together.
     """
     with bar():
-        from hotrows.report.contributions import contributions
-        from hotrows.report.row_sample import rows_of, sample_of
-        from hotrows.train import load_run, run_folder
+        from hotrows.tools.report.contributions import contributions
+        from hotrows.train import load_run
+        from hotrows.train.run import folder as run_folder
+        from hotrows.train.telling.row_sample import rows_of, sample_of
 
-        # 1. The row, and those that it is compared with
         predictor = load_run(run, **how)
         data = run_folder.open_data(run, folder)
         part = data.parts["validation"] if data.parts["validation"].rows else data.parts["train"]
@@ -101,7 +103,6 @@ def contributions_command(
             raise ValueError(f"--row {row:,}: {', '.join(raw)} has {first:,} rows")
         names = [feature.name for feature in data.schema.id_features]
         rows = rows_of([batch.expanded(names)], names, batch.size)
-        # 2. What its values add
         explained = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
     values = {name: kept.column(name)[row - first - 1].as_py() for name in kept.column_names}
     columns = {feature.name: data.schema.column_of(feature) for feature in data.schema.features}

@@ -15,12 +15,12 @@ from hotrows.runtime.atomic_files import STDOUT
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
-    from hotrows.metrics import Metrics
+    from hotrows.train.metrics import Metrics
 
 
 @command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
 @run_options
-@of_function("train.predictor:load_run", "device")
+@of_function("train.loop.predictor:load_run", "device")
 @option(
     "--part", type=click.Choice(["train", "validation", "test"]), default="test", help="Part of the data."
 )
@@ -39,7 +39,8 @@ def eval_command(
     test part of its data.
     """
     with bar() as progress:
-        from hotrows.train import load_run, run_folder
+        from hotrows.train import load_run
+        from hotrows.train.run import folder as run_folder
 
         predictor = load_run(run, **how)
         encoded = run_folder.open_data(run, folder)
@@ -65,7 +66,7 @@ def eval_command(
     "zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt",
 )
 @run_options
-@of_function("train.predictor:load_run", "device")
+@of_function("train.loop.predictor:load_run", "device")
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
     "--out",
@@ -104,7 +105,8 @@ def predict_command(
         from hotrows.data.raw.files import find_files
 
         find_files(raw)
-        from hotrows.train import evaluate, load_run
+        from hotrows.train import load_run
+        from hotrows.train.loop import evaluate
 
         predictor = load_run(run, **how)
         batches = predictor.encoder.encode(raw, columns=kept, require_columns=require_columns)
@@ -131,7 +133,7 @@ def predict_command(
 )
 @run_options
 @of_function(
-    "export.whole:export",
+    "serving.export.whole:export",
     out={"type": Output(path_type=Path), "help": "The new folder for the model; of --vectors a file."},
     format={},
     table_dtype={},
@@ -168,7 +170,7 @@ def export_command(
         _export_vectors(run, out, vectors, **how)
         return
     with bar() as progress:
-        from hotrows.export.whole import export
+        from hotrows.serving.export.whole import export
 
         settings: dict[str, Any] = {
             "format": format,
@@ -187,7 +189,7 @@ def export_command(
 
 def _print_differences(out: Path, table_dtype: str) -> None:
     """Prints what a bundle differs by from the run, in tables of fewer bits also on held-out rows."""
-    from hotrows.metrics import word_of
+    from hotrows.train.metrics import word_of
 
     fields = json.loads((out / "export.json").read_text())
     largest = max(table["largest_error"] for table in fields["tables"])
@@ -209,7 +211,7 @@ def _print_differences(out: Path, table_dtype: str) -> None:
 def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
     OUT.convert(out, None, click.get_current_context())
     from hotrows.train import load_run
-    from hotrows.train.vectors import write_vectors
+    from hotrows.train.loop.vectors import write_vectors
 
     predictor = load_run(run, **how)
     try:
@@ -223,7 +225,7 @@ def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
     """Prints a line for each label, and one for the mean of several. err: on standard error."""
-    from hotrows.metrics import base_log_loss
+    from hotrows.train.metrics import base_log_loss
 
     for label, task in metrics.tasks.items():
         print_metrics(f"{part} {label}", task, err)

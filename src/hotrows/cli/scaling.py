@@ -23,14 +23,14 @@ from hotrows.cli.options import (
     print_table,
     setting_option,
 )
-from hotrows.costs.machines import MACHINES, Machine
 from hotrows.runtime.units import format_bytes
+from hotrows.train.costs.machines import MACHINES, Machine
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hotrows.costs.workload import Workload
-    from hotrows.tuning.scaling import Prediction
+    from hotrows.tools.tuning.scaling import Prediction
+    from hotrows.train.costs.workload import Workload
 
 _OF_TRAINING = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size")
 
@@ -78,7 +78,7 @@ def plan_command(
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
-    from hotrows.tuning.scaling import predict_scaling
+    from hotrows.tools.tuning.scaling import predict_scaling
 
     prediction = predict_scaling(
         _with_step(_workload(folder, options), options),
@@ -92,9 +92,9 @@ def plan_command(
 
 def _workload(folder: Path, options: Mapping[str, Any]) -> Workload:
     from hotrows import data
-    from hotrows.config import TrainConfig
-    from hotrows.costs import workload
-    from hotrows.train.defaults import settle
+    from hotrows.train.config import TrainConfig
+    from hotrows.train.costs import workload
+    from hotrows.train.start.defaults import settle
 
     if not folder.exists():
         return workload.named(str(folder))
@@ -126,7 +126,7 @@ def _with_step(shape: Workload, options: Mapping[str, Any]) -> Workload:
 def _machine(name: str, link: str) -> Machine:
     if name != "measured":
         return MACHINES[name]
-    from hotrows.costs.measure_machine import measure_machine
+    from hotrows.train.costs.measure_machine import measure_machine
 
     stated = MACHINES[link]
     name = f"this machine, ranks joined as in {link}"
@@ -136,7 +136,7 @@ def _machine(name: str, link: str) -> Machine:
 def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool) -> None:
     drawn = None
     if picture:
-        from hotrows.tuning import pictures
+        from hotrows.tools.tuning import pictures
 
         drawn = pictures.draw_scaling(prediction, picture)
     if as_json:

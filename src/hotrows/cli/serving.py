@@ -70,7 +70,7 @@ def serve_command(
     --publish` the versions to --follow: newer ones are taken up while it serves, and each request is
     computed by one of them, which the header X-Hotrows-Version of its answer names.
     """
-    # 1. Check which options go together.
+    # Check which options go together.
     from hotrows.serving.scorer import Scorer
     from hotrows.serving.server import Limits, serve
 
@@ -78,15 +78,13 @@ def serve_command(
         raise click.UsageError("give a BUNDLE, or the versions to --follow")
     if verify and follow is not None:
         raise click.UsageError("--verify is of a BUNDLE; versions to --follow are compared as they come")
-    # 2. Load the model, and warm it up.
     if follow is not None:
         scorer = Scorer.watch(follow, threads=threads, trust=trust)
     else:
         assert bundle is not None
         scorer = Scorer(bundle, threads=threads, trust=trust, verify=verify)
-    scorer.logits([{}])  # the first one takes longest
-    scorer.requests.value_counts.clear()
-    # 3. Serve until a signal.
+    scorer.warm_up()
+    # Serve until a signal.
     limits = Limits(drain=drain, **{name.removeprefix("most_"): value for name, value in most.items()})
     what = f"{bundle}" if follow is None else f"{follow}, version {scorer.version.number:,}"
     click.echo(f"{what}: {', '.join(scorer.labels)} at http://{host}:{port}/score", err=True)

@@ -10,14 +10,14 @@ import click
 
 from hotrows.cli.commands import declare
 from hotrows.cli.options import FOLDER, setting_option, with_options
-from hotrows.distributed import job
+from hotrows.data.streams.settings import ONE_RANK, SETTINGS, StreamConfig
+from hotrows.data.streams.source import KINDS
+from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import local
-from hotrows.streams.settings import ONE_RANK, SETTINGS, StreamConfig
-from hotrows.streams.source import KINDS
 
 if TYPE_CHECKING:
-    from hotrows.train.result import Result
-    from hotrows.train.trainer import Trainer
+    from hotrows.train.loop.trainer import Trainer
+    from hotrows.train.telling.result import Result
 
 stream_options = with_options(
     click.option("--stream", metavar="SOURCE", help=f"Train on events of {KINDS}."),
@@ -69,6 +69,6 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
 def _settings_of(resumed: Path | None) -> dict[str, Any]:
     if resumed is None:
         return {}
-    from hotrows.train.run_folder import read_stream
+    from hotrows.train.run.folder import read_stream
 
     return dict(read_stream(resumed))

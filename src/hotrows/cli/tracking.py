@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-NAMES = ("mlflow", "wandb")  # of hotrows.trackers, which imports PyTorch
+NAMES = ("mlflow", "wandb")  # of hotrows.tools.trackers, which imports PyTorch
 
 tracker_option = click.option(
     "--tracker",
@@ -23,7 +23,7 @@ def trackers(names: Sequence[str]) -> list[Any]:
     """Returns the callbacks that log a run."""
     if not names:
         return []
-    from hotrows.trackers import BY_NAME
+    from hotrows.tools.trackers import BY_NAME
 
     return [BY_NAME[name]() for name in dict.fromkeys(names)]
 

@@ -16,14 +16,14 @@ from hotrows.cli import config_files, publishing, streams, tracking
 from hotrows.cli.commands import command, declare
 from hotrows.cli.options import FILE, FOLDER, OUT, bar, name_and_value, setting_option, with_options
 from hotrows.cli.runs import print_metrics
-from hotrows.config import GROUPS, SETTINGS, TrainConfig
-from hotrows.distributed import job
+from hotrows.engine.distributed import job
 from hotrows.runtime.units import format_bytes
 from hotrows.table import BITS
+from hotrows.train.config import GROUPS, SETTINGS, TrainConfig
 
 if TYPE_CHECKING:
     from hotrows import data
-    from hotrows.train.result import Result
+    from hotrows.train.telling.result import Result
 
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (
@@ -171,7 +171,7 @@ def train_command(
     run keeps its best and its last checkpoint. Ctrl-C saves, and --resume continues.
     torchrun starts several ranks, which share tables and batches.
     """
-    # 1. Go on with a run, where asked or where the job was started again.
+    # Go on with a run, where asked or where the job was started again.
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     if resume and run is None:
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
@@ -179,7 +179,6 @@ def train_command(
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
     exists = run is not None and (run / "config.json").exists()
     resume = resume or (exists and job.restarted())
-    # 2. Join the settings: of the run, of files, of options.
     with bar() as progress:
         resumed = run if resume and exists else None
         fit = streams.stream_fit(options, resumed)
@@ -191,7 +190,6 @@ def train_command(
         config = config_with(config, options)
         if fit is not None:  # a stream is read once
             config = dataclasses.replace(config, epochs=config.epochs or 1)
-        # 3. Train, and print how it ended.
         run, result = _train(
             config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
         )
@@ -215,17 +213,16 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
-    # 1. What may fail on one rank alone: the others, which wait to meet it, then end with it.
+    # What may fail on one rank alone: the others, which wait to meet it, then end with it.
     encoded = open_data(**source)
-    from hotrows.distributed import process_group
-    from hotrows.train import run_folder
-    from hotrows.train.defaults import settle
-    from hotrows.train.reports import shown_by
-    from hotrows.train.trainer import Trainer
+    from hotrows.engine.distributed import process_group
+    from hotrows.train.loop.trainer import Trainer
+    from hotrows.train.run import folder as run_folder
+    from hotrows.train.start.defaults import settle
+    from hotrows.train.telling.reports import shown_by
 
     model = str(settle(config, encoded).model)
     run = run or run_folder.next_folder(model)
-    # 2. All ranks
     ranks = process_group.start(config.timeout)
     run = ranks.gather_objects(run)[0]
     shown = shown_by(progress) if ranks.rank == 0 else None
@@ -296,7 +293,7 @@ def _first_config(
         return config_files.read(file, set_texts), file
     config, earlier = TrainConfig(), resumed or start_from
     if earlier is not None:
-        from hotrows.train import run_folder
+        from hotrows.train.run import folder as run_folder
 
         config = run_folder.read_config(earlier)
     if resumed is None and start_from is not None:
@@ -321,7 +318,7 @@ def open_data(
     from hotrows import data
 
     if schema is not None:
-        from hotrows.datasets import schemas
+        from hotrows.data.datasets import schemas
 
         return data.open_parquet(schemas.load(schema), folder, validation, test)
     if validation or test:
@@ -333,7 +330,7 @@ def open_data(
 
 def _utilization(run: Path) -> Iterator[str]:
     """Yields how busy the machine was in training, where that was noted."""
-    from hotrows.train.metrics_log import read_metrics, utilization
+    from hotrows.train.telling.metrics_log import read_metrics, utilization
 
     used = utilization([line for line in read_metrics(run) if line["kind"] == "train"])
     if not used:

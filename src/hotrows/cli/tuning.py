@@ -20,13 +20,13 @@ from hotrows.cli.training import (
     open_data,
     setting_options,
 )
-from hotrows.config import MAY_CHANGE, TrainConfig
-from hotrows.distributed import job
+from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import is_special, write_text
+from hotrows.train.config import MAY_CHANGE, TrainConfig
 
 if TYPE_CHECKING:
-    from hotrows.tuning.benchmark import Comparison
-    from hotrows.tuning.tune import Tuned
+    from hotrows.tools.tuning.benchmark import Comparison
+    from hotrows.tools.tuning.tune import Tuned
 
 # About the life of a run, not about how fast its steps are.
 _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
@@ -51,7 +51,7 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
     help="A new file for the chosen configuration; measurements go into a file next to it.",
 )
 @of_function(
-    "tuning.tune:tune",
+    "tools.tuning.tune:tune",
     "seconds",
     may_change={
         "default": "",
@@ -103,8 +103,8 @@ def _tune(
 ) -> Tuned:
     """Tunes on all ranks. source: arguments of `open_data`; how: further arguments of `tune`."""
     encoded = open_data(**source)
-    from hotrows.distributed import process_group
-    from hotrows.tuning.tune import check_may_change, tune
+    from hotrows.engine.distributed import process_group
+    from hotrows.tools.tuning.tune import check_may_change, tune
 
     check_may_change(may_change)
     ranks = process_group.start(config.timeout)
@@ -123,7 +123,7 @@ def _tune(
 
 
 def _print_tuned(tuned: Tuned) -> None:
-    from hotrows.tuning.tune import shown, verdict
+    from hotrows.tools.tuning.tune import shown, verdict
 
     table = new_table("setting", "from", "to", "changes", left=("setting", "from", "to", "changes"))
     for column in ("samples/s from", "to", "ratio", "middle half"):

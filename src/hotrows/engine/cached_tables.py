@@ -20,21 +20,21 @@ import torch
 from torch import Tensor
 
 from hotrows.engine.caching import CacheTraffic, Caching
-from hotrows.plan import Moves, NewRows, PackPlan, Plan
-from hotrows.planning import device_slots
-from hotrows.planning.device_slots import DeviceSlots
-from hotrows.planning.packing import Group, Pack
-from hotrows.planning.policy import Hot, Lookahead, Policy
-from hotrows.planning.slot_budget import divide
-from hotrows.planning.slots import Allocation, NativeSlotMap, SlotMap
-from hotrows.planning.threads import Threads
-from hotrows.record import RankShard, TableSlice
+from hotrows.engine.planning import device_slots
+from hotrows.engine.planning.device_slots import DeviceSlots
+from hotrows.engine.planning.packing import Group, Pack
+from hotrows.engine.planning.policy import Hot, Lookahead, Policy
+from hotrows.engine.planning.slot_budget import divide
+from hotrows.engine.planning.slots import Allocation, NativeSlotMap, SlotMap
+from hotrows.engine.planning.threads import Threads
+from hotrows.engine.storage.cache import Cache
+from hotrows.engine.storage.file_store import FileStore
+from hotrows.engine.storage.store import HostStore, InitialValues, MemoryStore, Store
+from hotrows.engine.storage.store_view import ReadOnlyStore, RecordSource, view_at
+from hotrows.ops.plan import Moves, NewRows, PackPlan, Plan
+from hotrows.ops.record import RankShard, TableSlice
 from hotrows.runtime.device import HOST, Device, aligned
-from hotrows.shapes import Int64, UInt8
-from hotrows.storage.cache import Cache
-from hotrows.storage.file_store import FileStore
-from hotrows.storage.store import HostStore, InitialValues, MemoryStore, Store
-from hotrows.storage.store_view import ReadOnlyStore, RecordSource, view_at
+from hotrows.runtime.shapes import Int64, UInt8
 
 log = logging.getLogger("hotrows")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hotrows.planning.policy import Lookahead, Policy
+from hotrows.engine.planning.policy import Lookahead, Policy
 from hotrows.runtime.atomic_files import local
-from hotrows.settings import CACHE_TRANSFERS, SPLITS
+from hotrows.runtime.settings import CACHE_TRANSFERS, SPLITS
 
 FILE = "file:"
 
@@ -26,7 +26,7 @@ class Caching:
     in_flight: number of batches between their first move and their write-back at most.
     lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`, or of slot maps on
         a device; None: a quarter of `fast_memory`, 64 MiB at least.
-    memory_split: how groups of packs share fast memory, see `planning.slot_budget.divide`.
+    memory_split: how groups of packs share fast memory, see `engine.planning.slot_budget.divide`.
     cache_transfer: how rows are copied between host memory and a device: `zero_copy`, the device reads
         and writes them itself, or `staged`, the host gathers them and copies blocks; rows of files are
         always staged.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrows.shapes import Int64
+from hotrows.runtime.shapes import Int64
 
 _FEW = 1 / 16  # of a group's rows: fewer are sorted, more are found in the marks
 

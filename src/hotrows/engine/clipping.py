@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.distributed.comm import Ranks
+from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.packed_tables import PackedTables
-from hotrows.plan import Plan
-from hotrows.shapes import Float64
+from hotrows.ops.plan import Plan
+from hotrows.runtime.shapes import Float64
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hotrows.planning.packing import Pack
-from hotrows.record import RankShard
+from hotrows.engine.planning.packing import Pack
+from hotrows.ops.record import RankShard
 from hotrows.runtime.device import Device
-from hotrows.shapes import Float32, Int64
+from hotrows.runtime.shapes import Float32, Int64
 
 
 class DecayByCount:

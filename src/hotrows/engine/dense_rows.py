@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.distributed.comm import Ranks
+from hotrows.engine.planning.packing import Group, Pack
+from hotrows.engine.storage.cache import chunks
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
+from hotrows.ops.plan import PackPlan
+from hotrows.ops.record import RankShard, views
 from hotrows.optim import DenseRowOptimizer
-from hotrows.plan import PackPlan
-from hotrows.planning.packing import Group, Pack
-from hotrows.record import RankShard, views
 from hotrows.runtime.device import Device
-from hotrows.shapes import Float32, Float64, Int64, UInt8
-from hotrows.storage.cache import chunks
+from hotrows.runtime.shapes import Float32, Float64, Int64, UInt8
 
 if TYPE_CHECKING:
     from hotrows.engine.read_through import AllInMemory

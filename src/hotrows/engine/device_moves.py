@@ -20,14 +20,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hotrows.batch import Batch
-from hotrows.distributed.comm import any_rank
 from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
-from hotrows.pipeline.runner import NoMore
-from hotrows.pipeline.schedule import Work
-from hotrows.plan import Moves, PackPlan, Plan
-from hotrows.planning import on_device
-from hotrows.planning.device_slots import LANE, DeviceSlots, Taken
+from hotrows.engine.pipeline.runner import NoMore
+from hotrows.engine.pipeline.schedule import Work
+from hotrows.engine.planning import on_device
+from hotrows.engine.planning.device_slots import LANE, DeviceSlots, Taken
+from hotrows.ops.plan import Moves, PackPlan, Plan
 from hotrows.runtime.device import Mark
 from hotrows.runtime.transfer import Uploaded, map_tensors, to_device
 

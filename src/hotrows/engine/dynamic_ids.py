@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, NewIds, samples
-from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import Dynamic
-from hotrows.keys.partitions import KeyPartitions, SentKeys, Vocabulary
+from hotrows.engine.distributed.comm import OneRank, Ranks
+from hotrows.engine.keys.partitions import KeyPartitions, SentKeys, Vocabulary
+from hotrows.engine.planning.crosses import append_crosses
 from hotrows.optim import RowOptimizer
-from hotrows.planning.crosses import append_crosses
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
 from hotrows.table import Cross, Table
 

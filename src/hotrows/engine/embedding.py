@@ -30,28 +30,28 @@ from torch import Tensor
 
 from hotrows import optim
 from hotrows.batch import Batch
-from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.engine import first_layer
 from hotrows.engine.caching import Caching
 from hotrows.engine.clipping import Clip, clip_factor, count_squares, scaled
+from hotrows.engine.distributed.comm import Note, OneRank, Ranks
 from hotrows.engine.dynamic_ids import DynamicIds, StaticIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
+from hotrows.engine.planning import on_device
+from hotrows.engine.planning.on_device import DevicePlanner
+from hotrows.engine.planning.packing import pack_tables
+from hotrows.engine.planning.planner import Planner
+from hotrows.engine.planning.sharding import Placement, uniform
+from hotrows.engine.planning.threads import Threads, num_threads
 from hotrows.engine.shared_vectors import SharedVectors
 from hotrows.engine.vectors import Vectors
+from hotrows.ops.plan import Plan
 from hotrows.optim import Adagrad, RowOptimizer
-from hotrows.plan import Plan
-from hotrows.planning import on_device
-from hotrows.planning.on_device import DevicePlanner
-from hotrows.planning.packing import pack_tables
-from hotrows.planning.planner import Planner
-from hotrows.planning.sharding import Placement, uniform
-from hotrows.planning.threads import Threads, num_threads
 from hotrows.runtime.device import HOST, Device, find
+from hotrows.runtime.settings import PLANNING, SHARDINGS
+from hotrows.runtime.shapes import Float, Float64
 from hotrows.runtime.transfer import Uploaded
 from hotrows.schema import Schema
-from hotrows.settings import PLANNING, SHARDINGS
-from hotrows.shapes import Float, Float64
 from hotrows.table import Cross, Table
 
 log = logging.getLogger("hotrows")
@@ -70,14 +70,14 @@ class Declares(Protocol):
 class Execution:
     """Where rows are and how batches are computed; changes results by rounding at most.
 
-    ranks: the processes that train together (`hotrows.distributed`); None: this one alone. Each has a
-        shard of the tables and reads its own samples of every batch; `plan`, `lookup` and `update`
+    ranks: the processes that train together (`hotrows.engine.distributed`); None: this one alone. Each
+        has a shard of the tables and reads its own samples of every batch; `plan`, `lookup` and `update`
         are then collective, called by all ranks in equal order.
     sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or
         a `Placement` by table. micro_batches: number of parts in which the model trains on a batch.
     pack_parts: number of packs that tables of equal attributes are dealt to; or one number for each
         set of equal attributes, in order. summed: list features whose vectors are summed on the rank
-        that has their rows (`planning.remote_pooling`).
+        that has their rows (`engine.planning.remote_pooling`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     device: where fast memory is: `cpu`, or `cuda`, of each rank one. streams: CUDA streams on which packs
         are looked up and updated in parallel; with several, a micro-batch is looked up while the
@@ -157,7 +157,7 @@ class Embedding:
         read_only: bool = False,
         **execution: Any,
     ) -> None:
-        # 1. Where it runs, and the tables as packs.
+        # Where it runs, and the tables as packs.
         run = Execution(**execution)
         self.seed, self.ranks = seed, run.ranks or OneRank()
         self.device = find(run.device) if isinstance(run.device, str) else run.device
@@ -166,7 +166,6 @@ class Embedding:
         default = optimizer or Adagrad()
         self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
-        # 2. What plans batches.
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
             self.packs,
@@ -185,7 +184,6 @@ class Embedding:
         if plans_there and caching is not None and is_static:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
         self._warned = run.planning is None
-        # 3. What holds the rows.
         self.packed = PackedTables(
             self.packs,
             self.ranks,
@@ -239,7 +237,7 @@ class Embedding:
         Where features are dynamic, batches to train on are resolved first (`resolved`); any other is
         planned with the ids that its keys have as of the batches trained.
         Between ranks: collective; each brings its own samples of the batch.
-        signals: see `planning.routing.RankSignals`.
+        signals: see `engine.planning.routing.RankSignals`.
         """
         return self.planner.plan(self.dynamic.find(batch), step, signals)
 

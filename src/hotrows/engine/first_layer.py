@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from hotrows.ops.layers.row_products import RowReads
-from hotrows.plan import PackPlan, Plan
+from hotrows.ops.plan import PackPlan, Plan
 
 if TYPE_CHECKING:
-    from hotrows.planning.packing import Pack
+    from hotrows.engine.planning.packing import Pack
     from hotrows.runtime.device import Device
 
 # The share of ids that are multiplied no more, times the dim, from which it pays: adding a product to its

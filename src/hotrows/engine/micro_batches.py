@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.distributed.comm import Note, Ranks
-from hotrows.distributed.row_exchange import RowExchange
+from hotrows.engine.distributed.comm import Note, Ranks
+from hotrows.engine.distributed.row_exchange import RowExchange
 from hotrows.engine.packed_tables import PackedTables, held_by_streams
-from hotrows.plan import PackPlan, Plan
-from hotrows.record import RecordLayout
+from hotrows.ops.plan import PackPlan, Plan
+from hotrows.ops.record import RecordLayout
 from hotrows.runtime.cuda_streams import PendingTensors
 from hotrows.runtime.device import Device
-from hotrows.shapes import Float32
+from hotrows.runtime.shapes import Float32
 
 WIRE_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -18,24 +18,24 @@ import torch
 from torch import Tensor
 
 from hotrows import ops, optim
-from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.caching import Caching
 from hotrows.engine.changed_rows import ChangedRows
 from hotrows.engine.decay_by_count import DecayByCount
 from hotrows.engine.dense_rows import DenseRows
+from hotrows.engine.distributed.comm import Ranks
+from hotrows.engine.planning import packing
+from hotrows.engine.planning.packing import Pack
+from hotrows.engine.planning.threads import Threads
 from hotrows.engine.read_through import AllInMemory, BehindCache
+from hotrows.engine.storage.cache import chunks
+from hotrows.engine.storage.store import InitialValues, MemoryStore, group_block
+from hotrows.ops.plan import PackPlan, Plan
+from hotrows.ops.record import RankShard, RecordViews, views
 from hotrows.optim import RowOptimizer, RowWiseAdagrad
-from hotrows.plan import PackPlan, Plan
-from hotrows.planning import packing
-from hotrows.planning.packing import Pack
-from hotrows.planning.threads import Threads
-from hotrows.record import RankShard, RecordViews, views
 from hotrows.runtime.cuda_streams import Streams
 from hotrows.runtime.device import Device
-from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
-from hotrows.storage.cache import chunks
-from hotrows.storage.store import InitialValues, MemoryStore, group_block
+from hotrows.runtime.shapes import Float, Float32, Float64, Int64, UInt8
 
 _LEAST_NARROW = 8  # columns of vectors in bfloat16: weights of single ids, which are added up, are not
 

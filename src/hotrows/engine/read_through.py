@@ -19,13 +19,13 @@ from torch import Tensor
 from hotrows import ops
 from hotrows.engine.cached_tables import CachedGroup
 from hotrows.engine.dense_rows import DenseRows
-from hotrows.plan import PackPlan, Plan
-from hotrows.planning.packing import Group
-from hotrows.record import RecordLayout, views
+from hotrows.engine.planning.packing import Group
+from hotrows.engine.storage.cache import CHUNK_ROWS, Cache, chunks
+from hotrows.engine.storage.store import MemoryStore
+from hotrows.ops.plan import PackPlan, Plan
+from hotrows.ops.record import RecordLayout, views
 from hotrows.runtime.device import Device
-from hotrows.shapes import Float32, Int64, UInt8
-from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
-from hotrows.storage.store import MemoryStore
+from hotrows.runtime.shapes import Float32, Int64, UInt8
 
 _LEAST_CHUNK = 256  # rows
 _MOST_HELD = 4 << 30  # bytes of rows that a device holds at once

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hotrows.engine.shared_lists import SharedLists
 from hotrows.engine.vectors import Vectors
-from hotrows.nn.shared_lists import SharedLists
-from hotrows.plan import Plan
-from hotrows.shapes import Float, Int64
+from hotrows.ops.plan import Plan
+from hotrows.runtime.shapes import Float, Int64
 
 if TYPE_CHECKING:
-    from hotrows.planning.packing import Pack
+    from hotrows.engine.planning.packing import Pack
 
 
 class SharedVectors(Vectors):

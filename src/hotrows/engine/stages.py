@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, samples
-from hotrows.distributed.comm import any_rank
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.device_moves import Ahead, DeviceMoves
+from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
-from hotrows.pipeline.prefetch import prefetch
-from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
-from hotrows.pipeline.schedule import Stage, Work
-from hotrows.plan import Plan
-from hotrows.planning.routing import RankSignals
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
+from hotrows.engine.pipeline.schedule import Stage, Work
+from hotrows.engine.planning.routing import RankSignals
+from hotrows.engine.storage.cache import Transfer
+from hotrows.ops.plan import Plan
 from hotrows.runtime.device import Mark
-from hotrows.storage.cache import Transfer
 
 _LAUNCHED = 2  # steps that the host may be ahead of the device: more would only hold memory
 
@@ -84,7 +84,7 @@ def training_stages(
     their own time, whether the next one has; planning looks ahead as far as they have come, and no thread
     waits for another.
     """
-    # 1. Choose who plans: batches as they come, a cache on the host, or one on the device.
+    # Choose who plans: batches as they come, a cache on the host, or one on the device.
     batches, future = embedding.dynamic.to_plan(batches, future)
     run, cached_tables = _Stages(embedding, padded), embedding.cached_tables
     plan: Callable[[Work], None]
@@ -100,7 +100,6 @@ def training_stages(
         else:
             plan = moves = _PlanMoves(embedding, cached_tables, *readers, arrived)
         has_input = None if arrived is None else moves.has_input
-    # 2. List the stages in order.
     stages = [
         Stage("plan", "plan", run=plan, has_input=has_input),
         Stage("upload", "upload", run=run.upload),
@@ -110,7 +109,6 @@ def training_stages(
         Stage(TRAIN, TRAIN, begin=run.begin_training, end=run.end_training),
         Stage("write back", "write", run=run.write_back),
     ]
-    # 3. Leave out those that have nothing to do here.
     unneeded: set[str] = set()
     if embedding.device.on_host:
         unneeded |= {"upload"}

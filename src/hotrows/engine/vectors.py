@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hotrows.engine import first_layer
 from hotrows.ops.layers.row_products import JoinedRows, RowReads
-from hotrows.plan import Plan
-from hotrows.shapes import Float, Int64
+from hotrows.ops.plan import Plan
+from hotrows.runtime.shapes import Float, Int64
 
 if TYPE_CHECKING:
-    from hotrows.nn.shared_lists import SharedLists
-    from hotrows.planning.packing import Pack
+    from hotrows.engine.planning.packing import Pack
+    from hotrows.engine.shared_lists import SharedLists
 
 
 class Vectors:

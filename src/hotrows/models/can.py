@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from hotrows.models import tables
 from hotrows.models.interest_model import InterestModel
 from hotrows.models.interests import AttentionInterest, EvolvingInterest, PooledInterest
+from hotrows.models.nn import CoAction
+from hotrows.models.nn.jagged_products import Lists
 from hotrows.models.vectors import LookedUpVectors
-from hotrows.nn import CoAction
-from hotrows.nn.jagged_products import Lists
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Schema
 from hotrows.table import Uniform

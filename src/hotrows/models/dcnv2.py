@@ -19,8 +19,8 @@ from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.first_order import FirstOrder
 from hotrows.models.model import Model
+from hotrows.models.nn import MLP, CrossNetwork, CrossNetworkMixture
 from hotrows.models.vectors import LookedUpVectors
-from hotrows.nn import MLP, CrossNetwork, CrossNetworkMixture
 from hotrows.schema import Schema
 
 

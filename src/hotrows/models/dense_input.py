@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hotrows.nn import MLP
+from hotrows.models.nn import MLP
 from hotrows.schema import Schema
 
 

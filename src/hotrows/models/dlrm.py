@@ -15,8 +15,8 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
+from hotrows.models.nn import MLP, DotInteraction
 from hotrows.models.vectors import LookedUpVectors
-from hotrows.nn import MLP, DotInteraction
 from hotrows.schema import Schema
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
+from hotrows.models.nn import GroupedMLP
 from hotrows.models.vectors import LookedUpVectors, joined
-from hotrows.nn import GroupedMLP
 from hotrows.schema import Schema
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.first_order import FirstOrder
 from hotrows.models.model import Model
+from hotrows.models.nn import FactorizationMachine
 from hotrows.models.vectors import LookedUpVectors
-from hotrows.nn import FactorizationMachine
 from hotrows.schema import Schema
 
 

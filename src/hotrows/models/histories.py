@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotrows.engine.shared_lists import SharedLists
+from hotrows.models.nn.jagged_products import Lists
 from hotrows.models.vectors import LookedUpVectors, shared_lists
-from hotrows.nn.jagged_products import Lists
-from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Schema, Sequence, vocabulary_of
 

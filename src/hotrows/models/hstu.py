@@ -17,18 +17,18 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from hotrows.engine.shared_lists import SharedLists
 from hotrows.models.interest_model import InterestModel
 from hotrows.models.interests import Interest
-from hotrows.nn.hstu import TransductionLayer
-from hotrows.nn.jagged_products import Lists
-from hotrows.nn.shared_lists import SharedLists
+from hotrows.models.nn.hstu import TransductionLayer
+from hotrows.models.nn.jagged_products import Lists
 from hotrows.schema import Schema
 
 
 class HSTU(InterestModel):
     """HSTU (Zhai et al. 2024): layers of pointwise attention over each history, and an MLP on top.
 
-    layers, heads: of `nn.hstu.TransductionLayer`.
+    layers, heads: of `models.nn.hstu.TransductionLayer`.
     length: elements before it that one reads, the latest ones; None: the history's `max_length`, or 100.
     hidden, activation: of the MLP.
     histories: as in `DIN`.

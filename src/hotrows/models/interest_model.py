@@ -11,8 +11,8 @@ from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.histories import histories_of
 from hotrows.models.model import Model
+from hotrows.models.nn import MLP, BatchNorm
 from hotrows.models.vectors import LookedUpVectors
-from hotrows.nn import MLP, BatchNorm
 from hotrows.schema import Schema
 from hotrows.table import Constant
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotrows.nn import (
+from hotrows.engine.shared_lists import SharedLists
+from hotrows.models.nn import (
     GRU,
     MLP,
     AttentionalGRU,
@@ -27,8 +28,7 @@ from hotrows.nn import (
     pool_jagged,
     samples_of,
 )
-from hotrows.nn.jagged_products import Lists, num_real
-from hotrows.nn.shared_lists import SharedLists
+from hotrows.models.nn.jagged_products import Lists, num_real
 
 Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
+from hotrows.models.nn import MLP, GroupedMLP
 from hotrows.models.vectors import LookedUpVectors, joined
-from hotrows.nn import MLP, GroupedMLP
 from hotrows.schema import Schema
 
 
@@ -102,20 +102,17 @@ class Level(nn.Module):
         self.shared_gate = None if is_last else MLP((width, num_experts))
 
     def forward(self, x: Tensor) -> Tensor:
-        # 1. Every expert's output
         of_tasks = of_shared = x
         if x.dim() == 3:
             of_tasks, of_shared = x[:-1], x[-1]
             of_each = of_tasks.repeat_interleave(self.task_experts, 0)
             x = torch.cat([of_each, of_shared.expand(self.shared_experts, -1, -1)])
         outputs = self.experts(x)  # [E, B, N]
-        # 2. What each task makes of its own and the shared ones
         special, shared = outputs.split([len(outputs) - self.shared_experts, self.shared_experts])
         special = special.unflatten(0, (self.num_tasks, self.task_experts))
         read = torch.cat([special, shared.expand(self.num_tasks, *shared.shape)], 1)
         mixed = torch.einsum("tbe,tebn->tbn", self.gates(of_tasks).softmax(2), read)
         if self.shared_gate is None:
             return mixed
-        # 3. What the next level's shared experts read
         common = torch.einsum("be,ebn->bn", self.shared_gate(of_shared).softmax(1), outputs)
         return torch.cat([mixed, common[None]])

@@ -23,10 +23,10 @@ from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.histories import History, histories_of
 from hotrows.models.model import Model
+from hotrows.models.nn import MLP, DotInteraction
+from hotrows.models.nn.jagged import ages_in_lists, copied_to_lists, latest_at_end
+from hotrows.models.nn.jagged_products import widened
 from hotrows.models.vectors import LookedUpVectors
-from hotrows.nn import MLP, DotInteraction
-from hotrows.nn.jagged import ages_in_lists, copied_to_lists, latest_at_end
-from hotrows.nn.jagged_products import widened
 from hotrows.schema import Schema
 
 INNER = ("semidefinite", "indefinite", "dot")

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hotrows.nn.jagged_products import Lists
-from hotrows.nn.shared_lists import SharedLists
+from hotrows.engine.shared_lists import SharedLists
+from hotrows.models.nn.jagged_products import Lists
 from hotrows.ops.layers.row_products import JoinedRows
 
 

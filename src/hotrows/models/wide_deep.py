@@ -16,8 +16,8 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.model import Model
+from hotrows.models.nn import MLP, linear_from_zero
 from hotrows.models.vectors import LookedUpVectors, joined
-from hotrows.nn import MLP, linear_from_zero
 from hotrows.optim import FTRL
 from hotrows.schema import Schema
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotrows.ops.plan import PackPlan
 from hotrows.ops.rows import cpu, cuda, fake, reference
-from hotrows.plan import PackPlan
-from hotrows.shapes import Float, Float32, Int64, UInt8
+from hotrows.runtime.shapes import Float, Float32, Int64, UInt8
 
 _SCHEMAS = (
     "resolve(Tensor ids, Tensor? offsets, int batch_size, Tensor features, Tensor first_rows, "

@@ -43,10 +43,22 @@ def local(place: Path | str) -> Path:
     >>> local("runs/a").name
     'a'
     """
-    if _URL.match(os.fspath(place)):
-        url = _URL.sub(r"\1://", os.fspath(place), count=1)
-        raise ValueError(f"{url} is a URL, and this must be a path: copy it to a disk, or mount it")
+    if "://" in (text := address(Path(place))):
+        raise ValueError(f"{text} is a URL, and this must be a path: copy it to a disk, or mount it")
     return Path(place)
+
+
+def address(place: Path | str) -> str:
+    """The text of a path or a URL, with the slashes that a URL has lost if it was made a `Path`.
+
+    >>> address(Path("s3://bucket/day=3")), address(Path("file:///mnt/a"))
+    ('s3://bucket/day=3', 'file:///mnt/a')
+    """
+    text = os.fspath(place)
+    if isinstance(place, str) or not (url := _URL.match(text)):
+        return text
+    slashes = "///" if url[1] == "file" else "//"
+    return f"{url[1]}:{slashes}{text[url.end() :]}"
 
 
 def absolute(place: Path | str) -> Path:

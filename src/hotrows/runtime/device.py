@@ -60,7 +60,7 @@ class Device:
     def page_lock(self, tensor: Tensor) -> None:
         """Lets the device read and write a tensor in host memory for as long as the tensor lives.
 
-        The tensor must have its pages for itself (`storage.store.empty_records`): pages are locked
+        The tensor must have its pages for itself (`engine.storage.store.empty_records`): pages are locked
         as a whole, and none twice.
         """
 

@@ -14,6 +14,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+from hotrows.runtime.moved import present_path
+
 
 def lazy_names(
     package: str, names_of: Mapping[str, Iterable[str]] = MappingProxyType({})
@@ -28,7 +30,9 @@ def lazy_names(
         this = sys.modules[package]
         if name in module_of:
             value = getattr(import_module(module_of[name]), name)
-        elif not name.startswith("_") and name in _modules(this.__path__):
+        elif not name.startswith("_") and (
+            name in _modules(this.__path__) or present_path(f"{package}.{name}")
+        ):
             value = import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=this)

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hotrows.runtime.native_interface import interface_of
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -52,6 +54,7 @@ def load() -> ctypes.CDLL:
             f"hotrows has no native core for this machine ({platform.machine()}): install it again where "
             f"there is a C++ compiler, or run `python csrc/build.py` in a source tree"
         )
+    _check_interface(Path(library._name))
     library.hotrows_survive_forks()
     return library
 
@@ -99,6 +102,17 @@ def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
     """The address of a tensor's data, null for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _check_interface(core: Path) -> None:
+    """Raises ImportError for a core that `csrc/build.py` built from functions that are others now: their
+    arguments would be misread."""
+    built, sources = core.with_suffix(".id"), core.parent.parent.parent.parent / "csrc"
+    if built.exists() and sources.is_dir() and built.read_text() != interface_of(sources):
+        raise ImportError(
+            f"the native core {core} was built from other sources than those in {sources}: run "
+            f"`python csrc/build.py`"
+        )
 
 
 def _load_openmp() -> None:

@@ -7,7 +7,7 @@ them. Each training has states of its own, which the generators have while it dr
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -47,7 +47,8 @@ class RandomNumbers:
 
 
 @contextmanager
-def restored() -> Iterator[None]:
-    """Within, anything may be drawn on the host; its generator is as before afterwards."""
-    with TURN, torch.random.fork_rng(devices=[]):
+def restored(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Within, anything may be drawn on the host, and on these CUDA devices; their generators are as
+    before afterwards."""
+    with TURN, torch.random.fork_rng(devices=list(devices)):
         yield

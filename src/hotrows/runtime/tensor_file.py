@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.json_file import JsonFile
+from hotrows.runtime.json_file import JsonFile
 
 _SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 EXPORT_FILE = JsonFile("export again", number=2, editable=False)

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from hotrows import json_file
 from hotrows.data.raw.arrow_arrays import is_list
 from hotrows.data.raw.files import pyarrow
+from hotrows.runtime import json_file
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.arrow_size import decompressed_size, repeated_size
 from hotrows.serving.requests import Names, table_of_rows, table_of_shared

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.json_file import build
 from hotrows.losses import Calibration, StoredLoss
 from hotrows.runtime import file_sums
 from hotrows.runtime.atomic_files import absolute
 from hotrows.runtime.file_names import file_name
 from hotrows.runtime.file_sums import FileSum
+from hotrows.runtime.json_file import build
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.table import Cross
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.json_file import build, shown
 from hotrows.runtime.atomic_files import sync, write_json
+from hotrows.runtime.json_file import build, shown
 from hotrows.serving.bundle import MANIFEST
 from hotrows.serving.deltas import VERSION_FILE, VersionHead, read_head
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.json_file import JsonFile, build, parse
 from hotrows.runtime import tensor_file
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.json_file import JsonFile, build, parse
 from hotrows.runtime.tensor_file import Stored
 
 VERSION_FILE = JsonFile("bring it back from a copy, or wait for the next base")

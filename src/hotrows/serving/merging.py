@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.stored.histories import EVENTS_FILE
-from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.runtime.file_sums import FileSum, sum_of
+from hotrows.runtime.json_file import value_of
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
 from hotrows.serving.bundle import ENCODERS, MANIFEST
@@ -49,13 +49,11 @@ def write(
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> None:
     """Writes the files of a version as a base into the folder `out`."""
-    # 1. Name the files of the bundle, and what the version has instead of each.
     source = version.bundle.path
     fields = EXPORT_FILE.read(source / MANIFEST)
     sums = value_of(dict[str, FileSum], fields["files"], "files of an export")
     tables = {table.file: version.tables[table.name] for table in version.bundle.tables}
     keys = {stored.file: version.keys[stored.vocabulary] for stored in version.bundle.keys}
-    # 2. Write or copy every file, and sum it up.
     done, total = 0, sum(table.rows for table in tables.values())
     for name in sums:
         target = out / name
@@ -75,7 +73,7 @@ def write(
         else:
             shutil.copyfile(source / name, target)
         sums[name] = sum_of(target)
-    # 3. Describe the files, without the errors, which were measured on the first base.
+    # Describe the files, without the errors, which were measured on the first base.
     fields["files"] = {name: dataclasses.asdict(of_file) for name, of_file in sums.items()}
     rows = [version.tables[entry["name"]].rows for entry in fields["tables"]]
     fields["tables"] = [

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from hotrows.runtime.atomic_files import part_of, publish, replaced
+from hotrows.runtime.atomic_files import address, part_of, publish, replaced
 from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving import chain
@@ -62,14 +62,14 @@ class Mirror:
         folder.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def open(address: Path | str, folder: Path | str | None = None) -> Mirror | None:
-        """The mirror of a place in `folder`; None where the address is one itself.
+    def open(to: Path | str, folder: Path | str | None = None) -> Mirror | None:
+        """The mirror of a place in `folder`; None where `to` is one itself.
 
         folder: by default a temporary one, which is deleted with the mirror.
         """
-        if not is_url(address):
+        if not is_url(to):
             return None
-        place = open_place(str(address))
+        place = open_place(address(to))
         if folder is not None:
             return Mirror(place, Path(folder))
         mirror = Mirror(place, Path(tempfile.mkdtemp(prefix="hotrows-")))
@@ -227,8 +227,8 @@ class Mirror:
             read_delta(part)
 
 
-def is_url(address: Path | str) -> bool:
-    return "://" in str(address)
+def is_url(to: Path | str) -> bool:
+    return "://" in address(to)
 
 
 def open_place(url: str) -> RemotePlace:

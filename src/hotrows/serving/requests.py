@@ -259,7 +259,7 @@ def table_of_shared(shared: Mapping[str, Any], names: Names) -> Any:
 
 
 def bucket_of(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """The bucket below `rows` of each sample's ids, [B] or [1]: what `planning.crosses` has for tensors.
+    """The bucket below `rows` of each sample's ids, [B] or [1], as `engine.planning.crosses`.
 
     ids = [[3, 4], [4, 3]], rows = 1000  ->  [133, 418]
     """

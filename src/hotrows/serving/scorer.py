@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.stored.user_histories import ShortLists
-from hotrows.losses import Calibration
+from hotrows.losses import Calibration, Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
 from hotrows.serving.follower import Follower
 from hotrows.serving.requests import Request, RequestEncoder, weights_of
@@ -108,6 +108,11 @@ class Scorer:
         if self._follower is not None:
             self._follower.close()
 
+    def warm_up(self) -> None:
+        """Computes a row without values, as the first one takes longest; no count knows of it."""
+        self.logits([dict.fromkeys(self.requests.names.read)])
+        self.requests.value_counts.clear()
+
     def __repr__(self) -> str:
         return f"Scorer({self.bundle.path}, {self.bundle.format} of {', '.join(self.bundle.losses)})"
 
@@ -137,7 +142,7 @@ class Scorer:
 
         version: by which the outputs were computed (default: the present one).
         """
-        return predictions(outputs, (version or self.version).calibration)
+        return predictions(outputs, (version or self.version).calibration.losses.values())
 
     def logits_of(self, requests: Sequence[Request], version: Version | None = None) -> list[np.ndarray]:
         """The outputs of the model for requests, each by itself; they are computed together.
@@ -280,11 +285,13 @@ def _check_rows(version: Version, encoder: Encoder) -> None:
                 )
 
 
-def predictions(outputs: np.ndarray, calibration: Calibration) -> np.ndarray:
+def predictions(outputs: np.ndarray, losses: Iterable[Loss]) -> np.ndarray:
     """Turns outputs of the model, [N] or [N, T], into predictions of the labels, in their units.
 
-    ValueError names the first row for which an output or a prediction is not a finite number.
+    losses: of each of the T labels. ValueError names the first row for which an output or a prediction is
+    not a finite number.
     """
+    calibration = Calibration({str(label): loss for label, loss in enumerate(losses)})
     with np.errstate(over="ignore", invalid="ignore"):  # such rows are refused below
         predicted = calibration.predictions(outputs)
     wrong = np.argwhere(~(np.isfinite(outputs) & np.isfinite(predicted)))

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
-from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
-from hotrows.metrics import Metrics
+from hotrows.engine.planning.routing import RankSignals
 from hotrows.models import Model
-from hotrows.planning.routing import RankSignals
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.train.predictor import Predictor
-from hotrows.train.progress import Progress
-from hotrows.train.result import Result
-from hotrows.train.run_state import RunState
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.predictor import Predictor
+from hotrows.train.metrics import Metrics
+from hotrows.train.run.state import RunState
+from hotrows.train.telling.progress import Progress
+from hotrows.train.telling.result import Result
 
 # What methods were called in earlier commits, and are now.
 _OLD_NAMES = {

@@ -1,6 +1,6 @@
 """The raw layout of Taobao's display ads, some lines of it."""
 
-from hotrows.datasets import tables
+from hotrows.data.datasets import tables
 
 
 def seconds_at(date, hour=12):

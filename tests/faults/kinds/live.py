@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
-from hotrows.export.publisher import Publisher
+from hotrows.data.streams import StreamConfig
+from hotrows.data.streams.line_log import read_lines
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, chain
+from hotrows.serving.export.publisher import Publisher
 from hotrows.serving.server import serve
 from hotrows.serving.version import version_at
-from hotrows.streams import StreamConfig
-from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
+from hotrows.train.config import TrainConfig
 from tests.faults import commands
 from tests.faults.commands import Failed
 from tests.faults.jobs import free_port
@@ -153,7 +153,10 @@ def _train(data: Path, run: Path, events: Path, *callbacks: Callback, repeat: Pa
     )  # fmt: skip
     stream = StreamConfig(max_wait=0.02, stop_when_idle=_IDLE if repeat is None else None)
     resume = (run / "config.json").exists()
-    with known_program(data.parent / "program.onnx"), mock.patch("hotrows.train.pictures.draw_run"):
+    with (
+        known_program(data.parent / "program.onnx"),
+        mock.patch("hotrows.train.telling.pictures.draw_run"),
+    ):
         trainer = Trainer(EncodedData.open(data), config, run, resume=resume)
         trainer.fit_stream(f"folder:{events}", stream, repeat=repeat, callbacks=callbacks, verbose=False)
 

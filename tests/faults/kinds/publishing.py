@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from hotrows.export.publisher import Publisher
 from hotrows.serving import chain
+from hotrows.serving.export.publisher import Publisher
 from hotrows.serving.follower import Follower
 from hotrows.serving.version import version_at
 from tests.faults import commands

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hotrows.storage.disk_io import Disk
+from hotrows.engine.storage.disk_io import Disk
 from tests.faults.commands import Failed
 from tests.faults.kinds.processes import a_job
 from tests.faults.trials import Trial

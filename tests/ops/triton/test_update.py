@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
+from hotrows.ops.record import MAX_KERNEL_DIM, RecordLayout, views
 from hotrows.ops.rows import reference
-from hotrows.record import MAX_KERNEL_DIM, RecordLayout, views
 from tests.ops.triton.cases import (
     DTYPES,
     FIRST_ROWS,
@@ -44,7 +44,7 @@ def unpadded_runs_of(ids):
 
 @pytest.mark.few(8)
 @pytest.mark.pairs
-@pytest.mark.parametrize("dim", [1, 17])
+@pytest.mark.parametrize("dim", [1, 17, 512])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):

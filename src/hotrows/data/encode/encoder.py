@@ -27,7 +27,7 @@ from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.user_histories import UserHistories
-from hotrows.json_file import shown
+from hotrows.runtime.json_file import shown
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of

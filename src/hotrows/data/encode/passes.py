@@ -36,8 +36,8 @@ from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
 from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import ShardWriter, Written
-from hotrows.json_file import build, parse
 from hotrows.runtime.atomic_files import write_text
+from hotrows.runtime.json_file import build, parse
 from hotrows.schema import Schema
 
 Progress = Callable[[str, int, int], None]

@@ -30,10 +30,10 @@ from hotrows.data.hot_cold.sampling import (
 from hotrows.data.rows import Rows, ends_of
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.sections import open_sections, write_sections
-from hotrows.json_file import build, check_version, value_of
+from hotrows.ops.record import layout_of
 from hotrows.optim import RowOptimizer
-from hotrows.record import layout_of
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.json_file import build, check_version, value_of
 from hotrows.runtime.units import format_bytes
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table

@@ -20,7 +20,7 @@ from hotrows.data.rows import Room, Rows, empty_rows
 from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import Division, RequestRows, gathered_pieces, packed
-from hotrows.pipeline.prefetch import Prefetched, prefetch
+from hotrows.engine.pipeline.prefetch import Prefetched, prefetch
 
 
 class Loader:

@@ -43,6 +43,9 @@ class Handles:
         self._idle: list[tuple[str, Any]] = []
         self._lock = Lock()
 
+    def __reduce__(self) -> Any:  # another process opens its own
+        return Handles, ()
+
     @contextmanager
     def lent(self, file: File, metadata: Any) -> Iterator[Any]:
         with self._lock:

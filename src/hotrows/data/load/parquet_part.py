@@ -32,8 +32,9 @@ from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.order import Share, Shuffle, order_of, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.request_rows import RequestRows
-from hotrows.json_file import value_of
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.runtime.atomic_files import address
+from hotrows.runtime.json_file import value_of
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
 
@@ -209,4 +210,5 @@ def _check_schema(schema: Schema) -> None:
 def _as_list(paths: Places) -> list[str]:
     """Absolute paths and URLs: they hold in any working directory."""
     places = [paths] if isinstance(paths, str | Path) else list(paths)
-    return [str(place) if "://" in str(place) else os.path.abspath(place) for place in places]
+    named = map(address, places)
+    return [place if "://" in place else os.path.abspath(place) for place in named]

@@ -30,7 +30,7 @@ from hotrows.data.raw.sampled_rows import changed_names, sampled_rows_of
 from hotrows.data.raw.suspects import giveaways, outcomes, times_after
 from hotrows.data.raw.target import label_of
 from hotrows.data.raw.typed_names import columns_of_types
-from hotrows.pages import notebook
+from hotrows.runtime.pages import notebook
 from hotrows.schema import Feature, Label, Schema, Sparse, Time, column_of
 from hotrows.schema import Sequence as SequenceFeature
 

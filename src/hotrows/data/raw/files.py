@@ -32,7 +32,8 @@ from hotrows.data.raw.encodings import (
     marked_encoding,
     problem_of_utf8,
 )
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.runtime.atomic_files import address
 from hotrows.runtime.extras import needs
 
 Place = str | Path
@@ -88,7 +89,7 @@ class File:
 def find_files(paths: Place | Iterable[Place]) -> list[File]:
     """Lists the files that paths, globs, folders and URLs name; an error if one names none."""
     places = [paths] if isinstance(paths, str | Path) else list(paths)
-    return [file for place in places for file in _files_of(str(place))]
+    return [file for place in places for file in _files_of(address(place))]
 
 
 def _files_of(place: str) -> list[File]:

@@ -54,6 +54,10 @@ def zone_of(inputs: Sequence[Input], column: str) -> str | None:
             schema = open_typed_file(source, source.kind).schema
         elif isinstance(source, TableInput):
             schema = source.table.schema
+        elif isinstance(source, SnapshotInput):
+            schema = source.schema
+        elif isinstance(source, RayInput):  # whose own types may be those of pandas
+            schema = source.sample_rows(lambda num_columns: 1)[0].schema
         else:
             continue
         kinds = [field.type for field in schema if field.name == column]

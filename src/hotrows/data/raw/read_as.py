@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.checks.own_kinds import KINDS
 from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.kinds import FEW, Column, almost_numbers, quantiles
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
@@ -18,6 +17,7 @@ from hotrows.data.raw.sampled_rows import RawColumn, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
 from hotrows.data.raw.target import PANDAS_INDEX, is_called_label, sentinel
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
+from hotrows.runtime.own_kinds import KINDS
 from hotrows.schema import Dense, Feature, Sparse, Time
 from hotrows.schema import Sequence as SequenceFeature
 
@@ -209,7 +209,7 @@ class Drafting:
         """True if numbers are ids: whole, and few, or named so, or used as ids are; says why."""
         is_id, why = self._judged(column)
         if not is_id and (odd := sentinel(column)) is not None:
-            why += f"; is {odd:g} missing? Then missing=('{odd:g}',)"
+            why += f"; is {odd:g} missing? Then missing={{{column.name!r}: ('{odd:g}',)}}"
         self.why[column.name] = "", why
         return is_id
 

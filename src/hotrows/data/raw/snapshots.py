@@ -20,7 +20,7 @@ from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.typed_files import sampled_batches, slices
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import one_line
 from hotrows.schema import Schema
 
@@ -32,15 +32,20 @@ _MAPPING = "delta.columnMapping.mode"  # other names in files than in the table
 class SnapshotInput:
     """A table at a snapshot, which its name ends with.
 
-    names: of its columns; size: its rows; files: those of its data; read: yields the record batches of a
-    file, of these columns.
+    schema: of its columns, in Arrow; size: its rows; files: those of its data; read: yields the record
+    batches of a file, of these columns.
     """
 
     name: str
-    names: tuple[str, ...]
+    schema: Any
     size: int
     files: Sequence[Any]
     read: Callable[[Any, list[str]], Iterator[Any]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its columns."""
+        return tuple(self.schema.names)
 
     @property
     def stamp(self) -> list:
@@ -109,8 +114,8 @@ def _iceberg(name: str, number: int | None) -> SnapshotInput:
         for batch in arrow.to_record_batches([task]):
             yield from pyarrow().Table.from_batches([batch]).cast(kinds).select(names).to_batches()
 
-    names = tuple(scan.projection().column_names)
-    return SnapshotInput(f"iceberg:{name}@{number}", names, scan.count(), files, read)
+    schema = scan.projection().as_arrow()
+    return SnapshotInput(f"iceberg:{name}@{number}", schema, scan.count(), files, read)
 
 
 def _delta(path: str, number: int | None) -> SnapshotInput:
@@ -130,5 +135,5 @@ def _delta(path: str, number: int | None) -> SnapshotInput:
     def read(fragment: Any, names: list[str]) -> Iterator[Any]:
         return fragment.to_batches(schema=dataset.schema, columns=names, batch_size=ROWS_PER_CHUNK)
 
-    names, size = tuple(dataset.schema.names), dataset.count_rows()
-    return SnapshotInput(f"delta:{path}@{table.version()}", names, size, files, read)
+    size = dataset.count_rows()
+    return SnapshotInput(f"delta:{path}@{table.version()}", dataset.schema, size, files, read)

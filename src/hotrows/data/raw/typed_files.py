@@ -19,7 +19,7 @@ from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import BLOCKS, File, pyarrow
 from hotrows.data.raw.reading import Reading, check_present
-from hotrows.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.schema import Schema
 
 

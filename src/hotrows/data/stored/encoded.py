@@ -18,9 +18,9 @@ from hotrows.data.stored.histories import cut_histories
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shards import Shard, Written
-from hotrows.json_file import JsonFile, build, is_name
-from hotrows.pages import notebook
 from hotrows.runtime.atomic_files import absolute, link_or_copy
+from hotrows.runtime.json_file import JsonFile, build, is_name
+from hotrows.runtime.pages import notebook
 from hotrows.schema import FIRST_UNKNOWN, Dense, Schema, vocabulary_of
 
 VERSION = 3

@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +92,9 @@ class Shuffle:
     num_clusters: int = 1
     recent: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
     lock: Lock = field(default_factory=Lock, compare=False, repr=False)
+
+    def __reduce__(self) -> Any:  # for workers that are not forked, which begin with none read
+        return type(self), (self.seed, self.keep_groups, self.most_together, self.num_clusters)
 
 
 def parse_order(order: str) -> int:

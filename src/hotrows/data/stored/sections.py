@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.json_file import check_version, parse
+from hotrows.runtime.json_file import check_version, parse
 
 MAGIC = b"HOTROWS\n"
 VERSION = 1

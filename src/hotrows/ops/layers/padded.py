@@ -3,7 +3,7 @@
 Training has lists end to end, with offsets. A program that is exported has them padded, as tensors of
 fixed rank are what ONNX and `torch.export` take: [B * T, ...] values, the T places of a sample one after
 the other, and a `PaddedLists` where the offsets are. Places behind the end of a list hold any finite
-numbers; no op lets them into a result of a sample. Layers of `hotrows.nn` take either form.
+numbers; no op lets them into a result of a sample. Layers of `hotrows.models.nn` take either form.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotrows.runtime.native import call, takes
-from hotrows.shapes import Float32, Int32, Int64
+from hotrows.runtime.shapes import Float32, Int32, Int64
 
 _WIDTH_OF_CHUNK = 256  # columns of the vectors whose products are summed apart
 _MOST_CHUNKS = 16

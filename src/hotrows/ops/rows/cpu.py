@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows.ops.record import RecordLayout, dtype_of
 from hotrows.ops.rows import reference
-from hotrows.record import RecordLayout, dtype_of
 from hotrows.runtime import native
 from hotrows.runtime.native import call
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows.ops.record import integers, scale_of, views
 from hotrows.ops.rows.reference_random import (
     ROUNDING_STREAM,
     piece_of,
@@ -22,8 +23,7 @@ from hotrows.ops.rows.reference_random import (
     unit,
 )
 from hotrows.ops.rows.reference_slots import feed_rows, rank_slots, take_slots, touch_slots
-from hotrows.record import integers, scale_of, views
-from hotrows.shapes import Float, Float32, Int32, Int64, UInt8
+from hotrows.runtime.shapes import Float, Float32, Int32, Int64, UInt8
 
 __all__ = ["feed_rows", "rank_slots", "take_slots", "touch_slots"]  # beside what is defined here
 
@@ -45,13 +45,12 @@ def resolve(
     ids and offsets [F * B + 1]: as in `Batch`. features: the batch's feature that each vector of a
     sample comes from; the first `num_columns` are pooled per sample, all after them are sequences.
     first_rows, num_rows: of the table each reads. routes: [K, 4 + P], where the rows of that table
-    are among P ranks (see `planning.sharding`); None: id i is row first_rows + i.
+    are among P ranks (see `engine.planning.sharding`); None: id i is row first_rows + i.
 
     Returns rows [N'], -1 for an id outside its table; source [N'] (the position in `ids` of each);
     bag_starts [M + 1]; and bad: the first n whose id is outside, or -1. Where `offsets` is None every
     bag has one id; source and bag_starts are then empty.
     """
-    # 1. Bags of one id each need no positions.
     bags = features[:, None] * batch_size + _arange(batch_size, ids)  # [K, B]
     if offsets is None:
         picked = ids[bags]  # [K, B]
@@ -62,7 +61,7 @@ def resolve(
         rows, bad = _by_bag(rows, num_columns), _by_bag(bad, num_columns)
         return rows, ids.new_empty(0, dtype=torch.int64), empty, _first(bad)
 
-    # 2. Else find the place of every id that a bag reads.
+    # Else find the place of every id that a bag reads.
     columns = _arange(features.numel(), ids)[:, None].expand(-1, batch_size)  # [K, B]
     starts, lengths = offsets[bags], offsets.diff()[bags]  # [K, B]
     columns, starts, lengths = (_by_bag(t, num_columns) for t in (columns, starts, lengths))  # [K * B]
@@ -70,7 +69,7 @@ def resolve(
     column = columns.repeat_interleave(lengths)  # [N']
     begin = (total - lengths).repeat_interleave(lengths)
     source = _arange(column.numel(), ids) - begin + starts.repeat_interleave(lengths)
-    # 3. Turn ids into rows, and say which bags have one.
+    # Turn ids into rows, and say which bags have one.
     picked = ids[source]  # [N']
     bad = (picked < 0) | (picked >= num_rows[column])
     num_pooled = int(lengths[: num_columns * batch_size].sum())
@@ -225,24 +224,20 @@ def update(
 
     Where rows[u] is -1 it is padding: skipped. The native core is never given any.
     """
-    # 1. Sum the gradients of equal rows.
     stored = views(records, layout)
     step, *numbers = hyper.tolist()
     g = sum_gradients(grad, order, starts, bags, weights)  # [U, D]
     g, rows, slots, decay, mean_squares = _without_padding(g, rows, slots, decay, mean_squares)
-    # 2. Add the weight decay.
     w = stored.read(slots).float()  # [U, D]
     state = stored.state[slots]  # [U, S]
     weight_decay = _float32(numbers[1])
     if weight_decay != 0:
         g = g + (weight_decay if decay is None else weight_decay * decay[:, None]) * w
-    # 3. Apply the formula to weights and state.
     steps = None
     if stored.step is not None:
         stored.step[slots] += 1
         steps = stored.step[slots]
     w, state = FORMULAS[kind](w, state, g, numbers, steps, mean_squares)
-    # 4. Round, and store.
     if stored.weights.dtype != torch.float32:
         keys = row_keys(rows, first_rows, pieces) ^ ROUNDING_STREAM
         row_pieces = pieces[piece_of(rows, first_rows)]  # [U, 5]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrows.shapes import Int32, Int64
+from hotrows.runtime.shapes import Int32, Int64
 
 FREE = -(2**31)  # before any batch
 LATER = 2**30  # in the ranking, what is added to the last use of a row that a batch fed will read
@@ -86,27 +86,25 @@ def take_slots(
     that go out, their slots, of each as many as counted; counts: rows, rows that had no slot, rows that
     go out, and `DRAINED`, `BYPASSES`, or 0.
     """
-    # 1. Rows that have slots keep them.
     is_real, oldest, num_slots = rows >= 0, max(batch - in_flight, -1), ranking.numel()
     slots.copy_(torch.where(is_real, slot_of[rows.clamp(min=0)], 0))
     last_use[slots[is_real & (slots >= 0)]] = batch
     is_missing = slots < 0
     missing = rows[is_missing]
 
-    # 2. Search the ranking for slots whose rows may go.
+    # Search the ranking for slots whose rows may go.
     num_searched = min(SEARCHED * rows.numel(), num_slots)
     places = progress[0] + torch.arange(num_searched, device=rows.device)
     searched = ranking[places % max(num_slots, 1)].long()
     use, held = last_use[searched], row_of[searched]
     is_unneeded = (held < 0) | (coming[held.clamp(min=0)] < batch)
     may_go = (places < num_slots) & (use <= oldest) & (is_unneeded | (places >= progress[1]))
-    # 3. Where there are too few: wait for all batches in flight, or leave the cache out.
+    # Where there are too few: wait for all batches in flight, or leave the cache out.
     case = 0
     if may_go.sum() < missing.numel():
         may_go, case = use != batch, DRAINED
     if may_go.sum() < missing.numel():
         may_go, case = torch.zeros_like(may_go), BYPASSES
-    # 4. Give the slots to the missing rows, and write the moves down.
     chosen = may_go.nonzero().squeeze(1)[: missing.numel()]
     taken, held = searched[chosen], held[chosen].long()
     is_out = held >= 0  # free slots are ranked before all others

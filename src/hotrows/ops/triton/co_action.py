@@ -92,7 +92,6 @@ def _backward(
     BN: tl.constexpr, BW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
-    # 1. The sample of this program, and its gradients, a matrix of each layer.
     begin, end = tl.load(p_offsets + i_b), tl.load(p_offsets + i_b + 1)
     o_l, o_w = tl.arange(0, DEPTH), tl.arange(0, BW)
     m_l = o_l[:, None, None]
@@ -110,14 +109,13 @@ def _backward(
             b_x = tl.load(p_inputs + o_x, mask=m_x, other=0.0)
             b_power = _power(b_x, order)
             b_y = b_x * b_power
-            # 2. Run the network again, and keep what each layer read.
+            # Run the network again, and keep what each layer read.
             b_read = tl.zeros([DEPTH, BN, BW], tl.float32)  # by each layer
             for layer in tl.static_range(NUM_LAYERS - 1):
                 b_read = tl.where(m_l == layer, b_y[None, :, :], b_read)
                 b_matrix = _load_matrix(p_w, LAYERS[layer][0], LAYERS[layer][1], LAYERS[layer][2], o_w)
                 b_y = tanh(tl.dot(b_y, b_matrix, input_precision=PRECISION))
             b_read = tl.where(m_l == NUM_LAYERS - 1, b_y[None, :, :], b_read)
-            # 3. Back through the layers.
             b_back = tl.zeros([BN, BW], tl.float32)
             for layer in tl.static_range(NUM_LAYERS - 1, -1, -1):
                 m_g = m_n[:, None] & (o_w < LAYERS[layer][1])[None, :]
@@ -130,11 +128,9 @@ def _backward(
                 b_grads += tl.where(m_l == layer, b_grad[None, :, :], 0.0)
                 b_matrix = _load_matrix(p_w, LAYERS[layer][0], LAYERS[layer][1], LAYERS[layer][2], o_w)
                 b_back = tl.dot(b_back, tl.trans(b_matrix), input_precision=PRECISION)
-            # 4. The gradient of the inputs, added to that of lower powers.
             b_back = b_back * b_power * (order + 1)
             b_back += tl.load(p_grad_inputs + o_x, mask=m_x & (order > 0), other=0.0)
             tl.store(p_grad_inputs + o_x, b_back, mask=m_x)
-        # 5. Store the gradients of the weights.
         if not SHARED or order == ORDERS - 1:
             p_out = _network_of(p_grad_weights, i_b, order, ORDERS, SHARED, WEIGHTS)
             for layer in tl.static_range(NUM_LAYERS):

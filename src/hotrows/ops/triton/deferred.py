@@ -295,7 +295,7 @@ def _catch_up(
     STATES: tl.constexpr, D: tl.constexpr, T: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     CHECK: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
-    # 1. Which rows these are, and from which step to which one they are behind.
+    # Which rows these are, and from which step to which one they are behind.
     o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     b_table = _table_of(p_bounds, num_tables, num_searches, o_row)
     m_row = b_table >= 0
@@ -314,7 +314,6 @@ def _catch_up(
     if tl.max(m_behind.to(tl.int32), axis=0) > 0:
         b_steps = tl.load(p_line + 8, mask=m_row, other=0).to(tl.pointer_type(tl.float64))
         p_newest = b_steps + (b_now - 1 - b_first_step) * _WIDTH
-        # 2. Replay their steps, some columns at a time.
         for column in range(0, D, COLUMNS):
             o_d = column + tl.arange(0, COLUMNS)
             m = m_behind[:, None] & (o_d < D)[None, :]
@@ -326,7 +325,7 @@ def _catch_up(
             while left > 0:
                 p_made = b_steps + (b_at - 1 - b_first_step) * _WIDTH
                 m_on = m_behind & (b_at < b_now)
-                # 3. A row that only shrinks from here on takes all steps that are left at once.
+                # A row that only shrinks from here on takes all steps that are left at once.
                 m_rests = _rests(
                     b_w, b_first, b_second, b_at, b_begin, p_made, p_newest, m_on, KIND, STATES, T,
                     TINY,
@@ -341,7 +340,6 @@ def _catch_up(
                     b_factor = _left(p_made, p_newest, 9, m_rests, m_made, T)
                     b_second = tl.where(m_rests[:, None], b_second * b_factor, b_second)
                 b_at = tl.where(m_rests, b_now, b_at)
-                # 4. Others take some steps, one by one.
                 for _ in range(CHECK):
                     m_on = m_behind & (b_at < b_now)
                     p_step = b_steps + (b_at - b_first_step) * _WIDTH
@@ -353,7 +351,6 @@ def _catch_up(
                     b_second = tl.where(m_on[:, None], b_new_second, b_second)
                     b_at = tl.where(m_on, b_at + 1, b_at)
                 left = tl.max(b_now - b_at, axis=0)
-            # 5. Store them.
             _store(p_w, p_first, p_second, b_w, b_first, b_second, m, STATES)
             if p_changes is not None:
                 b_change += _change_of(b_before, b_w, m)

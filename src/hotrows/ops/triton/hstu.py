@@ -127,7 +127,6 @@ def _keys_back(
     BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values, over the queries from `b_first` to `b_last` that read each."""
-    # 1. The elements of this tile, and the queries that read each.
     i_h = tl.program_id(1)
     o_n, o_d = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, BD)
     b_list, m_n = samples_of(p_offsets, num_lists, num_steps, o_n, num)
@@ -147,16 +146,15 @@ def _keys_back(
         m_m = o_m < tl.max(b_last, axis=0)
         b_q = _load(p_queries + i_h * D, o_m, m_m, H * D, o_d, D)
         b_g = _load(p_grad + i_h * D, o_m, m_m, H * D, o_d, D)
-        # 2. Scores again, [B, B], elements by queries.
+        # Scores again, [B, B], elements by queries.
         b_distance = (o_m[None, :] if CAUSAL else b_end[:, None]) - o_n[:, None]
         b_score = _scores(b_k, b_q, p_bias + i_h * P, b_distance, m_pair, PRECISION)
         b_weight = tl.where(m_pair, b_score * tl.sigmoid(b_score) / P, 0.0)
-        # 3. Their gradients, and what they add to those of keys and values.
         b_by_weight = tl.dot(b_v, tl.trans(b_g), input_precision=PRECISION)
         b_by_score = tl.where(m_pair, b_by_weight * _slope(b_score) / P, 0.0)
         b_by_key = tl.dot(b_by_score, b_q, b_by_key, input_precision=PRECISION)
         b_by_value = tl.dot(b_weight, b_g, b_by_value, input_precision=PRECISION)
-    # 4. Store both; zeros where no list is.
+    # Store both; zeros where no list is.
     _store(p_grad_keys + i_h * D, o_n, o_n < num, 2 * H * D, o_d, D, b_by_key)
     _store(p_grad_keys + (H + i_h) * D, o_n, o_n < num, 2 * H * D, o_d, D, b_by_value)
 

@@ -39,7 +39,7 @@ def write_pairs(p_stored, b_slot, b_integers, m_row, D: tl.constexpr, STRIDE: tl
 
 @triton.jit
 def scale_of(b_w, b_before, b_bits, BITS: tl.constexpr):
-    """[rows]: `record.scale_of` of [rows, columns], zeros beyond a row's."""
+    """[rows]: `ops.record.scale_of` of [rows, columns], zeros beyond a row's."""
     DIGITS: tl.constexpr = BITS - 2
     MOST: tl.constexpr = 2.0 ** (BITS - 1) - 1
     b_magnitude = tl.abs(b_w)

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.record import views
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.integers import read_weights
-from hotrows.record import views
 
 
 def pool(

@@ -111,7 +111,7 @@ def _backward(
     p_grad_parts, p_grad_products, p_grad_attention, p_entered, p_reset_state, num_samples, num,
     KIND: tl.constexpr, H: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # 1. The lists of this program, from their last positions to the first ones.
+    # The lists of this program, from their last positions to the first ones.
     b_begin, b_length = _lists_of(p_offsets, p_order, num_samples, BB)
     o_h = tl.arange(0, BH)
     b_carried = tl.zeros([BB, BH], tl.float32)  # what later states add to the gradient
@@ -121,12 +121,11 @@ def _backward(
         b_n, m_n = b_begin + step, step < b_length
         m, o_gates, o_state = _places(b_n, m_n, o_h, H)
         # [BB, BH]
-        # 2. What the forward pass had at this position.
         b_r, b_z, b_candidate = _load_gates(p_gates + o_gates, m, H)
         b_h = tl.load(p_states + o_state - H, mask=m & (b_n > b_begin)[:, None], other=0.0)
         b_g = b_carried + tl.load(p_grad_states + o_state, mask=m, other=0.0)
         b_a = _load_attention(p_attention, b_n, m_n, BB)
-        # 3. Gradients of the share, of attention, and of the gates before their functions.
+        # Gradients of the share, of attention, and of the gates before their functions.
         b_share = _share(b_z, b_a, KIND)
         b_grad_share = b_g * (b_candidate - b_h)
         if p_attention is not None:
@@ -137,7 +136,7 @@ def _backward(
         b_dz = b_grad_share * _share_by_z(b_a, KIND) * b_z * (1.0 - b_z)
         b_dn = b_g * b_share * (1.0 - b_candidate * b_candidate)
         b_carried = b_g * (1.0 - b_share)
-        # 4. Back through the reset gate, and to the state before.
+        # Back through the reset gate, and to the state before.
         if p_inner is not None:
             b_inner = tl.load(p_inner + o_state, mask=m, other=0.0)
             b_d_inner = b_dn * b_r
@@ -154,7 +153,6 @@ def _backward(
             b_carried += _product_back(b_dz, p_weight, o_h, H, 1, PRECISION)
         _store_gates(p_grad_parts + o_gates, b_dr, b_dz, b_dn, m, H)
         tl.store(p_entered + o_state, b_h, mask=m)
-    # 5. Clear positions of no list.
     if tl.program_id(0) == 0:
         first, end = tl.load(p_offsets + num_samples), num.to(tl.int64)  # positions of no sample
         clear(p_grad_parts, first * (3 * H), end * (3 * H), 128)

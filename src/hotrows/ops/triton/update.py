@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.record import MAX_KERNEL_DIM, views
 from hotrows.ops.rows import reference
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.integers import read_weights, scale_of, to_integers, write_pairs
@@ -14,7 +15,6 @@ from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
 from hotrows.ops.triton.runs import sum_runs, sum_windows
 from hotrows.ops.triton.sum_gradients import sum_gradients
-from hotrows.record import MAX_KERNEL_DIM, views
 
 
 def update(
@@ -64,7 +64,6 @@ def _update(
     STATE_STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    # 1. The rows, their weights, and the sums of their gradients.
     o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_d = tl.arange(0, COLUMNS)
     m_d = (o_d < D)[None, :]
@@ -82,7 +81,7 @@ def _update(
         D, WINDOW, UNROLL,
     )  # fmt: skip
 
-    # 2. Add what weight decay asks for.
+    # Add what weight decay asks for.
     step, p_numbers = tl.load(p_hyper).to(tl.int64), p_hyper + 1
     lr = tl.load(p_numbers).to(tl.float32)
     if KIND != "ftrl":
@@ -94,7 +93,6 @@ def _update(
             b_decayed = b_g + (weight_decay * b_decay)[:, None] * b_w
         b_g = tl.where(weight_decay != 0, b_decayed, b_g)
 
-    # 3. Move weights and state by the rule of the optimizer.
     p_state_row = p_state + b_slot * STATE_STRIDE
     p_states = p_state_row[:, None] + o_d[None, :]
     if KIND == "sgd":
@@ -115,7 +113,7 @@ def _update(
         tl.static_assert(KIND == "ftrl", "unknown row optimizer")
         b_w = ftrl(b_w, b_g, p_states, m, lr, p_numbers, D)
 
-    # 4. Round where weights are narrower, and store.
+    # Round where weights are narrower, and store.
     if p_stored.dtype.element_ty != tl.float32:
         b_bits = rounding_bits(p_first_rows, p_pieces, num_pieces, num_steps, b_row, m_row, o_d, step)
         if p_scale is not None:

@@ -1,1 +1,0 @@
-"""Whether what a user declares fits together."""

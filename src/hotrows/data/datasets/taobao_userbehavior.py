@@ -1,0 +1,147 @@
+"""Taobao UserBehavior: which item does a user view next?
+
+The log holds views, purchases, carts and favourites of nine days. Targets are views, some of each
+user's; the negative of a target is an item without an event of the user; the history are all earlier
+events. The last day tests, the day before validates.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.datasets import tables
+from hotrows.data.datasets.buckets import partition, read_bucket
+from hotrows.data.datasets.clicks import ClickLog, samples_of
+from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
+from hotrows.data.datasets.history import sort_events
+from hotrows.data.datasets.negatives import Catalog, catalog, negatives
+from hotrows.data.datasets.tables import find, integers
+from hotrows.schema import Schema, Sequence, Sparse, Time
+
+HISTORY = 50
+TARGETS = 20  # of each user, drawn at random: all 90 million views would make 20 billion ids
+VIEW = "pv"
+POWER = 0.75
+UTC_OFFSET = 8
+FIRST_DAY, VALIDATION_DAY, TEST_DAY = map(tables.day, ("2017-11-25", "2017-12-02", "2017-12-03"))
+_TYPES = {"user": "int64", "item": "int64", "category": "int64", "behaviour": "string", "time": "int64"}
+
+schema = Schema(
+    name="taobao_userbehavior",
+    label="label",
+    group="user",
+    time=Time("time", utc_offset=UTC_OFFSET),
+    features=(
+        Sparse("user"),
+        Sparse("item", min_count=2),
+        Sparse("category"),
+        Sequence("history_item", vocabulary="item", min_count=2, max_length=HISTORY),
+        Sequence("history_category", vocabulary="category", max_length=HISTORY),
+    ),
+)
+
+
+def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+    """UserBehavior.csv: cut by user, then bucket by bucket into samples."""
+    path = find(raw, "UserBehavior.csv", "taobao_userbehavior_4k.csv")
+    counts = _Counts()
+    with tempfile.TemporaryDirectory(dir=samples) as scratch, tables.written(samples) as writer:
+        blocks = counts.add_blocks(_events(path))
+        buckets = partition(blocks, "user", Path(scratch) / "log", "events", progress)
+        items = counts.items()
+        for number, bucket in enumerate(buckets):
+            if bucket.exists():
+                rows = _samples(read_bucket(bucket), *items, np.random.default_rng([seed, number]))
+                times = integers(rows["time"])
+                parts = tables.parts_by_day(times, UTC_OFFSET, VALIDATION_DAY, TEST_DAY)
+                writer.write(rows, parts)
+            if progress:
+                progress("samples", number + 1, len(buckets))
+    return writer.samples
+
+
+def _events(path: Path) -> Iterator[Any]:
+    """Events within the nine days; the file has some 55 thousand others."""
+    import pyarrow as pa
+
+    for block in tables.csv_blocks(path, _TYPES, columns=tuple(_TYPES)):
+        days = (integers(block["time"]) + 3600 * UTC_OFFSET) // 86_400
+        yield block.filter(pa.array((days >= FIRST_DAY) & (days <= TEST_DAY)))
+
+
+class _Counts:
+    """Number of events and category of each item, gathered block by block."""
+
+    def __init__(self) -> None:
+        self._items = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
+        self._categories = np.zeros(0, np.int64)
+
+    def add_blocks(self, blocks: Iterator[Any]) -> Iterator[Any]:
+        """Yields the blocks again, and counts them."""
+        for block in blocks:
+            column = integers(block["item"])
+            items, first, counts = np.unique(column, return_index=True, return_counts=True)
+            self._add(items, counts, integers(block["category"])[first])
+            yield block
+
+    def items(self) -> tuple[Catalog, np.ndarray]:
+        """Returns all items, ascending: the catalog to draw from, and the category of each."""
+        return catalog(self._items, self._counts, POWER), self._categories
+
+    def _add(self, items: np.ndarray, counts: np.ndarray, categories: np.ndarray) -> None:
+        both = np.concatenate([self._items, items])
+        self._items, first, place = np.unique(both, return_index=True, return_inverse=True)
+        weights = np.concatenate([self._counts, counts])
+        self._counts = np.bincount(place, weights, len(self._items)).astype(np.int64)
+        self._categories = np.concatenate([self._categories, categories])[first]
+
+
+def _samples(rows: Any, items: Catalog, categories: np.ndarray, random: np.random.Generator) -> Any:
+    """Builds the samples of a bucket: targets, each with a negative."""
+    import pyarrow as pa
+
+    rows = _without_repeats(rows)
+    users, times = integers(rows["user"]), integers(rows["time"])
+    places = np.searchsorted(items.items, integers(rows["item"]))
+    category_names, of_item = np.unique(categories, return_inverse=True)
+    log = ClickLog(users, places, times, of_item, pa.array(items.items), pa.array(category_names))
+    views = np.flatnonzero(rows["behaviour"].to_numpy(zero_copy_only=False) == VIEW)
+    targets = views[_some_of_each(users[views], random)]
+    drawn = negatives(items, users[targets], users, integers(rows["item"]), random)
+    negative_places = np.searchsorted(items.items, drawn)
+    return samples_of(log, sort_events(users, times), targets, negative_places, HISTORY)
+
+
+def _without_repeats(rows: Any) -> Any:
+    """Drops repeated events (the file has 49) and sorts by user and time."""
+    order = [(name, "ascending") for name in ("user", "time", "item", "category", "behaviour")]
+    return rows.group_by(rows.column_names).aggregate([]).sort_by(order).combine_chunks()
+
+
+def _some_of_each(users: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draws at most TARGETS events of each user: their places, ascending; `users` ascend."""
+    order = np.lexsort((random.random(len(users)), users))
+    _, begins, counts = np.unique(users, return_index=True, return_counts=True)
+    rank = np.arange(len(users)) - np.repeat(begins, counts)
+    return np.sort(order[rank < TARGETS])
+
+
+taobao_userbehavior = DataSet(
+    name="taobao_userbehavior",
+    title="Taobao: nine days of views",
+    schema=schema,
+    rows=100_150_807,
+    size="3.6 GB",
+    licence="terms of Tianchi",
+    home="https://tianchi.aliyun.com/dataset/649",
+    sources=(Source("UserBehavior.csv"),),
+    build=build,
+    sign_in="sign in at https://tianchi.aliyun.com/dataset/649, accept the terms, and put "
+    "UserBehavior.csv",
+)

@@ -1,0 +1,122 @@
+"""StreamConfig: how events become batches, what is watched and when a stream ends, declared once.
+
+The options of `hotrows train --stream`, their checks and the table in docs/reference/settings.md are
+read from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotrows.runtime.json_file import build
+from hotrows.runtime.settings import declared, setting
+
+LATE = ("drop", "train")
+ONE_RANK = "a stream is trained by one rank, on all cores of its machine: start it without torchrun"
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """How a run trains on a stream; all of it may change when the run is resumed.
+
+    >>> StreamConfig(max_wait=0.2, alarm_idle=600.0).max_wait
+    0.2
+    """
+
+    max_wait: float = setting(
+        1.0, "Seconds after its first event when a batch is trained, full or not", above=0, resumable=True
+    )
+    queue: int = setting(
+        8,
+        "Batches that wait for training at most; then nothing is read",
+        least=1,
+        most=1 << 16,
+        changes="no bit",
+        option="--stream-queue",
+    )
+    lateness: float | None = setting(
+        None,
+        "Seconds of event time (the schema's `time`) by which an event may be older than the newest one "
+        "before it; an older one is late",
+        unset="no limit",
+        least=0,
+        resumable=True,
+    )
+    late: str = setting(
+        "drop",
+        "Late events become dead letters (drop), or are counted and trained (train)",
+        choices=LATE,
+        resumable=True,
+    )
+    dead_letters: str | None = setting(
+        None,
+        "File of the events that are malformed or dropped, with position and reason",
+        unset="dead_letters.jsonl in the run",
+        changes="no bit",
+    )
+    window: int = setting(
+        10_000,
+        "Events over which progressive validation computes AUC, log loss and calibration",
+        least=1,
+        changes="no bit",
+    )
+    checkpoint_seconds: float | None = setting(
+        60.0, "Seconds between checkpoints, beside --checkpoint-every", above=0, changes="no bit"
+    )
+    stop_when_idle: float | None = setting(
+        None,
+        "Seconds without an event after which the stream has ended",
+        unset="never",
+        least=0,
+        resumable=True,
+    )
+    alarm_calibration: str | None = setting(
+        None,
+        "Bounds of a window's calibration, such as 0.8,1.25: outside of them the run saves and exits "
+        "with 3",
+        unset="no alarm",
+        changes="no bit",
+    )
+    alarm_idle: float | None = setting(
+        None,
+        "Seconds without an event that can be trained after which the run saves and exits with 4",
+        unset="no alarm",
+        above=0,
+        changes="no bit",
+    )
+
+    def __post_init__(self) -> None:
+        for known in SETTINGS.values():
+            known.check(getattr(self, known.name))
+        _ = self.calibration_bounds
+
+    @property
+    def calibration_bounds(self) -> tuple[float, float] | None:
+        """The least and the largest calibration without an alarm; None: there is no such alarm."""
+        if self.alarm_calibration is None:
+            return None
+        try:
+            low, high = (float(text) for text in self.alarm_calibration.split(","))
+        except ValueError:
+            low, high = math.nan, math.nan
+        if not 0 <= low < high < math.inf:
+            raise ValueError(
+                f"alarm_calibration must be two numbers that rise, such as 0.8,1.25, not "
+                f"{self.alarm_calibration!r}"
+            )
+        return low, high
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> StreamConfig:
+        return build(StreamConfig, fields, "stream configuration")
+
+
+GROUPS = {"Streams": tuple(field.name for field in dataclasses.fields(StreamConfig))}
+SETTINGS = declared(StreamConfig, GROUPS)

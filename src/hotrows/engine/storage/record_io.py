@@ -1,0 +1,139 @@
+"""Reads many records at once, rewrites them in sweeps and indexes them, in the native core.
+
+Files are open for direct I/O where the file system takes it. `tests/reference/records.py` is the
+specification: the work on equal files by `os.pread`, `os.pwrite` and a dictionary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.engine.storage.disk_io import BLOCK, FULL, RecordFile, explained, unreadable
+from hotrows.runtime import native
+
+ABSENT = -1  # the place of a row that an index does not have
+# Of the core: bytes of the longest request of a read; those that a read, and a sweep, rather leave out.
+REQUEST, READ_GAP, SWEEP_GAP = 64 << 10, 16 << 10, 32 << 10
+
+_DEPTH = 128  # requests in flight
+_SWEEP_THREADS, _SWEEP_CHUNK = 4, 1 << 20
+SWEEP_BYTES = _SWEEP_THREADS * _SWEEP_CHUNK  # of memory that a sweep takes
+
+
+def alignment(path: Path) -> int:
+    """The bytes that direct I/O on a file must be aligned to; 1 where it is better read plainly."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if not direct:
+        return 1
+    try:
+        fd = os.open(path, os.O_RDONLY | direct)
+    except OSError:
+        return 1
+    try:
+        return _call("alignment", fd) or 1
+    finally:
+        os.close(fd)
+
+
+class Fetcher:
+    """Reads many records of a file at once; for one thread at a time.
+
+    ring: with io_uring where the system has it and permits it, else with waiting threads.
+    depth: the number of requests in flight at most; None: 128, or 32 threads.
+    """
+
+    def __init__(self, stride: int, ring: bool = True, depth: int | None = None) -> None:
+        self.stride, self.num_requests, self.num_bytes = stride, 0, 0
+        self.memory_bytes = (depth or _DEPTH) * max(REQUEST, stride + 3 * BLOCK)
+        self._handle = _handle("fetcher", ctypes.c_int64(stride), ring, ctypes.c_int64(depth or 0))
+        weakref.finalize(self, native.load().hotrows_file_fetcher_free, self._handle).atexit = False
+
+    def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
+        """out[targets[i]] = the record at byte places[i] of the file."""
+        if not places.size:
+            return
+        counters = np.zeros(3, np.int64)  # requests, bytes, where it failed
+        places, targets = np.ascontiguousarray(places), np.ascontiguousarray(targets)
+        to_read = (places, targets, places.size, self.stride)
+        failure = _call("fetch", self._handle, file.fd, file.align, *to_read, out, counters)
+        self.num_requests += int(counters[0])
+        self.num_bytes += int(counters[1])
+        if failure:
+            raise unreadable(file.path, int(counters[2]), failure)
+
+
+class Index:
+    """Where rows are in a file: a hash table of the core, with memory for the rows that are in it.
+
+    One thread may `find` while another puts. rows: of the table; places: multiples of 4, not 0.
+    """
+
+    ROW_BYTES = 13  # of memory for each row, at most, where there are many
+
+    def __init__(self, rows: int) -> None:
+        self._handle = _handle("index", ctypes.c_int64(rows))
+        weakref.finalize(self, native.load().hotrows_file_index_free, self._handle).atexit = False
+
+    def __len__(self) -> int:
+        return _call("index_size", self._handle)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return _call("index_bytes", self._handle)
+
+    def put(self, rows: np.ndarray, first: int, stride: int) -> None:
+        """Row rows[i] is at byte first + i * stride from now on."""
+        if _call("index_put", self._handle, np.ascontiguousarray(rows), rows.size, first, stride):
+            raise ValueError(
+                f"a log of {first:,} bytes is too long for its table: spread the table over more ranks"
+            )
+
+    def find(self, rows: np.ndarray) -> np.ndarray:
+        """The place of each row, ABSENT where the file does not have it."""
+        places = np.empty(rows.size, np.int64)
+        _call("index_find", self._handle, np.ascontiguousarray(rows), rows.size, places)
+        return places
+
+
+def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
+    """Writes the records of `rows`, ascending, of the table that begins at byte `first`, in order.
+
+    Returns the bytes read and the bytes written.
+    """
+    if not rows.size:
+        return 0, 0
+    counters = np.zeros(3, np.int64)  # bytes read, bytes written, where it failed
+    rows, records = np.ascontiguousarray(rows), np.ascontiguousarray(records)
+    to_write = (first, file.stride, rows, rows.size, records)
+    with explained(file.path, records.size):
+        failure = _call("sweep", file.fd, *to_write, _SWEEP_THREADS, counters)
+        if failure and -failure in FULL:
+            raise OSError(-failure, os.strerror(-failure))
+    if failure:
+        raise unreadable(file.path, int(counters[2]), failure)
+    return int(counters[0]), int(counters[1])
+
+
+def _call(name: str, *arguments: Any) -> int:
+    """Calls `hotrows_file_<name>` of the core."""
+    result = native.call(f"file_{name}", *arguments)
+    if result == -errno.ENOMEM:
+        raise MemoryError(f"{name} of a file store: no memory")
+    return result
+
+
+def _handle(kind: str, *arguments: Any) -> ctypes.c_void_p:
+    make = getattr(native.load(), f"hotrows_file_{kind}_new")
+    make.restype = ctypes.c_void_p
+    handle = ctypes.c_void_p(make(*arguments))
+    if not handle.value:
+        raise MemoryError(f"{kind} of a file store: no memory")
+    return handle

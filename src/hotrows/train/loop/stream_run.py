@@ -1,0 +1,385 @@
+"""StreamRun: what a run on a stream does beside training: progressive validation, its log, alarms.
+
+Every event is scored before it is trained on: by the logits of the training step itself, before its
+update. What is written is cut back to the checkpoint from which a run is resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.batch import Batch
+from hotrows.data.streams import (
+    CutBatch,
+    DeadLetters,
+    EventSource,
+    EventStream,
+    StreamConfig,
+    open_source,
+)
+from hotrows.data.streams.alarms import Alarm
+from hotrows.data.streams.line_log import LineLog, read_lines
+from hotrows.data.streams.settings import ONE_RANK
+from hotrows.engine import checkpoint
+from hotrows.runtime.atomic_files import local
+from hotrows.runtime.json_file import JsonFile, build
+from hotrows.train.callback import Callback
+from hotrows.train.loop.evaluate import Evaluated, metrics_of, recalibrated
+from hotrows.train.loop.recommender import Targets
+from hotrows.train.loop.step_trainer import StepTrainer
+from hotrows.train.metrics import Metrics
+from hotrows.train.run import folder as run_folder
+
+log = logging.getLogger("hotrows")
+
+_LOG = "stream.jsonl"
+_LINE = JsonFile("bring it back from a copy")
+DEAD_LETTERS = "dead_letters.jsonl"
+OnAlarm = Callable[[Alarm], None]
+_MOST_WINDOWS = 8  # for which a window waits for samples of each label
+_PARTS = ("logits", "labels", "weights", "groups")
+
+
+class StreamRun(Callback):
+    """A callback of the Trainer whose run is on a stream.
+
+    source: where the events are, or a text that names it; see `hotrows.data.streams.source`. on_alarm:
+    called with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
+    `tensors` gave to a checkpoint.
+    """
+
+    name = "last window"
+
+    def __init__(
+        self,
+        run: Path,
+        steps: StepTrainer,
+        source: EventSource | str,
+        config: StreamConfig | None = None,
+        on_alarm: OnAlarm | None = None,
+        repeat: Path | str | None = None,
+        window: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        _check(steps)
+        self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
+        self.window = ScoredWindow(steps, self._config.window, window or {})
+        self.alarm: Alarm | None = None
+        self.last: Metrics | None = None
+        self._saved_at = time.monotonic()
+        self._alarmed_at: float | None = None  # the last arrival that an alarm of idleness was about
+        state, encoder = steps.state, run_folder.open_encoder(run)
+        source = open_source(source, encoder.schema) if isinstance(source, str) else source
+        with ExitStack() as opened:
+            path = _letters_of(run, self._config)
+            letters = DeadLetters(path, state.stream.read if state.stream else 0)
+            opened.callback(letters.close)
+            self._log = BatchLog(run, state.step)
+            opened.callback(self._log.close)
+            self._files = (self._log, letters)
+            size = steps.config.batch_size
+            assert size is not None, "settle the config first"
+            batches = [] if repeat is None else batches_after(Path(repeat), state.step)
+            self._sizes = {batch.step: batch.size for batch in batches}
+            cuts = None if repeat is None else [batch.reads for batch in batches]
+            histories = run_folder.histories_at(run, window or {})
+            how = (self._config, state.stream, letters, cuts, histories)
+            events = EventStream(source, encoder, size, *how)
+            opened.callback(events.close)
+            run_folder.write_stream(run, source.name, self._config.to_json())
+            self._batches = steps.train_on(events, self.window.add)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> StreamRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has of the window that is open, and the events that users have got."""
+        histories = self._batches.histories
+        events = {} if histories is None else histories.since(0)
+        added = {run_folder.HISTORIES + name: torch.from_numpy(values) for name, values in events.items()}
+        return {**self.window.tensors(), **added}
+
+    def on_idle(self, trainer: Any) -> None:
+        """Sounds the alarm of idleness, and requests the checkpoint that is due."""
+        last, limit = self._batches.events.last_arrival, self._config.alarm_idle
+        if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
+            self._alarmed_at = last
+            self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
+        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
+            self._request_checkpoint(trainer)
+
+    def on_step_end(self, trainer: Any, progress: Any) -> None:
+        """Notes the batch, and closes the window where it is full."""
+        cut, step = self._batches.trained, self._steps.state.step
+        assert cut is not None
+        self._log.write(step, cut)
+        if (size := self._sizes.get(step, cut.batch.size)) != cut.batch.size:
+            log.warning(
+                f"batch {step:,} has {cut.batch.size:,} events, and had {size:,} in the run that is "
+                f"repeated: the stream has other events now, and what comes of them is another model"
+            )
+            self._sizes = {}
+        if self._steps.recommender.device.on_host:
+            self._check_finite()
+        if self.window.is_full:
+            self.close_window(trainer)
+        self._request_checkpoint(trainer)
+
+    def _request_checkpoint(self, trainer: Any) -> None:
+        """Requests one, where the last is old."""
+        seconds = self._config.checkpoint_seconds
+        if seconds is not None and time.monotonic() - self._saved_at > seconds:
+            trainer.request_checkpoint()
+
+    def on_checkpoint(self, trainer: Any) -> None:
+        """Makes durable what was written about the events of the checkpoint."""
+        self._check_finite()
+        for file in self._files:
+            file.sync()
+        self._saved_at = time.monotonic()
+
+    def validate(self, trainer: Any) -> None:
+        """Closes the window at the end of the run; the state knows of it."""
+        self.close_window(trainer)
+        self._steps.state = dataclasses.replace(trainer.state, evaluated_at=trainer.state.step)
+
+    def results(self, trainer: Any) -> dict[str, Metrics | None]:
+        """The metrics of the last window; a stream has no test part."""
+        return {"validation": self.last, "test": None}
+
+    def close_window(self, trainer: Any) -> None:
+        """Computes the metrics of the events since the last window, where there are any."""
+        self._check_finite()
+        metrics, state = self.window.close(), self._steps.state.stream
+        if metrics is None or state is None:
+            return
+        self.last = metrics
+        names = ("events", "malformed", "late", "short", "event_time")
+        counts = {name: getattr(state, name) for name in names}
+        trainer.reports.write_window(metrics, counts)
+        for callback in trainer.callbacks:
+            callback.on_evaluation_end(trainer, metrics)
+        bounds = self._config.calibration_bounds
+        is_whole = metrics.samples >= self._config.window  # few say little, and without a click nothing
+        if bounds and is_whole and not math.isnan(metrics.calibration):
+            self._check_calibration(metrics, bounds, trainer)
+
+    def _check_calibration(self, metrics: Metrics, bounds: tuple[float, float], trainer: Any) -> None:
+        if not bounds[0] <= metrics.calibration <= bounds[1]:
+            what = (
+                f"the calibration of the last {metrics.samples:,} events is {metrics.calibration:.4f}, "
+                f"out of {bounds[0]:g} to {bounds[1]:g}, after step {self._steps.state.step:,}"
+            )
+            self._sound(Alarm("calibration", what), trainer)
+
+    def _sound(self, alarm: Alarm, trainer: Any) -> None:
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+            return
+        self.alarm = alarm
+        trainer.stop()
+
+    def _check_finite(self) -> None:
+        """Raises an alarm before what no prediction comes of is saved, or published."""
+        parameters = self._steps.model.parameters()
+        if self.window.is_finite() and all(bool(value.isfinite().all()) for value in parameters):
+            return
+        alarm = Alarm(
+            "nan",
+            f"predictions or parameters are no finite numbers after step {self._steps.state.step:,}: "
+            f"training diverged; resume from the last checkpoint with lower learning rates, or set "
+            f"clip_norm",
+        )
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+        raise alarm
+
+
+class ScoredWindow:
+    """Logits and targets of the events scored since the last window. stored: of a checkpoint."""
+
+    def __init__(self, steps: StepTrainer, size: int, stored: Mapping[str, Tensor]) -> None:
+        self._steps, self._recommender, self._size = steps, steps.recommender, size
+        self._pieces: list[Evaluated] = []
+        self._num_checked = self._num_samples = 0
+        proposed = stored["proposed"].tolist() if "proposed" in stored else ()  # first: no scale
+        self._proposed = self._recommender.calibration.with_scales(proposed)
+        if "labels" in stored:
+            targets = Targets(stored["labels"], stored.get("weights"))
+            self._append((stored["logits"], targets, stored.get("groups")))
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        self._append((logits.float(), self._recommender.targets(batch), batch.groups))
+
+    def _append(self, piece: Evaluated) -> None:
+        self._pieces.append(piece)
+        self._num_samples += len(piece[0])
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_samples >= self._size
+
+    def is_finite(self) -> bool:
+        """True if the logits since the last call are finite numbers."""
+        unchecked, self._num_checked = self._pieces[self._num_checked :], len(self._pieces)
+        return all(bool(logits.isfinite().all()) for logits, _, _ in unchecked)
+
+    def close(self) -> Metrics | None:
+        """The metrics of the window, and begins a new one; None: a label has no sample in it yet.
+
+        From here on predictions are calibrated by what fitted the window before, if this one shows it to
+        be better; each fits the next proposal.
+        """
+        pieces = [_on_host(piece) for piece in self._pieces]
+        weights = [targets.weights for _, targets, _ in pieces if targets.weights is not None]
+        lacks_label = bool(weights) and not (torch.cat(weights) > 0).any(0).all()
+        if not pieces or (lacks_label and self._num_samples < _MOST_WINDOWS * self._size):
+            return None
+        self._pieces, self._num_checked, self._num_samples = [], 0, 0
+        if lacks_label:
+            return None
+        metrics = metrics_of(self._recommender, pieces)
+        calibration, self._proposed = recalibrated(self._recommender, pieces, self._proposed)
+        self._steps.calibrate(calibration)
+        return metrics
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The window so far, for a checkpoint."""
+        pieces = [_on_host(piece) for piece in self._pieces]
+        columns = [(logits, t.labels, t.weights, groups) for logits, t, groups in pieces]
+        named = zip(_PARTS, zip(*columns, strict=True), strict=False)
+        tensors = {name: torch.cat(parts) for name, parts in named if parts[0] is not None}
+        return {**tensors, "proposed": torch.tensor(self._proposed.scales, dtype=torch.float64)}
+
+
+def _on_host(piece: Evaluated) -> Evaluated:
+    logits, targets, groups = piece
+    weights = None if targets.weights is None else targets.weights.cpu()
+    of_host = Targets(targets.labels.cpu(), weights)
+    return logits.cpu(), of_host, None if groups is None else groups.cpu()
+
+
+def _letters_of(run: Path, config: StreamConfig) -> Path:
+    """The file of dead letters; ValueError for one that was not this run's: it would be cut back."""
+    path = local(config.dead_letters or run / DEAD_LETTERS)
+    is_known = config.dead_letters in (None, run_folder.read_stream(run).get("dead_letters"))
+    if not is_known and path.exists() and path.stat().st_size:
+        raise ValueError(f"{path} has lines already, which are not of this run: name a new file")
+    return path
+
+
+def _check(steps: StepTrainer) -> None:
+    """Raises ValueError for a run that cannot train on a stream."""
+    state, config = steps.state, steps.config
+    if steps.ranks.num_ranks > 1:
+        raise ValueError(ONE_RANK)
+    if state.stream is None and state.step > 0:
+        raise ValueError(
+            "this run has trained on prepared data: begin a new one from it on the stream (--init-from, "
+            "start_from)"
+        )
+    if state.position is not None:
+        raise ValueError(
+            "data regrouped into hot and cold rows is no beginning of a stream: name the data before"
+        )
+    if not steps.data.encodes_raw:
+        raise ValueError(
+            f"events are encoded by the vocabularies of prepared data, and {steps.data.path} has none: "
+            f"prepare it (`hotrows prepare`), be it a small sample where features are dynamic"
+        )
+    if config.cuda_graph:
+        raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
+    if config.evaluate_every is not None:
+        raise ValueError("a stream is validated as it comes, window by window: leave out evaluate_every")
+    vocabularies = steps.embedding.dynamic.vocabularies
+    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies.values()):
+        raise ValueError(
+            "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
+            "'after:READS', and evict='lru', 'lfu', 'idle:BATCHES' or 'time:SECONDS'"
+        )
+
+
+@dataclass(frozen=True)
+class LoggedBatch:
+    """A batch of a run: its step, how many events it has, and the reads that it was made of."""
+
+    step: int
+    size: int
+    reads: tuple[dict[str, Any], ...]
+
+
+class BatchLog:
+    """`stream.jsonl` of a run that goes on after a step: a line for each batch, by which another run cuts
+    alike; lines of later batches are cut off.
+
+        {"format": 1, "step": 12, "size": 64, "reads": [{"file": "a.csv", ..}, ..], "crc32": 2774413601}
+
+    `reads`: the position of the stream behind each read that the batch was made of.
+    """
+
+    def __init__(self, run: Path, step: int) -> None:
+        path = run / _LOG
+        if step:
+            _check_goes_to(path, step)
+        self._log = LineLog(path, lambda line: type(n := line.get("step")) is int and n <= step)
+        self.sync, self.close = self._log.sync, self._log.close
+
+    def write(self, step: int, cut: CutBatch) -> None:
+        self._log.write(_LINE.sign({"step": step, "size": cut.batch.size, "reads": cut.reads}))
+
+
+def batches_after(place: Path, step: int) -> list[LoggedBatch]:
+    """The batches after a step, by the log of a run or its folder."""
+    path = place / _LOG if place.is_dir() else place
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
+        )
+    saved = 0
+    if checkpoint.pointed(path.parent) is not None:
+        saved = checkpoint.read_manifest(checkpoint.folder_of(path.parent, "last")).step
+    fields = [_LINE.verified(path, line) for line in read_lines(path)]
+    with _LINE.naming(path):
+        lines = [build(LoggedBatch, line, "batch") for line in fields]
+        later = [line for line in lines if line.step > step]
+        if [line.step for line in later] != list(range(step + 1, step + 1 + len(later))):
+            raise ValueError(f"it does not have each batch after step {step:,} once")
+        if step + len(later) < saved:
+            raise ValueError(f"it lacks batch {step + len(later) + 1:,} of the {saved:,} trained")
+    return later
+
+
+def _check_goes_to(path: Path, step: int) -> None:
+    """Raises ValueError where a line up to that of a step is missing: all were durable before its
+    checkpoint."""
+    if not path.exists():
+        log.warning(
+            f"{path} is gone: batches up to step {step:,} cannot be made again (--replay-batches-of)"
+        )
+        return
+    last = None
+    for line in read_lines(path):
+        number = line.get("step")
+        if type(number) is not int or (last is not None and number != last + 1):
+            break
+        last = number
+        if last == step:
+            return
+    raise ValueError(
+        f"{path} is damaged: the line behind that of batch {last or 0:,}, of {step:,}, cannot be read; "
+        f"bring it back from a copy, or move it away, if these batches need not be made again"
+    )

@@ -1,0 +1,224 @@
+"""The training data of a run: its batches from any state on, and counts of ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hotrows.batch import Batch
+from hotrows.data import EncodedData, Loader
+from hotrows.data.columns.label import missing_labels
+from hotrows.data.description import row_counts
+from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
+from hotrows.data.stored.user_histories import UserHistories
+from hotrows.data.streams import CutBatch, EventStream
+from hotrows.engine.distributed.comm import Ranks
+from hotrows.engine.planning.crosses import append_crosses
+from hotrows.losses import Loss
+from hotrows.models.tables import LINEAR
+from hotrows.schema import vocabulary_of
+from hotrows.table import Cross, Table
+from hotrows.train.config import TrainConfig
+from hotrows.train.loop.recommender import Tasks, task_numbers
+from hotrows.train.run.state import RunState
+
+
+class RunBatches:
+    """The batches of a run, each with the number of its step.
+
+    total_steps: how many there are; known_steps: the same, or 0 where no one knows it beforehand;
+    epoch_steps: how many an epoch has.
+    arrived: True if the next batch has arrived, or none will; None: no batch is waited for. See
+    `hotrows.engine.stages`. callbacks: each a `Callback`, called after those of a user. histories: of
+    users, behind the last batch that was trained; None: those of the data.
+    """
+
+    total_steps: int
+    known_steps: int
+    epoch_steps: int
+    arrived: Callable[[], bool] | None = None
+    callbacks: Sequence[Any] = ()
+    histories: UserHistories | None = None
+
+    def first_state(self) -> RunState:
+        """The state of a run that has trained on nothing."""
+        return RunState()
+
+    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
+        """The batches still to train, each with its step."""
+        raise NotImplementedError
+
+    def again(self, state: RunState) -> Iterator[Batch] | None:
+        """The batches of `after` once more, to look ahead in; None: they are read once."""
+        return None
+
+    def advance(self, state: RunState) -> RunState:
+        """The state after one more step."""
+        return dataclasses.replace(state, step=state.step + 1)
+
+    def on_arrival(self, wake: Callable[[], None]) -> None:
+        """wake: called, on any thread, when a batch has arrived that was waited for."""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until there is a batch to train, or it is known that none comes, so long at most."""
+        return True
+
+
+class TrainingBatches(RunBatches):
+    """The batches of prepared data, epoch after epoch, as the config shuffles them."""
+
+    def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
+        assert config.batch_size is not None and config.epochs is not None, "settle the config first"
+        how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
+        how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
+        self.loader = self._load(data, config.batch_size, how)
+        self.epoch_steps = len(self.loader)
+        self.total_steps = self.known_steps = config.steps or config.epochs * self.epoch_steps
+
+    def _load(self, data: EncodedData, size: int, how: dict[str, Any]) -> Any:
+        return Loader(data.parts["train"], size, **how)
+
+    def again(self, state: RunState) -> Iterator[Batch] | None:
+        return (batch for _, batch in self.after(state))
+
+    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
+        step = state.step
+        while step < self.total_steps:
+            epoch, first = divmod(step, len(self.loader))
+            batches = self.loader.batches(epoch, first)
+            for batch in islice(batches, self.total_steps - step):
+                yield step, batch
+                step += 1
+
+    def keep_groups(self) -> None:
+        """Lets rows of a group follow one another in shuffled epochs."""
+        self.loader.keep_groups = True
+
+    def scatters_groups(self) -> bool:
+        """True if rows of a group come in batches far apart though each pool keeps them together: of
+        several pools, in whose data they are not neighbours, or of regrouped data."""
+        part = self.loader.part
+        if part.rows <= POOL_ROWS:
+            return False
+        groups = next(Loader(part, BLOCK_ROWS).batches(0)).groups
+        assert groups is not None, "tasks of an order are checked to have groups"
+        return len(groups.unique_consecutive()) > 2 * len(groups.unique())
+
+
+class StreamBatches(RunBatches):
+    """The batches of `events`, from the step `state.step` on, up to `steps` in all (None: no bound).
+
+    trained: the last batch that was trained, as it was cut.
+    """
+
+    known_steps, epoch_steps = 0, sys.maxsize
+
+    def __init__(self, events: EventStream, state: RunState, steps: int | None) -> None:
+        self.events, self._limit = events, steps or sys.maxsize
+        self.total_steps = self._limit  # until `wait` has seen the end
+        self._first_step = state.step
+        self._taken: deque[CutBatch] = deque()  # and not trained
+        self.trained: CutBatch | None = None
+        self.histories = events.histories
+        self.arrived = lambda: events.has_arrived or self._next_step >= self._limit
+
+    @property
+    def _next_step(self) -> int:
+        """The step of the next batch that is taken."""
+        return self._first_step + self.events.num_taken
+
+    def on_arrival(self, wake: Callable[[], None]) -> None:
+        self.events.on_arrival = wake
+        wake()  # a batch may have come before
+
+    def wait(self, seconds: float) -> bool:
+        if not self._taken and not self.events.wait(seconds):
+            return False
+        self.total_steps = min(self._limit, self._next_step) if self.events.has_ended else self._limit
+        return True
+
+    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
+        assert state.step == self._next_step, "a stream is read once"
+        while self._next_step < self._limit:
+            try:
+                cut = self.events.take()
+            except StopIteration:
+                return
+            self._taken.append(cut)
+            yield self._next_step - 1, cut.batch
+
+    def advance(self, state: RunState) -> RunState:
+        self.trained = self._taken.popleft()
+        self.histories = self.trained.histories
+        return dataclasses.replace(state, step=state.step + 1, stream=self.trained.state)
+
+
+def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> None:
+    """Raises ValueError for the first label that the loss it is trained with does not admit."""
+    for task, loss in zip(task_numbers(tasks), losses, strict=True):
+        label = data.schema.labels[task]
+        if loss.labels.includes(label.values):
+            continue
+        remedy = (
+            f"train with another loss, or say in the schema Label({label.name!r}, loss={str(loss)!r}), "
+            f"which finds such labels when data is prepared"
+        )
+        if data.source is not None:
+            raise ValueError(
+                f"the loss {loss} admits a {loss.labels.words}, the schema lets {label.name!r} be a "
+                f"{label.values.words}; {remedy}"
+            )
+        for part in data.parts.values():
+            first = 0
+            for rows in part.mapped(0, part.rows):
+                values = rows.arrays["labels"].reshape(len(rows), len(data.schema.labels))[:, task]
+                wrong = np.flatnonzero(loss.labels.wrong(values) & ~missing_labels(values))
+                if len(wrong):
+                    raise ValueError(
+                        f"label {label.name!r}: the loss {loss} admits a {loss.labels.words}, found "
+                        f"{float(values[wrong[0]]):g} in row {first + int(wrong[0]):,} of the "
+                        f"{part.name} part; {remedy}"
+                    )
+                first += len(rows)
+
+
+def id_counts(
+    data: EncodedData, tables: Sequence[Table], crosses: Sequence[Cross], num_batches: int
+) -> dict[str, Tensor]:
+    """How often each id occurs in the training part, [rows] by table.
+
+    Of weights of single ids: in how many of the `num_batches` of an epoch it is expected, since a batch
+    decays its row once. A frequent id would else hardly decay, which counts where labels are rare.
+    """
+    if not data.vocabularies:
+        raise ValueError(f"decay_by_count: {data.path} has no counts of ids; `prepare` makes them")
+    vocabularies = {f.name: vocabulary_of(f) for f in data.schema.id_features}
+    by_vocabulary = {name: torch.from_numpy(num) for name, num in row_counts(data).items()}
+    by_vocabulary |= _cross_counts(data, crosses)
+    counts = {}
+    for table in tables:
+        num = by_vocabulary[vocabularies.get(table.features[0], table.features[0])][: table.rows]
+        if table.role == LINEAR:
+            num = num_batches * -torch.expm1(-num.double() / num_batches)
+        counts[table.name] = functional.pad(num, (0, table.rows - len(num)))
+    return counts
+
+
+def _cross_counts(data: EncodedData, crosses: Sequence[Cross]) -> dict[str, Tensor]:
+    """How often each bucket of a cross occurs in the training part, [rows] by its name."""
+    counts = {cross.name: torch.zeros(cross.rows, dtype=torch.int64) for cross in crosses}
+    for batch in Loader(data.parts["train"], BLOCK_ROWS, shuffle=False).batches(0) if crosses else ():
+        batch = batch.expanded()
+        crossed = append_crosses(batch, crosses).ids[len(batch.ids) :].view(len(crosses), -1)
+        for cross, buckets in zip(crosses, crossed, strict=True):
+            counts[cross.name] += buckets.bincount(minlength=cross.rows)
+    return counts

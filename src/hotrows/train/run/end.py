@@ -1,0 +1,65 @@
+"""How the fit of a run ends: with a result, or so that another object goes on with the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hotrows.train.loop.evaluate import HeldOut
+from hotrows.train.run import folder as run_folder
+from hotrows.train.run.state import stops_early
+from hotrows.train.telling import notes, pictures
+from hotrows.train.telling.result import Result
+
+
+class RunEnd:
+    """How `Trainer.fit` has ended in this object.
+
+    in_file: rows are in a file store, which is closed after an error. is_fitting: it has not ended yet.
+    result: of the last one that came to its end.
+    """
+
+    def __init__(self, run: Path, in_file: bool) -> None:
+        self._run, self._in_file, self._how = str(run), in_file, ""
+        self.is_fitting = False
+        self.result: Result | None = None
+
+    def check(self, reads: bool = False) -> None:
+        """Raises ValueError where this object can train no further, or has no rows to read."""
+        cannot_read = self._in_file and self.result is None
+        how = "is under way" if self.is_fitting and not reads else self._how
+        if how and (cannot_read or not reads):
+            raise ValueError(
+                f"the fit of {self._run} {how}: go on in a new object, Trainer(data, config, "
+                f"{self._run!r}, resume=True).fit(), or read its last checkpoint, "
+                f"load_run({self._run!r}, 'last')"
+            )
+
+    def note(self, trainer: Any, error: BaseException | None) -> None:
+        """Notes how `fit` ended, where this object lacks what the last checkpoint has to go on with."""
+        self.is_fitting = False
+        is_whole = trainer.state.step >= trainer.total_steps or stops_early(trainer.state, trainer.config)
+        if error is not None or not is_whole or not isinstance(trainer.validation, HeldOut):
+            why = f" by {type(error).__name__}: {error}" if isinstance(error, Exception) else ""
+            self._how = f"ended after {trainer.steps.place}{why}"
+
+    def finish(self, trainer: Any) -> Result:
+        """Reads the best checkpoint back, reports on it, and writes the result into the run's folder."""
+        trainer.checkpoints.load_best()
+        result = Result(
+            run=trainer.run,
+            steps=trainer.state.step,
+            best_step=trainer.state.best_step if trainer.state.best else trainer.state.step,
+            stopped_early=trainer.stopped_early,
+            model=trainer.given_model,
+            samples_per_second=trainer.reports.samples_per_second(),
+            **trainer.validation.results(trainer),
+        )
+        if trainer.is_first:
+            notes.of_metrics(trainer.validation.name, result.validation)
+            notes.of_metrics("test", result.test)
+            notes.of_pins(trainer.cached_tables)
+            run_folder.write_json(trainer.run / "result.json", result.to_json())
+            pictures.draw_run(trainer.run)
+        self.result = result
+        return result

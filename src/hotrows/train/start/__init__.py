@@ -1,0 +1,1 @@
+"""What a run begins with: defaults, crosses, pretrained tables, wider models."""

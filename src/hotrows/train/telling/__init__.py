@@ -1,0 +1,1 @@
+"""What a run tells: notes, reports, progress, metrics, pictures, its result."""

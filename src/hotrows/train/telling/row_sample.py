@@ -1,0 +1,177 @@
+"""RowSample: rows of a part by feature, to predict, to cut into slices, and to permute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hotrows.batch import Batch, by_feature, samples
+from hotrows.data import Loader, Part
+from hotrows.losses import Loss
+from hotrows.train.loop.evaluate import EVALUATION_BATCH
+from hotrows.train.loop.predictor import Predictor
+
+Ids = tuple[Tensor, ...]  # of a feature: ids of all rows, how many each has, and their weights
+_OF_ROWS = ("dense", "labels", "sample_weights", "groups", "times")
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Rows of a part: all, or a sample. ids: by feature; rows: a batch of all rows without ids; total:
+    number of rows of the part."""
+
+    ids: Mapping[str, Ids]
+    rows: Batch
+    total: int
+
+    def __len__(self) -> int:
+        return self.rows.size
+
+    def first(self, num_rows: int) -> RowSample:
+        """The first rows, which are as random as all of them."""
+        if num_rows >= len(self):
+            return self
+        ids = {
+            name: (ids[:end], lengths[:num_rows], weights[:end])
+            for name, (ids, lengths, weights) in self.ids.items()
+            for end in (int(lengths[:num_rows].sum()),)
+        }
+        return RowSample(ids, samples(self.rows, 0, num_rows), self.total)
+
+    def permuted(self, names: tuple[str, ...], order: Tensor) -> RowSample:
+        """Gives each row the values of another row, in the order [N], of the features of these names."""
+        ids = {name: _taken(one, order) if name in names else one for name, one in self.ids.items()}
+        return dataclasses.replace(self, ids=ids)
+
+    def taken(self, order: Tensor) -> RowSample:
+        """The rows of these numbers [N], in this order."""
+        ids = {name: _taken(one, order) for name, one in self.ids.items()}
+        columns = {name: getattr(self.rows, name) for name in _OF_ROWS}
+        tensors: dict[str, Any] = {
+            name: None if column is None else column[order] for name, column in columns.items()
+        }
+        return RowSample(ids, dataclasses.replace(self.rows, **tensors), self.total)
+
+    def permuted_number(self, place: slice, order: Tensor) -> RowSample:
+        """Gives each row the value of another row, in the order [N], of a dense feature by its place."""
+        dense = self.rows.dense.clone()
+        dense[:, place] = dense[order, place]
+        return dataclasses.replace(self, rows=dataclasses.replace(self.rows, dense=dense))
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields the rows in batches of an evaluation."""
+        nothing = self.rows.ids, self.rows.ids, torch.ones(0)
+        ids, lengths, weights = map(torch.cat, zip(nothing, *self.ids.values(), strict=True))
+        batch = dataclasses.replace(
+            self.rows,
+            features=tuple(self.ids),
+            ids=ids,
+            offsets=functional.pad(lengths.cumsum(0), (1, 0)) if bool((lengths != 1).any()) else None,
+            weights=weights if bool((weights != 1).any()) else None,
+        )
+        for first in range(0, len(self), EVALUATION_BATCH):
+            yield samples(batch, first, min(first + EVALUATION_BATCH, len(self)))
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """The samples that have a label and a weight above 0, with the outputs of a model: all of [M].
+
+    rows: their numbers in the sample; groups: None where the schema has none.
+    """
+
+    label: str
+    loss: Loss
+    outputs: Tensor
+    labels: Tensor
+    weights: Tensor | None
+    groups: Tensor | None
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def predictions(self) -> Tensor:
+        return self.loss.predictions(self.outputs).double()
+
+    def among(self, rows: Tensor) -> ScoredRows:
+        """Selects the rows that have these numbers."""
+        chosen = torch.isin(self.rows, rows, assume_unique=True)
+        tensors: dict[str, Any] = {
+            name: None if value is None else value[chosen]
+            for name in ("outputs", "labels", "weights", "groups", "rows")
+            for value in (getattr(self, name),)
+        }
+        return dataclasses.replace(self, **tensors)
+
+
+def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
+    """Reads rows of a part in random order, whole groups one after the other; all of a small one."""
+    keep_groups = part.schema.grouping is not None
+    loader = Loader(part, EVALUATION_BATCH, shuffle=True, seed=seed, keep_groups=keep_groups)
+    names, pieces, count = [feature.name for feature in part.schema.id_features], [], 0
+    for batch in loader.batches(0):
+        pieces.append(batch.expanded(names))
+        count += batch.size
+        if count >= num_rows:
+            break
+    return rows_of(pieces, names, part.rows).first(num_rows)
+
+
+def rows_of(pieces: Sequence[Batch], names: Sequence[str], total: int) -> RowSample:
+    """The rows of batches, expanded, by the names of features with ids."""
+    by_batch = [by_feature(vars(batch)) for batch in pieces]
+    ids = {name: tuple(map(torch.cat, zip(*(b[name] for b in by_batch), strict=True))) for name in names}
+    tensors: dict[str, Any] = {
+        name: None if getattr(pieces[0], name) is None else torch.cat([getattr(b, name) for b in pieces])
+        for name in _OF_ROWS
+    }
+    rows = Batch(features=(), ids=torch.zeros(0, dtype=torch.int64), **tensors)
+    return RowSample(ids, rows, total)
+
+
+def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
+    """By label, the samples that have it with the outputs of a model."""
+    logits = torch.cat([logits for _, logits in predictor.logits(sample.batches())]).view(len(sample), -1)
+    targets = predictor.targets(sample.rows)
+    labels = targets.labels.view(len(sample), -1)
+    scored = {}
+    for t, (label, loss) in enumerate(zip(predictor.labels, predictor.losses, strict=True)):
+        weights = targets.weights
+        weights = weights[:, t] if weights is not None and weights.dim() == 2 else weights
+        rows = torch.arange(len(sample)) if weights is None else (weights > 0).nonzero()[:, 0]
+        outputs = logits[rows, t]
+        if not len(rows) or not outputs.isfinite().all():
+            raise ValueError(
+                f"{predictor.run}: no sample has the label {label!r}, or predictions are no finite "
+                f"numbers; name another --part, or train with lower learning rates"
+            )
+        groups = sample.rows.groups
+        scored[label] = ScoredRows(
+            label=label,
+            loss=loss,
+            outputs=outputs.double(),
+            labels=labels[rows, t].double(),
+            weights=None
+            if weights is None or bool((weights[rows] == 1).all())
+            else weights[rows].double(),
+            groups=None if groups is None else groups[rows],
+            rows=rows,
+        )
+    return scored
+
+
+def _taken(ids: Ids, order: Tensor) -> Ids:
+    """The ids of the rows of these numbers [N], in this order."""
+    of_all, lengths, weights = ids
+    starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
+    ends = lengths.cumsum(0)
+    places = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
+    return of_all[places], lengths, weights[places]
