@@ -103,7 +103,7 @@ def _narrowed(value, kind):
 
 
 def _full(m, values):
-    return np.broadcast_to(values, (m.count(),))
+    return values if values.ndim else np.full(m.count(), values)
 
 
 def _writer(operand):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import time
 from dataclasses import dataclass, field
 
 os.environ["TRITON_INTERPRET"] = "0"  # read when Triton is first imported
@@ -22,22 +25,19 @@ from tests.ptx.parse import Kernel, parse
 class Setting:
     """Of all launches from here on.
 
-    change: of the PTX of each kernel, by its name, for mutants; known: further tensors that kernels
-    reach by addresses alone; seen: names of the kernels that ran, and how often.
+    change: of the name and the PTX of each kernel, to another PTX, for mutants; seen: of each kernel that
+    ran, the shapes of its arguments in each launch, and the seconds.
     """
 
     seed: int = 0
     mixed: bool = True
-    races: bool = True
     arch: int = 80
     change: object = None
-    known: list = field(default_factory=list)
-    seen: dict = field(default_factory=dict)
-    instructions: int = 0
-    record: list | None = None
+    seen: dict[str, list] = field(default_factory=dict)
 
 
 setting = Setting()
+known = threading.local()  # tensors that kernels reach by addresses alone
 _programs: dict[str, tuple[Kernel, Program]] = {}
 
 
@@ -56,19 +56,36 @@ class Launcher:
         self.kinds = tuple(source.signature.values())
 
     def __call__(self, x, y, z, stream, text, packed, metadata, before, after, *args):
-        name = self.metadata.name
-        if setting.change is not None:
-            text = setting.change(name, text)
-        setting.seen[name] = setting.seen.get(name, 0) + 1
-        kernel, program = program_of(text)
-        regions, numbers = _places(_flat(self.kinds, args), program.granules["global"])
+        begun, name = time.monotonic(), name_of(self.source.fn)
+        args = list(_flat(self.kinds, args))
+        kernel, program = program_of(text if setting.change is None else setting.change(name, text))
+        regions, numbers = _places(args, program.granules["global"])
         setting.seed += 1
-        machine = Machine(
-            kernel, program, (x, y, z), [*numbers, 0, 0], regions, self.metadata.shared,
-            setting.seed, setting.mixed, setting.races,
-        )  # fmt: skip
-        machine.run()
-        setting.instructions += machine.executed
+        numbers += [0] * (
+            len(kernel.parameters) - len(numbers)
+        )  # of scratch memory, of which there is none
+        Machine(
+            kernel,
+            program,
+            (x, y, z),
+            numbers,
+            regions,
+            self.metadata.shared,
+            setting.seed,
+            setting.mixed,
+        ).run()
+        shapes = [list(arg.shape) if hasattr(arg, "shape") else arg for arg in args]
+        setting.seen.setdefault(name, []).append([(x, y, z), shapes, time.monotonic() - begun])
+
+
+def name_of(function):
+    """slots._fill_slots"""
+    return f"{function.module.rpartition('.')[2]}.{function.__name__}"
+
+
+def write_seen(path):
+    with open(path, "w") as file:
+        json.dump(setting.seen, file)
 
 
 def _flat(kinds, args):
@@ -92,8 +109,8 @@ def _places(args, granule):
             begins[address] = (len(begins) + 1 << 44) + address % 4096
             regions.append(_region(storage, begins[address], granule, f"argument {len(numbers)}"))
         numbers.append(begins[address] + arg.data_ptr() - address)
-    known = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in setting.known}
-    for address, storage in known.items():
+    storages = [tensor.untyped_storage() for tensor in getattr(known, "tensors", ())]
+    for address, storage in {storage.data_ptr(): storage for storage in storages}.items():
         regions.append(_region(storage, address, granule, "memory that is known"))
     return [region for region in regions if region is not None], numbers
 

@@ -32,13 +32,11 @@ class Machine:
     block; program: what `instructions.build` returns.
     """
 
-    def __init__(self, kernel: Kernel, program, grid, arguments, regions, shared, seed=0, mixed=True,
-                 races=True):  # fmt: skip
+    def __init__(self, kernel: Kernel, program, grid, arguments, regions, shared, seed=0, mixed=True):
         self.kernel, self.program, self.arguments = kernel, program, arguments
         self.grid, self.shared_bytes = grid, -(-shared // 16) * 16
         self.random, self.mixed = np.random.default_rng(seed), mixed
-        self.spaces, self.races = {"global": Memory(regions, races)}, races
-        self.executed = 0
+        self.spaces = {"global": Memory(regions)}
 
     def run(self):
         blocks = np.array(list(itertools.product(*(range(n) for n in self.grid))), np.uint32).reshape(
@@ -67,7 +65,7 @@ class Machine:
         size = max(self.shared_bytes, 16)
         noise = self.random.integers(0, 256, count * size, np.uint8)
         shared = Region(SHARED, noise, self.program.granules["shared"], "shared memory")
-        self.spaces["shared"] = Memory([shared], self.races)
+        self.spaces["shared"] = Memory([shared])
         self.shared_start = np.uint64(SHARED) + self.block.astype(np.uint64) * np.uint64(size)
         self.keys = (
             ((self.block + first + 1).astype(np.uint64) << memory.BLOCK)
@@ -124,7 +122,6 @@ class Machine:
         while here < limit and budget > 0:
             self.now, step = here, steps[here]
             budget -= 1
-            self.executed += 1
             try:
                 if step.is_collective and not self._is_whole():
                     self.place[self.idx] = here

@@ -67,10 +67,9 @@ class Region:
 class Memory:
     """Regions of one space, none of which touches another."""
 
-    def __init__(self, regions: list[Region], races: bool = True):
+    def __init__(self, regions: list[Region]):
         self.regions = sorted(regions, key=lambda region: region.start)
         self.starts = np.array([region.start for region in self.regions], np.uint64)
-        self.races = races
 
     def _parts(self, addresses, size):
         """(region, which accesses) of all accesses of so many bytes each."""
@@ -131,23 +130,19 @@ class Memory:
         return one.copy(), one
 
     def note_reads(self, region, addresses, size, keys):
-        if not self.races:
-            return
         places = region.granules(addresses, size)
         keys = np.broadcast_to(keys[:, None], places.shape) if places.ndim > 1 else keys
         for before in (region.written, region.atomic):
             if (bad := _unordered(before[places], keys)).any():
                 raise Fault(f"a race: {_worst(places, bad, region)} was written by another thread")
-        for _ in range(4):
+        while True:  # several of these may read one
             new = _readers(now := region.read[places], keys)
-            if (new == now).all():
-                break
-            region.read[places] = new
+            if not (differ := new != now).any():
+                return
+            region.read[places[differ]] = new[differ]
 
     def note_writes(self, region, addresses, size, keys, changes=None, atomic=False):
         """changes: where the value is another one: threads may write the same."""
-        if not self.races:
-            return
         places = region.granules(addresses, size)
         if places.ndim > 1:
             keys = np.broadcast_to(keys[:, None], places.shape)
