@@ -15,7 +15,7 @@ TYPES = {
     f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}")
     for kind in "sub" for bits in (8, 16, 32, 64)
 } | FLOATS | {"pred": np.dtype(bool), "bf16": np.dtype("u2"), "tf32": np.dtype("u4")}  # fmt: skip
-_COLLECTIVE = ("shfl", "redux", "mma", "ldmatrix")
+_COLLECTIVE = ("shfl", "redux", "mma", "ldmatrix", "stmatrix")
 _WHOLE = {"rmi": np.floor, "rpi": np.ceil, "rni": np.rint, "rzi": np.trunc}
 _COMPARE = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
@@ -56,7 +56,7 @@ def build(kernel: Kernel) -> Program:
         for space, size in program.granules.items():
             if at.parts[0] in ("ld", "st", "atom") and at.parts[1] == space:
                 program.granules[space] = min(size, TYPES[at.parts[-1]].itemsize)
-            elif at.parts[0] in ("cp", "ldmatrix"):
+            elif at.parts[0] in ("cp", "ldmatrix", "stmatrix"):
                 program.granules[space] = min(size, 4)
         collective = at.parts[0] in _COLLECTIVE or at.opcode.startswith("bar.warp")
         program.steps.append(Step(kind, run, at.guard, at.guarded_by_false, target, collective))
@@ -496,6 +496,21 @@ def _ldmatrix(at, kernel):
     return load
 
 
+def _stmatrix(at, kernel):
+    if "trans" in at.parts:
+        raise KeyError(at.opcode)
+    read, reads = _address(at.operands[0], "shared"), [_reader(one, "u32") for one in at.operands[1]]
+
+    def store(m):
+        rows = _by_warp(m, read(m))
+        for n, value in enumerate(reads):
+            place = rows[:, 8 * n + _LANE // 4] + (4 * (_LANE % 4)).astype(np.uint64)
+            new = _full(m, value(m))[None]
+            m.spaces["shared"].store(place.reshape(-1), new, 4, m.some(m.keys))
+
+    return store
+
+
 _ROW, _COLUMN = _LANE // 4, _LANE % 4
 _OF_A = [(_ROW + 8 * (n % 2), _COLUMN + 4 * (n // 2)) for n in range(4)]
 _OF_B = [(_COLUMN + 4 * n, _ROW) for n in range(2)]
@@ -546,5 +561,6 @@ _MAKERS = {
     "shl": _shift(np.left_shift), "shr": _shift(np.right_shift), "mul": _mul, "mad": _mad, "fma": _fma,
     "bfe": _bfe, "prmt": _prmt, "mov": _mov, "cvt": _cvt, "setp": _setp, "selp": _selp, "ld": _ld,
     "st": _st, "atom": _atom, "cp": _cp, "shfl": _shfl, "redux": _redux, "ldmatrix": _ldmatrix,
-    "mma": _mma, "createpolicy": _createpolicy, "bar": lambda at, kernel: lambda m: m.order_warps(),
+    "stmatrix": _stmatrix, "mma": _mma, "createpolicy": _createpolicy,
+    "bar": lambda at, kernel: lambda m: m.order_warps(),
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Tests with emulated kernels: `python -m pytest -p tests.ptx.plugin tests/ops/triton`.
 
 The kernels' own tests are emulated where the interpreter would run them, and so is what a pretended GPU
-runs (`tests.support.pretend`). PTX_SEED: of the order of warps and blocks, 0 unless set.
+runs (`tests.support.pretend`). PTX_SEED: of the order of warps and blocks, 0 unless set;
+PTX_ARCH: 80 unless set; of 90 all kernels run but those that use wgmma.
 """
 
 import functools
@@ -16,6 +17,7 @@ from tests.ptx import launch
 
 def pytest_configure(config):
     launch.setting.seed = int(os.environ.get("PTX_SEED", "0"))
+    launch.setting.arch = int(os.environ.get("PTX_ARCH", "80"))
     install()
 
 
