@@ -25,6 +25,7 @@ IDS = {
     "padding": torch.full((5,), -1),
     "few, some equal, some padding": torch.tensor([7, -1, 3, 7, 59, 0, -1, 7]),
     "a window and one more": torch.full((65,), 3),
+    "a run from the last id of a window on": torch.tensor([3] * 63 + [5] * 9),
     "long runs side by side": torch.tensor([4, 9, 11]).repeat_interleave(torch.tensor([100, 64, 140])),
 }
 

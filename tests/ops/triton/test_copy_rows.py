@@ -28,7 +28,8 @@ def test_copies_equal_the_reference(size, device):
 @pytest.mark.parametrize("programs", [1, 3])
 @pytest.mark.parametrize("vectors", [1, 33])
 def test_a_grid_of_any_size_moves_every_row(programs, vectors, device):
-    source = torch.randint(0, 256, (90, 16 * vectors), dtype=torch.uint8, device=device)
+    wide = torch.randint(0, 256, (90, 16 * vectors + 48), dtype=torch.uint8, device=device)
+    source = wide[:, 16 : 16 + 16 * vectors]
     rows = torch.randperm(90, device=device)[:70].sort().values
     out = torch.full((70, 16 * vectors), 0xAA, dtype=torch.uint8, device=device)
     move(source, rows, out, None, programs)

@@ -42,10 +42,11 @@ def replay(ops, num_slots, in_flight, batches, device="cpu", window=3):
 
 @pytest.mark.parametrize(("num_slots", "in_flight"), [(8, 1), (40, 2), (90, 3)])
 def test_a_device_maps_slots_as_the_reference_does(num_slots, in_flight, device, monkeypatch):
-    monkeypatch.setattr(launch, "LANES", 16)  # several programs
+    monkeypatch.setattr(launch, "LANES", 32)  # several programs, of a thread for each lane
+    monkeypatch.setitem(launch.OPTIONS, "num_warps", 1)
     generator = torch.Generator().manual_seed(num_slots)
     batches = [
-        pad(torch.randint(NUM_ROWS, (20,), generator=generator).unique(), (0, 3), value=-1)
+        pad(torch.randint(NUM_ROWS, (20,), generator=generator).unique(), (0, 20), value=-1)
         for _ in range(7)
     ]
     batches[3] = batches[3][:0]

@@ -44,7 +44,7 @@ def unpadded_runs_of(ids):
 
 @pytest.mark.few(8)
 @pytest.mark.pairs
-@pytest.mark.parametrize("dim", [1, 17])
+@pytest.mark.parametrize("dim", [1, 17, 512])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):

@@ -77,7 +77,7 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     if num > 0:
         rows, columns = launch.tile(max(dim, 1), launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
         _dot[(launch.cdiv(num, rows),)](
-            queries, keys, *search_of(offsets), out, num, D=dim, BN=rows, BD=columns
+            queries, keys, *search_of(offsets), out, num, D=dim, BN=rows, BD=columns, **launch.OPTIONS
         )
     return out
 
@@ -117,7 +117,7 @@ def weighted_sum_backward(
         rows, columns = launch.tile(max(dim, 1), launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
         _weighted_back[(launch.cdiv(num, rows),)](
             grad, weights, values, *search_of(offsets), by_weights, by_values, num, D=dim, BN=rows,
-            BD=columns,
+            BD=columns, **launch.OPTIONS,
         )  # fmt: skip
     return by_weights, by_values
 
