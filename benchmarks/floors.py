@@ -32,7 +32,8 @@ from benchmarks.harness import conditions, write
 from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, WORKLOADS, batches, measure
 from hotrows import models
 from hotrows.models import nn as layers
-from hotrows.models.nn import choose_linear_paths, products, use_linear_paths
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
+from hotrows.ops.layers import products
 from hotrows.runtime import native
 
 QUESTION = __doc__.split("\n")[0]
@@ -101,7 +102,7 @@ def _case(name: str, rates: dict, windows: int) -> dict:
     torch.manual_seed(0)
     model, embedding, data = _sequence_case(kind, int(dim)) if dim else _criteo_case(kind)
     batch_size = data[0].size
-    use_linear_paths(model, choose_linear_paths(model, batch_size))
+    use_linear_paths(model, choose_linear_paths(model))
     work = _work(model, embedding, data)
     timing = measure(training_step(model, embedding, data), windows=windows, max_seconds=60)
     ms = timing.median * 1e3

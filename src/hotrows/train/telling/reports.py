@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hotrows.engine.pipeline.runner import TRAIN
 from hotrows.engine.pipeline.schedule import Work
-from hotrows.models.nn.linear_paths import kept_seconds_by_format, products_per_sample
+from hotrows.models.nn.linear_paths import products_per_sample
+from hotrows.ops.layers.products import bfloat16_rate
 from hotrows.runtime import terminal
 from hotrows.train.loop.step_trainer import Runner, StepTrainer
 from hotrows.train.metrics import Metrics
@@ -27,6 +29,7 @@ log = logging.getLogger("hotrows")
 
 _LONG = 600.0  # seconds
 _MUCH = 1.5
+_RATE = 2e11  # operations a second of a core
 
 
 def _show_nothing(now: Progress) -> None:
@@ -220,7 +223,7 @@ def advise_bfloat16(steps: StepTrainer, samples_per_second: float) -> None:
     """Says at the start of a long run that bfloat16 would be much faster on this processor, if so.
 
     The gain is predicted from the speed of the first steps: what of a step is no product of a linear
-    layer takes as long as before.
+    layer takes as long as before. Products are counted at the float32 rate of a core with AVX-512.
     """
     config = steps.config
     if config.precision == "bfloat16" or not steps.recommender.device.on_host or not samples_per_second:
@@ -230,9 +233,9 @@ def advise_bfloat16(steps: StepTrainer, samples_per_second: float) -> None:
     step = config.batch_size / samples_per_second
     if left * step < _LONG or not products_per_sample(steps.model):
         return
-    seconds = kept_seconds_by_format(steps.model, -(-config.batch_size // steps.ranks.num_ranks))
-    ratio = seconds["bfloat16"] / seconds["float32"]
-    gain = step / (step - min(seconds["float32"], step) * (1 - ratio))
+    multiply_adds = 3 * products_per_sample(steps.model) * config.batch_size / steps.ranks.num_ranks
+    seconds = 2 * multiply_adds / (_RATE * torch.get_num_threads())
+    gain = step / (step - min(seconds, step) * (1 - 1 / bfloat16_rate()))
     if gain >= _MUCH:
         log.info(
             f"some {left * step / 60:,.0f} minutes are to train: --precision bfloat16 "
