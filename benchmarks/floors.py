@@ -184,8 +184,8 @@ def _linear(work: Work, layer, x) -> None:
     work.product(x.numel() // layer.in_features, layer.in_features, layer.out_features)
 
 
-def _target(work: Work, layer, queries, keys, offsets) -> None:
-    width, inner = layer.weight.shape[0], layer.weight.shape[1] // 4
+def _target(work: Work, attention, queries, keys, offsets) -> None:
+    width, inner = attention.first.weight.shape[0], attention.first.weight.shape[1] // 4
     work.product(len(keys), inner, width)
 
 
@@ -219,7 +219,7 @@ def _dot(work: Work, layer, bottom, vectors) -> None:
 _COUNTED: dict[type[nn.Module], Callable] = {
     layers.GroupedMLP: _grouped,
     layers.MLP: _mlp,
-    layers.TargetProjection: _target,
+    layers.TargetAttention: _target,
     layers.GRU: _recurrent,
     layers.AttentionalGRU: _recurrent,
     layers.CoAction: _co_action,

@@ -51,11 +51,6 @@ def use_linear_paths(model: nn.Module, choices: Mapping[str, str]) -> None:
         cast("PathLinear", layer).paths = by_dtype
 
 
-def products_per_sample(model: nn.Module) -> int:
-    """Multiply-adds of the model's `nn.Linear` layers for one sample, forward."""
-    return sum(layer.in_features * layer.out_features for layer in _linears(model))
-
-
 def _linears(model: nn.Module) -> Iterator[nn.Linear]:
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in (nn.Linear, PathLinear):

@@ -144,12 +144,5 @@ def has_onednn(dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def bfloat16_rate() -> float:
-    """How many times as fast as float32 this processor multiplies bfloat16, by its instructions."""
-    if torch.cpu._is_amx_tile_supported():
-        return 8.0
-    return 2.0 if torch.cpu._is_avx512_bf16_supported() else 1.0
-
-
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "")
