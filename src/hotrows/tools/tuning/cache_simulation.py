@@ -159,7 +159,7 @@ def simulate(
     batches: the number of batches, of as many epochs as they take (default: those of the first epoch).
     rows_budget: bytes of all rows, for which dynamic features are given capacities (default: the fewest
         that lose less than 1 % of lookups).
-    in_file: also count what a file store has to do, which takes seven bytes of memory for each row.
+    in_file: also count what a file store has to do, which takes eleven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
 
     >>> simulate(data, model="fm", batch_size=16).policies
