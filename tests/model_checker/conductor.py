@@ -261,8 +261,8 @@ class GatedMerging:
             while conductor.wait(rank, "merge-row", "merged").kind == "merge-row":
                 conductor.advance()
 
-        def switch_in_turn(due: Any, base: Any) -> None:
-            switch(due, base)
+        def switch_in_turn(*merged: Any) -> None:
+            switch(*merged)
             conductor.advance()
 
         merger._merge, merger._write_all = merge_in_turn, write_in_turn  # type: ignore[method-assign]

@@ -75,22 +75,34 @@ class Base:
     length, checksum: of the whole file, and of its header and bits.
     """
 
-    def __init__(self, form: Form, path: Path | None = None, length: int = 0, checksum: int = 0) -> None:
+    def __init__(
+        self,
+        form: Form,
+        path: Path | None = None,
+        length: int = 0,
+        checksum: int = 0,
+        before: Base | None = None,
+    ) -> None:
+        """before: the base that this one was just made from, which is read no more: it has no row that
+        this one has not, and leaves its memory to it."""
         self.form, self.path = form, path
         self.file: RecordFile | None = None
-        self.bits = np.zeros(form.bit_bytes, np.uint8)  # takes memory for rows that were written
-        self.counts = np.zeros(form.bit_bytes * 8 // COUNTED + 1, np.int64)
+        if before is None:
+            self.bits = np.zeros(form.bit_bytes, np.uint8)  # takes memory for rows that were written
+            self.counts = np.zeros(form.bit_bytes * 8 // COUNTED + 1, np.int64)
+        else:
+            self.bits, self.counts = before.bits, before.counts
         if path is not None:
             header = read_bits(path, form, FORMAT, self.bits)
             if path.stat().st_size < length:
                 raise unreadable(path, length, CUT_OFF)
-            if zlib.crc32(self.bits.data, zlib.crc32(header)) != checksum:
+            if before is None and zlib.crc32(self.bits.data, zlib.crc32(header)) != checksum:
                 raise ValueError(
                     f"{path} is not the file that was written there; bring it back, or begin anew from "
                     f"another checkpoint"
                 )
             self.file = RecordFile(path, form.stride, record_io.alignment(path), os.O_RDONLY)
-            self.counts = counts_of(self.bits)
+            count(self.bits, self.counts)
 
     @property
     def memory_bytes(self) -> int:
@@ -102,12 +114,12 @@ class Base:
 
     def read(self, fetcher: Fetcher, first: int, bits: np.ndarray) -> np.ndarray:
         """The records of the rows that are set in `bits`, of which the first is row `first`."""
-        count = int(counts_of(bits)[-1])
-        records = np.empty((count, self.form.stride), np.uint8)
-        if count:
+        end = first + 8 * bits.size
+        places = self._places(np.arange(self.counts[first // COUNTED], self.counts[end // COUNTED]))
+        records = np.empty((places.size, self.form.stride), np.uint8)
+        if places.size:
             assert self.file is not None
-            places = self._places(self.counts[first // COUNTED] + np.arange(count))
-            fetcher.fetch(self.file, places, np.arange(count), records)
+            fetcher.fetch(self.file, places, np.arange(places.size), records)
         return records
 
     def cuts(self, first: int, end: int) -> np.ndarray:
@@ -197,11 +209,9 @@ def read_bits(path: Path, form: Form, version: int, bits: np.ndarray) -> bytes:
         return header
 
 
-def counts_of(bits: np.ndarray) -> np.ndarray:
-    """For each COUNTED rows, how many before them are set; then how many are in all."""
-    counts = np.empty(bits.size * 8 // COUNTED + 1, np.int64)
+def count(bits: np.ndarray, counts: np.ndarray) -> None:
+    """Fills counts: for each COUNTED rows, how many before them are set; then how many are in all."""
     native.call("file_count", bits, bits.size, counts)
-    return counts
 
 
 def _header(form: Form, version: int = FORMAT) -> bytes:

@@ -36,7 +36,7 @@ from hotrows.engine.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.engine.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
 from hotrows.engine.storage.merge_pace import MOST_FULL, MergePace, Note
 from hotrows.engine.storage.merging import Due, Merger
-from hotrows.engine.storage.old_store import UndoJournal
+from hotrows.engine.storage.old_store import SparseBase, UndoJournal
 from hotrows.engine.storage.record_io import Index
 from hotrows.engine.storage.store_state import StateFile, StoreState, check_restorable, read_state
 from hotrows.engine.storage.store_view import Source, StoreView, checked, open_sources, read_rows
@@ -276,12 +276,11 @@ class FileStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that it takes at most: which rows were written (twice when a merge ends), logs,
-        merging, reading."""
+        """Bytes of memory that it takes at most: which rows were written, logs, merging, reading."""
         in_log = min(int(self.log_rows * MOST_FULL), self.num_rows)  # in one, or in all that wait for it
         logs = 2 * (Index.ROW_BYTES * in_log + SEGMENT_BYTES)
         readers = self._reader.memory_bytes + self._merger.memory_bytes
-        return 2 * self._base.memory_bytes + logs + readers
+        return self._base.memory_bytes + logs + readers
 
     def note_times(self, note: Note) -> None:
         """Calls `note` with the times of the pieces of merging, and of writes that wait for it."""
@@ -319,9 +318,15 @@ class FileStore:
             return None
         return Due(self._base, (*reversed(self._older), *logs), self._align)
 
-    def _switch(self, due: Due, base: Base) -> None:
+    def _switch(self, due: Due, path: Path, length: int, checksum: int) -> None:
         """Reads a new base from now on, in place of the files that were merged."""
         with self._reading:
+            before = None if self._older or isinstance(due.base, SparseBase) else due.base
+            try:
+                base = Base(self._form, path, length, checksum, before)
+            except BaseException as error:
+                self._broken = f"reading {path} failed ({error}); open the store anew"
+                raise
             self._logs = tuple(log for log in self._logs if log not in due.logs)
             for merged in (*due.logs, due.base):
                 merged.close()

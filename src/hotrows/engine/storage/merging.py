@@ -52,7 +52,8 @@ class Merger:
     """Merges the closed logs of a store into its next base file, on a thread of its own.
 
     next: what to merge next; None where nothing is due. full: only once the logs together are full.
-    switch: puts a base into the place of what was merged. pace: how fast to merge in the background.
+    switch: reads the base at a path, of so many bytes and that checksum, in place of what was merged.
+    pace: how fast to merge in the background.
     fetcher counts the bytes that merging reads; bytes_written: to base files.
     """
 
@@ -60,7 +61,7 @@ class Merger:
         self,
         saved: StateFile,
         next_due: Callable[[bool], Due | None],
-        switch: Callable[[Due, Base], None],
+        switch: Callable[[Due, Path, int, int], None],
         pace: MergePace,
     ) -> None:
         self._saved, self._form, self._stride = saved, saved.form, saved.form.stride
@@ -144,25 +145,24 @@ class Merger:
         self._pace.begin()
         self.merging = due.logs
         try:
-            base, named = self._write(due, path)
+            named = self._write(due, path)
             with self._saved.lock:
                 state = self._saved.state
                 bases = (*state.bases, (generation, *named))
                 self._saved.save(replace(state, bases=bases).without_unneeded())
-            self._switch(due, base)
+            self._switch(due, path, *named)
         except _Stopped:
             return False
         finally:
             self.merging = ()
         return True
 
-    def _write(self, due: Due, path: Path) -> tuple[Base, tuple[int, int]]:
-        """Writes a base file; returns it, and its length and checksum."""
+    def _write(self, due: Due, path: Path) -> tuple[int, int]:
+        """Writes a base file; returns its length and checksum."""
         writer = BaseWriter(path, self._form, due.align)
         try:
             self._write_all(due, writer)
-            named = writer.finish()
-            return Base(self._form, path, *named), named
+            return writer.finish()
         except BaseException:
             with suppress(OSError):  # if the disk is full, there is room again
                 Disk.unlink(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.engine.storage import record_io
-from hotrows.engine.storage.base_file import Base, Form, counts_of, read_bits
+from hotrows.engine.storage.base_file import Base, Form, count, read_bits
 from hotrows.engine.storage.disk_io import RecordFile, runs
 from hotrows.engine.storage.log import segments
 from hotrows.engine.storage.record_io import ABSENT, Fetcher
@@ -27,11 +27,11 @@ class SparseBase(Base):
     """A base file in which row n is at n times the stride."""
 
     def __init__(self, form: Form, path: Path) -> None:
-        self.form, self.path = form, path
-        self.bits = np.zeros(form.bit_bytes, np.uint8)
+        super().__init__(form)
+        self.path = path
         read_bits(path, form, _FORMAT, self.bits)
         self.file = RecordFile(path, form.stride, record_io.alignment(path), os.O_RDONLY)
-        self.counts = counts_of(self.bits)
+        count(self.bits, self.counts)
 
     def find(self, rows: np.ndarray) -> np.ndarray:
         is_set = (self.bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(bool)
