@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -292,3 +293,16 @@ def test_a_disk_too_full_for_next_uses_is_said_and_training_goes_on(
     result = Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
     assert_same_run(tmp_path / "run", result, whole)
     assert "rows are evicted by last use, since next uses cannot be found" in caplog.text
+
+
+def test_a_second_runner_of_one_trainer_finds_next_uses_anew(encoded, tmp_path, monkeypatch):
+    """The map knew the batches of the first runner as all there are, and trained none of the second."""
+    monkeypatch.setattr("hotrows.engine.known_order.LEAST_BATCHES", 1)
+    steps = Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").steps
+    for epoch in range(2):
+        steps.state = dataclasses.replace(steps.state, step=0)
+        with closing(steps.start()) as runner:
+            num_steps = sum(1 for work in runner if steps.train(work) is not None)
+        assert num_steps == steps.batches.total_steps, epoch
+    assert all(group.host_slots.hinted for group in steps.cached_tables.groups)
+    steps.cached_tables.close()

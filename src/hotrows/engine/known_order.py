@@ -68,11 +68,12 @@ class PlanKnownOrder:
         self._coming: deque[tuple[Batch, Plan]] = deque()  # planned, and fed to the maps
         self._first = self._end = 0  # the range that was inspected
         self._uses: list[NextUses] | None = None
-        self._num_planned = 0
+        self._num_planned, self._begun = 0, False
 
     def next(self) -> tuple[Batch, Plan]:
         """The next batch and its plan, with slots; NoMore once there is none."""
-        while self._cached_tables.wants:
+        while not self._begun or self._cached_tables.wants:  # those of an earlier run may have ended
+            self._begun = True
             try:
                 coming = self._planned.next()
             except NoMore:

@@ -229,7 +229,8 @@ def _known_order(
     reason = known_order.refusal(embedding, num_known)
     embedding.cached_tables.use_hints(reason is None)
     if reason is not None:
-        log.info("next uses are looked for in memory: %s", reason)
+        if embedding.cached_tables.files:
+            log.info("next uses are looked for in memory: %s", reason)
         return None
     return PlanKnownOrder(embedding, *readers, num_known)
 
