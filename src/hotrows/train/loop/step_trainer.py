@@ -193,6 +193,7 @@ class StepTrainer:
             signals=signals,
             padded=self._pads,
             arrived=batches.arrived,
+            num_known=batches.num_left(self.state),
         )
         batches.on_arrival(self._runner.wake)
         return self._runner
