@@ -267,6 +267,7 @@ class Training:
             "resumed": self.state["resumed"],
             "anonymous_mb": max(note.get("anonymous_mb", 0) for note in notes),
             "rows_in_per_step": float(np.mean([note["rows_in"] for note in notes])),
+            **_of_disk(notes),
             "last": notes[-1],
         }  # fmt: skip
         for name, value in figures.items():
@@ -278,6 +279,22 @@ class Training:
 
     def delete(self) -> None:
         shutil.rmtree(self.folder)
+
+
+def _of_disk(notes: list[dict]) -> dict:
+    """What the store read and wrote; rows that come in without ever having been written are no reads."""
+    noted = [note for note in notes if "store" in note]
+    steps = np.array([note["step"] for note in noted])
+    reads = np.array([note["store"]["rows_read"] - note["store"]["rows_initialised"] for note in noted])
+    bounds = np.linspace(0, len(noted) - 1, 5).astype(int)
+    evicted = sum(note["bytes_out"] for note in notes[: steps[-1]])
+    return {
+        "disk_reads_per_step": float(reads[-1] / steps[-1]),
+        "disk_reads_by_quarter": (np.diff(reads[bounds]) / np.diff(steps[bounds])).tolist(),
+        "bytes_written_per_step": noted[-1]["store"]["bytes_written"] / int(steps[-1]),
+        "bytes_written_over_evicted": noted[-1]["store"]["bytes_written"] / evicted,
+        "store_bytes": noted[-1]["store_bytes"],
+    }
 
 
 def table_rows(stream: str, rows: int) -> list[int]:

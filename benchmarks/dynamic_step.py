@@ -112,7 +112,7 @@ class Arm:
         torch.manual_seed(0)
         options = {"dim": DIM, "bottom": DLRM_BOTTOM[:-1], "top": DLRM_TOP[:-1]}
         self.model = models.build("dlrm", schema, **options)
-        use_linear_paths(self.model, choose_linear_paths(self.model, BATCH, torch.float32))
+        use_linear_paths(self.model, choose_linear_paths(self.model, torch.float32))
         caching = None if tier == "memory" else self._caching(folder(sizes) / name)
         self.embedding = Embedding.for_model(
             self.model, schema, optimizer=Adagrad(lr=LEARNING_RATE), caching=caching

@@ -32,7 +32,8 @@ from benchmarks.harness import conditions, write
 from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, WORKLOADS, batches, measure
 from hotrows import models
 from hotrows.models import nn as layers
-from hotrows.models.nn import choose_linear_paths, products, use_linear_paths
+from hotrows.models.nn import choose_linear_paths, use_linear_paths
+from hotrows.ops.layers import products
 from hotrows.runtime import native
 
 QUESTION = __doc__.split("\n")[0]
@@ -101,7 +102,7 @@ def _case(name: str, rates: dict, windows: int) -> dict:
     torch.manual_seed(0)
     model, embedding, data = _sequence_case(kind, int(dim)) if dim else _criteo_case(kind)
     batch_size = data[0].size
-    use_linear_paths(model, choose_linear_paths(model, batch_size))
+    use_linear_paths(model, choose_linear_paths(model))
     work = _work(model, embedding, data)
     timing = measure(training_step(model, embedding, data), windows=windows, max_seconds=60)
     ms = timing.median * 1e3
@@ -183,8 +184,8 @@ def _linear(work: Work, layer, x) -> None:
     work.product(x.numel() // layer.in_features, layer.in_features, layer.out_features)
 
 
-def _target(work: Work, layer, queries, keys, offsets) -> None:
-    width, inner = layer.weight.shape[0], layer.weight.shape[1] // 4
+def _target(work: Work, attention, queries, keys, offsets) -> None:
+    width, inner = attention.first.weight.shape[0], attention.first.weight.shape[1] // 4
     work.product(len(keys), inner, width)
 
 
@@ -218,7 +219,7 @@ def _dot(work: Work, layer, bottom, vectors) -> None:
 _COUNTED: dict[type[nn.Module], Callable] = {
     layers.GroupedMLP: _grouped,
     layers.MLP: _mlp,
-    layers.TargetProjection: _target,
+    layers.TargetAttention: _target,
     layers.GRU: _recurrent,
     layers.AttentionalGRU: _recurrent,
     layers.CoAction: _co_action,

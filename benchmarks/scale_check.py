@@ -189,7 +189,7 @@ def _dense_seconds(share: hotrows.Batch) -> float:
     """Of forward and backward with vectors at hand, the best of twelve: tables have few rows."""
     model = _model(most_rows=3)
     embedding = hotrows.Embedding(model.tables, optimizer=hotrows.SGD())
-    use_linear_paths(model, choose_linear_paths(model, share.size))
+    use_linear_paths(model, choose_linear_paths(model))
     few = dataclasses.replace(share, ids=share.ids % 3)
     vectors = embedding.lookup(embedding.plan(few))
     times = []
@@ -220,7 +220,7 @@ def _measured(ranks, placements: dict[str, Placement], batches: list, steps: int
     sharding = {"sharding": by_table, "ranks": ranks} if ranks.num_ranks > 1 else {}
     embedding = hotrows.Embedding(model.tables, optimizer=hotrows.Adagrad(), **sharding)
     mine = [split(batch, ranks.num_ranks)[ranks.rank] for batch in batches]
-    use_linear_paths(model, ranks.gather_objects(choose_linear_paths(model, mine[0].size))[0])
+    use_linear_paths(model, ranks.gather_objects(choose_linear_paths(model))[0])
     dense = torch.optim.Adam(model.parameters(), fused=True)
     shared = SharedGradients(model, ranks)
 

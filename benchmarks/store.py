@@ -66,7 +66,7 @@ def measure(path: Path, stride: int, args: argparse.Namespace) -> dict:
     draw = Draw(num_rows, stride)
     figures = {"fill": fill(store, draw)}
     print(f"stride {stride}: fill: {show(figures['fill'])}", flush=True)
-    base, first = path / "base", store._form.records_at
+    base, first = store._base.path, store._form.records_at
     ring, threads = store._reader, Fetcher(stride, ring=False)
     arms = {
         "read": lambda: read(store, draw, ring),

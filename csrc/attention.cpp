@@ -1,82 +1,15 @@
-// The first layer of target attention (DIN): y_n = W [q, k_n, q - k_n, q * k_n] + bias, forward and
-// backward, without the four-fold input. With W = [Wq | Wk | Wd | Wp], all [H, D], a sample's query
-// makes of it one matrix for all of its keys:
-//
-//   y_n = M k_n + c    M = (Wk - Wd) + Wp diag(q),    c = (Wq + Wd) q + bias
-//
-//   forward    M^T: [D, P] is built in the cache, then applied to the sample's keys
-//   backward   dk_n = M^T g_n;  S = K^T G: [D, P] is the gradient of M^T, and gives those of q and of
-//              the weights;  the sum of g_n is the gradient of c
-//
-// Rows are padded to P (of H) and E (of D), whole registers. Where H or D are whole registers, what
-// the caller holds is read and written in place; elsewhere through a tile of scratch. Lists of one or
-// two keys take the same way: building M costs them about what [Wk - Wd, Wp] [k_n, q * k_n] would.
+// The first layer of target attention (target_projection.h), forward and backward. Where H or D are whole
+// registers, what the caller holds is read and written in place; elsewhere through a tile of scratch. Lists of
+// one or two keys take the same way: building M costs them about what [Wk - Wd, Wp] [k_n, q * k_n] would.
 #include <memory>
 
-#include "chunks.h"
-#include "matrix.h"
+#include "target_projection.h"
 
 namespace {
 
 using namespace hotrows;
 
 constexpr int64_t kTile = 128;  // keys of a sample at once
-
-struct Shape {
-  int64_t D, H;
-  int64_t E() const { return padded(D); }
-  int64_t P() const { return padded(H); }
-  int64_t size() const { return D * P(); }
-};
-
-// The three matrices that the formula has of the weight, [D, P] and, turned, [H, E].
-struct Weights {
-  std::vector<float> query, key, product;
-  std::vector<float> turned_query, turned_key, turned_product;
-
-  Weights(const float* weight, const Shape& s, bool backward)
-      : query(s.size()), key(s.size()), product(s.size()) {
-    if (backward)
-      for (auto* turned : {&turned_query, &turned_key, &turned_product}) turned->resize(s.H * s.E());
-    for (int64_t h = 0; h < s.H; ++h)
-      for (int64_t d = 0; d < s.D; ++d) {
-        const float* of = weight + h * 4 * s.D + d;
-        const float q = of[0] + of[2 * s.D], k = of[s.D] - of[2 * s.D], p = of[3 * s.D];
-        query[d * s.P() + h] = q, key[d * s.P() + h] = k, product[d * s.P() + h] = p;
-        if (!backward) continue;
-        const int64_t turned = h * s.E() + d;
-        turned_query[turned] = q, turned_key[turned] = k, turned_product[turned] = p;
-      }
-  }
-};
-
-// Asks for what the product is about to read: its own reads, row beside row, would wait one by one.
-void prefetch_rows(const float* from, int64_t count) {
-  for (int64_t n = 0; n < count; n += 16) prefetch(from + n);
-}
-
-// M^T = key + diag(q) product: [D, P].
-void matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
-  const float *product = w.product.data(), *key = w.key.data();
-  const int64_t P = s.P();
-  for (int64_t d = 0; d < s.D; ++d) {
-    const Vec query = spread(q[d]);
-    for (int64_t n = d * P; n < (d + 1) * P; n += kLanes)
-      store_full(matrix + n, fma(query, load_full(product + n), load_full(key + n)));
-  }
-}
-
-// M = turned key + turned product diag(q): [H, E]; q: [E], zeros behind D.
-void turned_matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
-  CHECK(!w.turned_product.empty() && !w.turned_key.empty());  // made for the way back alone
-  const float *product = w.turned_product.data(), *key = w.turned_key.data();
-  const int64_t E = s.E(), size = s.H * E;
-  for (int64_t d = 0; d < E; d += kLanes) {
-    const Vec query = load_full(q + d);
-    for (int64_t n = d; n < size; n += E)
-      store_full(matrix + n, fma(query, load_full(product + n), load_full(key + n)));
-  }
-}
 
 void forward(const float* queries, const float* keys, const SharedLists& lists, const float* weight,
              const float* bias, const Shape& s, float* out) {
@@ -115,14 +48,6 @@ void forward(const float* queries, const float* keys, const SharedLists& lists, 
     }
   }
 }
-
-// What a chunk of samples adds to the gradients of the weights, [D, P] each, and of the bias, [P].
-struct Part {
-  float *query, *key, *product, *bias;
-  static int64_t size(const Shape& s) { return 3 * s.size() + s.P(); }
-  Part(float* at, const Shape& s)
-      : query(at), key(at + s.size()), product(at + 2 * s.size()), bias(at + 3 * s.size()) {}
-};
 
 // One thread's scratch on the way back.
 struct Scratch {
@@ -166,23 +91,6 @@ struct Backward {
     }
   }
 
-  // What S adds to the gradients of the weights, and to that of the query through M.
-  void weights_of(int64_t b, const Scratch& t, Part part) const {
-    const float *sums = t.sums.data(), *product = w.product.data();
-    const int64_t P = s.P();
-    for (int64_t d = 0; d < s.D; ++d) {
-      const Vec q = spread(queries[b * s.D + d]);
-      Vec total = {};
-      for (int64_t n = d * P; n < (d + 1) * P; n += kLanes) {
-        const Vec x = load_full(sums + n);
-        store_full(part.key + n, load_full(part.key + n) + x);
-        store_full(part.product + n, fma(q, x, load_full(part.product + n)));
-        total = fma(load_full(product + n), x, total);
-      }
-      grad_queries[b * s.D + d] = sum(total);
-    }
-  }
-
   // All samples of the requests [begin, last), terms and queries' gradients in one product each.
   void chunk(int64_t begin, int64_t last, Scratch& t, Part part) const {
     const int64_t first = lists.first(begin), end = lists.first(last), samples = end - first;
@@ -195,33 +103,14 @@ struct Backward {
       if (lists.size(r) == 0) continue;
       for (int64_t b = lists.first(r); b < lists.first(r + 1); ++b) {
         keys_of(r, b, t, &t.terms[(b - first) * P]);
-        weights_of(b, t, part);
+        weights_of(queries + b * D, t.sums.data(), w, s, part, grad_queries + b * D);
       }
     }
-    multiply(queries + first * D, {1, D}, t.terms.data(), P, D, samples, P, part.query, P, false);
-    for (int64_t b = 0; b < samples; ++b)
-      for (int64_t h = 0; h < P; ++h) part.bias[h] += t.terms[b * P + h];
     t.queries_tile.resize(samples * E);
-    copy_rows(grad_queries + first * D, D, samples, D, t.queries_tile.data(), E);
-    multiply(t.terms.data(), {P, 1}, w.turned_query.data(), E, samples, s.H, E, t.queries_tile.data(), E,
-             true);
-    copy_rows(t.queries_tile.data(), E, samples, D, grad_queries + first * D, D);
+    terms_of(queries + first * D, t.terms.data(), samples, w, s, part, t.queries_tile.data(),
+             grad_queries + first * D);
   }
 };
-
-// Adds row d of the parts, chunk after chunk, into column d of each quarter of grad_weight: [H, 4D].
-void write_weights(const float* parts, int64_t count, const Shape& s, int64_t d, float* grad_weight) {
-  std::vector<float> rows(3 * s.P());
-  for (int64_t c = 0; c < count; ++c)
-    for (int64_t m = 0; m < 3; ++m)
-      for (int64_t h = 0; h < s.P(); ++h)
-        rows[m * s.P() + h] += parts[c * Part::size(s) + m * s.size() + d * s.P() + h];
-  for (int64_t h = 0; h < s.H; ++h) {
-    const float query = rows[h], key = rows[s.P() + h], product = rows[2 * s.P() + h];
-    float* to = grad_weight + h * 4 * s.D + d;
-    to[0] = query, to[s.D] = key, to[2 * s.D] = query - key, to[3 * s.D] = product;
-  }
-}
 
 void backward(const Backward& run, float* grad_weight, float* grad_bias) {
   const Shape& s = run.s;
@@ -236,7 +125,7 @@ void backward(const Backward& run, float* grad_weight, float* grad_bias) {
     for (int64_t c = 0; c < count; ++c)
       run.chunk(chunks.first(c), chunks.first(c + 1), scratch, Part(&parts[c * Part::size(s)], s));
 #pragma omp for schedule(static)
-    for (int64_t d = 0; d < s.D; ++d) write_weights(parts.get(), count, s, d, grad_weight);
+    for (int64_t d = 0; d < s.D; ++d) write_weights(parts.get(), Part::size(s), count, s, d, grad_weight);
   }
   std::fill(grad_bias, grad_bias + s.H, 0.0f);
   for (int64_t c = 0; c < count; ++c) {

@@ -14,6 +14,7 @@ HOTROWS_API const char* hotrows_codes() {
          "piece" HOTROWS_PIECE(NAME) "\n"
          "deferred_rule" HOTROWS_DEFERRED_RULES(NAME) "\n"
          "recurrent_kind" HOTROWS_RECURRENT_KINDS(NAME) "\n"
+         "target_activation" HOTROWS_TARGET_ACTIVATIONS(NAME) "\n"
          "key_admission" HOTROWS_KEY_ADMISSIONS(NAME) "\n"
          "key_eviction" HOTROWS_KEY_EVICTIONS(NAME) "\n"
          "key_settings" HOTROWS_KEY_SETTINGS(NAME) "\n"

@@ -13,6 +13,7 @@
 #define HOTROWS_PIECE(name) name(key) name(first_id) name(id_step) name(first_column) name(num_columns)
 #define HOTROWS_DEFERRED_RULES(name) name(sgd) name(adagrad) name(rmsprop) name(adam)
 #define HOTROWS_RECURRENT_KINDS(name) name(gru) name(augru) name(augru_code) name(agru)
+#define HOTROWS_TARGET_ACTIVATIONS(name) name(sigmoid) name(prelu) name(relu) name(tanh) name(none)
 #define HOTROWS_KEY_ADMISSIONS(name) name(first) name(after) name(sketch) name(probability) name(ahead) name(frequent)
 #define HOTROWS_KEY_EVICTIONS(name) name(none) name(lru) name(lfu) name(ahead) name(idle) name(time)
 #define HOTROWS_KEY_SETTINGS(name)                                                                 \
@@ -40,6 +41,7 @@ enum class RowOptimizer : int64_t { HOTROWS_ROW_OPTIMIZERS(HOTROWS_ENUMERATOR) }
 enum class Initializer : int64_t { HOTROWS_INITIALIZERS(HOTROWS_ENUMERATOR) };
 enum class DeferredRule : int { HOTROWS_DEFERRED_RULES(HOTROWS_ENUMERATOR) };
 enum class RecurrentKind : int64_t { HOTROWS_RECURRENT_KINDS(HOTROWS_ENUMERATOR) };
+enum class TargetActivation : int64_t { HOTROWS_TARGET_ACTIVATIONS(HOTROWS_ENUMERATOR) };
 enum class Admission : int64_t { HOTROWS_KEY_ADMISSIONS(HOTROWS_ENUMERATOR) };
 enum class SlotCase : int64_t { HOTROWS_SLOT_CASES(HOTROWS_ENUMERATOR) mismatch = -1 };
 enum class TextProblem : int64_t { HOTROWS_TEXT_PROBLEMS(HOTROWS_ENUMERATOR) };

@@ -236,3 +236,16 @@ HOTROWS_API int64_t hotrows_file_fetch(void* fetcher, int64_t file, int64_t alig
     return -ENOMEM;
   }
 }
+
+// What direct I/O on this file must be aligned to: 512, 4096, or 1 where it takes anything; 0 where
+// it cannot be used.
+HOTROWS_API int64_t hotrows_file_alignment(int64_t file) {
+  try {
+    const Buffer bytes = buffer(2 * kPage);
+    for (const int64_t align : {int64_t{512}, kPage}) {
+      if (pread(file, bytes.get() + align, align, 0) == align) return align;
+    }
+  } catch (const std::bad_alloc&) {
+  }
+  return 0;
+}

@@ -9,6 +9,9 @@
 //   slots   row, last use, first and last use to come: 16 B each, or 24
 //   lists   the rows that no past batch holds, oldest first: those without a known use in a queue,
 //           the others in a bucket for each batch of next use; 8 B each
+//   hints   4 B a slot, where it is told with each batch when its rows are used next: rows without a known use
+//           are then in a queue for each batch of their next use, and go from the farthest on. A hint may be
+//           wrong: it decides on nothing but the order
 //
 // Lists are never searched: an item that its slot no longer bears out is skipped when it is met. A
 // row used by batch j is listed at batch j + past + 1, when the past no longer pins it.
@@ -29,14 +32,18 @@ constexpr int kMetBits = 14;
 
 struct Nothing {};
 
+constexpr int32_t kNever = INT32_MAX;  // a hint
+
 using Case = SlotCase;
 
 class AnySlotMap {
  public:
   virtual ~AnySlotMap() = default;
   virtual void feed(const int64_t* rows, int64_t n) = 0;
-  virtual Case take(const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in, int64_t* slots_in,
-                    int64_t* rows_out, int64_t* slots_out, int64_t* num_in, int64_t* num_out) = 0;
+  virtual Case take(const int64_t* rows, const int32_t* hints, int64_t n, int64_t* slots, int64_t* rows_in,
+                    int64_t* slots_in, int64_t* rows_out, int64_t* slots_out, int64_t* num_in, int64_t* num_out) = 0;
+  virtual void residents(int64_t* rows) const = 0;
+  virtual void hint(const int64_t* rows, const int32_t* hints, int64_t n) = 0;
   virtual void warm(const int64_t* rows, const int32_t* ages, int64_t n) = 0;
   virtual void want(const int64_t* rows, int64_t n) = 0;
   virtual void count(const int64_t* rows, int64_t n) = 0;
@@ -54,9 +61,11 @@ class SlotMap : public AnySlotMap {
 
  public:
   // window: how far ahead a next use counts for the order; newest_first: the order of `Newest`.
-  SlotMap(int64_t num_slots, int32_t past, int32_t future, int32_t window, bool newest_first, int64_t num_counted)
+  // hinted: whether `take` is told of next uses.
+  SlotMap(int64_t num_slots, int32_t past, int32_t future, int32_t window, bool newest_first, bool hinted,
+          int64_t num_counted)
       : past_(past), future_(future), window_(window), newest_first_(newest_first), slots_(num_slots),
-        buckets_(8), used_(past + 1), counts_(num_counted) {
+        hints_(hinted ? num_slots : 0), hinted_(8), buckets_(8), used_(past + 1), counts_(num_counted) {
     CHECK(num_slots > 0 && num_slots < INT32_MAX && num_counted >= 0, num_slots, num_counted);
     CHECK(past >= 0 && future >= 0 && window >= 0, past, future, window);
   }
@@ -116,8 +125,8 @@ class SlotMap : public AnySlotMap {
     look();
   }
 
-  Case take(const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in, int64_t* slots_in, int64_t* rows_out,
-            int64_t* slots_out, int64_t* num_in, int64_t* num_out) override {
+  Case take(const int64_t* rows, const int32_t* hints, int64_t n, int64_t* slots, int64_t* rows_in, int64_t* slots_in,
+            int64_t* rows_out, int64_t* slots_out, int64_t* num_in, int64_t* num_out) override {
     const int32_t batch = taken_;
     CHECK(batch < fed_, batch, fed_);
     release(batch - past_ - 1);
@@ -160,6 +169,7 @@ class SlotMap : public AnySlotMap {
       slot.last_use = batch;
       slot.first = next;
       slot.last = left;
+      if (!hints_.empty()) hints_[place.slot()] = hints ? hints[i] : kNever;
       slots[i] = place.slot();
       used.push_back(place.slot());
     }
@@ -167,6 +177,7 @@ class SlotMap : public AnySlotMap {
     CHECK(which == Case::passes_through ? *num_in == 0 : *num_in == num_misses, *num_in, num_misses);
     ++taken_;
     close_bucket(batch, n);
+    pass_hints();
     if (which == Case::passes_through) {
       for (int64_t i = 0; i < n; ++i) {
         const auto& entry = *find(rows[i]);
@@ -194,6 +205,7 @@ class SlotMap : public AnySlotMap {
       items[i] = {static_cast<int32_t>(i), ages[i]};
     }
     num_resident_ = n;
+    std::fill(hints_.begin(), hints_.end(), kNever);
     std::sort(items.begin(), items.end(), [](Item a, Item b) { return a.last_use < b.last_use; });
     for (const Item item : items) list(item, next_use(slots_[item.slot]));
     look();
@@ -226,6 +238,29 @@ class SlotMap : public AnySlotMap {
     look();
   }
 
+  void residents(int64_t* rows) const override {
+    for (int64_t s = 0; s < num_resident_; ++s) rows[s] = slots_[s].row;
+    std::sort(rows, rows + num_resident_);
+  }
+
+  // Says when each row that has a slot, ascending, is used next; lists those anew that no known use lists.
+  void hint(const int64_t* rows, const int32_t* hints, int64_t n) override {
+    CHECK(n == num_resident_ && !hints_.empty() && rises(rows, n), n, num_resident_);
+    std::vector<Item> idle;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kFar < n) table_.prefetch(static_cast<Row>(rows[i + kFar]));
+      const int32_t s = find(rows[i])->slot();
+      hints_[s] = hints[i];
+      if (is_listed(slots_[s]) && slots_[s].last == Uses::kNone) idle.push_back({s, slots_[s].last_use});
+    }
+    for (Queue& queue : idle_) queue = Queue();
+    for (Queue& queue : hinted_) queue = Queue();
+    num_hinted_ = 0;
+    std::stable_sort(idle.begin(), idle.end(), [](Item a, Item b) { return a.last_use < b.last_use; });
+    for (const Item item : idle) list(item, kUnknown);
+    look();
+  }
+
   void count(const int64_t* rows, int64_t n) override { counts_.count(rows, n); }
   int64_t most_counted(int64_t n, int64_t* rows) const override { return counts_.most(n, rows); }
 
@@ -236,6 +271,8 @@ class SlotMap : public AnySlotMap {
   void bytes(int64_t* bytes) const override {
     size_t of_slots = slots_.size() * sizeof(Slot) + buckets_.size() * sizeof(Bucket);
     for (const Queue& queue : idle_) of_slots += queue.items.capacity() * sizeof(Item);
+    for (const Queue& queue : hinted_) of_slots += queue.items.capacity() * sizeof(Item);
+    of_slots += hints_.size() * sizeof(int32_t) + hinted_.size() * sizeof(Queue);
     for (const Bucket& of : buckets_) of_slots += of.items.capacity() * sizeof(Item);
     for (const auto& used : used_) of_slots += used.capacity() * sizeof(int32_t);
     bytes[0] = static_cast<int64_t>(of_slots);
@@ -260,6 +297,57 @@ class SlotMap : public AnySlotMap {
     return slot.last_use == item.last_use && slot.last == Uses::kNone && slot.wanted == static_cast<uint64_t>(queue);
   }
 
+  // The queue of the idle rows with a hint.
+  Queue& hinted(int32_t batch) {
+    CHECK(batch >= taken_ - 1 && batch - taken_ < static_cast<int32_t>(hinted_.size()) - 1, batch, taken_);
+    return hinted_[batch & (hinted_.size() - 1)];
+  }
+  bool has_hint(int32_t slot) const { return !hints_.empty() && hints_[slot] != kNever && hints_[slot] >= taken_; }
+  bool is_hinted(Item item, int32_t batch) const {
+    const Slot& slot = slots_[item.slot];
+    return slot.last_use == item.last_use && slot.last == Uses::kNone && hints_[item.slot] == batch;
+  }
+
+  // An idle row goes, or is known to be used.
+  void leave_idle(int32_t at) {
+    if (!has_hint(at)) {
+      --idle_[slots_[at].wanted].live;
+      return;
+    }
+    --hinted(hints_[at]).live;
+    --num_hinted_;
+  }
+
+  void list_hinted(Item item, int32_t batch) {
+    if (batch - taken_ >= static_cast<int32_t>(hinted_.size()) - 1) {
+      size_t size = hinted_.size();
+      while (batch - taken_ >= static_cast<int32_t>(size) - 1) size *= 2;
+      std::vector<Queue> wider(size);
+      for (int32_t b = taken_; b - taken_ < static_cast<int32_t>(hinted_.size()) - 1; ++b)
+        wider[b & (size - 1)] = std::move(hinted(b));
+      hinted_.swap(wider);
+    }
+    hinted(batch).items.push_back(item);
+    ++hinted(batch).live;
+    ++num_hinted_;
+    farthest_hint_ = std::max(farthest_hint_, batch);
+  }
+
+  // Rows whose hint was the batch that is behind, which did not use them, are as rows without a hint.
+  void pass_hints() {
+    if (hints_.empty()) return;
+    const int32_t batch = taken_ - 1;
+    Queue passed;
+    std::swap(passed, hinted(batch));
+    num_hinted_ -= passed.live;
+    for (size_t i = passed.head; i < passed.items.size() && passed.live > 0; ++i) {
+      if (!is_hinted(passed.items[i], batch)) continue;
+      hints_[passed.items[i].slot] = kNever;
+      list(passed.items[i], kUnknown);
+      --passed.live;
+    }
+  }
+
   bool is_listed(const Slot& slot) const { return slot.last_use < std::max(num_released_, 0); }
 
   void list(Item item, int32_t next_use) {
@@ -269,6 +357,10 @@ class SlotMap : public AnySlotMap {
       ++bucket(next_use).live;
       ++num_bucketed_;
       farthest_ = std::max(farthest_, next_use);
+      return;
+    }
+    if (has_hint(item.slot)) {
+      list_hinted(item, hints_[item.slot]);
       return;
     }
     const int number = slots_[item.slot].wanted;
@@ -353,7 +445,7 @@ class SlotMap : public AnySlotMap {
     Slot& slot = slots_[at];
     CHECK(slot.last == Uses::kNone, at, slot.last);
     const bool listed = is_listed(slot);
-    if (listed) --idle_[slot.wanted].live;
+    if (listed) leave_idle(at);
     slot.first = slot.last = use;
     if (listed) list({at, slot.last_use}, batch);
   }
@@ -391,13 +483,14 @@ class SlotMap : public AnySlotMap {
     if (num_rows > num_slots()) return Case::passes_through;
     const int64_t needed = num_misses - (num_slots() - num_resident_);
     if (needed <= 0) return Case::overlapped;
-    int64_t may_go = idle_[0].live + idle_[1].live + num_bucketed_;
+    int64_t may_go = idle_[0].live + idle_[1].live + num_hinted_ + num_bucketed_;
     for (int32_t b = batch; b < std::min(batch + future_ + 1, fed_); ++b) may_go -= bucket(b).live;
     if (needed > may_go) {
       drain(batch, needed);
       return Case::drained;
     }
     take_idle(0, needed);
+    take_hinted(needed);
     take_idle(1, needed);
     take_farthest(needed);
     CHECK(static_cast<int64_t>(victims_.size()) == needed, victims_.size(), needed);
@@ -416,6 +509,21 @@ class SlotMap : public AnySlotMap {
         if (i + kFar < queue.items.size()) prefetch(&slots_[queue.items[i + kFar].slot]);
         if (is_idle(queue.items[i], number)) choose(queue.items[i], queue.live);
       }
+    }
+  }
+
+  void take_hinted(size_t needed) {
+    for (; victims_.size() < needed && num_hinted_ > 0; --farthest_hint_) {
+      Queue& queue = hinted(farthest_hint_);
+      const int64_t before = queue.live;
+      while (victims_.size() < needed && queue.live > 0) {
+        const size_t i = queue.head++;
+        if (i + kFar < queue.items.size()) prefetch(&slots_[queue.items[i + kFar].slot]);
+        if (is_hinted(queue.items[i], farthest_hint_)) choose(queue.items[i], queue.live);
+      }
+      num_hinted_ -= before - queue.live;
+      if (queue.live > 0) return;
+      queue = Queue();
     }
   }
 
@@ -462,7 +570,8 @@ class SlotMap : public AnySlotMap {
       const int32_t next = next_use(slot);
       if (next == batch) continue;
       const bool known = next >= 0 && next - batch <= window_;
-      const int32_t rank = slot.wanted ? 1 : (known ? -next : INT32_MIN);
+      const bool is_hinted = next < 0 && has_hint(static_cast<int32_t>(s));
+      const int32_t rank = slot.wanted ? 1 : known ? -next : is_hinted ? -hints_[s] : INT32_MIN;
       victims_.push_back({rank, slot.last_use, static_cast<int64_t>(slot.row), static_cast<int32_t>(s), 0, 0});
     }
     const auto goes_first = [this](const Victim& a, const Victim& b) {
@@ -477,7 +586,7 @@ class SlotMap : public AnySlotMap {
       if (!is_listed(slot)) continue;
       const int32_t next = next_use(slot);
       if (next < 0) {
-        --idle_[slot.wanted].live;
+        leave_idle(victim.slot);
       } else {
         --bucket(next).live;
         --num_bucketed_;
@@ -526,7 +635,7 @@ class SlotMap : public AnySlotMap {
     table_.check_all();
     wanted_rows_.check_all();
     CHECK(0 <= taken_ && taken_ <= fed_ && num_resident_ <= num_slots(), taken_, fed_, num_resident_);
-    int64_t num_with_slot = 0, num_chained = 0, idle[2] = {}, num_bucketed = 0;
+    int64_t num_with_slot = 0, num_chained = 0, idle[2] = {}, num_bucketed = 0, num_hinted = 0;
     std::vector<int64_t> live(static_cast<size_t>(fed_ - taken_));
     table_.each([&](const auto& entry) {
       CHECK(!entry.is_new(), entry.row);
@@ -541,10 +650,11 @@ class SlotMap : public AnySlotMap {
       CHECK(static_cast<bool>(slot.wanted) == (wanted_rows_.size() > 0 && wanted_rows_.find(entry.row)), entry.row);
       if (slot.last != Uses::kNone) num_chained += length_of(slot.first, slot.last);
       if (!is_listed(slot)) return;
-      if (slot.last == Uses::kNone) ++idle[slot.wanted];
+      if (slot.last == Uses::kNone) ++(has_hint(entry.slot()) ? num_hinted : idle[slot.wanted]);
       else ++live[static_cast<size_t>(batch_of(slot.first) - taken_)];
     });
     CHECK(num_with_slot == num_resident_, num_with_slot, num_resident_);
+    CHECK(num_hinted == num_hinted_, num_hinted, num_hinted_);
     CHECK(num_chained == uses_.size(), num_chained, uses_.size());
     for (int q = 0; q < 2; ++q) CHECK(idle[q] == idle_[q].live, q, idle[q], idle_[q].live);
     for (int32_t b = taken_; b < fed_; ++b) {
@@ -572,10 +682,14 @@ class SlotMap : public AnySlotMap {
   RowTable<Row, Place> table_;
   Uses uses_;
   Large<Slot> slots_;
+  Large<int32_t> hints_;  // by slot, where there are any
   int64_t num_resident_ = 0;     // slots are never given back: the free ones are the last ones
   int32_t fed_ = 0, taken_ = 0, num_released_ = 0;
 
   Queue idle_[2];
+  std::vector<Queue> hinted_;
+  int64_t num_hinted_ = 0;      // live items in all of these
+  int32_t farthest_hint_ = 0;   // no queue behind it holds any
   std::vector<Bucket> buckets_;
   int64_t num_bucketed_ = 0;  // live items in all buckets
   int32_t farthest_ = 0;      // no bucket behind it holds any
@@ -594,9 +708,9 @@ AnySlotMap* map_of(void* handle) { return static_cast<AnySlotMap*>(handle); }
 
 // num_rows: all rows are below it.
 HOTROWS_API void* hotrows_slots_new(int64_t num_slots, int32_t past, int32_t future, int32_t window,
-                                    int32_t newest_first, int64_t num_counted, int64_t num_rows) {
+                                    int32_t newest_first, int32_t hinted, int64_t num_counted, int64_t num_rows) {
   const auto make = [&](auto row) -> AnySlotMap* {
-    return new SlotMap<decltype(row)>(num_slots, past, future, window, newest_first != 0, num_counted);
+    return new SlotMap<decltype(row)>(num_slots, past, future, window, newest_first != 0, hinted != 0, num_counted);
   };
   return num_rows <= UINT32_MAX ? make(uint32_t{}) : make(uint64_t{});
 }
@@ -605,13 +719,21 @@ HOTROWS_API void hotrows_slots_free(void* handle) { delete map_of(handle); }
 
 HOTROWS_API void hotrows_slots_feed(void* handle, const int64_t* rows, int64_t n) { map_of(handle)->feed(rows, n); }
 
-// slots, rows_in, slots_in, rows_out, slots_out: [n] each. Returns a SlotCase: drained where the pipeline must be
-// drained first, -1 where these are not the rows that were fed.
-HOTROWS_API int64_t hotrows_slots_take(void* handle, const int64_t* rows, int64_t n, int64_t* slots, int64_t* rows_in,
-                                       int64_t* slots_in, int64_t* rows_out, int64_t* slots_out, int64_t* num_in,
-                                       int64_t* num_out) {
+// hints [n]: which batch uses each row next, null where nobody knows. slots, rows_in, slots_in, rows_out, slots_out:
+// [n] each. Returns a SlotCase: drained where the pipeline must be drained first, -1 where these are not the rows
+// that were fed.
+HOTROWS_API int64_t hotrows_slots_take(void* handle, const int64_t* rows, const int32_t* hints, int64_t n,
+                                       int64_t* slots, int64_t* rows_in, int64_t* slots_in, int64_t* rows_out,
+                                       int64_t* slots_out, int64_t* num_in, int64_t* num_out) {
   return static_cast<int64_t>(
-      map_of(handle)->take(rows, n, slots, rows_in, slots_in, rows_out, slots_out, num_in, num_out));
+      map_of(handle)->take(rows, hints, n, slots, rows_in, slots_in, rows_out, slots_out, num_in, num_out));
+}
+
+// rows: of all slots, ascending.
+HOTROWS_API void hotrows_slots_residents(void* handle, int64_t* rows) { map_of(handle)->residents(rows); }
+
+HOTROWS_API void hotrows_slots_hint(void* handle, const int64_t* rows, const int32_t* hints, int64_t n) {
+  map_of(handle)->hint(rows, hints, n);
 }
 
 HOTROWS_API void hotrows_slots_warm(void* handle, const int64_t* rows, const int32_t* ages, int64_t n) {

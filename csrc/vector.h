@@ -4,6 +4,8 @@
 // bits depend on the instruction set (and never on the number of threads).
 #pragma once
 
+#include <new>
+
 #include "core.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -117,6 +119,19 @@ inline void store(float* to, Vec x, int64_t count) {
   _mm512_mask_storeu_ps(to, first(count), x);
 }
 #endif
+
+// Floats that begin on a cache line, as whole registers are read best.
+template <class T>
+struct Lines {
+  using value_type = T;
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64))); }
+  void deallocate(T* p, std::size_t) { ::operator delete(p, std::align_val_t(64)); }
+  template <class U>
+  bool operator==(const Lines<U>&) const { return true; }
+  template <class U>
+  bool operator!=(const Lines<U>&) const { return false; }
+};
+using Floats = std::vector<float, Lines<float>>;
 
 // n, rounded up to whole registers.
 inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }

@@ -48,7 +48,8 @@ def _note_all(trainer: Trainer, notes) -> None:
         loss = train(work, scale)
         note = {"kind": "step", "step": trainer.state.step, "loss": loss.item().hex()}
         if tables:
-            note["rows_in"] = tables.traffic(work.item.plan).rows_in
+            traffic = tables.traffic(work.item.plan)
+            note |= {"rows_in": traffic.rows_in, "bytes_out": traffic.bytes_out}
             note |= _of_store(tables.files[0]) if trainer.state.step % 20 == 1 else {}
         print(json.dumps(note | {"at": time.monotonic()}), file=notes)
         return loss
@@ -68,6 +69,7 @@ def _of_store(store) -> dict:
     return {
         "anonymous_mb": anonymous / 1024,
         "store": store.counters | {"worked": pace.worked, "held_back": pace.held_back},
+        "store_bytes": store.num_bytes,
         "logs": len(store._logs),
         "fullness": store._fullness(),
     }

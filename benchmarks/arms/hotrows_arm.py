@@ -140,7 +140,7 @@ def _embedding_step(args: Namespace, model, embedding, planned: Iterator):
 
 def _training_step(args: Namespace, model, embedding, planned: Iterator):
     dtype = getattr(torch, args.precision)
-    use_linear_paths(model, choose_linear_paths(model, args.batch_size, dtype))
+    use_linear_paths(model, choose_linear_paths(model, dtype))
     optimizer = DENSE_OPTIMIZERS[args.optimizer](model.parameters(), LEARNING_RATE, fused=True)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bfloat16")
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import count
 
 import torch
-from torch import distributed, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
@@ -72,7 +71,7 @@ def make_step(args: Namespace) -> rank_arm.Step:
         micro_batches=args.micro_batches,
         pack_parts=_A_PACK_PER_TABLE if args.pack == "none" else args.splits,
     )
-    use_linear_paths(model, _paths(model, args))
+    use_linear_paths(model, choose_linear_paths(model))
     shared = SharedGradients(model, ranks)
     mine = [split(batch, ranks.num_ranks)[ranks.rank] for batch in batches]
     parts = [split(batch, args.micro_batches) for batch in mine]
@@ -153,16 +152,6 @@ def _with_hot(args: Namespace, model, batches: list, ranks) -> dict[str, Placeme
         table.name: replace(placed[table.name], hot=int((count >= least.clamp(min=1)).sum()))
         for table, count in zip(model.tables, counts, strict=True)
     }
-
-
-def _paths(model: nn.Module, args: Namespace) -> dict[str, str]:
-    """How linear layers multiply: measured by all ranks at once, since they will run at once; the
-    first one's choice counts."""
-    size = args.batch_size // args.ranks // args.micro_batches
-    paths = [choose_linear_paths(model, size)]
-    if args.ranks > 1:
-        distributed.broadcast_object_list(paths)
-    return paths[0]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def measure(request: dict) -> dict:
 def _hotrows(request: dict, features: Features, data: list[Samples]) -> Callable[[int], float]:
     model = hotrows_models.build(request["model"], features, request["dim"], **request["options"])
     embedding = hotrows_models.embedding_of(model, features, hotrows.Adagrad(lr=_ROW_LR))
-    use_linear_paths(model, choose_linear_paths(model, request["batch_size"]))
+    use_linear_paths(model, choose_linear_paths(model))
     batches = [hotrows_models.batch_of(features, samples) for samples in data]
     return hotrows_models.training_step(model, embedding, batches, _DENSE_LR)
 

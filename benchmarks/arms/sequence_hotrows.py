@@ -51,7 +51,7 @@ def _step(args: Namespace) -> Callable[[int], float]:
     model = build(args.model, FEATURES, args.dim, **options(args))
     embedding = embedding_of(model, FEATURES, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
     precision = getattr(torch, args.precision)
-    use_linear_paths(model, choose_linear_paths(model, args.batch_size, precision))
+    use_linear_paths(model, choose_linear_paths(model, precision))
     return training_step(model, embedding, data, DENSE_LEARNING_RATE, precision)
 
 

@@ -171,7 +171,7 @@ def _slow_down(embedding: Embedding, link) -> None:
 
 
 def _step(model, link):
-    use_linear_paths(model, choose_linear_paths(model, BATCH, torch.float32))
+    use_linear_paths(model, choose_linear_paths(model, torch.float32))
     optimizer = torch.optim.Adagrad(model.parameters(), LEARNING_RATE, fused=True)
 
     def step(embedding, work) -> float:

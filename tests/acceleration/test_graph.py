@@ -371,10 +371,10 @@ def test_where_dynamo_gives_up_the_model_runs_once_as_it_is(monkeypatch):
         seen.append("going on")
         return v + m.c(x) + m.a(x)
 
-    def fail(graph, example_inputs, report):
+    def fail(graph, example_inputs, report, linear_paths):
         if any("c_" in str(node.target) for node in graph.graph.nodes):
             raise AssertionError("this graph is too much")
-        return rewrite(graph, example_inputs, report)
+        return rewrite(graph, example_inputs, report, linear_paths)
 
     rewrite = graph_module.rewrite
     monkeypatch.setattr("hotrows.acceleration.graph.rewrite", fail)

@@ -60,7 +60,6 @@ def test_the_mean_of_two_measurements():
 def test_doctor_warns_of_a_slow_disk_alone(hotrows, tmp_path, monkeypatch, reads):
     disk = dataclasses.replace(FAST, reads_per_second=reads)
     monkeypatch.setattr("hotrows.train.costs.measure_disk.measure_disk", lambda folder: disk)
-    monkeypatch.setattr("hotrows.cli.doctor.measured_paths", lambda batch_size: {})
     run = hotrows("doctor", "--store", tmp_path / "to" / "be")
     assert run.code == 0, run.err
     assert f"disk of {tmp_path}, measured:" in run.out

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
-from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.cached_group import CachedGroup
 from hotrows.engine.planning.policy import Lookahead, Newest
 from hotrows.engine.planning.slots import NativeSlotMap
 from hotrows.engine.stages import start

@@ -242,71 +242,29 @@ def _name(stage: Stage) -> str:
     return NAMES.get(stage.name, stage.name)
 
 
-class _GatedLock:
-    """The lock of store.json, which merging takes when it is its turn."""
-
-    def __init__(self, lock: Any, merging: GatedMerging) -> None:
-        self._lock, self._merging = lock, merging
-
-    def __enter__(self) -> None:
-        self._merging.before_lock()
-        self._lock.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._lock.__exit__(*error)
-        self._merging.after_lock()
-
-
 class GatedMerging:
-    """Merging of a file store, whose every step waits for its turn: the journal, its name in store.json,
-    rows in any order, the end."""
+    """Merging of a file store, whose every step waits for its turn: rows of the new base in any order,
+    which mean nothing until its name is in store.json; then that, and the change-over of reads."""
 
     def __init__(self, store: FileStore, conductor: Conductor, rank: int) -> None:
-        self._store, self._conductor, self._rank = store, conductor, rank
-        self._step = ""  # of the merge that is running
-        store._saved.lock = _GatedLock(store._saved.lock, self)  # type: ignore[assignment]
-        store._base.write, self._write = self._write_rows, store._base.write  # type: ignore[method-assign]
-        merge = store._merger._merge
+        merger = store._merger
+        merge, write_all, switch = merger._merge, merger._write_all, merger._switch
 
-        def merge_log(log: Any) -> bool:
-            self._step = "decide"
-            try:
-                return merge(log)
-            finally:
-                self._step = ""
+        def merge_in_turn(due: Any) -> bool:
+            conductor.wait(rank, "merge-row", "merged")
+            due = store._next_to_merge(False)  # of now: further logs may have been closed
+            assert due is not None
+            return merge(due)
 
-        store._merger._merge = merge_log  # type: ignore[method-assign]
+        def write_in_turn(due: Any, writer: Any) -> None:
+            write_all(due, writer)
+            while conductor.wait(rank, "merge-row", "merged").kind == "merge-row":
+                conductor.advance()
 
-    @property
-    def _is_merging(self) -> bool:
-        return threading.current_thread() is self._store._merger._worker
+        def switch_in_turn(*merged: Any) -> None:
+            switch(*merged)
+            conductor.advance()
 
-    def before_lock(self) -> None:
-        if not self._is_merging or not self._step:
-            return
-        if self._step == "decide":
-            event = self._conductor.wait(self._rank, "write-undo", "merge-row", "merged")
-            self._step = "deciding undo" if event.kind == "write-undo" else "deciding"
-        elif self._step == "name":
-            self._conductor.do(self._rank, "write-undo")
-            self._conductor.wait(self._rank, "name-undo")
-        elif self._step == "merge":
-            self._conductor.wait(self._rank, "merged")
-
-    def after_lock(self) -> None:
-        if not self._is_merging or not self._step:
-            return
-        if self._step in ("name", "merge"):
-            self._conductor.advance()
-        self._step = {"deciding undo": "name", "deciding": "merge", "name": "merge"}.get(self._step, "")
-
-    def _write_rows(self, rows: Any, records: Any) -> None:
-        if not self._is_merging:
-            self._write(rows, records)
-            return
-        for _ in range(len(rows)):
-            event = self._conductor.wait(self._rank, "merge-row")
-            place = rows.tolist().index(event.row)
-            self._write(rows[place : place + 1], records[place : place + 1])
-            self._store._base.mark(rows[place : place + 1], True)
-            self._conductor.advance()
+        merger._merge, merger._write_all = merge_in_turn, write_in_turn  # type: ignore[method-assign]
+        merger._switch = switch_in_turn
+        merger._next_due = lambda full: store._next_to_merge(False)  # however short the logs are

@@ -195,10 +195,8 @@ class Model : public Stages {
         const Store files = store(t, p);
         bool whole = files.is_restorable(g);
         for (int row = 0; row < case_.rows; ++row) {
-          const Token seen = files.view(g, row, whole), back = files.gone_back(g, row);
-          const Token wanted = expected_[p][step][row];
-          for (Token value : {seen, back})
-            if ((value ? value : token(row, 0)) != wanted) fail(kLostCheckpoint, p, step, row, value, wanted);
+          const Token seen = files.view(g, row, whole), wanted = expected_[p][step][row];
+          if ((seen ? seen : token(row, 0)) != wanted) fail(kLostCheckpoint, p, step, row, seen, wanted);
         }
         if (!whole) fail(kLostCheckpoint, p, step);
       }
@@ -212,56 +210,46 @@ class Model : public Stages {
     State t = s;
     File& file = t.ranks[p].file;
     Store files = store(t, p);
-    if (!file.merging) {
-      const int g = files.next_log();
-      if (!g) return;
-      file.target = static_cast<uint8_t>(g);
-      if (!files.needs_undo(g)) {
-        begin_overwriting(file, files);
+    if (file.merging) {
+      merge_step(s, p, emit);
+    } else if (const int g = files.next_log()) {
+      files.begin_merging(g);
+      if (keeps(kBaseWholeFirst)) {
         merge_step(t, p, emit);
         return;
       }
-      files.write_undo();
-      file.merging = kUndoWritten;
-      emit_checked(event_of(kWriteUndo, p, g), t, emit);
-    } else if (file.merging == kUndoWritten && keeps(kUndoNamedFirst)) {
-      file.named |= 1u << file.target;
-      begin_overwriting(file, files);
-      emit_checked(event_of(kNameUndo, p, file.target), t, emit);
-    } else {
-      if (file.merging == kUndoWritten) begin_overwriting(file, files);
-      merge_step(t, p, emit);
+      file.bases |= 1u << g;
+      emit_checked(event_of(kNameBase, p, g), t, emit);
     }
   }
 
-  static void begin_overwriting(File& file, const Store& files) {
-    file.merging = kOverwriting;
-    file.left = static_cast<uint8_t>(files.rows_of(file.target));
-  }
-
-  // Rows of `base` may reach the disk in any order.
+  // Rows of the new base may reach the disk in any order.
   template <class Emit>
   void merge_step(const State& s, int p, Emit& emit) {
     const File& before = s.ranks[p].file;
+    const int g = before.target;
     for (int row = 0; row < case_.rows; ++row) {
       if (!has(before.left, row)) continue;
       State t = s;
       File& file = t.ranks[p].file;
-      file.base[row] = file.log[file.target][row];
+      file.base[g][row] = store(t, p).merged_row(row);
       file.left &= ~(1u << row);
-      emit_checked(event_of(kMergeRow, p, file.target, row), t, emit);
+      emit_checked(event_of(kMergeRow, p, g, row), t, emit);
     }
     if (before.left) return;
     State t = s;
     File& file = t.ranks[p].file;
-    const int g = file.target;
+    if (file.merging == kSaved) {
+      store(t, p).switch_base();
+      emit_checked(event_of(kSwitch, p, g), t, emit);
+      return;
+    }
     if (!keeps(kLogUntilSaved) && file.merging != kLogDeleted) {
       file.logs &= ~(1u << g);
       file.merging = kLogDeleted;
       emit_checked(event_of(kDeleteLog, p, g), t, emit);
       return;
     }
-    if (file.undo[g][0] | file.undo[g][1] | file.undo[g][2] | file.undo[g][3] | file.undo[g][4]) file.named |= 1u << g;
     store(t, p).save_merged();
     emit_checked(event_of(kMerged, p, g), t, emit);
   }
@@ -287,27 +275,15 @@ class Model : public Stages {
     File& file = t.ranks[p].file;
     Store files = store(t, p);
     const int g = s.num_kept ? s.kept[s.num_kept - 1].generation[p] : 0;
-    int kind = kRestore, number = g;
+    int kind = kRestore;
     if (file.restart == kIsDown && !keeps(kGoBack)) {
       files.open_logs();
       file.restart = kIsReady;
       kind = kOpenLogs;
     } else if (file.restart == kIsDown) {
       if (!files.save_back_to(g)) fail(kTooManyGenerations, p, g);
-      file.restart = kGoingBack;
-    } else if (file.restart == kGoingBack) {
-      for (unsigned left = file.named & ~up_to(g); left; left &= ~(1u << number)) {
-        number = files.next_journal(left);
-        files.apply_undo(number);
-      }
-      if (!g) std::memset(file.base, 0, kRows);
       file.restart = kWentBack;
-      kind = kApplyUndo;
     } else if (file.restart == kWentBack) {
-      files.drop_journals(file.named & ~up_to(g));
-      file.restart = kUndone;
-      kind = kDropUndo;
-    } else if (file.restart == kUndone) {
       files.open_logs();
       file.restart = kOpened;
       kind = kOpenLogs;
@@ -318,7 +294,7 @@ class Model : public Stages {
     } else {
       return;
     }
-    emit_checked(event_of(kind, p, number), t, emit);
+    emit_checked(event_of(kind, p, g), t, emit);
   }
 
   template <class Emit>

@@ -184,22 +184,14 @@ class _Training:
         self._conductor.do(self._rank, "retain", lambda: self._cached_tables.retain(generations))
 
     def _go_back(self, store: Any, generation: int | None) -> None:
-        """Restores a file store; a crash may come before and after each write of store.json."""
-        save, steps = store._saved.save, [["restore"], ["apply-undo", "drop-undo"]]
-
-        def in_turn(state: Any) -> None:
-            kinds = steps.pop(0)
-            for kind in kinds[:-1]:
-                self._conductor.do(self._rank, kind)
-            self._conductor.do(self._rank, kinds[-1], lambda: save(state))
-
-        store._saved.save = in_turn
+        """Restores a file store; a crash may come before and after store.json is written."""
+        save = store._saved.save
+        store._saved.save = lambda state: self._conductor.do(self._rank, "restore", lambda: save(state))
         try:
             store.restore(generation)
         finally:
             store._saved.save = save
-        for kind in [*[kind for kinds in steps for kind in kinds], "open-logs"]:
-            self._conductor.do(self._rank, kind)
+        self._conductor.do(self._rank, "open-logs")
         self._cached_tables.forget_plans()
 
     def _end(self) -> None:

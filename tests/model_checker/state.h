@@ -13,31 +13,29 @@ constexpr int kRows = 5, kSlots = 4, kBatches = 6, kRanks = 2, kGenerations = 8,
 enum Rule {
   kWaitsFor, kLeftIsWritten, kWriteAfterTraining, kTrainAfterInsert, kOneMoveLane, kPauseStopsLanes,
   kPauseEndsTransfers, kTrainingMarks, kFlushedIsWrittenAgain, kBypassReadsSlots, kSavesTrained, kFlushFirst,
-  kWritesToLog, kMergesPublished, kUndoBeforeBase, kUndoNamedFirst, kUndoNewestFirst, kViewOldestFirst,
-  kLogUntilSaved, kPublishAfterClose, kPublishAfterAll, kRetainAfterPublish, kGoBack, kLockstepPaces,
-  kLockstepPause,
+  kWritesToLog, kMergesPublished, kBaseWholeFirst, kMergedFilesStay, kSwitchAtOnce, kLogUntilSaved,
+  kPublishAfterClose, kPublishAfterAll, kRetainAfterPublish, kGoBack, kLockstepPaces, kLockstepPause,
   kRacesAreFaults,  // no rule: without it, a race is no fault, only what is read because of it
   kNumRules
 };
 constexpr const char* kRuleNames =
     "waits_for left_is_written write_after_training train_after_insert one_move_lane pause_stops_lanes "
     "pause_ends_transfers training_marks flushed_is_written_again bypass_reads_slots saves_trained flush_first "
-    "writes_to_log merges_published undo_before_base undo_named_first undo_newest_first view_oldest_first "
-    "log_until_saved publish_after_close publish_after_all retain_after_publish go_back lockstep_paces "
-    "lockstep_pause races_are_faults";
+    "writes_to_log merges_published base_whole_first merged_files_stay switch_at_once log_until_saved "
+    "publish_after_close publish_after_all retain_after_publish go_back lockstep_paces lockstep_pause "
+    "races_are_faults";
 
 enum Stage { kPlan, kCollect, kInsert, kTrain, kWrite, kStages };
 
 // Begin and end of each stage, then the steps of pauses, of merging, of crashes and restarts.
 enum Kind {
   kBegin = 0, kEnd = kStages, kExchange = 2 * kStages, kPause, kEvaluate, kFlush, kCloseLog, kPublish, kRetain,
-  kResume, kWriteUndo, kNameUndo, kMergeRow, kMerged, kDeleteLog, kCrash, kRestore, kApplyUndo, kDropUndo,
-  kOpenLogs, kStart
+  kResume, kNameBase, kMergeRow, kMerged, kSwitch, kDeleteLog, kCrash, kRestore, kOpenLogs, kStart
 };
 constexpr const char* kEventNames =
     "plan-begins collect-begins insert-begins train-begins write-begins plan-ends collect-ends insert-ends "
-    "train-ends write-ends exchange pause evaluate flush close-log publish retain resume write-undo name-undo "
-    "merge-row merged delete-log crash restore apply-undo drop-undo open-logs start";
+    "train-ends write-ends exchange pause evaluate flush close-log publish retain resume name-base merge-row "
+    "merged switch delete-log crash restore open-logs start";
 
 using Event = uint16_t;  // kind << 7 | rank << 6 | number of a batch, step or generation << 3 | row
 constexpr Event event_of(int kind, int rank, int number = 0, int row = 0) {
@@ -69,10 +67,9 @@ struct Case {
 };
 enum PauseBits { kEvaluates = 1, kSaves = 2, kIsBest = 4 };
 
-// 0: nothing. Of a log it means that the row is not in it, of `base` that it was never written.
+// 0: nothing. Of a log it means that the row is not in it, of a base that it was never written.
 using Token = uint8_t;
 constexpr Token token(int row, int version) { return static_cast<Token>(1 + (row << 3 | version)); }
-constexpr Token kBare = 0x7f;  // in an undo journal: `base` had no record of the row
 
 enum Mark : uint8_t { kSame, kChanged, kFlushed };
 
@@ -91,19 +88,19 @@ struct Pipe {
 };
 
 // Progress of the restart of a rank's file store, and of merging.
-enum Restart : uint8_t { kIsUp, kIsDown, kGoingBack, kWentBack, kUndone, kOpened, kIsReady };
-enum Merging : uint8_t { kNotMerging, kUndoWritten, kOverwriting, kLogDeleted };
+enum Restart : uint8_t { kIsUp, kIsDown, kWentBack, kOpened, kIsReady };
+enum Merging : uint8_t { kNotMerging, kWriting, kLogDeleted, kSaved };
 
-// The file store of a rank; sets of generations are bits. open .. named: store.json. index: what reads find,
-// which leaves out rows that were flushed while they stay in their slots.
+// The file store of a rank; sets of generations are bits. open, bases, closed, retained: store.json. index: what
+// reads find, which leaves out rows that were flushed while they stay in their slots.
 struct File {
-  Token base[kRows];
-  Token log[kGenerations][kRows], index[kGenerations][kRows], undo[kGenerations][kRows];
-  uint8_t open, merged, closed, retained, named;
+  Token base[kGenerations][kRows], log[kGenerations][kRows], index[kGenerations][kRows];
+  uint8_t open, bases, closed, retained;
   uint8_t logs;     // files that are there
   uint8_t readers;  // logs that reads look through
+  uint8_t reads;    // the generation of the base that they look into; 0: none
   uint8_t taken;    // the generation of the last checkpoint
-  uint8_t merging, target, left;  // left: rows still to be merged
+  uint8_t merging, target, left;  // left: rows still to be written
   uint8_t restart;
 };
 

@@ -22,12 +22,12 @@ class Store {
   static Token read(const File& f, int row) {
     for (int g = highest(f.readers); g > 0; --g)
       if (has(f.readers, g) && f.index[g][row]) return f.index[g][row];
-    return f.base[row];
+    return f.base[f.reads][row];
   }
 
   void write(int row, Token value, bool keeps_row) {
     if (!keeps(kWritesToLog)) {
-      f_.base[row] = value;
+      f_.base[f_.reads][row] = value;
       return;
     }
     f_.log[f_.open][row] = value;
@@ -45,80 +45,68 @@ class Store {
 
   void retain(unsigned generations) {
     f_.retained = static_cast<uint8_t>(generations);
-    const unsigned needed = generations ? ~up_to(lowest(generations)) : 0;
-    drop_journals(f_.named & ~needed);
+    drop_unneeded();
   }
 
+  int merged() const { return highest(f_.bases); }
+  int base_of(int generation) const { return highest(f_.bases & up_to(generation)); }
+  unsigned logs_of(int generation) const { return f_.closed & up_to(generation) & ~up_to(base_of(generation)); }
+
   bool is_restorable(int g) const {
-    const int last = f_.retained ? highest(f_.retained) : f_.merged;
+    const int last = f_.retained ? highest(f_.retained) : merged();
     return has(f_.retained, g) || (has(f_.closed, g) && g > last);
   }
 
-  // A row as `view(generation)` shows it; 0: initial. whole: whether all files that it needs are there.
+  // A row of a generation, in a view and once the store went back to it; 0: initial. whole: whether all files that
+  // it needs are there.
   Token view(int generation, int row, bool& whole) const {
+    const unsigned logs = logs_of(generation);
     for (int g = generation; g > 0; --g) {
-      if (!has(f_.closed, g)) continue;
+      if (!has(logs, g)) continue;
       if (!has(f_.logs, g)) whole = false;
       if (f_.log[g][row]) return f_.log[g][row];
     }
-    for (int i = 1; i < kGenerations; ++i) {  // of several journals, the oldest
-      const int g = keeps(kViewOldestFirst) ? i : kGenerations - i;
-      if (has(f_.named, g) && g > generation && f_.undo[g][row])
-        return f_.undo[g][row] == kBare ? Token{0} : f_.undo[g][row];
-    }
-    return f_.base[row];
+    return f_.base[base_of(generation)][row];
   }
 
-  // A row once the store went back to a generation.
-  Token gone_back(int generation, int row) const {
-    for (int g = generation; g > 0; --g)
-      if (has(f_.closed, g) && f_.log[g][row]) return f_.log[g][row];
-    Token value = f_.base[row];
-    for (unsigned left = f_.named & ~up_to(generation); left;) {
-      const int g = next_journal(left);
-      left &= ~(1u << g);
-      if (f_.undo[g][row]) value = f_.undo[g][row] == kBare ? Token{0} : f_.undo[g][row];
-    }
-    return value;
-  }
+  // ---- merging, one step at a time
 
-  // ---- merging, one step at a time; 0: none is due. Returns whether the step is the one asked about.
-
+  // The newest log that is merged next, with all before it; 0: none is due.
   int next_log() const {
     const unsigned due = keeps(kMergesPublished) ? up_to(highest(f_.retained)) : ~0u;
-    const int oldest = lowest(f_.closed & f_.readers);
-    return has(due, oldest) ? oldest : 0;
+    return highest(f_.closed & f_.readers & due);
   }
 
-  bool needs_undo(int g) const {
-    return keeps(kUndoBeforeBase) && (f_.retained & (up_to(g) >> 1)) != 0 && !has(f_.named, g);
+  void begin_merging(int g) {
+    f_.merging = kWriting;
+    f_.target = static_cast<uint8_t>(g);
+    std::memset(f_.base[g], 0, kRows);
+    f_.left = 0;
+    for (int row = 0; row < case_.rows; ++row) f_.left |= (merged_row(row) != 0) << row;
   }
 
-  // Writes the journal of the log that is merged next: what `base` has of its rows, except for rows that an
-  // earlier journal has as the same checkpoint needs them.
-  void write_undo() {
-    const int g = f_.target, before = highest(f_.retained & (up_to(g) >> 1));
-    for (int row = 0; row < case_.rows; ++row) {
-      bool earlier = false;
-      for (int h = before + 1; h < g; ++h) earlier |= has(f_.named, h) && f_.undo[h][row];
-      if (f_.log[g][row] && !earlier) f_.undo[g][row] = f_.base[row] ? f_.base[row] : kBare;
+  // What the new base has of a row: the newest of its logs, or what the base has that reads look into.
+  Token merged_row(int row) const {
+    for (int g = f_.target; g > f_.reads; --g)
+      if (has(f_.closed & f_.readers, g) && f_.log[g][row]) return f_.log[g][row];
+    return f_.base[f_.reads][row];
+  }
+
+  // store.json names the new base; files that nobody needs go.
+  void save_merged() {
+    f_.bases |= 1u << f_.target;
+    drop_unneeded();
+    leave_logs();
+    if (keeps(kSwitchAtOnce)) {
+      switch_base();
+    } else {
+      f_.merging = kSaved;
     }
   }
 
-  unsigned rows_of(int g) const {
-    unsigned rows = 0;
-    for (int row = 0; row < case_.rows; ++row) rows |= unsigned{f_.log[g][row] != 0} << row;
-    return rows;
-  }
-
-  // store.json says that `base` holds the generation; its log goes, and nobody reads it any more.
-  void save_merged() {
-    const int g = f_.target;
-    f_.merged = static_cast<uint8_t>(g);
-    f_.closed &= ~(1u << g);
-    drop_logs(1u << g);
-    f_.readers &= ~(1u << g);
-    std::memset(f_.index[g], 0, kRows);
+  void switch_base() {
+    if (!has(f_.bases, f_.reads)) std::memset(f_.base[f_.reads], 0, kRows);
+    f_.reads = f_.target;
     f_.merging = f_.target = f_.left = 0;
   }
 
@@ -126,11 +114,11 @@ class Store {
 
   void crash() {
     std::memset(f_.index, 0, sizeof f_.index);
-    for (int g = 1; g < kGenerations; ++g) {  // a journal that store.json does not name means nothing
-      if (!has(f_.named, g)) std::memset(f_.undo[g], 0, kRows);
+    for (int g = 1; g < kGenerations; ++g) {  // a file that store.json does not name means nothing
+      if (!has(f_.bases, g)) std::memset(f_.base[g], 0, kRows);
       if (!has(f_.closed, g) && keeps(kGoBack)) std::memset(f_.log[g], 0, kRows);
     }
-    f_.readers = f_.merging = f_.target = f_.left = f_.taken = 0;
+    f_.readers = f_.reads = f_.merging = f_.target = f_.left = f_.taken = 0;
     f_.restart = kIsDown;
   }
 
@@ -141,25 +129,10 @@ class Store {
     drop_logs(~(f_.closed & kept) & 0xff);
     f_.closed &= kept;
     f_.retained &= kept;
-    if (f_.merged > generation) f_.merged = static_cast<uint8_t>(generation);
-    if (!generation) drop_journals(0xff);
+    drop_bases(~kept);
     ++f_.open;
+    drop_unneeded();
     return true;
-  }
-
-  int next_journal(unsigned journals) const {
-    return keeps(kUndoNewestFirst) ? highest(journals) : lowest(journals);
-  }
-
-  void apply_undo(int g) {
-    for (int row = 0; row < case_.rows; ++row)
-      if (f_.undo[g][row]) f_.base[row] = f_.undo[g][row] == kBare ? Token{0} : f_.undo[g][row];
-  }
-
-  void drop_journals(unsigned journals) {
-    f_.named &= ~journals;
-    for (int g = 1; g < kGenerations; ++g)
-      if (has(journals, g)) std::memset(f_.undo[g], 0, kRows);
   }
 
   void drop_logs(unsigned logs) {
@@ -171,12 +144,40 @@ class Store {
   // Opens what store.json names; an index then has the newest record of each row.
   void open_logs() {
     f_.logs |= 1u << f_.open;
-    f_.readers = f_.closed | 1u << f_.open;
+    f_.reads = static_cast<uint8_t>(base_of(f_.open));
+    f_.readers = logs_of(f_.open) | 1u << f_.open;
     for (int g = 1; g < kGenerations; ++g)
       if (has(f_.readers, g)) std::memcpy(f_.index[g], f_.log[g], kRows);
   }
 
  private:
+  // Deletes what neither a retained generation is read from nor the present. An open file is read on, once deleted.
+  void drop_unneeded() {
+    unsigned bases = 0, logs = 0;
+    const unsigned generations = (keeps(kMergedFilesStay) ? f_.retained : 0) | 1u << f_.open;
+    for (int g = 0; g < kGenerations; ++g) {
+      if (!has(generations, g)) continue;
+      bases |= 1u << base_of(g);
+      logs |= logs_of(g);
+    }
+    drop_bases(~bases);
+    drop_logs(f_.closed & ~logs);
+    f_.closed &= logs;
+  }
+
+  void drop_bases(unsigned bases) {
+    for (int g = 1; g < kGenerations; ++g)
+      if (has(f_.bases & bases, g) && g != f_.reads) std::memset(f_.base[g], 0, kRows);
+    f_.bases &= ~bases;
+  }
+
+  void leave_logs() {
+    const unsigned merged = f_.readers & up_to(f_.target);
+    f_.readers &= ~merged;
+    for (int g = 1; g < kGenerations; ++g)
+      if (has(merged, g)) std::memset(f_.index[g], 0, kRows);
+  }
+
   void begin_log() {
     ++f_.open;
     f_.logs |= 1u << f_.open;

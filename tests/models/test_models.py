@@ -45,7 +45,7 @@ def test_a_model_gives_float32_logits_and_gradients_to_all(name, bfloat16):
 def test_a_model_learns(name, bfloat16):
     model = build(name)
     dtype = torch.bfloat16 if bfloat16 else torch.float32
-    use_linear_paths(model, choose_linear_paths(model, 64, dtype, seconds=0.02))
+    use_linear_paths(model, choose_linear_paths(model, dtype))
     vectors, dense = lookup(model, 64), torch.rand(64, 3)
     labels = (torch.rand(64, *SHAPE.get(name, ())) < 0.5).float()
     optimizer = torch.optim.Adam([*model.parameters(), *vectors.leaves.values()], lr=0.01)
@@ -67,7 +67,7 @@ def test_chosen_paths_change_rounding_alone(name):
     vectors = lookup(model)
     expected = logits_of(model, vectors, dense)
     names = list(dict(model.named_parameters()))
-    use_linear_paths(model, choose_linear_paths(model, 32, seconds=0.02))
+    use_linear_paths(model, choose_linear_paths(model))
     actual = logits_of(model, vectors, dense)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert list(dict(model.named_parameters())) == names

@@ -51,7 +51,7 @@ def test_activations_with_parameters_and_empty_shapes_are_refused():
 def test_groups_compute_on_the_chosen_paths():
     grouped, x = GroupedMLP(2, (8, 16, 4)), torch.randn(32, 8)
     expected = grouped(x)
-    use_linear_paths(grouped, choose_linear_paths(grouped, 32, seconds=0.02))
+    use_linear_paths(grouped, choose_linear_paths(grouped))
     assert_close(grouped(x), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -1,23 +1,15 @@
 """Chosen paths of linear layers against plain PyTorch."""
 
 import copy
-import functools
 import json
-import os
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.models.nn import (
-    MLP,
-    PathLinear,
-    choose_linear_paths,
-    linear_paths,
-    products,
-    use_linear_paths,
-)
+from hotrows.models.nn import MLP, PathLinear, choose_linear_paths, use_linear_paths
+from hotrows.ops.layers import products
 from hotrows.ops.layers.relu import relu_backward, relu_backward_reference
 from tests.support import pretend
 
@@ -118,71 +110,44 @@ def test_layers_with_more_than_relu_between_them_use_their_paths_too(options):
     assert_same(results[1], results[0], "float32")
 
 
-def test_choices_survive_json_and_only_measured_layers_leave_the_plain_path():
-    model = MLP((13, 64, 1))
-    choices = choose_linear_paths(model, batch_size=256, seconds=0.05)
-    assert len(choices) == 6 and type(model.layers[0]) is nn.Linear
-    copied = copy.deepcopy(model)
-    use_linear_paths(model, choices)
-    use_linear_paths(copied, json.loads(json.dumps(choices)))
-    x = torch.randn(256, 13)
-    for one, two in zip(run(model, x, "float32"), run(copied, x, "float32"), strict=True):
-        assert torch.equal(one, two)
+# Vendor, PyTorch's instructions, dtype, inputs, outputs -> forward, input gradient, weight gradient.
+AMD, INTEL = "AuthenticAMD", "GenuineIntel"
+RULE = [
+    (AMD, "AVX512", "float32", 367, 512, ("onednn", "onednn", "onednn")),
+    (AMD, "AVX512", "float32", 64, 64, ("onednn", "onednn", "onednn")),
+    (AMD, "AVX512", "float32", 13, 512, ("onednn", "onednn", "onednn_turned")),
+    (AMD, "AVX512", "float32", 64, 16, ("torch", "torch", "torch")),
+    (AMD, "AVX512", "float32", 5000, 1, ("torch", "torch", "torch")),
+    (AMD, "AVX512", "bfloat16", 367, 512, ("onednn", "torch", "torch")),
+    (AMD, "AVX2", "float32", 367, 512, ("torch", "torch", "torch")),
+    (INTEL, "AVX512", "float32", 367, 512, ("torch", "torch", "torch")),
+    (INTEL, "AVX512", "bfloat16", 16, 8, ("onednn", "torch", "torch")),
+    ("", "DEFAULT", "float32", 367, 512, ("torch", "torch", "torch")),
+]
 
 
-def test_bfloat16_choices_stand_beside_float32_ones():
-    model = MLP((8, 16, 1))
-    choices = choose_linear_paths(model, 64, torch.bfloat16, seconds=0.05)
-    assert all(key.split(" ")[1] == "bfloat16" for key in choices)
-    use_linear_paths(model, choices | choose_linear_paths(model, 64, seconds=0.05))
-    assert set(model.layers[0].paths) == set(DTYPES)
+@pytest.mark.parametrize(("vendor", "level", "dtype", "inputs", "outputs", "paths"), RULE, ids=str)
+def test_the_rule_of_each_kind_of_processor(vendor, level, dtype, inputs, outputs, paths, monkeypatch):
+    monkeypatch.setattr(products, "vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
+    monkeypatch.setattr(products, "has_onednn", lambda dtype: True)
+    products.paths_of.cache_clear()
+    choices = choose_linear_paths(nn.Linear(inputs, outputs), DTYPES[dtype])
+    products.paths_of.cache_clear()
+    assert choices == {
+        f"{product} {dtype} {inputs}x{outputs}": path
+        for product, path in zip(products.BY_PRODUCT, paths, strict=True)
+    }
+    use_linear_paths(nn.Linear(inputs, outputs), json.loads(json.dumps(choices)))
 
 
-def test_a_path_that_computes_something_else_never_wins(monkeypatch):
-    monkeypatch.setitem(products.FORWARD, "onednn", lambda x, w, b, relu: x.new_zeros(len(x), len(w)))
-    choices = choose_linear_paths(nn.Linear(64, 64), 512, seconds=0.05)
-    assert choices["forward float32 64x64"] != "onednn"
-
-
-def test_a_path_that_this_torch_lacks_is_refused(monkeypatch):
+def test_a_path_that_this_torch_lacks_is_refused_and_not_chosen(monkeypatch):
     monkeypatch.setattr(products, "has_onednn", lambda dtype: False)
     with pytest.raises(ValueError, match="'onednn' for 'forward float32 4x4' is not offered"):
         use_linear_paths(nn.Linear(4, 4), {"forward float32 4x4": "onednn"})
-    assert set(choose_linear_paths(nn.Linear(4, 4), 8, seconds=0.01).values()) <= {
-        "torch",
-        "turned",
-        "chunked",
-    }
-
-
-@pytest.mark.parametrize(
-    ("others", "chosen", "times"), [([0.0], 0, 1), ([1.5, 0.1], 1, 2), ([1.5, 0.3, 0.9], 1, 3)]
-)
-def test_what_a_busy_machine_measured_is_measured_again(monkeypatch, others, chosen, times):
-    """The first measurement of a machine was kept for good, though another program ran beside it."""
-    busy, answers = iter(others), iter([{"path": number} for number in range(9)])
-
-    class Used:
-        def end(self):
-            return {"machine_busy": next(busy) / (os.cpu_count() or 1), "cores_busy": 0.0}
-
-    monkeypatch.setattr(linear_paths, "Utilization", Used)
-    assert linear_paths._quietest(lambda: next(answers)) == {"path": chosen}
-    assert next(answers) == {"path": times}
-
-
-def test_load_that_slows_one_path_down_for_a_while_does_not_choose(monkeypatch):
-    """Paths take turns and the shortest time of each counts: load during some turns changes nothing."""
-    taken = {"onednn": iter([9.0, 9.0, 9.0, *[0.8] * 99]), "torch": iter([1.0] * 99)}
-    runs = {name: functools.partial(torch.zeros, 1) for name in taken}
-    names = {id(run): name for name, run in runs.items()}
-    monkeypatch.setattr(linear_paths, "_time", lambda run: next(taken[names[id(run)]]))
-    assert linear_paths._fastest(runs, 0.0, 1e-4) == "onednn"
-
-
-def test_what_there_is_no_time_to_measure_stays_plain():
-    choices = choose_linear_paths(MLP((8, 16, 1)), 64, seconds=0.0)
-    assert len(choices) == 6 and set(choices.values()) == {"torch"}
+    products.paths_of.cache_clear()
+    assert set(choose_linear_paths(nn.Linear(400, 400)).values()) == {"torch"}
+    products.paths_of.cache_clear()
 
 
 def test_parameters_keep_identity_names_and_optimizers():
@@ -226,12 +191,6 @@ def test_native_relu_backward_equals_the_reference(dtype):
             expected = relu_backward_reference(grad.clone(), after, torch.empty_like(grad))
             assert torch.equal(got[0], expected[0])
             assert_close(got[1], expected[1], rtol=1e-4, atol=1e-4)
-
-
-def test_measuring_leaves_the_random_state_alone():
-    layer, before = nn.Linear(4, 4), torch.get_rng_state()
-    choose_linear_paths(layer, 8, seconds=0.01)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])

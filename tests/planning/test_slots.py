@@ -263,12 +263,12 @@ def test_the_window_grows_by_four_batches_at_most():
 
 @every_map
 def test_look_ahead_stays_within_its_bytes_but_for_the_pins(kind):
-    slots = kind(8, BELADY, in_flight=2, lookahead_bytes=440)
+    slots = kind(8, BELADY, in_flight=2, lookahead_bytes=170)
     fed = 0
     while slots.wants():
         slots.feed(ids(fed, fed + 1))
         fed += 2
-    assert slots.num_fed == 5  # 88 bytes a batch
+    assert slots.num_fed == 5  # 34 bytes a batch
     tight = kind(8, BELADY, in_flight=2, lookahead_bytes=0)
     while tight.wants():
         tight.feed(ids(1))

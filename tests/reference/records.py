@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hotrows.engine.storage import base_file, record_io
+from hotrows.engine.storage import record_io
 from hotrows.engine.storage.disk_io import RecordFile, runs
 from hotrows.engine.storage.record_io import ABSENT
 
@@ -17,8 +17,9 @@ def plain_records() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_io, "Fetcher", PlainFetcher)
         patch.setattr(record_io, "Index", PlainIndex)
-        patch.setattr(base_file, "sweep", plain_sweep)
-        patch.setattr(base_file, "alignment", lambda path: 1)
+        patch.setattr(record_io, "ranks", plain_ranks)
+        patch.setattr(record_io, "merge", plain_merge)
+        patch.setattr(record_io, "alignment", lambda path: 1)
         yield
 
 
@@ -59,8 +60,23 @@ class PlainIndex:
         return np.array([self._places.get(row, ABSENT) for row in rows.tolist()], np.int64)
 
 
-def plain_sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
-    """Writes the records of `rows`, ascending, one run of adjacent ones after the other."""
-    for begin, end in runs(rows, 1):
-        file.write(np.ascontiguousarray(records[begin:end]), first + int(rows[begin]) * file.stride)
-    return 0, records.size
+def _set_in(bits: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+
+
+def plain_ranks(bits: np.ndarray, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """How many rows below each of `rows` are set, -1 where it is not."""
+    ranks = {row: rank for rank, row in enumerate(_set_in(bits).tolist())}
+    return np.array([ranks.get(row, -1) for row in rows.tolist()], np.int64)
+
+
+def plain_merge(bits, first, old, rows, records, merged, out) -> int:
+    """Merges records into old ones of the rows set in bits, by a dictionary."""
+    all_records = dict(zip((first + _set_in(bits)).tolist(), old, strict=True))
+    all_records |= dict(zip(rows.tolist(), records, strict=True))
+    is_set = np.zeros(8 * bits.size, bool)
+    is_set[[row - first for row in all_records]] = True
+    merged[:] = np.packbits(is_set, bitorder="little")
+    joined = b"".join(all_records[row].tobytes() for row in sorted(all_records))
+    out[: len(joined)] = np.frombuffer(joined, np.uint8)
+    return len(all_records)

@@ -13,20 +13,21 @@ from torch import Tensor
 
 from hotrows.engine.planning import policy as policies
 from hotrows.engine.planning.policy import Lookahead, Newest, Policy, Window
-from hotrows.engine.planning.slots import SlotMap
+from hotrows.engine.planning.slots import NEVER, SlotMap
 from hotrows.ops.plan import Moves
 
 
 class ReferenceSlotMap(SlotMap):
     """A slot map with dicts and sorting."""
 
-    def __init__(self, num_slots: int, policy: Policy, in_flight: int = 1, **options: int | None) -> None:
+    def __init__(self, num_slots: int, policy: Policy, in_flight: int = 1, **options) -> None:
         super().__init__(num_slots, policy, in_flight, **options)
         self._uses: dict[int, deque[int]] = {}  # row: the batches to come that use it
         self._slots: dict[int, int] = {}  # row: its slot
         self._last_use: dict[int, int] = {}  # resident row: batch; below 0: warmed in, not used
         self._counts: dict[int, int] = {}
         self._protected: set[int] = set()
+        self._hints: dict[int, int] = {}  # row: the batch that uses it next, as it was told
 
     @property
     def num_resident(self) -> int:
@@ -45,7 +46,13 @@ class ReferenceSlotMap(SlotMap):
         self._slots = {row: slot for slot, row in enumerate(sorted(ranked))}
         return Moves(*_pairs(self._slots.items()), *_pairs([]))
 
-    def _allocate(self, rows: Tensor) -> tuple[Tensor, Moves, bool]:
+    def residents(self) -> Tensor:
+        return torch.tensor(sorted(self._slots), dtype=torch.int64)
+
+    def hint(self, rows: Tensor, next_uses: Tensor) -> None:
+        self._hints = dict(zip(rows.tolist(), next_uses.tolist(), strict=True))
+
+    def _allocate(self, rows: Tensor, next_uses: Tensor | None) -> tuple[Tensor, Moves, bool]:
         batch, used = self.num_allocated, rows.tolist()
         missing = [row for row in used if row not in self._slots]
         num_free = self.num_slots - len(self._slots)
@@ -66,6 +73,11 @@ class ReferenceSlotMap(SlotMap):
             rows_in = list(zip(missing, [*free, *(slot for _, slot in rows_out)], strict=False))
         self._slots.update(rows_in)
         self._remove_uses(batch, used)
+        if self.hinted:
+            never = [NEVER] * len(used)
+            self._hints |= dict(
+                zip(used, never if next_uses is None else next_uses.tolist(), strict=True)
+            )
         slots = torch.tensor([self._slots.get(row, -1) for row in used], dtype=torch.int64)
         return slots, Moves(*_pairs(rows_in), *_pairs(rows_out), bypasses_cache), drained
 
@@ -99,6 +111,9 @@ class ReferenceSlotMap(SlotMap):
             return self._last_use[row], row
 
         def next_use(row: int) -> float:
+            if self.hinted and row not in self._uses:
+                hint = self._hints.get(row, NEVER)
+                return hint if batch <= hint < NEVER else float("inf")
             known = row in self._uses and self._window.knows(self._uses[row][0] - batch)
             return self._uses[row][0] if known else float("inf")
 

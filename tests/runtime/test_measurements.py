@@ -20,14 +20,14 @@ def cache(tmp_path, monkeypatch):
 
 def test_what_was_measured_first_is_read_ever_after(cache, caplog):
     caplog.set_level(logging.INFO, "hotrows")
-    paths = Measurement("linear paths", {"batch_size": 64})
+    paths = Measurement("links", {"batch_size": 64})
     assert paths.read() is None
     assert paths.write({"forward": "onednn"}) == {"forward": "onednn"}
-    assert Measurement("linear paths", {"batch_size": 64}).read() == {"forward": "onednn"}
+    assert Measurement("links", {"batch_size": 64}).read() == {"forward": "onednn"}
     (file,) = cache.iterdir()
     measured, read = caplog.messages
-    assert measured == f"linear paths: measured, and kept in {file} for later runs"
-    assert read.startswith("linear paths: as measured on 20") and "hotrows doctor --renew" in read
+    assert measured == f"links: measured, and kept in {file} for later runs"
+    assert read.startswith("links: as measured on 20") and "hotrows doctor --renew" in read
 
 
 def test_of_two_that_measure_at_once_the_first_to_write_decides_for_both():
@@ -58,14 +58,14 @@ def test_processes_that_write_at_once_read_one_answer(cache):
 
 def test_other_conditions_threads_and_versions_have_answers_of_their_own(monkeypatch, threads):
     threads(1)
-    Measurement("linear paths", {"batch_size": 64}).write("first")
-    assert Measurement("linear paths", {"batch_size": 128}).read() is None
+    Measurement("links", {"batch_size": 64}).write("first")
+    assert Measurement("links", {"batch_size": 128}).read() is None
     assert Measurement("machine", {"batch_size": 64}).read() is None
     threads(2)
-    assert Measurement("linear paths", {"batch_size": 64}).read() is None
+    assert Measurement("links", {"batch_size": 64}).read() is None
     threads(1)
     monkeypatch.setattr(torch, "__version__", "9.9")
-    assert Measurement("linear paths", {"batch_size": 64}).read() is None
+    assert Measurement("links", {"batch_size": 64}).read() is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"of": 1}', b"\xff\xfe", b"[" * 100_000])
@@ -84,7 +84,7 @@ def test_where_nothing_can_be_kept_runs_measure_and_are_told_once(tmp_path, capl
 
     measurements._warn_once.cache_clear()
     (tmp_path / "cache").write_text("a file where the folder should be")
-    for name in ("machine", "linear paths"):
+    for name in ("machine", "links"):
         assert Measurement(name, {}).read() is None
         assert Measurement(name, {}).write((1, 2)) == [1, 2]
     monkeypatch.setenv("XDG_CACHE_HOME", "")

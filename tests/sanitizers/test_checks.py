@@ -55,7 +55,7 @@ class Mutation:
     tests: tuple[str, ...]
 
 
-STORE = ("rows", "file_index", "file_fetch", "file_sweep")
+STORE = ("rows", "file_index", "file_fetch", "file_dense")
 SLOTS, KEYS, FILES = ("tests/planning/test_slots.py",), ("tests/keys",), ("tests/storage/test_file.py",)
 DEFERRED = ("deferred", "planning"), ("tests/ops/test_deferred.py",)
 TEXT = ("tests/data/test_vocabulary.py",)
@@ -66,7 +66,7 @@ MUTATIONS = (
     Mutation("row_table.h", "hole < from && from", "hole <= from && from", ("slots",), SLOTS),
     Mutation("file_index.cpp", "(*entry & mask_) < rest)", "(*entry & mask_) <= rest)", STORE, FILES),
     Mutation("file_fetch.cpp", "last.last = i + 1;", "last.last = i;", STORE, FILES),
-    Mutation("file_sweep.cpp", "c <= (end(i) - 1) / kChunk", "c < (end(i) - 1) / kChunk", STORE, FILES),
+    Mutation("file_dense.cpp", "records + i++ * stride", "records + i * stride", STORE, FILES),
     Mutation("keys.cpp", "ahead) num_unread_ -=", "none) num_unread_ -=", ("keys",), KEYS),
     Mutation("keyed_records.h", "      --lines[i].passed;\n", "", ("keys",), KEYS),
     Mutation("key_window.h", "key.first = oldest.next;", "key.first = key.last;", ("keys",), KEYS),

@@ -7,7 +7,8 @@ import tracemalloc
 import pytest
 import torch
 
-from hotrows.engine.storage import merge_pace, merging
+from hotrows.engine.storage import base_file, merge_pace
+from hotrows.engine.storage.base_file import BaseWriter
 from hotrows.engine.storage.disk_io import Disk
 from hotrows.engine.storage.file_store import FileStore
 from hotrows.engine.storage.merge_pace import LEAST, MOST, MergePace
@@ -103,16 +104,16 @@ def test_a_write_waits_no_longer_than_merging():
 
 @pytest.fixture
 def slow_merging(monkeypatch):
-    """Merges take so long that logs fill meanwhile; returns what was written to `base` at a time."""
-    written, write_base = [], merging.BaseFile.write
+    """Merges take so long that logs fill meanwhile; returns how many records a piece had."""
+    written, add = [], BaseWriter.add
 
-    def slowly(self, rows, records):
-        written.append(len(rows))
+    def slowly(self, first, bits, old, rows, records):
+        written.append(len(old) + len(rows))
         time.sleep(0.002)
-        write_base(self, rows, records)
+        add(self, first, bits, old, rows, records)
 
-    monkeypatch.setattr(merging.BaseFile, "write", slowly)
-    monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(BaseWriter, "add", slowly)
+    monkeypatch.setattr(base_file, "PIECE_BYTES", 4096)
     monkeypatch.setattr(Disk, "sync", SYNC)  # checkpoints take their time
     return written
 
@@ -132,14 +133,14 @@ def test_no_more_than_two_logs_however_slow_merging_is(tmp_path, with_core, slow
             assert len(store._logs) <= 2
             assert store._fullness() < 1.2
         assert store._pace.held_back > 0
-        assert max(slow_merging) <= 4096 // 32 + 1
+        assert max(slow_merging) <= 2 * (4096 // 32 + base_file.COUNTED)
         assert_rows(store, steps)
         store.close()
 
 
 def test_a_store_that_closes_does_not_wait_for_pauses(tmp_path, monkeypatch):
     monkeypatch.setattr(merge_pace, "LEAST", 1e-6)
-    monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(base_file, "PIECE_BYTES", 4096)
     with FileStore.create(tmp_path / "store", 20_000, 32, first_values, META, log_rows=10**6) as store:
         write(store, range(0, 20_000, 3), 1)
         store.retain([store.checkpoint()])
@@ -159,9 +160,8 @@ def test_a_merge_holds_no_row_numbers_in_memory(tmp_path):
             part = rows[begin : begin + 20_000]
             store.write(part, new_values(part.numpy(), 4, 1))
         generation = store.checkpoint()
-        store._num_views = 1  # nothing is merged in the background
+        store.log_rows = 10**6  # nothing is merged in the background
         store.retain([generation])
-        store._num_views = 0
         tracemalloc.start()
         store.merge_now()
         most = tracemalloc.get_traced_memory()[1]

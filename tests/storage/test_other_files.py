@@ -11,8 +11,8 @@ from tests.support.file_stores import META, assert_rows, first_values, write
 FORM = (1000, 32, first_values, META)
 
 
-def two_checkpoints(path, first_row):
-    """A store whose second checkpoint is merged, and the first one in an undo journal."""
+def merged(path, first_row):
+    """A store whose second checkpoint is merged."""
     with FileStore.create(path, *FORM) as store:
         for step in (1, 2):
             write(store, range(first_row, first_row + 50), step)
@@ -42,19 +42,18 @@ def test_a_log_of_another_store_is_refused(tmp_path):
         assert_rows(store, dict.fromkeys(range(50), 1))
 
 
-def test_a_journal_of_another_store_is_refused_before_it_changes_a_row(tmp_path):
-    path, other = two_checkpoints(tmp_path / "one", 0), two_checkpoints(tmp_path / "other", 30)
-    journal, base = path / "undo-2", (path / "base").read_bytes()
-    own = journal.read_bytes()
-    shutil.copyfile(other / "undo-2", journal)
-    assert journal.stat().st_size == len(own)
-    message = "undo-2 is not the file that was written there; bring it back"
+def test_a_base_of_another_store_is_refused(tmp_path):
+    path, other = merged(tmp_path / "one", 0), merged(tmp_path / "other", 30)
+    base = path / "base-2"
+    own = base.read_bytes()
+    shutil.copyfile(other / "base-2", base)
+    assert base.stat().st_size == len(own)
+    message = "base-2 is not the file that was written there; bring it back"
     with pytest.raises(ValueError, match=message):
-        view_at(path, *FORM, generation=1)
+        view_at(path, *FORM, generation=2)
     with FileStore.open(path, *FORM) as store, pytest.raises(ValueError, match=message):
-        store.restore(1)
-    assert (path / "base").read_bytes() == base
-    journal.write_bytes(own)
+        store.restore(2)
+    base.write_bytes(own)
     with FileStore.open(path, *FORM) as store:
-        store.restore(1)
-        assert_rows(store, dict.fromkeys(range(50), 1))
+        store.restore(2)
+        assert_rows(store, dict.fromkeys(range(50), 2))

@@ -58,7 +58,7 @@ def test_a_folder_with_anything_else_stays(tmp_path, name):
     (path / name).write_text("mine")
     assert not remove_unsaved(path)
     assert (path / name).read_text() == "mine"
-    assert (path / "group-0" / "base").exists()
+    assert (path / "group-0" / "log-1").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "hotrows file store"}', "[" * 100_000])
@@ -67,7 +67,7 @@ def test_a_store_whose_description_is_damaged_stays(tmp_path, text):
     store(path / "group-0").close()
     (path / "group-0" / "store.json").write_text(text)
     assert not remove_unsaved(path)
-    assert (path / "group-0" / "base").exists()
+    assert (path / "group-0" / "log-1").exists()
 
 
 def test_a_store_that_is_open_stays(tmp_path):
@@ -75,4 +75,4 @@ def test_a_store_that_is_open_stays(tmp_path):
     with store(path / "group-0"):
         with pytest.raises(Held, match="group-0 is locked by process"):
             remove_unsaved(path)
-        assert (path / "group-0" / "base").exists()
+        assert (path / "group-0" / "log-1").exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotrows.engine.storage import log, merging
+from hotrows.engine.storage import base_file, log, merging
 from tests.reference.records import plain_records
 
 META = {"tables": ["user", "item"]}
@@ -28,6 +28,7 @@ def engine(with_core, merge_bytes=None, segment_bytes=None):
     with pytest.MonkeyPatch.context() as patch, nullcontext() if with_core else plain_records():
         if merge_bytes:
             patch.setattr(merging, "MERGE_BYTES", merge_bytes)
+            patch.setattr(base_file, "PIECE_BYTES", merge_bytes)
             patch.setattr(log, "SEGMENT_BYTES", segment_bytes)
         yield
 

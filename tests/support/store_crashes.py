@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from hotrows.engine.storage import base_file
 from hotrows.engine.storage.disk_io import Disk
 from hotrows.engine.storage.file_store import FileStore
 from tests.support.file_stores import META, assert_rows, first_values
@@ -57,7 +56,6 @@ class Crash:
     def install(self, patch):
         for name in CHANGES:
             patch.setattr(Disk, name, staticmethod(self.wrap(name, getattr(Disk, name))))
-        patch.setattr(base_file, "sweep", self.wrap("sweep", base_file.sweep))
 
     def wrap(self, name, call):
         def change(*arguments):

@@ -128,7 +128,7 @@ def store_of(method, folder):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """A file store with merged generations, an undo journal, and a log."""
+    """A file store with merged generations, of which an old one is retained, and a log."""
     folder = tmp_path_factory.mktemp("whole")
     choose = np.random.default_rng(0)
     with store_of(FileStore.create, folder) as store:
@@ -138,7 +138,7 @@ def stores(tmp_path_factory):
             if step in (0, 2):
                 store.retain([1, step + 1])
                 store.merge_now()
-    assert {"undo-2", "undo-3", "log-4"} <= {path.name for path in (folder / "store").iterdir()}
+    assert {"base-1", "base-3", "log-4"} <= {path.name for path in (folder / "store").iterdir()}
     return folder
 
 
@@ -226,7 +226,7 @@ TARGETS = {
     "resume": ("runs", resumed, (*USED, "enc/data.json", "run/metrics.jsonl"), 18),
     "data": ("runs", epochs, ("enc/*",), 27),
     "describe": ("runs", described, ("enc/*",), 12),
-    "store": ("stores", restored, ("store/store.json", "store/log-*", "store/undo-*"), 40),
+    "store": ("stores", restored, ("store/store.json", "store/log-*"), 40),
     "ranks": ("ranks", resharded, ("run/**/*",), 40),
     "keys": ("key_runs", with_keys, USED, 10),
     "versions": ("published", versions, ("to/**/*",), 14),

@@ -112,18 +112,20 @@ def test_every_optimizer_goes_on_to_the_same_bits(encoded, tmp_path, optimizer, 
     assert same_bits(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_paths_are_measured_once_and_read_ever_after(encoded, tmp_path, monkeypatch):
-    config = dataclasses.replace(CONFIG, linear_paths="measured", steps=4, precision="bfloat16")
+def test_paths_are_chosen_once_and_read_ever_after(encoded, tmp_path, monkeypatch):
+    config = dataclasses.replace(
+        CONFIG, linear_paths="measured", steps=4, precision="bfloat16"
+    )  # as auto
     with pytest.raises(Interrupted):
         Trainer(encoded, config, tmp_path / "run", progress=interrupt_after(2)).fit()
-    measured = run_folder.read_json(tmp_path / "run" / "choices.json")
-    assert {key.split()[1] for key in measured} == {"float32", "bfloat16"}
+    chosen = run_folder.read_json(tmp_path / "run" / "choices.json")
+    assert {key.split()[1] for key in chosen} == {"float32", "bfloat16"}
     monkeypatch.setattr(nn, "choose_linear_paths", None)
     used = []
     monkeypatch.setattr(nn, "use_linear_paths", lambda model, choices: used.append(choices))
     Trainer(encoded, config, tmp_path / "run", resume=True).fit()
     load_run(tmp_path / "run")
-    assert used == [measured, measured]
+    assert used == [chosen, chosen]
 
 
 def train_slowly(enc, run, config):

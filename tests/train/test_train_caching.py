@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -244,3 +245,64 @@ def test_no_thread_outlives_a_run_that_fails(encoded, tmp_path, monkeypatch):
         Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
     assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
     assert EncodedData.open(encoded.path) and os.listdir(tmp_path / "run")
+
+
+@pytest.mark.parametrize("most", [65_000, 7], ids=["all batches", "7 at a time"])
+@pytest.mark.parametrize("plan_depth", [0, 2])
+def test_next_uses_from_files_change_no_bit_and_save_reads(
+    encoded, tmp_path, monkeypatch, caplog, plan_depth, most
+):
+    epochs = dataclasses.replace(SMALL, epochs=3, batch_size=4, in_flight=1)
+    expected = Trainer(encoded, dataclasses.replace(epochs, fast_memory=None), tmp_path / "memory").fit()
+    misses = {}
+    monkeypatch.setattr("hotrows.engine.known_order.MOST_BATCHES", most)
+    caplog.set_level("INFO", "hotrows")
+    for name, least in (("ahead", 10**9), ("known", 1)):
+        monkeypatch.setattr("hotrows.engine.known_order.LEAST_BATCHES", least)
+        config = dataclasses.replace(
+            epochs, store=f"file:{tmp_path / name}-store", plan_depth=plan_depth, lookahead_memory=1
+        )
+        trainer = Trainer(encoded, config, tmp_path / name)
+        slots = trainer.cached_tables.groups
+        result = trainer.fit()
+        misses[name] = sum(group.host_slots.misses for group in slots)
+        assert_same_run(tmp_path / name, result, (tmp_path / "memory", expected))
+    assert misses["known"] < 0.9 * misses["ahead"]
+    assert ("next uses of 7 batches" in caplog.text) == (most == 7)
+    assert "looked for in memory: fewer than 1000000000 batches" in caplog.text.replace(",", "")
+    assert {path.name for path in (tmp_path / "known-store").iterdir()} == {"group-0", "run"}
+
+
+def test_a_run_with_next_uses_from_files_goes_on_to_the_same_bits(encoded, tmp_path, monkeypatch):
+    """Wherever it ends: the inspector begins again from there, and nothing of it is left."""
+    monkeypatch.setattr("hotrows.engine.known_order.LEAST_BATCHES", 1)
+    test_an_interrupted_run_goes_on_to_the_same_bits(
+        encoded, (tmp_path / "whole", Trainer(encoded, dataclasses.replace(SMALL, fast_memory=None),
+                                              tmp_path / "whole").fit()), tmp_path, "file"
+    )  # fmt: skip
+
+
+def test_a_disk_too_full_for_next_uses_is_said_and_training_goes_on(
+    encoded, whole, tmp_path, monkeypatch, caplog
+):
+    def full(self, rows):
+        raise OSError(28, "next-0: next uses of rows: No space left on device")
+
+    monkeypatch.setattr("hotrows.engine.known_order.LEAST_BATCHES", 1)
+    monkeypatch.setattr("hotrows.engine.planning.next_uses.NextUses.add", full)
+    result = Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
+    assert_same_run(tmp_path / "run", result, whole)
+    assert "rows are evicted by last use, since next uses cannot be found" in caplog.text
+
+
+def test_a_second_runner_of_one_trainer_finds_next_uses_anew(encoded, tmp_path, monkeypatch):
+    """The map knew the batches of the first runner as all there are, and trained none of the second."""
+    monkeypatch.setattr("hotrows.engine.known_order.LEAST_BATCHES", 1)
+    steps = Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").steps
+    for epoch in range(2):
+        steps.state = dataclasses.replace(steps.state, step=0)
+        with closing(steps.start()) as runner:
+            num_steps = sum(1 for work in runner if steps.train(work) is not None)
+        assert num_steps == steps.batches.total_steps, epoch
+    assert all(group.host_slots.hinted for group in steps.cached_tables.groups)
+    steps.cached_tables.close()

@@ -17,6 +17,7 @@ from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.engine import checkpoint
 from hotrows.engine.distributed.comm import OneRank
 from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.models import nn
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.tools.tuning.benchmark import PairedBenchmark
 from hotrows.train import Callback, Interrupted, Trainer
@@ -172,7 +173,7 @@ def test_a_run_has_the_bits_of_a_plain_loop_over_its_batches(data, steps, tmp_pa
     config = settle(dataclasses.replace(CONFIG, fast_memory=None), data[1])
     predictor = Recommender(config, data[1].schema)
     predictor.begin_at(data[1].label_means())
-    predictor.measure_choices(0)  # plain ones
+    nn.use_linear_paths(predictor.model, {})
     model, embedding = predictor.model, predictor.embedding
     optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr, fused=True)
     torch.set_rng_state(predictor.random.states[0])

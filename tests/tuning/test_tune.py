@@ -26,7 +26,6 @@ from hotrows.tools.tuning.tune import (
     verdict,
 )
 from hotrows.train.config import TrainConfig
-from hotrows.train.loop.recommender import Recommender
 from hotrows.train.loop.step_trainer import StepTrainer
 from tests.support.embeddings import loss_of, mixed_tables, single_batch
 from tests.support.runs import CONFIG, schema, write_rows
@@ -326,24 +325,6 @@ def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
     assert opened == [2, 1, 2]  # the second pair begins with the one that is open
 
 
-def test_paths_are_measured_once_for_all_that_share_them(encoded, monkeypatch):
-    measured = []
-
-    def measure(self, num_samples):
-        measured.append(self.config.precision)
-        return {"forward float32 8x4": "plain"}
-
-    monkeypatch.setattr(Recommender, "measure_choices", measure)
-    monkeypatch.setattr(
-        "hotrows.train.loop.step_trainer.nn.use_linear_paths", lambda model, choices: None
-    )
-    with PairedBenchmark(encoded, window_seconds=0.01, warm_up_seconds=0.0) as benchmark:
-        benchmark.compare(SMALL, dataclasses.replace(SMALL, plan_depth=1), 1)
-        benchmark.compare(SMALL, dataclasses.replace(SMALL, precision="bfloat16"), 1)
-        assert benchmark.opened(SMALL).measures_paths
-    assert measured == ["float32", "bfloat16"]
-
-
 def test_what_cannot_be_opened_is_refused_and_the_rest_goes_on(encoded):
     with PairedBenchmark(encoded, window_seconds=0.01) as benchmark:
         with pytest.raises(ValueError, match="fast memory must hold a row of every group"):
@@ -365,8 +346,6 @@ def test_only_what_applies_and_what_may_change_is_tried(encoded):
     assert tried["precision"].changes == "results"
     assert tried["in_flight"].values == (1, 2, 4, 8, 16)
     assert tried["policy"].values == ("lookahead", "lru", "frequency")
-    measured = dataclasses.replace(SMALL, linear_paths="measured")
-    assert knobs(encoded, measured)["linear_paths"].values == ("measured", "plain")
 
 
 def test_micro_batches_change_results_where_layers_read_statistics_of_the_batch(encoded):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim import Optimizer
 
-from hotrows.acceleration import gradient_ops, l2_terms, lookup_handlers
+from hotrows.acceleration import gradient_ops, l2_terms, linear, lookup_handlers
 from hotrows.acceleration.batch_arguments import CallRecorder
 from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.cached_tables import cache_tables, why_not_cached
@@ -74,6 +74,7 @@ def accelerate(
     packing: bool = True,
     fast_memory: int | str | None = None,
     store: str = "memory",
+    linear_paths: bool = True,
 ) -> tuple[nn.Module, Optimizers]:
     """Packs the lookups of a model's embeddings and updates their rows alone; returns both arguments.
 
@@ -87,6 +88,8 @@ def accelerate(
     fast_memory: bytes, or text like "2GiB", of the cache for rows in use; all rows are in `store`
     (`memory`, or `file:PATH`, a new folder). `lookahead` keeps training from waiting for them.
     None: every row is in memory.
+    linear_paths: whether captured linear layers are multiplied by another library where that is twice as
+    fast, as the rule of this processor has it; rounding alone changes. False: by PyTorch's default.
 
     A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
 
@@ -110,7 +113,7 @@ def accelerate(
         if isinstance(module, DynamicEmbedding):
             module.follow(*optimizers)
     # Put our forward before the model's own.
-    state = Acceleration(model, optimizers, tables, embeddings, packing)
+    state = Acceleration(model, optimizers, tables, embeddings, packing, linear_paths)
     model.__dict__[_STATE] = state
     model.__class__ = _accelerated(type(model))
     return model, optimizer
@@ -223,6 +226,7 @@ class Acceleration:
         tables: Sequence[RowTable],
         embeddings: Sequence[EmbeddingWeight],
         packing: bool,
+        linear_paths: bool,
     ) -> None:
         self.optimizers, self.tables = tuple(optimizers), tuple(tables)
         self.embeddings = tuple(embeddings)
@@ -235,8 +239,9 @@ class Acceleration:
         self.recorders: list[CallRecorder] = []
         plain = type(model).forward
         self._hooks: list[OptimizerHooks] = []
-        packs = packing and len(embeddings) > 1
-        self._forward = capture(plain, self.report, self._trainer) if packs else plain
+        swaps = linear_paths and linear.gains(model)
+        captures = packing and (len(embeddings) > 1 or swaps)
+        self._forward = capture(plain, self.report, self._trainer, swaps) if captures else plain
         self._averaging = Averaging(self.tables)
         names = [name for table in self.tables for name in table.names]
         model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
-from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.cached_group import CachedGroup
 from hotrows.engine.pipeline.runner import Overlapped
 from hotrows.engine.planning.packing import Group
 from hotrows.engine.planning.policy import Lookahead

@@ -38,6 +38,7 @@ from torch.fx import Graph, GraphModule, Node
 from hotrows.acceleration import nodes
 from hotrows.acceleration.bags import Lookup
 from hotrows.acceleration.exclusive import CAPTURE
+from hotrows.acceleration.linear import swap_products
 from hotrows.acceleration.lookup import lookup
 from hotrows.acceleration.lookup_nodes import LookupNode, alone, find_lookups, is_tensor
 from hotrows.acceleration.report import CapturedGraph, CaptureReport, SingleLookup, TableRead
@@ -49,9 +50,14 @@ def hotrows(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callabl
 
 
 def rewrite(
-    graph_module: GraphModule, example_inputs: Sequence[Any], report: CaptureReport
+    graph_module: GraphModule,
+    example_inputs: Sequence[Any],
+    report: CaptureReport,
+    linear_paths: bool = False,
 ) -> Callable[..., Any]:
     """Packs the lookups of a graph and writes them into `report`; returns a callable that runs it.
+
+    linear_paths: whether linear layers take the paths of this processor's rule.
 
     RuntimeError: a part that is run again in backward has lookups. Dynamo makes arguments of its tables,
     whose changes PyTorch refuses then, and compares its ops with those of the first run.
@@ -65,8 +71,9 @@ def rewrite(
         if isinstance(part, GraphModule):
             _intercept_data(part)
     names = _names(graph_module.graph, example_inputs, report)
-    report.add(_captured(graph_module, lookups, packs, names))
-    if packs:
+    num_linears = swap_products(graph_module.graph) if linear_paths else 0
+    report.add(_captured(graph_module, lookups, packs, names, num_linears))
+    if packs or num_linears:
         graph_module.recompile()
     forward = graph_module.forward
     if any(getattr(type(value), "intercepts_in_graphs", False) for value in example_inputs):
@@ -263,12 +270,14 @@ def _captured(
     lookups: list[LookupNode],
     packs: list[list[LookupNode]],
     names: dict[Node, str],
+    num_linears: int,
 ) -> CapturedGraph:
     reads = {x.node: _read(x, names) for x in lookups}
     packed = {member.node for members in packs for member in members}
     return CapturedGraph(
         packs=tuple(tuple(reads[x.node] for x in members) for members in packs),
         alone=tuple(SingleLookup(reads[x.node], x.why_alone) for x in lookups if x.node not in packed),
+        num_linears=num_linears,
         break_reason=_break_reason(graph_module),
     )
 
@@ -303,8 +312,11 @@ def capture(
     function: Callable[..., Any],
     report: CaptureReport,
     trainer: Callable[[], threading.Thread | None] = lambda: None,
+    linear_paths: bool = False,
 ) -> Callable[..., Any]:
     """Returns a callable that does what `function` does, with its lookups packed.
+
+    linear_paths: as in `rewrite`.
 
     trainer: returns the thread that trains, once one does. It alone compiles from then on, and others run
     what there is: while dynamo compiles, optimizers of every thread round as in compiled code.
@@ -314,7 +326,7 @@ def capture(
     """
     # Let dynamo compile the function, where it can.
     try:
-        compiled = _compiled(function, report)
+        compiled = _compiled(function, report, linear_paths)
     except RuntimeError as error:  # a Python that this PyTorch cannot compile for
         report.note(_first_line(error))
         compiled = function
@@ -362,11 +374,13 @@ def _is_traced() -> bool:
     return compiler.is_dynamo_compiling() or compiler.is_exporting() or torch.jit.is_tracing()
 
 
-def _compiled(function: Callable[..., Any], report: CaptureReport) -> Callable[..., Any]:
+def _compiled(
+    function: Callable[..., Any], report: CaptureReport, linear_paths: bool
+) -> Callable[..., Any]:
     options: dict[str, Any] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
-    backend = partial(rewrite, report=report)
+    backend = partial(rewrite, report=report, linear_paths=linear_paths)
     return torch.compile(with_own_code(function), backend=backend, dynamic=None, **options)
 
 

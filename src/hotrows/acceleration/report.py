@@ -26,10 +26,12 @@ class SingleLookup:
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """One graph of a model. `break_reason`: why it ends before the model does, "" if it does not."""
+    """One graph of a model. `num_linears`: linear layers on other paths than PyTorch's; `break_reason`:
+    why it ends before the model does, "" if it does not."""
 
     packs: tuple[tuple[TableRead, ...], ...] = ()
     alone: tuple[SingleLookup, ...] = ()
+    num_linears: int = 0
     break_reason: str = ""
 
 
@@ -62,10 +64,12 @@ class CaptureReport:
         return next((name for name, tensor in named if tensor is value), "")
 
     def has_nothing_to_pack(self) -> bool:
-        """True if the model has one table at most, and its graphs so far read it once."""
+        """True if the model has one table at most, and its graphs so far read it once and have linear
+        layers on PyTorch's own paths alone."""
         model = self._model()
         if model is None or not self.graphs:
             return False
         num_tables = sum(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
         num_reads = sum(len(graph.alone) + 2 * len(graph.packs) for graph in self.graphs)
-        return num_tables <= 1 and num_reads <= 1
+        num_linears = sum(graph.num_linears for graph in self.graphs)
+        return num_tables <= 1 and num_reads <= 1 and num_linears == 0

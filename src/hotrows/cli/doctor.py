@@ -7,17 +7,10 @@ from pathlib import Path
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FOLDER, option
+from hotrows.cli.options import FOLDER
 
 
-@command(
-    "doctor",
-    "hotrows doctor",
-    "hotrows doctor --batch-size 2048",
-    "hotrows doctor --store tables",
-    "hotrows doctor --renew",
-)
-@option("--batch-size", type=click.IntRange(1, 1 << 20), default=8192, help="Samples of a batch.")
+@command("doctor", "hotrows doctor", "hotrows doctor --store tables", "hotrows doctor --renew")
 @click.option(
     "--store",
     type=FOLDER,
@@ -26,14 +19,13 @@ from hotrows.cli.options import FOLDER, option
 @click.option(
     "--renew", is_flag=True, help="Forget what runs have measured here: the next ones measure anew."
 )
-def doctor_command(batch_size: int, store: Path | None, renew: bool) -> None:
+def doctor_command(store: Path | None, renew: bool) -> None:
     """Show what was found on this machine.
 
-    Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read, and the fastest
-    path of each linear layer, measured.
+    Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read.
 
-    Runs measure too, once for each kind of job on each machine, and keep it, so that the same command
-    has the same result; --renew is for after a change of the machine, or where it was busy then.
+    Long runs of several ranks measure their network, once on each machine, and keep it, so that the same
+    command has the same result; --renew is for after a change of the machine, or where it was busy then.
     """
     from hotrows.runtime import measurements
     from hotrows.runtime.device import find
@@ -53,9 +45,6 @@ def doctor_command(batch_size: int, store: Path | None, renew: bool) -> None:
             click.echo(f"  {name:<36} {rate / 1e9:,.1f}")
     if store is not None:
         _show_disk(store)
-    click.echo(f"\nlinear paths of DLRM's layers at batch {batch_size:,}, measured:")
-    for product, path in measured_paths(batch_size).items():
-        click.echo(f"  {product:<36} {path}")
 
 
 def _show_disk(store: Path) -> None:
@@ -72,17 +61,3 @@ def _show_disk(store: Path) -> None:
     click.echo(f"  {'tables rewritten by a merge':<36} {disk.merged_per_second / 1e6:,.0f} MB a second")
     if disk.warning:
         click.echo(f"warning: {disk.warning}")
-
-
-def measured_paths(batch_size: int) -> dict[str, str]:
-    """The fastest path of each product of DLRM's larger layers, in both precisions."""
-    import torch
-
-    from hotrows.models import nn
-
-    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.Linear(367, 512))
-    return {
-        product: path
-        for precision in ("float32", "bfloat16")
-        for product, path in nn.choose_linear_paths(model, batch_size, getattr(torch, precision)).items()
-    }

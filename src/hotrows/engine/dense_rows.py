@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.cached_group import CachedGroup
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.planning.packing import Group, Pack
 from hotrows.engine.storage.cache import chunks

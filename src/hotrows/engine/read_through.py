@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.engine.cached_tables import CachedGroup
+from hotrows.engine.cached_group import CachedGroup
 from hotrows.engine.dense_rows import DenseRows
 from hotrows.engine.planning.packing import Group
 from hotrows.engine.storage.cache import CHUNK_ROWS, Cache, chunks

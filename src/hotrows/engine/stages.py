@@ -19,6 +19,7 @@ done its work when it returns.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,10 +30,12 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, samples
+from hotrows.engine import known_order
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.device_moves import Ahead, DeviceMoves
 from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
+from hotrows.engine.known_order import PlanKnownOrder
 from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.engine.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
 from hotrows.engine.pipeline.schedule import Stage, Work
@@ -40,6 +43,8 @@ from hotrows.engine.planning.routing import RankSignals
 from hotrows.engine.storage.cache import Transfer
 from hotrows.ops.plan import Plan
 from hotrows.runtime.device import Mark
+
+log = logging.getLogger("hotrows")
 
 _LAUNCHED = 2  # steps that the host may be ahead of the device: more would only hold memory
 
@@ -75,6 +80,7 @@ def training_stages(
     signals: Signals = lambda: 0,
     padded: bool = False,
     arrived: Arrived | None = None,
+    num_known: int = 0,
 ) -> list[Stage]:
     """The stages of training on `batches`.
 
@@ -82,7 +88,8 @@ def training_stages(
     and those looked at are held in memory, as those with dynamic features always are. padded: plans
     go to the device with tensors of equal sizes (`Embedding.upload`). arrived: of batches that come in
     their own time, whether the next one has; planning looks ahead as far as they have come, and no thread
-    waits for another.
+    waits for another. num_known: how many batches `future` has, if their ids may be read before the first
+    is trained: see `known_order`.
     """
     # Choose who plans: batches as they come, a cache on the host, or one on the device.
     batches, future = embedding.dynamic.to_plan(batches, future)
@@ -98,7 +105,8 @@ def training_stages(
             run.moves = moves = DeviceMoves(embedding, cached_tables, *readers, arrived, padded)
             plan, count = run.plan_on_device, moves.count
         else:
-            plan = moves = _PlanMoves(embedding, cached_tables, *readers, arrived)
+            known = _known_order(embedding, readers, 0 if future is None or arrived else num_known)
+            plan = moves = _PlanMoves(embedding, cached_tables, *readers, arrived, known)
         has_input = None if arrived is None else moves.has_input
     stages = [
         Stage("plan", "plan", run=plan, has_input=has_input),
@@ -129,17 +137,18 @@ def start(
     signals: Signals = lambda: 0,
     padded: bool = False,
     arrived: Arrived | None = None,
+    num_known: int = 0,
 ) -> Serial | Overlapped:
     """A runner that hands out `StagedBatch`es, planned and their rows in place, ready to be trained.
 
-    future, padded, arrived: see `training_stages`. plan_depth: batches planned beyond those that move
-    rows; 0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of all ranks
-    come with every plan.
+    future, padded, arrived, num_known: see `training_stages`. plan_depth: batches planned beyond those
+    that move rows; 0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of
+    all ranks come with every plan.
 
     Between ranks, each brings batches of its own, as many as it has: one that has no more continues
     with empty ones until none has any, so that all end together.
     """
-    stages = training_stages(embedding, batches, future, signals, padded, arrived)
+    stages = training_stages(embedding, batches, future, signals, padded, arrived, num_known)
     first = embedding.cached_tables.num_planned
     if plan_depth == 0:
         return Serial(stages, first, trace)
@@ -213,8 +222,22 @@ class _Stages:
             self._written = cache.write_back(transfer, [staged.trained])
 
 
+def _known_order(
+    embedding: Embedding, readers: tuple[_PlannedBatches, _PlannedBatches], num_known: int
+) -> PlanKnownOrder | None:
+    """What plans where the order of batches is known; None, with the reason logged, where it cannot."""
+    reason = known_order.refusal(embedding, num_known)
+    embedding.cached_tables.use_hints(reason is None)
+    if reason is not None:
+        if embedding.cached_tables.files:
+            log.info("next uses are looked for in memory: %s", reason)
+        return None
+    return PlanKnownOrder(embedding, *readers, num_known)
+
+
 class _PlanMoves:
-    """Feeds batches ahead as far as the policy wants, then plans the moves of the next one."""
+    """Feeds batches ahead as far as the policy wants, then plans the moves of the next one. known: plans
+    in place of that where the order of all batches is known."""
 
     def __init__(
         self,
@@ -223,8 +246,9 @@ class _PlanMoves:
         planned: _PlannedBatches,
         future: _PlannedBatches,
         arrived: Arrived | None,
+        known: PlanKnownOrder | None = None,
     ) -> None:
-        self._ranks, self._cached_tables = embedding.planner.ranks, cached_tables
+        self._ranks, self._cached_tables, self._known = embedding.planner.ranks, cached_tables, known
         self._planned, self._future = planned, future
         self._begun = False
         self._arrived = arrived
@@ -236,6 +260,10 @@ class _PlanMoves:
         return self._ahead > 0 or self._arrived()
 
     def __call__(self, work: Work) -> None:
+        if self._known is not None:
+            batch, plan = self._known.next()
+            work.item, work.waits_for = StagedBatch(batch, plan), plan.waits_for
+            return
         batch, plan = self._planned.next()
         self._ahead -= 1
         # Batches trained before these may have ended: the first feed says that there are more. So may

@@ -186,6 +186,12 @@ def processor() -> str:
     return named[0] if named else platform.processor() or platform.machine()
 
 
+def vendor() -> str:
+    """The processor's vendor as Linux names it (AuthenticAMD, GenuineIntel), or ""."""
+    lines = _text_of("/proc/cpuinfo").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
 def _huge_pages() -> str | None:
     """`always`, `madvise` (enough for tables) or `never`, where the system says so."""
     text = _text_of("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -26,6 +26,7 @@ MOVED = {
     "json_file": "runtime.json_file",
     "keys": "engine.keys",
     "metrics": "train.metrics",
+    "nn.products": "ops.layers.products",
     "nn": "models.nn",
     "nn.shared_lists": "engine.shared_lists",
     "pages": "runtime.pages",

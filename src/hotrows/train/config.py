@@ -240,8 +240,8 @@ class TrainConfig:
     )
     linear_paths: str = setting(
         "auto",
-        "Matrix products on the paths that were fastest when first measured on this machine, or plain "
-        "PyTorch; auto: measured where the run is long enough to gain from it",
+        "Matrix products on the paths that the rule for this kind of processor names, or plain PyTorch; "
+        "measured, of earlier versions: as auto",
         choices=LINEAR_PATHS,
         changes="rounding",
         resumable=False,

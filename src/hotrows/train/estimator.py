@@ -293,8 +293,8 @@ class Estimator(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of `TrainConfig` that were given."""
-        given = {name: vars(self).get(name) for name in SETTINGS if name != "model"}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: vars(self).get(name) for name in SETTINGS if name != "model"}
+        return {name: value for name, value in values.items() if value is not None}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of this object by name."""
@@ -313,8 +313,8 @@ class Estimator(ABC):
         return self
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in self.get_params().items() if value is not None}
-        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        values = {name: value for name, value in self.get_params().items() if value is not None}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in values.items())
         return f"{type(self).__name__}({arguments})"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -140,8 +140,8 @@ class Regressor(Estimator):
         table, targets, weights = samples(X, y, sample_weight)
         targets = targets.astype(np.float64)
         mean = np.average(targets, weights=weights)
-        rest = np.average((targets - self.predict(table)) ** 2, weights=weights)
-        return float(1 - rest / np.average((targets - mean) ** 2, weights=weights))
+        squared = np.average((targets - self.predict(table)) ** 2, weights=weights)
+        return float(1 - squared / np.average((targets - mean) ** 2, weights=weights))
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import RegressorTags

@@ -91,7 +91,7 @@ def damage(trial: Trial, folder: Path, other: Callable[[], Path]) -> None:
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".svg")
     file = choose.choice(files)
     content = file.read_bytes()
-    kind = choose.choice(_OF_A_BASE if file.name == "base" else [*_KINDS])
+    kind = choose.choice(_OF_A_BASE if file.name.startswith("base-") else [*_KINDS])
     if file.suffix == ".json" and choose.random() < 0.7:
         kind = choose.choice(["field", "digit"])
     changed = content
@@ -158,7 +158,7 @@ def _field(content: bytes, choose: random.Random) -> bytes:
         return _digit(content, choose)
 
 
-# Records in the base of a store are changed in place, and have no checksums (docs/reference/formats.md).
+# Records in the base of a store have no checksums (docs/reference/formats.md).
 _OF_A_BASE = ["cut", "empty", "deleted"]
 _KINDS = {
     "flipped": _flipped, "cut": _cut, "zeros": lambda b, c: _block(b, c, True),

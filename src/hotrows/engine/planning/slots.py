@@ -20,6 +20,11 @@ in it. `tests/reference/slots.py` is the specification; the native map holds, fo
      8 B a known row (one with a slot, or with uses to come), in a table 3/5 to 3/4 full; 16 B past 2^32
      4 B a use to come
      8 B a row that Frequency counts, in a table like that; 16 B past 2^32
+     4 B a slot, where it is hinted
+
+A map that is *hinted* is told with each batch when its rows are used next
+(`engine.planning.next_uses`), and looks no farther ahead than pins demand: of rows without a known use,
+those go first whose hint is farthest, and before all those without one.
 """
 
 from __future__ import annotations
@@ -39,9 +44,10 @@ from hotrows.engine.planning.policy import Lookahead, Newest, Policy, Window
 from hotrows.ops.plan import Moves
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
-from hotrows.runtime.shapes import Int64
+from hotrows.runtime.shapes import Int32, Int64
 
 _FAR, _ANY = 2**31 - 1, 2**63 - 1
+NEVER = 2**31 - 1  # in place of the number of a batch
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class SlotMap(ABC):
 
     num_slots: C; in_flight: k, the number of batches that may be between their first move and their
     write-back. lookahead_bytes: a bound for the metadata of batches to come; None: no bound.
+    hinted: see above.
     num_rows: rows are numbered below it; None: below 2^63, which takes more memory.
     past_pins, future_pins: the number of batches before and after whose rows are not evicted; k - 1 by
     default, and for tests alone below that, where slots would be reused too early.
@@ -80,16 +87,19 @@ class SlotMap(ABC):
         num_rows: int | None = None,
         past_pins: int | None = None,
         future_pins: int | None = None,
+        hinted: bool = False,
     ) -> None:
         if not 0 < num_slots < 2**31 or in_flight < 1:
             raise ValueError(
                 f"expected 1 to 2^31 - 1 slots, {num_slots=}, and some batches, {in_flight=}"
             )
         self.num_slots, self.policy, self.in_flight = num_slots, policy, in_flight
+        self.hinted = hinted
         self.num_rows = num_rows
         self._past = in_flight - 1 if past_pins is None else past_pins
         self._future = in_flight - 1 if future_pins is None else future_pins
-        self._window = Window(policy, num_slots, in_flight, self._future, lookahead_bytes)
+        window_of = policies.LRU if hinted else policy
+        self._window = Window(window_of, num_slots, in_flight, self._future, lookahead_bytes)
         self.num_fed = self.num_allocated = self.hits = self.misses = 0
         self.num_drained = self.most_rows = 0
         self._ended = False
@@ -136,8 +146,19 @@ class SlotMap(ABC):
     def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
         """Brings in the first distinct rows, most preferred first; once, before the first batch."""
 
-    def allocate(self, rows: Int64[Tensor, "U"]) -> Allocation:
-        """Gives slots to the rows of the next batch, distinct, ascending."""
+    @abstractmethod
+    def residents(self) -> Int64[Tensor, "_"]:
+        """The rows that have a slot, ascending."""
+
+    @abstractmethod
+    def hint(self, rows: Int64[Tensor, "_"], next_uses: Int32[Tensor, "_"]) -> None:
+        """Says of all rows that have a slot, ascending, which batch uses them next; NEVER: none."""
+
+    def allocate(
+        self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None = None
+    ) -> Allocation:
+        """Gives slots to the rows of the next batch, distinct, ascending. next_uses: the batches that use
+        them next, NEVER where none does; where the map is hinted."""
         batch, rows = self.num_allocated, rows.contiguous()
         if self.num_fed == batch:
             self._feed(rows)
@@ -145,7 +166,7 @@ class SlotMap(ABC):
             last = batch + self._future
             raise RuntimeError(f"allocate() for batch {batch} needs those up to {last} fed, or end()")
         self._choose_protected(batch, rows.numel())
-        slots, moves, drained = self._allocate(rows)
+        slots, moves, drained = self._allocate(rows, next_uses)
         if self.policy.counts_rows:
             self._count(rows)
         misses = int((slots < 0).sum()) if moves.bypasses_cache else moves.rows_in.numel()
@@ -159,7 +180,9 @@ class SlotMap(ABC):
         return Allocation(slots, moves, self._wait(batch, drained))
 
     @abstractmethod
-    def _allocate(self, rows: Int64[Tensor, "U"]) -> tuple[Int64[Tensor, "U"], Moves, bool]:
+    def _allocate(
+        self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None
+    ) -> tuple[Int64[Tensor, "U"], Moves, bool]:
         """The slots of the batch's rows, its moves, and whether it is drained."""
 
     @abstractmethod
@@ -214,12 +237,13 @@ class NativeSlotMap(SlotMap):
 
     _handle: ctypes.c_void_p | None = None
 
-    def __init__(self, num_slots: int, policy: Policy, in_flight: int = 1, **options: int | None) -> None:
+    def __init__(self, num_slots: int, policy: Policy, in_flight: int = 1, **options: Any) -> None:
         super().__init__(num_slots, policy, in_flight, **options)
         self._buffers = torch.empty(4, 0, dtype=torch.int64)
         self._core: Any = native.load()
         self._cases = native.codes("slot_case", "overlapped", "drained", "passes_through")
-        order = self._past, self._future, self._known_window(), isinstance(policy, Newest)
+        window = 0 if self.hinted else self._known_window()
+        order = self._past, self._future, window, isinstance(policy, Newest), self.hinted
         counted, rows = policies.num_counted(num_slots), _ANY if self.num_rows is None else self.num_rows
         sizes = ctypes.c_int64(counted), ctypes.c_int64(rows)
         self._handle = self._call(
@@ -256,11 +280,21 @@ class NativeSlotMap(SlotMap):
         none = torch.empty(0, dtype=torch.int64)
         return Moves(rows_in, torch.arange(rows_in.numel()), none, none)
 
-    def _allocate(self, rows: Int64[Tensor, "U"]) -> tuple[Int64[Tensor, "U"], Moves, bool]:
+    def residents(self) -> Int64[Tensor, "_"]:
+        rows = torch.empty(self.num_resident, dtype=torch.int64)
+        self._call("residents", self._handle, pointer(rows))
+        return rows
+
+    def hint(self, rows: Int64[Tensor, "_"], next_uses: Int32[Tensor, "_"]) -> None:
+        self._call("hint", self._handle, pointer(rows), pointer(next_uses), _size(rows))
+
+    def _allocate(
+        self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None
+    ) -> tuple[Int64[Tensor, "U"], Moves, bool]:
         slots = torch.empty_like(rows)
         pairs = self._buffers_for(rows.numel())
         num_in, num_out = ctypes.c_int64(), ctypes.c_int64()
-        batch = pointer(rows), _size(rows), pointer(slots)
+        batch = pointer(rows), pointer(next_uses), _size(rows), pointer(slots)
         room = *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out)
         case = self._call("take", self._handle, *batch, *room, returns=ctypes.c_int64)
         if case < 0:

@@ -1,23 +1,20 @@
 """A store on disk: the records of a group of tables that are larger than memory.
 
     PATH/store.json   what is here: form, checkpoints, and which files count
-    PATH/base         the records of every row at its place, and a bit for each row that was ever written;
-                      sparse, so that it grows with the rows that are written
+    PATH/base-<g>     the records of all rows written up to checkpoint g, in row order, and a bit for each
     PATH/log-<g>      records written since checkpoint g - 1, in the order of their writing
-    PATH/undo-<g>     what `base` held where merging log-<g> into it overwrites
 
 Rows come and go by the thousand, at random places. Writing each in place would cost a read and a
 write of a block per row; so writes append to a log, an index in memory says where a row's newest
-record is, and whole logs are merged into `base` in sorted sweeps, in the background.
+record is, and whole logs and the base are merged into the next base in one sweep, in the background.
 
-    write -> log-<open> --checkpoint--> log-<closed> --retain, then merge--> base
-    read  <- the newest of:  log-<open>, log-<closed>..., base if the row's bit is set, first values
+    write -> log-<open> --checkpoint--> log-<closed> --retain, then merge--> base-<g>
+    read  <- the newest of:  log-<open>, log-<closed>..., base-<g> if the row's bit is set, first values
 
-Crashes. `store.json` is replaced whole and decides: a file that it does not name means nothing, and
-numbers are never used twice. A generation's log goes only when `base` is synced and `store.json`
-says that it holds the generation, so an interrupted merge is just done again. Before a merge
-overwrites what an older retained checkpoint reads, the old bytes are in an undo journal that
-`store.json` names. Going back applies journals from the newest to the oldest, which may be repeated.
+Crashes. No file is overwritten but `store.json`, which is replaced whole and decides: a file that it
+does not name means nothing, and numbers are never used twice. A new base is synced, then `store.json`
+names it; the base and logs that it replaces go then, unless a retained checkpoint is read from them.
+An interrupted merge is done again. To go back is to name the files of an earlier checkpoint alone.
 """
 
 from __future__ import annotations
@@ -33,15 +30,16 @@ from typing import Any
 
 from torch import Tensor
 
-from hotrows.engine.storage import merging, record_io, store_state
-from hotrows.engine.storage.base_file import BaseFile, FillInitial, Form
+from hotrows.engine.storage import record_io, store_state
+from hotrows.engine.storage.base_file import Base, FillInitial, Form
 from hotrows.engine.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.engine.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
 from hotrows.engine.storage.merge_pace import MOST_FULL, MergePace, Note
-from hotrows.engine.storage.merging import Merger
+from hotrows.engine.storage.merging import Due, Merger
+from hotrows.engine.storage.old_store import SparseBase, UndoJournal
 from hotrows.engine.storage.record_io import Index
 from hotrows.engine.storage.store_state import StateFile, StoreState, check_restorable, read_state
-from hotrows.engine.storage.store_view import StoreView, checked, read_rows
+from hotrows.engine.storage.store_view import Source, StoreView, checked, open_sources, read_rows
 from hotrows.runtime.atomic_files import make_folder
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.locks import Held, Lock
@@ -64,13 +62,14 @@ class FileStore:
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
         self.log_rows = _log_rows(form, log_rows)
         self._form, self._initial_values, self._lock = form, initial_values, lock
-        self._base, self._saved = BaseFile(path / "base", form), StateFile(path, form, state)
+        self._saved, self._align = StateFile(path, form, state), _alignment(path)
         self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first
-        self._num_views = 0
+        self._older: tuple[UndoJournal, ...] = ()  # of a store of format 3, between logs and base
+        self._base = Base(form)
         self._num_initialised = self._num_read = self._log_bytes = 0
         self._reader = record_io.Fetcher(form.stride)
         self._pace = MergePace(self._fullness)
-        self._merger = Merger(self._saved, self._base, self._next_to_merge, self._remove, self._pace)
+        self._merger = Merger(self._saved, self._next_to_merge, self._switch, self._pace)
         # Taken in this order: who writes, what a reader looks through, the state (`_saved.lock`).
         self._writing, self._reading = threading.RLock(), threading.Lock()
         self._broken: str | None = "go to a checkpoint first: restore(generation) or restore(None)"
@@ -89,15 +88,14 @@ class FileStore:
         make_folder(path)
         lock = _locked(path)
         try:
-            leftovers = {LOCK, "base", "log-1", store_state.ASIDE}  # of a crash
+            leftovers = {LOCK, "log-1", store_state.ASIDE}  # of a crash
             if set(os.listdir(path)) - leftovers:
                 raise ValueError(
                     f"{path} is not empty; delete it, choose another folder, or open the store in it"
                 )
             _check_room(path, form, _log_rows(form, log_rows), grows)
-            BaseFile.create(path / "base", form)
             store = cls(path, form, initial_values, log_rows, lock, StoreState())
-            store._logs = (_new_log(store._base, 1),)
+            store._logs = (store._new_log(1),)
             store._saved.save(StoreState())
         except BaseException:
             lock.release()
@@ -131,8 +129,9 @@ class FileStore:
         numbers, bytes_ = checked(rows, out, self._form, filled=True)
         with self._reading, self._pace.reading():
             self._check()
+            sources: list[Source] = [*self._logs, *self._older, self._base]
             self._num_initialised += read_rows(
-                self._logs, self._base, self._reader, self._initial_values, numbers, bytes_
+                sources, self._reader, self._initial_values, numbers, bytes_
             )
             self._num_read += numbers.size
 
@@ -162,15 +161,13 @@ class FileStore:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """True if the open log has more than `log_rows` records, so that it should be closed soon.
+        """True if the logs have more than `log_rows` records, so that the open one should be closed soon.
 
-        This bounds the log on disk and its index in memory. The default is a record per 4 KiB of
-        the tables: by then about every block of `base` has a changed row, and merging is one
-        sequential sweep instead of random writes; waiting longer saves little. False while a log is
+        This bounds the logs on disk and their index in memory. The default is a record per 4 KiB of
+        the tables: a merge reads and writes the whole base, however short the log. False while logs are
         merged: writes are held back then, and another closed log would have to wait for that merge.
         """
-        is_full = bool(self._logs) and self._logs[0].num_records > self.log_rows
-        return is_full and not self._merger.is_running
+        return not self._merger.is_running and self._fullness() > 1
 
     def checkpoint(self) -> int:
         """Makes all writes so far durable, as a generation that can be restored; returns its number.
@@ -186,7 +183,7 @@ class FileStore:
             except OSError as error:  # what the log holds is unknown from now on
                 self._broken = f"syncing {log.path} failed ({error.strerror}); open the store anew"
                 raise
-            fresh = _new_log(self._base, self._saved.state.open + 1)
+            fresh = self._new_log(self._saved.state.open + 1)
             try:
                 with self._saved.lock:
                     state = self._saved.state
@@ -210,16 +207,13 @@ class FileStore:
                 state, retained = self._saved.state, tuple(sorted(set(generations)))
                 for generation in retained:
                     check_restorable(self.path, state, generation)
-                undo = tuple(u for u in state.undo if min(retained, default=u[0]) < u[0])
-                self._saved.save(replace(state, retained=retained, undo=undo))
-            self._start_merging()
+                self._saved.save(replace(state, retained=retained).without_unneeded())
+            self._merger.start()
 
     def merge_now(self) -> None:
-        """Merges what may be merged, and returns when it is done."""
+        """Merges what may be merged, however little, and returns when it is done."""
         with self._writing:
             self._check()
-            if self._num_views:
-                raise ValueError(f"{self.path} has open views, which hold merging; close them")
             self._merger.join()
             self._merger.raise_error()
             self._merger.merge_all()
@@ -230,41 +224,32 @@ class FileStore:
         None: to the state in which no row was ever written.
         """
         with self._writing:
-            if self._num_views:
-                raise ValueError(f"{self.path} has open views; close them before restoring")
             if generation is not None:
                 check_restorable(self.path, self._saved.state, generation)
             self._merger.stop()
             self._merger.error, self._broken = None, "restoring was interrupted; restore again"
             with self._reading, self._saved.lock:
-                self._close_logs()
-                if generation is None:
-                    self._saved.save(StoreState(open=self._saved.state.open + 1))
-                    self._base.clear()
-                else:
-                    self._go_back(generation)
-                files = self._saved.state.files
+                self._close_files()
+                state = self._saved.state
+                self._saved.save(
+                    StoreState(open=state.open + 1) if generation is None else state.back_to(generation)
+                )
+                state = self._saved.state
                 for file in self.path.iterdir():  # what a crash left, and means nothing
-                    if file.name.startswith(("log-", "undo-")) and file.name not in files:
+                    if file.name.startswith(("log-", "undo-", "base")) and file.name not in state.files:
                         Disk.unlink(file)
-                self._logs = _open_logs(self._base, self._saved.state)
+                fresh = self._new_log(state.open)
+                sources = open_sources(self.path, self._form, state.files_of(state.open))
+                self._logs = (fresh, *(one for one in sources if isinstance(one, RecordLog)))
+                self._older = tuple(one for one in sources if isinstance(one, UndoJournal))
+                (self._base,) = (one for one in sources if isinstance(one, Base))
             self._broken = None
-            self._start_merging()
+            self._merger.start()
 
     def view(self, generation: int) -> StoreView:
-        """The state at a restorable checkpoint, to read from; merging waits until it is closed."""
-        with self._writing:
-            check_restorable(self.path, self._saved.state, generation)
-            self._merger.stop()
-            self._num_views += 1
-            try:
-                state, initial_values = self._saved.state, self._initial_values
-                return StoreView(
-                    self.path, self._form, state, generation, initial_values, self._view_closed
-                )
-            except BaseException:
-                self._view_closed()
-                raise
+        """The state at a restorable checkpoint, to read from."""
+        with self._writing, self._saved.lock:
+            return StoreView(self.path, self._form, self._saved.state, generation, self._initial_values)
 
     @property
     def generations(self) -> list[int]:
@@ -280,13 +265,13 @@ class FileStore:
     @property
     def counters(self) -> dict[str, int]:
         """Rows, requests and bytes since the store was opened; of merging, the bytes alone."""
-        merger, base = self._merger, self._base
+        merger = self._merger
         return {
             "rows_read": self._num_read,
             "rows_initialised": self._num_initialised,
             "requests": self._reader.num_requests,
-            "bytes_read": self._reader.num_bytes + merger.fetcher.num_bytes + base.bytes_read,
-            "bytes_written": self._log_bytes + merger.undo_bytes + base.bytes_written,
+            "bytes_read": self._reader.num_bytes + merger.fetcher.num_bytes,
+            "bytes_written": self._log_bytes + merger.bytes_written,
         }
 
     @property
@@ -295,25 +280,25 @@ class FileStore:
         in_log = min(int(self.log_rows * MOST_FULL), self.num_rows)  # in one, or in all that wait for it
         logs = 2 * (Index.ROW_BYTES * in_log + SEGMENT_BYTES)
         readers = self._reader.memory_bytes + self._merger.memory_bytes
-        return self._form.bit_bytes + logs + readers
+        return self._base.memory_bytes + logs + readers
 
     def note_times(self, note: Note) -> None:
         """Calls `note` with the times of the pieces of merging, and of writes that wait for it."""
         self._pace.note = note
 
     def close(self, merge: bool = True) -> None:
-        """Finishes merging, or drops what is unfinished of it, and unlocks the folder."""
+        """Ends a merge that is due, or drops what is unfinished of it, and unlocks the folder."""
         if not self._lock.is_held:
             return
         try:
-            if merge and self._broken is None and not self._num_views:
-                self.merge_now()
+            if merge and self._broken is None:
+                self._merger.join()
+                self._merger.raise_error()
         finally:
             self._merger.stop()
             with self._writing, self._reading:
                 self._broken = "it is closed; open it anew"
-                self._close_logs()
-                self._base.close()
+                self._close_files()
                 self._lock.release()
 
     def __enter__(self) -> FileStore:
@@ -324,46 +309,47 @@ class FileStore:
 
     # ---- merging
 
-    def _start_merging(self) -> None:
-        if not self._num_views:
-            self._merger.start()
+    def _next_to_merge(self, full: bool) -> Due | None:
+        """All closed logs that a retained checkpoint has; full: if together they are as full as one is to
+        be."""
+        last = max(self._saved.state.retained, default=0)
+        logs = tuple(log for log in reversed(self._logs[1:]) if log.number <= last)
+        if not logs or (full and sum(log.num_records for log in logs) < self.log_rows):
+            return None
+        return Due(self._base, (*reversed(self._older), *logs), self._align)
 
-    def _next_to_merge(self) -> RecordLog | None:
-        """The oldest closed log, if a retained checkpoint needs it or a later one."""
-        state, log = self._saved.state, self._logs[-1]
-        last = max(state.retained, default=0)
-        return log if log.number <= last and log.number != state.open else None
-
-    def _remove(self, merged: RecordLog) -> None:
-        with self._reading, self._saved.lock:
-            self._logs = tuple(log for log in self._logs if log is not merged)
-            merged.close()
-
-    def _view_closed(self) -> None:
-        with self._writing:
-            self._num_views -= 1
-            if self._broken is None:
-                self._start_merging()
+    def _switch(self, due: Due, path: Path, length: int, checksum: int) -> None:
+        """Reads a new base from now on, in place of the files that were merged."""
+        with self._reading:
+            before = None if self._older or isinstance(due.base, SparseBase) else due.base
+            try:
+                base = Base(self._form, path, length, checksum, before)
+            except BaseException as error:
+                self._broken = f"reading {path} failed ({error}); open the store anew"
+                raise
+            self._logs = tuple(log for log in self._logs if log not in due.logs)
+            for merged in (*due.logs, due.base):
+                merged.close()
+            self._base, self._older = base, ()
 
     def _fullness(self) -> float:
         """How full the logs are that are not being merged: 1 where the open one should be closed."""
-        waiting = self._logs[:-1] if len(self._logs) > 1 else self._logs
+        waiting = [log for log in self._logs if log not in self._merger.merging]
         return sum(log.num_records for log in waiting) / self.log_rows
 
-    # ---- logs
+    # ---- files
 
-    def _go_back(self, generation: int) -> None:
-        """Drops later generations, durably, then makes `base` older where later ones were merged."""
-        journals = self._saved.state.undo
-        self._saved.save(self._saved.state.back_to(generation))
-        merging.go_back(self._base, self.path, [u for u in journals if u[0] > generation])
-        undo = tuple(u for u in journals if u[0] <= generation)
-        self._saved.save(replace(self._saved.state, undo=undo))
+    def _new_log(self, number: int) -> RecordLog:
+        """An empty log."""
+        path = self.path / f"log-{number}"
+        with explained(path, 0):
+            return RecordLog(path, number, self.stride, self._align, rows=self.num_rows)
 
-    def _close_logs(self) -> None:
-        logs, self._logs = self._logs, ()
-        for log in logs:
-            log.close()
+    def _close_files(self) -> None:
+        files: list[Source] = [*self._logs, *self._older, self._base]
+        for file in files:
+            file.close()
+        self._logs, self._older, self._base = (), (), Base(self._form)
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -380,28 +366,21 @@ def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
     logs = 2 * log_rows * (form.stride + 8)  # one is merged while the next is written
     if free < logs:
         raise full(path / "log-1", logs)
-    if free < form.base_bytes + logs and not grows:
+    most = 2 * form.base_bytes + logs  # while a base becomes the next one
+    if free < most and not grows:
         warn(
-            f"{path} may grow to {(form.base_bytes + logs) / 2**30:.1f} GiB, when every row was "
+            f"{path} may grow to {most / 2**30:.1f} GiB, when every row was "
             f"written, and {free / 2**30:.1f} GiB are free there",
             RuntimeWarning,
         )
 
 
-def _new_log(base: BaseFile, number: int, length: int = -1, checksum: int = 0) -> RecordLog:
-    """An empty log, or one that was closed, of so many bytes."""
-    path, form = base.path.with_name(f"log-{number}"), base.form
-    with explained(path, 0):
-        return RecordLog(path, number, form.stride, base.file.align, length, checksum, form.rows)
-
-
-def _open_logs(base: BaseFile, state: StoreState) -> tuple[RecordLog, ...]:
-    """A new open log, then the closed ones, newest first, indexed."""
-    logs = [_new_log(base, state.open)]
-    for number, length, checksum in reversed(state.closed):
-        logs.append(_new_log(base, number, length, checksum))
-        logs[-1].index_segments()
-    return tuple(logs)
+def _alignment(folder: Path) -> int:
+    """Of direct I/O on files in a folder, found on a file that means nothing."""
+    path = folder / store_state.ASIDE
+    with explained(path, BLOCK):
+        path.write_bytes(bytes(BLOCK))
+        return record_io.alignment(path)
 
 
 def _log_rows(form: Form, log_rows: int | None) -> int:

@@ -1,10 +1,11 @@
-"""Logs of records: segments that are appended, and journals of old bytes, which are written alike.
+"""Logs of records: segments that are appended.
 
 Each segment begins a block, its rows ascending:
 
     | magic, generation, count, flags, two checksums | rows int64[count] | records | zeros |
 
-Rows without bytes of their own are in segments marked BARE, which end after the rows.
+Journals of stores of format 3 are alike; their rows without records are in segments marked BARE, which
+end after the rows.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from typing import Any
 import numpy as np
 
 from hotrows.engine.storage import record_io
-from hotrows.engine.storage.disk_io import BLOCK, CUT_OFF, Disk, RecordFile, explained, runs, unreadable
-from hotrows.engine.storage.record_io import ABSENT
+from hotrows.engine.storage.disk_io import BLOCK, CUT_OFF, Disk, RecordFile, explained, unreadable
 
 SEGMENT_BYTES = 8 << 20  # a longer write becomes several segments
-KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; the rows have no records
-UNTOUCHED = -2  # the place of a row that a journal has as one without a record
+KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; old ones without records
 
 _HEADER = struct.Struct("<8sqqIII28x")
 _MAGIC = b"hotrowsL"
@@ -68,20 +67,19 @@ class RecordLog:
         self.index = record_io.Index(rows)
         self._buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct I/O wants it
 
-    def append(self, rows: np.ndarray, records: np.ndarray | None, flags: int = 0) -> int:
+    def append(self, rows: np.ndarray, records: np.ndarray, flags: int = 0) -> int:
         """Adds a segment, and returns the place of its first record. On failure the log stays as it
         was."""
         header, row_bytes = _HEADER.size, rows.size * 8
-        size = header + row_bytes + (0 if records is None else rows.size * self.stride)
+        size = header + row_bytes + rows.size * self.stride
         padded = -(-size // BLOCK) * BLOCK
         if len(self._buffer) < padded:
             self._buffer = mmap.mmap(-1, padded)
         bytes_ = np.frombuffer(self._buffer, np.uint8, padded)
         bytes_[header : header + row_bytes].view(np.int64)[:] = rows
-        if records is not None:
-            bytes_[header + row_bytes : size].reshape(rows.size, self.stride)[:] = records
+        bytes_[header + row_bytes : size].reshape(rows.size, self.stride)[:] = records
         bytes_[size:] = 0
-        fields = (_MAGIC, self.number, rows.size, flags | (BARE if records is None else 0))
+        fields = (_MAGIC, self.number, rows.size, flags)
         of_records = zlib.crc32(bytes_[header + row_bytes : size].data)
         of_rows = _checksum(fields, bytes_[header : header + row_bytes])
         bytes_[:header] = np.frombuffer(_HEADER.pack(*fields, of_rows, of_records), np.uint8)
@@ -107,42 +105,7 @@ class RecordLog:
         """Checks every segment of the log and enters its rows into the index, the newest last."""
         for segment in segments(self.path, self.number, self.stride, self.end, self.checksum):
             self.index.put(segment.rows, segment.first, self.stride)
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class UndoJournal:
-    """The records that rows had before a generation was merged; rows are searched for in the file."""
-
-    def __init__(
-        self, folder: Path, number: int, stride: int, length: int, checksum: int, records: bool = False
-    ) -> None:
-        """length, checksum: of the journal; records: whether to check them too, which reads all of it."""
-        path = folder / f"undo-{number}"
-        self.file = RecordFile(path, stride, flags=os.O_RDONLY)
-        self._parts: dict[bool, list[tuple[int, int, int]]] = {False: [], True: []}
-        for segment in segments(path, number, stride, length, checksum, records):
-            begin = segment.first - segment.rows.nbytes
-            self._parts[segment.bare].append((int(segment.rows[0]), begin, segment.rows.size))
-        self._bytes = np.memmap(path, np.uint8, "r") if length else None
-
-    def find(self, rows: np.ndarray) -> np.ndarray:
-        """The place of the old record of each row, ascending; or ABSENT, or UNTOUCHED."""
-        places = np.full(rows.size, ABSENT)
-        for bare, parts in self._parts.items():
-            firsts = np.array([first for first, _, _ in parts], np.int64)
-            part_of = np.searchsorted(firsts, rows, "right") - 1
-            for begin, end in runs(part_of, 0):
-                if part_of[begin] < 0:
-                    continue
-                _, first, count = parts[part_of[begin]]
-                assert self._bytes is not None
-                listed = self._bytes[first : first + 8 * count].view(np.int64)
-                i = np.minimum(np.searchsorted(listed, rows[begin:end]), count - 1)
-                place = UNTOUCHED if bare else first + 8 * count + i * self.file.stride
-                places[begin:end] = np.where(listed[i] == rows[begin:end], place, places[begin:end])
-        return places
+            self.num_records += segment.rows.size
 
     def close(self) -> None:
         self.file.close()

@@ -1,10 +1,9 @@
-"""Merging: closed logs of a file store become part of `base`, in the background; and the way back.
+"""Merging: a base file and closed logs of a file store become the next base file, in the background.
 
-    log-<g>   sorted, newest record of each row  ->  base      then store.json: merged = g
-    undo-<g>  what base had in these rows        ->  base      when the store goes back before g
+    base-<f>, log-<f + 1> .. log-<g>  -- one sweep, rows ascending -->  base-<g>
 
-A merge that was interrupted is repeated. `base` is only overwritten once the undo journal, where a
-retained checkpoint needs one, is synced and named in store.json.
+Files are read, none is overwritten. The new base counts once store.json names it; the files that it
+replaces go then, unless a retained checkpoint is read from them. An interrupted merge is repeated.
 """
 
 from __future__ import annotations
@@ -12,47 +11,63 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from hotrows.engine.storage import record_io
-from hotrows.engine.storage.base_file import BaseFile
-from hotrows.engine.storage.disk_io import runs
-from hotrows.engine.storage.log import RecordLog, Segment, UndoJournal, mapped_segments, pieces, segments
+from hotrows.engine.storage import base_file, record_io
+from hotrows.engine.storage.base_file import COUNTED, Base, BaseWriter
+from hotrows.engine.storage.disk_io import Disk
+from hotrows.engine.storage.log import RecordLog, Segment, mapped_segments
 from hotrows.engine.storage.merge_pace import MergePace
-from hotrows.engine.storage.record_io import ABSENT, SWEEP_BYTES
-from hotrows.engine.storage.store_state import Named, StateFile
+from hotrows.engine.storage.old_store import UndoJournal
+from hotrows.engine.storage.store_state import StateFile
 from hotrows.runtime.background import Worker
 
-MERGE_BYTES = 32 << 20  # of records in memory while merging
-PIECE_BYTES = 4 << 20  # of `base`, rewritten without a pause
-PIECE_ROWS = 1024  # read from `base` without a pause
+MERGE_BYTES = 32 << 20  # of new records in memory while merging
 
 _SAMPLE = 16  # one row in so many decides where a merge is cut
+_PIECE_ROWS = 1 << 20  # of the table, whether they were written or not
+_REMOVED = -1  # the place of a row that has no record, whatever the base has
+
+
+class _Stopped(Exception):
+    """Merging is to end, unfinished."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """What is to be merged: base, and the logs that come into it, oldest first, down to undo journals of
+    a store of format 3. align: of direct I/O on the new file."""
+
+    base: Base
+    logs: tuple[RecordLog | UndoJournal, ...]
+    align: int
 
 
 class Merger:
-    """Merges the closed logs of a store into its base file, oldest first, on a thread of its own.
+    """Merges the closed logs of a store into its next base file, on a thread of its own.
 
-    next_log: the log to merge next, None where none is due; remove: takes a merged log from the
-    logs that are read, and closes it. pace: how fast to merge in the background. fetcher counts the
-    bytes that merging reads, `undo_bytes` those written to undo journals; `base` counts its own.
+    next: what to merge next; None where nothing is due. full: only once the logs together are full.
+    switch: reads the base at a path, of so many bytes and that checksum, in place of what was merged.
+    pace: how fast to merge in the background.
+    fetcher counts the bytes that merging reads; bytes_written: to base files.
     """
 
     def __init__(
         self,
         saved: StateFile,
-        base: BaseFile,
-        next_log: Callable[[], RecordLog | None],
-        remove: Callable[[RecordLog], None],
+        next_due: Callable[[bool], Due | None],
+        switch: Callable[[Due, Path, int, int], None],
         pace: MergePace,
     ) -> None:
-        self._saved, self._base, self._stride = saved, base, base.form.stride
-        self._next_log, self._remove, self._pace = next_log, remove, pace
-        self.fetcher, self.undo_bytes = record_io.Fetcher(self._stride), 0
-        self._share = 0.0, 1.0  # of a merge, that writing the journal or `base` is
+        self._saved, self._form, self._stride = saved, saved.form, saved.form.stride
+        self._next_due, self._switch, self._pace = next_due, switch, pace
+        self.fetcher, self.bytes_written = record_io.Fetcher(self._stride), 0
+        self.merging: tuple[RecordLog | UndoJournal, ...] = ()  # at present
         self._stop = threading.Event()
         self._worker: Worker[None] | None = None
         # A thread that finds nothing more to merge says so at once: it may take a while to end, and what
@@ -64,7 +79,7 @@ class Merger:
     def start(self) -> None:
         """Begins to merge in the background, unless that is running or nothing is due."""
         with self._deciding:
-            if not self.is_running and self._next_log() is not None:
+            if not self.is_running and self._next_due(True) is not None:
                 self._stop.clear()
                 self.ended.clear()
                 self._worker = Worker("hotrows-merging", self._run, self._stop.set)
@@ -77,8 +92,9 @@ class Merger:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that a merge takes at most: rows, places and records, sorted into others."""
-        return 2 * MERGE_BYTES + SWEEP_BYTES + self.fetcher.memory_bytes
+        """Bytes of memory that a merge takes at most: rows, places and records, sorted into others, and
+        pieces of the base files."""
+        return 2 * MERGE_BYTES + 4 * base_file.PIECE_BYTES + self.fetcher.memory_bytes
 
     @property
     def is_running(self) -> bool:
@@ -92,9 +108,9 @@ class Merger:
                 self._worker.wait()
 
     def merge_all(self) -> None:
-        """Merges every log that is due, on the calling thread."""
+        """Merges every log that a retained checkpoint has, on the calling thread."""
         with self._pace.at_once():
-            while (log := self._next_log()) is not None and self._merge(log):
+            while (due := self._next_due(False)) is not None and self._merge(due):
                 pass
 
     def raise_error(self) -> None:
@@ -106,151 +122,138 @@ class Merger:
     def _run(self) -> None:
         is_stopped = False
         try:
-            while not is_stopped and (log := self._next_or_end()) is not None:
-                is_stopped = not self._merge(log)
+            while not is_stopped and (due := self._next_or_end()) is not None:
+                is_stopped = not self._merge(due)
         except BaseException as error:
             self.error, is_stopped = error, True
         if is_stopped:
             self.ended.set()
 
-    def _next_or_end(self) -> RecordLog | None:
-        """The log to merge next; None: nothing is due, and `start` makes another thread once there is."""
+    def _next_or_end(self) -> Due | None:
+        """What to merge next; None: nothing is due, and `start` makes another thread once there is."""
         with self._deciding:
-            log = self._next_log()
-            if log is None:
+            due = self._next_due(True)
+            if due is None:
                 self.ended.set()
-            return log
+            return due
 
-    def _merge(self, log: RecordLog) -> bool:
-        """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
-        are some MERGE_BYTES of its records at a time."""
+    def _merge(self, due: Due) -> bool:
+        """Makes the next base; False where it was stopped, and is to be repeated. In memory are some
+        MERGE_BYTES of new records at a time."""
+        generation = due.logs[-1].number
+        path = self._saved.folder / f"base-{generation}"
         self._pace.begin()
-        self._share = 0.0, 1.0
-        parts = mapped_segments(log.path, log.number, self._stride, log.end, log.checksum)
-        if not self._write_undo(log, parts) or not self._write_base(log, parts):
-            return False
-        with self._saved.lock:
-            state = self._saved.state
-            closed = tuple(other for other in state.closed if other[0] != log.number)
-            self._saved.save(replace(state, merged=log.number, closed=closed))
-        self._remove(log)
-        return True
-
-    def _write_base(self, log: RecordLog, parts: list[Segment]) -> bool:
-        """Writes the newest record of each row of a log into `base`, and syncs; False if stopped."""
-        for rows, places in _newest(parts, self._stride):
-            records = np.empty((rows.size, self._stride), np.uint8)
-            self.fetcher.fetch(log.file, places, np.arange(rows.size), records)
-            for piece in self._paced(_spans(rows, self._stride), rows):
-                if self._stop.is_set():
-                    return False
-                self._base.write(rows[piece], records[piece])
-            self._base.mark(rows, True)
-        self._base.sync()
-        return True
-
-    def _paced(self, pieces: Iterator[slice], rows: np.ndarray) -> Iterator[slice]:
-        """The pieces of rows, ascending, with a pause after each."""
-        for piece in pieces:
-            begin = time.perf_counter()
-            yield piece
-            done, (first, last) = int(rows[piece.stop - 1]) / self._base.form.rows, self._share
-            self._pace.pause(begin, first + done * (last - first))
-
-    def _write_undo(self, log: RecordLog, parts: list[Segment]) -> bool:
-        """Writes the undo journal, if an older retained checkpoint needs one; False if stopped. A row
-        whose bytes at that checkpoint an earlier journal has need not be written again."""
-        # 1. Find the newest retained checkpoint before this log; none needs no journal.
-        folder = self._saved.folder
-        with self._saved.lock:
-            state = self._saved.state
-            before = max((g for g in state.retained if g < log.number), default=None)
-            if before is None or log.number in (g for g, *_ in state.undo):
-                return True
-            earlier = [
-                UndoJournal(folder, number, self._stride, length, checksum)
-                for number, length, checksum in state.undo
-                if number > before
-            ]
-        # 2. Append what the base has of rows that no earlier journal has.
-        self._share = 0.0, 0.5
-        undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
+        self.merging = due.logs
         try:
-            for rows, _ in _newest(parts, self._stride):
-                if self._stop.is_set():
-                    return False
-                for journal in earlier:
-                    rows = rows[journal.find(rows) == ABSENT]
-                self._append_old(undo, rows)
-            undo.file.sync()
-            self.undo_bytes += undo.end
-            self._share = 0.5, 1.0
+            named = self._write(due, path)
+            with self._saved.lock:
+                state = self._saved.state
+                bases = (*state.bases, (generation, *named))
+                self._saved.save(replace(state, bases=bases).without_unneeded())
+            self._switch(due, path, *named)
+        except _Stopped:
+            return False
         finally:
-            undo.close()
-            for journal in earlier:
-                journal.close()
-        # 3. Name the journal in the state.
-        with self._saved.lock:
-            # `retain` may have dropped what needed it, but then it does no harm.
-            state, named = self._saved.state, (log.number, undo.end, undo.checksum)
-            self._saved.save(replace(state, undo=(*state.undo, named)))
+            self.merging = ()
         return True
 
-    def _append_old(self, undo: RecordLog, rows: np.ndarray) -> None:
-        """Appends what `base` has of rows: records, and those without one."""
-        written = self._base.marked(rows)
-        for some in _split(rows[written], self._stride):
-            records = np.empty((some.size, self._stride), np.uint8)
-            steps = (slice(i, min(i + PIECE_ROWS, some.size)) for i in range(0, some.size, PIECE_ROWS))
-            for piece in self._paced(steps, some):
-                self._base.fetch(self.fetcher, some[piece], np.arange(piece.start, piece.stop), records)
-            undo.append(some, records)
-        for some in _split(rows[~written], self._stride):
-            undo.append(some, None)
+    def _write(self, due: Due, path: Path) -> tuple[int, int]:
+        """Writes a base file; returns its length and checksum."""
+        writer = BaseWriter(path, self._form, due.align)
+        try:
+            self._write_all(due, writer)
+            return writer.finish()
+        except BaseException:
+            with suppress(OSError):  # if the disk is full, there is room again
+                Disk.unlink(path)
+            raise
+        finally:
+            self.bytes_written += writer.bytes_written
+            writer.close()
+
+    def _write_all(self, due: Due, writer: BaseWriter) -> None:
+        """Writes the newest record of each row, ascending."""
+        parts = [(n, part) for n, log in enumerate(due.logs) for part in _parts(log, self._stride)]
+        for new in _newest(parts, self._stride, 8 * self._form.bit_bytes):
+            # 1. Read the new records, in the order in which they lie in their logs.
+            records = np.empty((new.rows.size, self._stride), np.uint8)
+            step = max(base_file.PIECE_BYTES // self._stride, 1)
+            for n, log in enumerate(due.logs):
+                of_log = np.flatnonzero((new.logs == n) & (new.places != _REMOVED))
+                of_log = of_log[np.argsort(new.places[of_log])]
+                for some in (of_log[i : i + step] for i in range(0, of_log.size, step)):
+                    with self._piece(new.first):
+                        self.fetcher.fetch(log.file, new.places[some], some, records)
+            # 2. Write them among the old ones.
+            bits = due.base.bits[new.first // 8 : new.end // 8]
+            is_removed = new.places == _REMOVED
+            if is_removed.any():
+                flags = np.unpackbits(bits, bitorder="little")
+                flags[new.rows[is_removed] - new.first] = 0
+                bits = np.packbits(flags, bitorder="little")
+            rows, records = new.rows[~is_removed], records[~is_removed]
+            for first, end in _ranges(due.base, new, step):
+                with self._piece(first):
+                    of_range = bits[(first - new.first) // 8 : (end - new.first) // 8]
+                    begin, stop = np.searchsorted(rows, (first, end))
+                    old = due.base.read(self.fetcher, first, of_range)
+                    writer.add(first, of_range, old, rows[begin:stop], records[begin:stop])
+
+    @contextmanager
+    def _piece(self, row: int) -> Iterator[None]:
+        """Some work, at a row, and the pause after it."""
+        if self._stop.is_set():
+            raise _Stopped
+        begin = time.perf_counter()
+        yield
+        self._pace.pause(begin, row / (8 * self._form.bit_bytes))
 
 
-def go_back(base: BaseFile, folder: Path, journals: Sequence[Named]) -> None:
-    """Writes the old records of the journals into `base`, the newest journal first, and syncs."""
-    stride = base.form.stride
-    for number, length, checksum in journals:  # checked before `base` changes
-        UndoJournal(folder, number, stride, length, checksum).close()
-    for number, length, checksum in sorted(journals, reverse=True):
-        path = folder / f"undo-{number}"
-        for segment in segments(path, number, stride, length, checksum):
-            if not segment.bare:
-                assert segment.records is not None
-                base.write(segment.rows, segment.records)
-            base.mark(segment.rows, not segment.bare)
-    base.sync()
+@dataclass(frozen=True)
+class _New:
+    """The rows from `first` to `end` that logs have, ascending: which log, by its position, has the
+    newest record of each, and at which place."""
+
+    first: int
+    end: int
+    rows: np.ndarray
+    logs: np.ndarray
+    places: np.ndarray
 
 
-def _newest(parts: Sequence[Segment], stride: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The rows of a log with the place of their newest record, ascending, some MERGE_BYTES at a time.
+def _parts(log: RecordLog | UndoJournal, stride: int) -> list[Segment]:
+    return mapped_segments(log.path, log.number, stride, log.end, log.checksum)
+
+
+def _newest(parts: Sequence[tuple[int, Segment]], stride: int, num_rows: int) -> Iterator[_New]:
+    """The rows of logs, oldest first, with the place of their newest record, some MERGE_BYTES at a time.
 
     rows of segments = [1, 5], [2, 5]  ->  rows [1, 2, 5], places of the first's 1, the second's 2, 5
     """
-    if not parts:
-        return
-    sample = np.sort(np.concatenate([part.rows[::_SAMPLE] for part in parts]))
-    every = max(MERGE_BYTES // ((stride + 24) * _SAMPLE), 1)
-    bounds = np.unique(sample[every::every])
-    cuts = [[0, *np.searchsorted(part.rows, bounds).tolist(), part.rows.size] for part in parts]
-    for i in range(bounds.size + 1):
-        slices = [(part, cut[i], cut[i + 1]) for part, cut in zip(parts, cuts, strict=True)]
-        rows = np.concatenate([part.rows[b:e] for part, b, e in slices])
-        if not rows.size:
-            continue
-        places = np.concatenate([part.first + stride * np.arange(b, e) for part, b, e in slices])
+    sample = np.sort(np.concatenate([np.empty(0, np.int64), *(p.rows[::_SAMPLE] for _, p in parts)]))
+    every = max(MERGE_BYTES // ((stride + 64) * _SAMPLE), 1)
+    bounds = np.unique([0, *(sample[every::every] // COUNTED * COUNTED), num_rows])
+    cuts = [np.searchsorted(part.rows, bounds).tolist() for _, part in parts]
+    for i, (first, end) in enumerate(pairwise(bounds.tolist())):
+        slices = [(n, part, cut[i], cut[i + 1]) for (n, part), cut in zip(parts, cuts, strict=True)]
+        none = np.empty(0, np.int64)
+        rows = np.concatenate([none, *(part.rows[b:e] for _, part, b, e in slices)])
+        logs = np.repeat([n for n, *_ in slices], [e - b for *_, b, e in slices])
+        places = np.concatenate([none, *(_places(part, stride, b, e) for _, part, b, e in slices)])
         order = np.argsort(rows, kind="stable")  # of equal rows, the newest comes last
         rows = rows[order]
-        newest = np.append(rows[1:] != rows[:-1], True)
-        yield rows[newest], places[order[newest]]
+        newest = np.append(rows[1:] != rows[:-1], True)[: rows.size]
+        yield _New(first, end, rows[newest], logs[order[newest]], places[order[newest]])
 
 
-def _spans(rows: np.ndarray, stride: int) -> Iterator[slice]:
-    """Slices of ascending rows whose records are in one piece of a file, of PIECE_BYTES."""
-    return (slice(begin, end) for begin, end in runs(rows * stride // PIECE_BYTES, 0))
+def _places(part: Segment, stride: int, begin: int, end: int) -> np.ndarray:
+    if part.bare:
+        return np.full(end - begin, _REMOVED)
+    return part.first + stride * np.arange(begin, end)
 
 
-def _split(rows: np.ndarray, stride: int) -> Iterator[np.ndarray]:
-    return (rows[piece] for piece in pieces(rows.size, stride))
+def _ranges(base: Base, new: _New, step: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of which neither the base nor the logs have many more than `step`."""
+    tables = np.arange(new.first, new.end, _PIECE_ROWS)
+    of_logs = new.rows[step::step] // COUNTED * COUNTED
+    return pairwise(np.unique([*tables, *base.cuts(new.first, new.end), *of_logs, new.end]).tolist())

@@ -1,7 +1,7 @@
-"""Reads many records at once, rewrites them in sweeps and indexes them, in the native core.
+"""Reads many records at once, merges and indexes them, in the native core.
 
 Files are open for direct I/O where the file system takes it. `tests/reference/records.py` is the
-specification: the work on equal files by `os.pread`, `os.pwrite` and a dictionary.
+specification: the work on equal files by `os.pread`, and on rows by a dictionary.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.engine.storage.disk_io import BLOCK, FULL, RecordFile, explained, unreadable
+from hotrows.engine.storage.disk_io import BLOCK, RecordFile, unreadable
 from hotrows.runtime import native
 
 ABSENT = -1  # the place of a row that an index does not have
-# Of the core: bytes of the longest request of a read; those that a read, and a sweep, rather leave out.
-REQUEST, READ_GAP, SWEEP_GAP = 64 << 10, 16 << 10, 32 << 10
+# Of the core: bytes of the longest request of a read; those that a read rather leaves out.
+REQUEST, READ_GAP = 64 << 10, 16 << 10
 
 _DEPTH = 128  # requests in flight
-_SWEEP_THREADS, _SWEEP_CHUNK = 4, 1 << 20
-SWEEP_BYTES = _SWEEP_THREADS * _SWEEP_CHUNK  # of memory that a sweep takes
 
 
 def alignment(path: Path) -> int:
@@ -103,23 +101,23 @@ class Index:
         return places
 
 
-def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
-    """Writes the records of `rows`, ascending, of the table that begins at byte `first`, in order.
+def ranks(bits: np.ndarray, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """How many rows below each of `rows` are set in bits, -1 where the row itself is not. counts: of bits
+    that are set before each 64 bytes."""
+    numbers, rows = np.empty(rows.size, np.int64), np.ascontiguousarray(rows)
+    _call("rank", bits, counts, rows, rows.size, numbers)
+    return numbers
 
-    Returns the bytes read and the bytes written.
-    """
-    if not rows.size:
-        return 0, 0
-    counters = np.zeros(3, np.int64)  # bytes read, bytes written, where it failed
-    rows, records = np.ascontiguousarray(rows), np.ascontiguousarray(records)
-    to_write = (first, file.stride, rows, rows.size, records)
-    with explained(file.path, records.size):
-        failure = _call("sweep", file.fd, *to_write, _SWEEP_THREADS, counters)
-        if failure and -failure in FULL:
-            raise OSError(-failure, os.strerror(-failure))
-    if failure:
-        raise unreadable(file.path, int(counters[2]), failure)
-    return int(counters[0]), int(counters[1])
+
+def merge(
+    bits: np.ndarray, first: int, old: np.ndarray, rows: np.ndarray, records: np.ndarray,
+    merged: np.ndarray, out: np.ndarray,
+) -> int:  # fmt: skip
+    """Merges new records of `rows`, ascending, into the old ones of the rows set in bits, of which the
+    first is row `first`. Fills out and the bits `merged`; returns how many records there are."""
+    rows, stride = np.ascontiguousarray(rows), records.shape[1]
+    new = rows, rows.size, np.ascontiguousarray(records)
+    return _call("merge", bits, bits.size, first, old, *new, stride, merged, out)
 
 
 def _call(name: str, *arguments: Any) -> int:

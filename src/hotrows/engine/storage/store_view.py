@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,45 +12,26 @@ import torch
 from torch import Tensor
 
 from hotrows.engine.storage import record_io
-from hotrows.engine.storage.base_file import BaseFile, FillInitial, Form
-from hotrows.engine.storage.log import UNTOUCHED, RecordLog, UndoJournal
+from hotrows.engine.storage.base_file import Base, FillInitial, Form
+from hotrows.engine.storage.log import RecordLog
+from hotrows.engine.storage.old_store import SPARSE, UNTOUCHED, SparseBase, UndoJournal
 from hotrows.engine.storage.record_io import ABSENT, Fetcher
-from hotrows.engine.storage.store_state import Named, StoreState, check_restorable, read_state
+from hotrows.engine.storage.store_state import StoreState, check_restorable, name_of, read_state
+
+Source = RecordLog | UndoJournal | Base
 
 
 class StoreView:
-    """The rows as they were at a checkpoint, to read from; the store may have gone on since.
-
-    on_close: called once, when the view is closed. state_now: reads the state of a store that another
-    process may write, and merge, meanwhile; None: nobody does.
-    """
+    """The rows as they were at a checkpoint, to read from; the store may have gone on since: its files
+    never change, and those that are open stay, even once they are deleted."""
 
     def __init__(
-        self,
-        path: Path,
-        form: Form,
-        state: StoreState,
-        generation: int,
-        initial_values: FillInitial,
-        on_close: Callable[[], None] = lambda: None,
-        state_now: Callable[[], StoreState] | None = None,
+        self, path: Path, form: Form, state: StoreState, generation: int, initial_values: FillInitial
     ) -> None:
         check_restorable(path, state, generation)
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
-        self._generation, self._state_now = generation, state_now
-        self._form, self._initial_values, self._on_close = form, initial_values, on_close
-        self._base = BaseFile(path / "base", form, os.O_RDONLY)
-        self._sources: list[RecordLog | UndoJournal] = []
-        for number, length, checksum in reversed(state.closed):
-            if number <= generation:
-                align = self._base.file.align
-                log = RecordLog(
-                    path / f"log-{number}", number, form.stride, align, length, checksum, form.rows
-                )
-                self._sources.append(log)
-                log.index_segments()
-        self._journals: set[Named] = set()
-        self._add_journals(state)
+        self._form, self._initial_values = form, initial_values
+        self._sources = open_sources(path, form, state.files_of(generation))
         self._reader, self._open = record_io.Fetcher(form.stride), True
 
     def read(self, rows: Tensor, out: Tensor) -> None:
@@ -59,40 +39,14 @@ class StoreView:
         if not self._open:
             raise ValueError("this view of a store is closed; open another")
         numbers, records = checked(rows, out, self._form, filled=True)
-        read_rows(self._sources, self._base, self._reader, self._initial_values, numbers, records)
-        while self._was_overwritten():
-            read_rows(self._sources, self._base, self._reader, self._initial_values, numbers, records)
-
-    def _was_overwritten(self) -> bool:
-        """True if another process may have merged into `base` what came after `generation`: it has then
-        named the undo journal, with the records of before, in the state."""
-        if self._state_now is None:
-            return False
-        state = self._state_now()
-        if self._generation not in state.restorable:
-            raise ValueError(
-                f"checkpoint {self._generation} of store {self.path} was dropped while it was read: its "
-                f"run trains on; read the run again, or when it has ended"
-            )
-        return self._add_journals(state)
-
-    def _add_journals(self, state: StoreState) -> bool:
-        """Reads later undo journals, too; of several, the oldest has the records right after
-        `generation`."""
-        new = [j for j in sorted(state.undo) if j[0] > self._generation and j not in self._journals]
-        for number, length, checksum in new:
-            journal = UndoJournal(self.path, number, self.stride, length, checksum, records=True)
-            self._sources.append(journal)
-        self._journals.update(new)
-        return bool(new)
+        read_rows(self._sources, self._reader, self._initial_values, numbers, records)
 
     def close(self) -> None:
-        """Closes the files. To be called: a store merges nothing while it has an open view."""
+        """Closes the files."""
         if self._open:
             self._open = False
-            for source in (*self._sources, self._base):
+            for source in self._sources:
                 source.close()
-            self._on_close()
 
     def __enter__(self) -> StoreView:
         return self
@@ -101,27 +55,57 @@ class StoreView:
         self.close()
 
 
+def open_sources(path: Path, form: Form, files: StoreState) -> list[Source]:
+    """The files of a generation, opened, those that come first in reading first: logs, the newest of them
+    first, undo journals, the oldest of them first, and the base."""
+    sources: list[Source] = []
+    try:
+        for number, length, checksum in reversed(files.closed):
+            file = path / f"log-{number}"
+            align = record_io.alignment(file)
+            log = RecordLog(file, number, form.stride, align, length, checksum, form.rows)
+            sources.append(log)
+            log.index_segments()
+        for number, length, checksum in sorted(files.undo):
+            journal = path / f"undo-{number}"
+            sources.append(UndoJournal(journal, number, form.stride, length, checksum))
+        sources.append(open_base(path, form, files))
+    except BaseException:
+        for source in sources:
+            source.close()
+        raise
+    return sources
+
+
+def open_base(path: Path, form: Form, files: StoreState) -> Base:
+    """The newest base file of these."""
+    if not files.bases:
+        return Base(form)
+    _, length, checksum = files.bases[-1]
+    file = path / name_of(files.bases[-1])
+    return SparseBase(form, file) if length == SPARSE else Base(form, file, length, checksum)
+
+
 def read_rows(
-    sources: Sequence[RecordLog | UndoJournal],
-    base: BaseFile,
+    sources: Sequence[Source],
     fetcher: Fetcher,
     initial_values: FillInitial,
     rows: np.ndarray,
     out: np.ndarray,
 ) -> int:
-    """Fills out [m, stride]: each row from the first source that has it, else from `base`, else with
-    its initial values; returns how many rows had initial values."""
+    """Fills out [m, stride]: each row from the first source that has it, else with its initial values;
+    returns how many rows had initial values."""
     left, untouched = np.arange(rows.size), []
     for source in sources:
-        if left.size:
-            places = source.find(rows[left])
-            is_stored = places >= 0
+        if not left.size:
+            break
+        places = source.find(rows[left])
+        is_stored = places >= 0
+        if source.file is not None:
             fetcher.fetch(source.file, places[is_stored], left[is_stored], out)
-            untouched.append(left[places == UNTOUCHED])
-            left = left[places == ABSENT]
-    written = base.marked(rows[left])
-    base.fetch(fetcher, rows[left[written]], left[written], out)
-    new = np.sort(np.concatenate([*untouched, left[~written]]))
+        untouched.append(left[places == UNTOUCHED])
+        left = left[places == ABSENT]
+    new = np.sort(np.concatenate([*untouched, left]))
     if new.size:
         records = torch.empty(new.size, out.shape[1], dtype=torch.uint8)
         initial_values(torch.from_numpy(rows[new]), records)
@@ -188,14 +172,10 @@ def view_at(
 ) -> StoreView:
     """A restorable checkpoint of a file store, which another process may write meanwhile."""
     path, form = Path(path), Form(rows, stride, json.loads(json.dumps(meta)))
-
-    def state_now() -> StoreState:
-        return read_state(path, form)
-
     while True:
-        state = state_now()
+        state = read_state(path, form)
         try:
-            return StoreView(path, form, state, generation, initial_values, state_now=state_now)
-        except ValueError:
-            if state_now() == state:
-                raise  # else a log was merged and deleted before it was opened
+            return StoreView(path, form, state, generation, initial_values)
+        except (ValueError, FileNotFoundError):
+            if read_state(path, form) == state:
+                raise  # else a file was merged and deleted before it was opened

@@ -58,5 +58,5 @@ def _was_saved(store: Path) -> bool:
         return True
     if not isinstance(fields, dict) or fields.get("kind") != KIND:
         return True
-    checkpoints = [fields.get(name) for name in ("merged", "closed", "retained", "undo")]
-    return checkpoints != [0, [], [], []]
+    is_merged = fields.get("bases") != [] and fields.get("merged") != 0  # format 3 has the latter
+    return is_merged or [fields.get(name) for name in ("closed", "retained", "undo")] != [[], [], []]

@@ -21,7 +21,6 @@ from hotrows.models.nn.jagged_products import softmax_jagged as softmax_jagged
 from hotrows.models.nn.jagged_products import weighted_sum as weighted_sum
 from hotrows.models.nn.linear import PathLinear as PathLinear
 from hotrows.models.nn.linear_paths import choose_linear_paths as choose_linear_paths
-from hotrows.models.nn.linear_paths import products_per_sample as products_per_sample
 from hotrows.models.nn.linear_paths import use_linear_paths as use_linear_paths
 from hotrows.models.nn.mlp import MLP
 from hotrows.models.nn.mlp import linear_from_zero as linear_from_zero

@@ -13,18 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotrows.models.nn import products
+from hotrows.ops.layers import products
+from hotrows.ops.layers.products import Paths
 from hotrows.ops.layers.relu import relu_backward
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Paths(NamedTuple):
-    """The path of each product of one layer in one dtype."""
-
-    forward: str = products.PLAIN
-    input_gradient: str = products.PLAIN
-    weight_gradient: str = products.PLAIN
 
 
 class ChainLink(NamedTuple):

@@ -53,7 +53,7 @@ class MLP(nn.Module):
     dropout: the share of hidden activations dropped in training.
     batch_norm: before activations. Weights start at N(0, sqrt(2 / (in + out))) as in DLRM, biases at 0.
 
-    Where `use_linear_paths` has chosen paths, a layer and its ReLU are one function, and so are all
+    Where `use_linear_paths` was called, a layer and its ReLU are one function, and so are all
     layers together where nothing else is between them; else every part is PyTorch's own.
 
     >>> MLP([6, 16, 1])(torch.zeros(4, 6)).shape

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.engine.shared_lists import SharedLists
+from hotrows.models.nn.dice import Dice
 from hotrows.models.nn.jagged_products import (
     Lists,
     num_real,
@@ -16,9 +17,11 @@ from hotrows.models.nn.jagged_products import (
     weighted_sum,
     widened,
 )
-from hotrows.models.nn.mlp import MLP, activated, activation_layer
+from hotrows.models.nn.mlp import MLP, Activation, activated, activation_layer
+from hotrows.models.nn.prelu import PReLU
 from hotrows.ops.layers import attention, padded
 from hotrows.ops.layers.padded import PaddedLists
+from hotrows.runtime.native import takes
 
 
 class TargetAttention(nn.Module):
@@ -37,8 +40,9 @@ class TargetAttention(nn.Module):
     scale: what scores are multiplied with, where it is neither 1 / sqrt(D) (normalized) nor 1 (else);
     the authors' DIEN (mouna99/dien) normalizes with scale=1.
 
-    The first layer never builds its input (`ops.attention.target_projection`); a batch holds [N, H]
-    values, and nothing is padded.
+    Nothing is padded. On the native core all of it is one function (`ops.attention.target_attention`) but
+    with Dice: a batch holds one number for each key. Elsewhere layers follow one another, and the first
+    never builds its input (`ops.attention.target_projection`); a batch then holds [N, H] values.
 
     >>> attention = TargetAttention(dim=8)
     >>> attention(torch.zeros(2, 8), torch.zeros(5, 8), torch.tensor([0, 2, 5])).shape
@@ -66,11 +70,15 @@ class TargetAttention(nn.Module):
         self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
 
     def forward(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
+        if self._is_one_function(queries, keys, offsets):
+            return self._at_once(queries, keys, offsets, pooled=True)
         first, keys = self.first.with_keys(queries, keys, offsets)
         return weighted_sum(self._scores(first, offsets), keys, offsets)
 
     def scores(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
+        if self._is_one_function(queries, keys, offsets):
+            return self._at_once(queries, keys, offsets, pooled=False)
         return self._scores(self.first(queries, keys, offsets), offsets)
 
     def _scores(self, first: Tensor, offsets: Lists | SharedLists) -> Tensor:
@@ -80,6 +88,48 @@ class TargetAttention(nn.Module):
         scores = widened(self.get_submodule("rest")(first, real)).flatten()  # [N]
         scores = scores if self.scale == 1 else scores * self.scale
         return softmax_jagged(scores, offsets) if self.normalize else scores
+
+    def _is_one_function(self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists) -> bool:
+        """True on the native core, unless Dice reads the statistics of a layer or a hook its values."""
+        return (
+            not isinstance(offsets, PaddedLists)
+            and not isinstance(self.activation, Dice)
+            and takes(widened(queries), widened(keys), *self.parameters())
+            and not any(module._forward_hooks or module._forward_pre_hooks for module in self.children())
+        )
+
+    def _at_once(
+        self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists, pooled: bool
+    ) -> Tensor:
+        self.first.check(queries, keys)
+        read, offsets, starts = read_by_samples(widened(keys), offsets)
+        layers = [m for m in self.modules() if isinstance(m, nn.Linear)]
+        slopes: list[Tensor] = [m.weight for m in self.modules() if isinstance(m, PReLU)]
+        name = self.activation.name if isinstance(self.activation, Activation) else "prelu"
+        sizes = torch.tensor([layer.in_features for layer in layers])
+        network = attention.TargetNetwork(sizes, name, self.scale, self.normalize)
+        others = torch.cat([p.flatten() for layer in layers for p in layer.parameters()])
+        parameters = self.first.weight, self.first.bias, others, torch.cat(slopes) if slopes else None
+        lists = offsets, starts
+        return _TargetAttention.apply(network, pooled, widened(queries), read, *lists, *parameters)
+
+
+class _TargetAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, network, pooled, queries, keys, offsets, starts, *parameters):
+        inputs = queries.contiguous(), keys.contiguous(), offsets, starts
+        weights, out = attention.target_attention(network, parameters, *inputs, pooled)
+        ctx.network = network
+        ctx.save_for_backward(*inputs, weights, out, *parameters)
+        return weights if out is None else out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        queries, keys, offsets, starts, weights, out, *parameters = ctx.saved_tensors
+        inputs = queries, keys, offsets, starts, grad.contiguous(), weights, out
+        gradients = attention.target_attention_backward(ctx.network, parameters, *inputs)
+        return None, None, *gradients[:2], None, None, *gradients[2:]
 
 
 class TargetProjection(nn.Module):
@@ -105,18 +155,21 @@ class TargetProjection(nn.Module):
         self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists
     ) -> tuple[Tensor, Tensor]:
         """Also returns the keys, for what reads them next: both gradients are then added in one pass."""
-        dim = self.weight.shape[1] // 4
-        if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
-            raise ValueError(
-                f"TargetAttention of dim={dim} needs queries [B, {dim}] and keys [N, {dim}], "
-                f"not {list(queries.shape)} and {list(keys.shape)}"
-            )
+        self.check(queries, keys)
         queries, keys = widened(queries), widened(keys)
         if isinstance(offsets, PaddedLists):
             return padded.target_projection(queries, keys, offsets, self.weight, self.bias), keys
         read, offsets, starts = read_by_samples(keys, offsets)
         out, same = _TargetProjection.apply(queries, read, offsets, self.weight, self.bias, starts)
         return out, same if read is keys else keys
+
+    def check(self, queries: Tensor, keys: Tensor) -> None:
+        dim = self.weight.shape[1] // 4
+        if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
+            raise ValueError(
+                f"TargetAttention of dim={dim} needs queries [B, {dim}] and keys [N, {dim}], "
+                f"not {list(queries.shape)} and {list(keys.shape)}"
+            )
 
 
 class _TargetProjection(torch.autograd.Function):

@@ -8,7 +8,9 @@ sample's list, sample after sample, is [N'] long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ctypes import c_float
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from torch import Tensor
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import highest_by_sample, repetitions, samples_of, sum_by_sample
-from hotrows.runtime.native import call, takes
+from hotrows.runtime.native import call, codes, takes
+
+TARGET_ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")
 
 
 def target_projection(
@@ -70,6 +74,51 @@ def target_projection_backward(
     if more is not None:
         grad_keys += more
     return grads
+
+
+@dataclass(frozen=True)
+class TargetNetwork:
+    """How target attention scores a key: sizes of its hidden layers, one of `TARGET_ACTIVATIONS` behind
+    each, what scores are multiplied with, and whether their softmax counts."""
+
+    sizes: Tensor
+    activation: str
+    scale: float
+    normalized: bool
+
+    def inputs(self, parameters: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        """For the core. parameters: weight and bias of the first layer, those of the others end to end,
+        and the slopes of PReLUs end to end."""
+        layers = *parameters[:2], self.sizes, len(self.sizes), *parameters[2:]
+        return *layers, TARGET_ACTIVATIONS[self.activation], c_float(self.scale), int(self.normalized)
+
+
+def target_attention(
+    network: TargetNetwork, parameters: Sequence[Tensor | None], queries: Tensor, keys: Tensor,
+    offsets: Tensor, starts: Tensor | None, pooled: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Target attention on the native core: the weights of keys, [N'], and if pooled their sums, [B, D].
+
+    `nn.TargetAttention` has the formula, layer by layer.
+    """
+    num, lists = _lists(offsets, starts, len(queries), len(keys))
+    inputs = queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters)
+    weights, out = torch.empty(num), torch.empty_like(queries) if pooled else None
+    call("target_attention", *inputs, weights, out)
+    return weights, out
+
+
+def target_attention_backward(
+    network: TargetNetwork, parameters: Sequence[Tensor | None], queries: Tensor, keys: Tensor,
+    offsets: Tensor, starts: Tensor | None, grad: Tensor, weights: Tensor, out: Tensor | None,
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients of queries, keys and parameters; grad: of the sums or, where out is None, of weights."""
+    _, lists = _lists(offsets, starts, len(queries), len(keys))
+    inputs = queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters)
+    gradients = [None if t is None else torch.empty_like(t) for t in (queries, keys, *parameters)]
+    by = (None, grad) if out is None else (grad, None)
+    call("target_attention_backward", *by, weights, out, *inputs, *gradients)
+    return gradients
 
 
 def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:

@@ -47,12 +47,11 @@ _WARM_UP = 8  # steps before the first window
 _LEAD_IN = 2  # steps of every window that are not timed
 _LEAST = 3  # steps of every window that are
 _ENDLESS = 1 << 62  # steps
-# Settings that sharding, and the fastest paths of matrix products, depend on.
+# Settings that sharding depends on.
 _PLACED_BY = (
     *("sharding", "pack_parts", "micro_batches", "batch_size"),
     *("wire_dtype", "table_dtype", "fast_memory"),
 )
-_PATHS_BY = ("linear_paths", "precision", "micro_batches", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -250,11 +249,6 @@ class TimedTraining:
         return cached + (0 if self._store else self.steps.embedding.num_bytes)
 
     @property
-    def measures_paths(self) -> bool:
-        """True if the paths of matrix products were measured for it."""
-        return bool(self.steps.choices)
-
-    @property
     def filled(self) -> float | None:
         """The share of slots that hold rows; None without a cache."""
         if not self._cached_tables:
@@ -348,13 +342,8 @@ def _step_trainer(
 
     settled = settle(config, data)
     steps = StepTrainer(data, settled, ranks, place)
-    key = "paths", *(getattr(settled, name) for name in _PATHS_BY)
-    if key in choices:
-        steps.use_linear_paths(choices[key])
-    else:
-        steps.choose_linear_paths()
-        choices[key] = steps.choices
-    steps.batches.total_steps = _ENDLESS  # after the choices, which follow the length of the run
+    steps.choose_linear_paths()
+    steps.batches.total_steps = _ENDLESS  # after the sharding, which follows the length of the run
     return steps
 
 

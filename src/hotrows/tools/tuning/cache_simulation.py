@@ -33,7 +33,7 @@ from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.engine.planning.packing import Group, group_packs, pack_tables
 from hotrows.engine.planning.planner import Planner
-from hotrows.engine.planning.policy import SIMULATED, Hot, Lookahead, Policy
+from hotrows.engine.planning.policy import BELADY, SIMULATED, Hot, Lookahead, Policy
 from hotrows.engine.planning.slot_budget import divide
 from hotrows.engine.planning.slots import Allocation, NativeSlotMap, SlotMap
 from hotrows.optim import RowOptimizer
@@ -159,7 +159,7 @@ def simulate(
     batches: the number of batches, of as many epochs as they take (default: those of the first epoch).
     rows_budget: bytes of all rows, for which dynamic features are given capacities (default: the fewest
         that lose less than 1 % of lookups).
-    in_file: also count what a file store has to do, which takes seven bytes of memory for each row.
+    in_file: also count what a file store has to do, which takes eleven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
 
     >>> simulate(data, model="fm", batch_size=16).policies
@@ -336,14 +336,14 @@ def _replay(
     in_file: bool,
 ) -> PolicyResult:
     """Plans all batches with a policy, group by group, and counts misses and moves."""
+    policy = BELADY if in_file and policy == Lookahead() else policy  # next uses are read from files
     slots = divide(fast_memory, groups)
     sums: Counter[str] = Counter()
     window: int | None = None
     seconds, files, drained = 0.0, FileCounts(), 0
     for g, group in enumerate(groups):
-        file = (
-            FileReplay(group.rows, group.stride, in_flight + TrainConfig.plan_depth) if in_file else None
-        )
+        delay = in_flight + TrainConfig.plan_depth
+        file = FileReplay(group.rows, group.stride, delay) if in_file else None
         reads, drained_before = [batch[g] for batch in trace.batches], 0
         group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
         bound = Caching(fast_memory).lookahead_bytes // len(groups)

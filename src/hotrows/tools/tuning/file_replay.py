@@ -4,9 +4,9 @@
     replay.add(rows, missing, leaving)      # of each batch in turn
     replay.per_batch()                      # means, since `begin`
 
-Reads join rows that are near one another, in `base` or in the last two logs. Rows that are written fill
-a log; once it is full, a checkpoint writes the changed rows of the cache, too, and a merge rewrites the
-blocks that have them, until the next log is closed.
+Reads join rows that are near one another, in the base, which has the rows ever written side by side, or
+in the last two logs. Rows that are written fill a log; once it is full, a checkpoint writes the changed
+rows of the cache, too, and a merge rewrites the base with them, until the next log is closed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from hotrows.engine.storage.disk_io import BLOCK
 from hotrows.engine.storage.file_store import rows_of_log
-from hotrows.engine.storage.record_io import READ_GAP, REQUEST, SWEEP_GAP
+from hotrows.engine.storage.record_io import READ_GAP, REQUEST
 
 _SECTOR = 512  # where direct reads begin, on most disks
 
@@ -29,7 +28,7 @@ class FileCounts:
 
     requests, bytes_fetched: of reads. checkpoints: that close a full log; closing: share of batches
     that are trained between a full log and its checkpoint. rows_flushed, bytes_flushed: of the cache,
-    that checkpoints write. rows_merged: of logs; bytes_merged: of the tables, that merges rewrite.
+    that checkpoints write. rows_merged: of logs; bytes_merged: of the base, that merges rewrite.
     """
 
     requests: float = 0.0
@@ -63,7 +62,8 @@ class FileReplay:
     def __init__(self, num_rows: int, stride: int, delay: int = 0, log_rows: int | None = None) -> None:
         self._stride, self._delay = stride, delay
         self._log_rows = log_rows or rows_of_log(num_rows, stride)
-        self._stored = torch.zeros(num_rows, dtype=torch.bool)  # was written before
+        self._base = torch.zeros(num_rows, dtype=torch.bool)  # rows of all logs that were closed
+        self._ranks = torch.zeros(num_rows, dtype=torch.int32)  # of rows that were merged, in the base
         self._logged = torch.zeros(num_rows, dtype=torch.bool)  # since the last checkpoint
         self._changed = torch.zeros(num_rows, dtype=torch.bool)  # in the cache, since then
         self._places = torch.full((num_rows,), -1, dtype=torch.int32)  # among all rows ever logged
@@ -81,8 +81,8 @@ class FileReplay:
         places = self._places[missing]
         in_log = places >= self._merged_to
         of_log = places[in_log].sort().values.long()
-        of_base = missing[self._stored[missing] & ~in_log]
-        spans = torch.cat([_spans(some, self._stride, READ_GAP, _SECTOR) for some in (of_log, of_base)])
+        of_base = self._ranks[missing[self._base[missing] & ~in_log]].long()
+        spans = torch.cat([_spans(some, self._stride) for some in (of_log, of_base)])
         self._num_batches += 1
         self._requests += int((-(-spans // REQUEST)).sum())
         self._fetched += int(spans.sum())
@@ -93,13 +93,14 @@ class FileReplay:
         self._logged_to = end
         self._changed[rows] = True
         self._changed[leaving] = False
-        self._stored[leaving] = self._logged[leaving] = True
+        self._logged[leaving] = True
         if self._num_logged <= self._log_rows:
             return
         self._overdue += 1
         if self._overdue > self._delay:
             self._closed.append(self._as_closed())
-            self._stored |= self._changed
+            torch.cumsum(self._base, 0, out=self._ranks).sub_(1)  # of the logs before, merged by now
+            self._base |= self._logged | self._changed
             self._logged.zero_()
             self._changed.zero_()
             self._num_logged = self._overdue = 0
@@ -126,18 +127,19 @@ class FileReplay:
 
     def _as_closed(self) -> _ClosedLog:
         """The open log, closed by a checkpoint."""
-        merged = (self._logged | self._changed).nonzero().squeeze(1)
-        spans = _spans(merged, self._stride, SWEEP_GAP)
-        flushed = int(self._changed.sum())
-        return _ClosedLog(self._num_logged, flushed, merged.numel(), int(spans.sum()))
+        merged = self._logged | self._changed
+        flushed, rows_of_base = int(self._changed.sum()), int((self._base | merged).sum())
+        return _ClosedLog(self._num_logged, flushed, int(merged.sum()), rows_of_base * self._stride)
 
 
-def _spans(rows: Tensor, stride: int, gap: int, block: int = BLOCK) -> Tensor:
-    """Bytes of the runs of whole blocks that have the rows, ascending; runs `gap` apart or less are one.
+def _spans(places: Tensor, stride: int) -> Tensor:
+    """Bytes of the runs of whole sectors that have the records at these places, ascending; runs READ_GAP
+    apart or less are one.
 
-    rows = [0, 1, 1000], stride = 128, gap = 4096  ->  [4096, 4096]
+    places = [0, 1, 1000], stride = 128  ->  [512, 512]
     """
-    begin, end = rows * stride // block * block, -(-(rows + 1) * stride // block) * block
-    cuts = (begin[1:] - end[:-1] > gap).nonzero().squeeze(1)
+    begin = places * stride // _SECTOR * _SECTOR
+    end = -(-(places + 1) * stride // _SECTOR) * _SECTOR
+    cuts = (begin[1:] - end[:-1] > READ_GAP).nonzero().squeeze(1)
     first, last = torch.cat([begin[:1], begin[cuts + 1]]), torch.cat([end[cuts], end[-1:]])
     return last - first

@@ -226,8 +226,6 @@ def settings_to_tune(
             tried = tuple(sorted(tried)) if ordered else tried
             settings.append(TunedSetting(name, tried, changes, ordered))
 
-    if config.linear_paths != "plain" and training.measures_paths:
-        add("linear_paths", ("plain",), ordered=False)
     formats = SETTINGS["precision"].choices
     add("precision", [f for f in formats if f != "tf32" or config.device != "cpu"], ordered=False)
     add("table_dtype", ("float32", "bfloat16"), ordered=False)

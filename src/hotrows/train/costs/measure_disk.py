@@ -40,7 +40,7 @@ class DiskRates:
 
     reads_per_second: rows at random places, some thousand at once, each by a short request of its own.
     bytes_read_per_second: by long requests, of rows near one another.
-    bytes_per_second: of records appended and synced. merged_per_second: of tables that merges rewrite.
+    bytes_per_second: of records appended and synced. merged_per_second: of a base that merges rewrite.
     request_seconds, row_seconds: for a request of a read, and for a row. write_seconds: for a row.
     merge_seconds: for a byte that a merge rewrites; merge_row_seconds: for a row beyond one a block.
     sync_seconds: that a merge takes besides, however small, to be durable.

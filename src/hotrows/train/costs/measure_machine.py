@@ -141,7 +141,7 @@ def flops(batch_size: int = 4096, sizes: Sequence[int] = (512, 512, 256, 64, 1))
     with restored():
         model = MLP(sizes)
         x, y = torch.randn(batch_size, sizes[0]), torch.randn(batch_size, sizes[-1])
-    use_linear_paths(model, choose_linear_paths(model, batch_size))
+    use_linear_paths(model, choose_linear_paths(model))
 
     def step() -> None:
         model.zero_grad()

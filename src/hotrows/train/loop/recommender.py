@@ -21,7 +21,6 @@ from hotrows.engine.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Calibration, Loss
 from hotrows.models import nn
-from hotrows.models.nn.linear_paths import kept_linear_paths
 from hotrows.models.tables import LINEAR
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
@@ -38,7 +37,6 @@ from hotrows.train.start.pretrained import frozen
 _WIDE = 256  # features from which on a model may be too large for its data
 _MOST_OF_MEMORY = 0.75
 _BYTES_PER_WEIGHT = 16  # float32 weight, gradient, and two moments
-_WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
 
 # Which of a schema's labels are trained: None, its only one; a number, one of several; or several.
 Tasks = None | int | tuple[int, ...]
@@ -146,29 +144,15 @@ class Recommender:
             return tuple(kinds)
         return tuple(f"{kind}_{label}" for kind, label in zip(kinds, self.labels, strict=True))
 
-    def measure_choices(self, num_samples: int) -> dict:
-        """Takes the fastest path of each linear layer, as it was measured on this machine, or is now.
-
-        For the precision of training, and for the float32 of predictions; none where the config
-        asks for plain paths, or where training `num_samples` is over too soon to gain from it.
-        """
-        assert self.config.batch_size is not None, "settle the config first"
-        choices: dict[str, str] = {}
-        if self._measures(num_samples):
-            narrow = [torch.bfloat16] if self.config.precision == "bfloat16" else []
-            for dtype in (*narrow, torch.float32):
-                num_parts = self.ranks.num_ranks * self.embedding.planner.micro_batches
-                per_step = -(-self.config.batch_size // num_parts)
-                choices |= kept_linear_paths(self.model, per_step, dtype)
-        nn.use_linear_paths(self.model, choices)
+    def choose_linear_paths(self) -> dict[str, str]:
+        """Returns the path of each linear layer, by the rule of this processor: for the precision of
+        training, and for the float32 of predictions; none where the config wants plain paths."""
+        if not self.device.on_host or self.config.linear_paths == "plain":
+            return {}
+        choices = nn.choose_linear_paths(self.model)
+        if self.config.precision == "bfloat16":
+            choices |= nn.choose_linear_paths(self.model, torch.bfloat16)
         return choices
-
-    def _measures(self, num_samples: int) -> bool:
-        if not self.device.on_host:
-            return False
-        if self.config.linear_paths != "auto":
-            return self.config.linear_paths == "measured"
-        return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
 
     def begin_at(self, means: Sequence[float | None]) -> None:
         """Lets the model begin at the mean of each label that it learns, given those of the schema's."""

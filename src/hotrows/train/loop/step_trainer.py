@@ -157,13 +157,13 @@ class StepTrainer:
         return self.placing
 
     def choose_linear_paths(self, keep: Callable[[dict], None] = lambda choices: None) -> None:
-        """Measures the fastest path of each matrix product on the first rank, for all; collective.
+        """Takes the path of each matrix product, by the rule of the first rank's processor; collective.
 
         keep: called with the choices on the first rank, before other ranks have them.
         """
         choices = None
         if self.ranks.rank == 0:
-            choices = self.recommender.measure_choices(self.num_samples)
+            choices = self.recommender.choose_linear_paths()
             keep(choices)
         self.use_linear_paths(self.ranks.gather_objects(choices)[0])
 
@@ -193,6 +193,7 @@ class StepTrainer:
             signals=signals,
             padded=self._pads,
             arrived=batches.arrived,
+            num_known=batches.num_left(self.state),
         )
         batches.on_arrival(self._runner.wake)
         return self._runner

@@ -61,6 +61,10 @@ class RunBatches:
         """The batches of `after` once more, to look ahead in; None: they are read once."""
         return None
 
+    def num_left(self, state: RunState) -> int:
+        """How many batches `again` has; 0 where nobody knows."""
+        return max(self.known_steps - state.step, 0) if self.total_steps == self.known_steps else 0
+
     def advance(self, state: RunState) -> RunState:
         """The state after one more step."""
         return dataclasses.replace(state, step=state.step + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,18 +14,12 @@ from torch import Tensor
 
 from hotrows.engine.pipeline.runner import TRAIN
 from hotrows.engine.pipeline.schedule import Work
-from hotrows.models.nn.linear_paths import kept_seconds_by_format, products_per_sample
 from hotrows.runtime import terminal
 from hotrows.train.loop.step_trainer import Runner, StepTrainer
 from hotrows.train.metrics import Metrics
 from hotrows.train.run.state import lr_scale
 from hotrows.train.telling.metrics_log import METRICS, Listener, MetricsLog
 from hotrows.train.telling.progress import Meter, Progress, SlowestStep
-
-log = logging.getLogger("hotrows")
-
-_LONG = 600.0  # seconds
-_MUCH = 1.5
 
 
 def _show_nothing(now: Progress) -> None:
@@ -98,7 +91,6 @@ class Reports:
         if not self._meter.interval.steps:
             return
         state, config = self._steps.state, self._steps.config
-        is_first = self._meter.total.steps == self._meter.interval.steps
         of_rank = self._meter.close_interval(cached=bool(self._steps.cached_tables))
         loss = self._meter.shown["loss"]
         if not math.isfinite(loss):
@@ -113,8 +105,6 @@ class Reports:
         if growth := self._steps.embedding.dynamic.growth():
             fields["keys"] = growth
         self._log.write("train", state.step, fields)
-        if is_first and self._steps.ranks.rank == 0:
-            advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])
 
     def write_evaluation(self, metrics: Metrics) -> None:
         """Writes and shows the metrics of the validation part; the state knows of them already."""
@@ -214,27 +204,3 @@ def _note(now: Progress) -> str:
 
 def _megabytes(per_second: float | None) -> str:
     return f"{(per_second or 0) / 1e6:,.1f} MB/s"
-
-
-def advise_bfloat16(steps: StepTrainer, samples_per_second: float) -> None:
-    """Says at the start of a long run that bfloat16 would be much faster on this processor, if so.
-
-    The gain is predicted from the speed of the first steps: what of a step is no product of a linear
-    layer takes as long as before.
-    """
-    config = steps.config
-    if config.precision == "bfloat16" or not steps.recommender.device.on_host or not samples_per_second:
-        return
-    assert config.batch_size is not None, "settle the config first"
-    left = steps.batches.known_steps - steps.state.step
-    step = config.batch_size / samples_per_second
-    if left * step < _LONG or not products_per_sample(steps.model):
-        return
-    seconds = kept_seconds_by_format(steps.model, -(-config.batch_size // steps.ranks.num_ranks))
-    ratio = seconds["bfloat16"] / seconds["float32"]
-    gain = step / (step - min(seconds["float32"], step) * (1 - ratio))
-    if gain >= _MUCH:
-        log.info(
-            f"some {left * step / 60:,.0f} minutes are to train: --precision bfloat16 "
-            f"(precision='bfloat16') would be about {gain:.1f} times as fast on this processor"
-        )

@@ -4,21 +4,40 @@
     input gradient    dX = dY W                                                      [B, K]
     weight gradient   dW = dY^T X                                                    [N, K]
 
-Which path is fastest depends on the processor, the shape and the dtype, and not on the vendor's
-name: `linear_paths` measures. Path `torch` is plain PyTorch, the specification of the others.
+Path `torch` is plain PyTorch, the specification of the others; some are for runs of earlier versions.
+`paths_of` has one rule for each kind of processor (figures: docs/explanation/kernels.md):
+
+    float32    AMD with AVX-512   layers of 4,096 weights or more with several outputs: oneDNN, twice as
+                                  fast as PyTorch's MKL there
+               all others         plain
+    bfloat16   where oneDNN has it   forward with bias and ReLU in one, the gradients plain
+
 X is [B, K], W is [N, K], all of one dtype. Each path adds in an order fixed by the shapes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotrows.runtime.machine import vendor
+
 PLAIN = "torch"
 _CHUNKS = 8
+_LEAST_WEIGHTS, _FEW_INPUTS = 4096, 32
+
+
+class Paths(NamedTuple):
+    """The path of each product of one layer in one dtype."""
+
+    forward: str = PLAIN
+    input_gradient: str = PLAIN
+    weight_gradient: str = PLAIN
 
 
 def forward_torch(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -99,6 +118,23 @@ def paths_for(product: str, num_outputs: int, dtype: torch.dtype = torch.float32
     if not has_onednn(dtype):
         names = {name: path for name, path in names.items() if "onednn" not in name}
     return [name for name in names if num_outputs == 1 or name not in _ONE_OUTPUT]
+
+
+@functools.cache
+def paths_of(num_inputs: int, num_outputs: int, dtype: torch.dtype) -> Paths:
+    """Returns the paths that the rule names for a layer."""
+    if num_outputs == 1 or not has_onednn(dtype):
+        return Paths()
+    if dtype == torch.bfloat16:
+        return Paths(forward="onednn")
+    if not _is_slow_in_float32() or num_inputs * num_outputs < _LEAST_WEIGHTS:
+        return Paths()
+    return Paths("onednn", "onednn", "onednn_turned" if num_inputs < _FEW_INPUTS else "onednn")
+
+
+def _is_slow_in_float32() -> bool:
+    """True where PyTorch's MKL leaves half of the processor's vector width unused."""
+    return vendor() == "AuthenticAMD" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def has_onednn(dtype: torch.dtype) -> bool:
