@@ -78,7 +78,8 @@ def names(cases):
 
 
 def test_long_tests_wait_for_a_change_near_to_them(measured, monkeypatch):
-    monkeypatch.delenv(tiers.TOUCHED, raising=False)
+    for variable in (tiers.TOUCHED, tiers.WITH_LONG):
+        monkeypatch.delenv(variable, raising=False)
     assert names(left_out(measured)) == ["test_choice.py::long", "test_docs.py::long"]
     monkeypatch.setenv(tiers.TOUCHED, "")
     assert names(left_out(measured)) == ["test_docs.py::long", "test_docs.py::many", "test_docs.py::new"]

@@ -257,8 +257,9 @@ class Schema:
     _repr_html_ = notebook.schema
 
     def __post_init__(self) -> None:
-        features = (getattr(feature, "parts", (feature,)) for feature in self.features)
-        object.__setattr__(self, "features", tuple(chain.from_iterable(features)))
+        if isinstance(self.features, tuple | list):
+            features = (getattr(feature, "parts", (feature,)) for feature in self.features)
+            object.__setattr__(self, "features", tuple(chain.from_iterable(features)))
         check_types(self)
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
         if self.time is None:

@@ -259,7 +259,7 @@ def test_every_model_trains_as_on_the_twin(name, shape):
     assert_close(averages, expected_averages, rtol=1e-5, atol=1e-6)
     for one, other in zip([*grads, *rows], [*expected_grads, *expected_rows], strict=True):
         largest = max(1.0, float(other.abs().max()))  # float32 sums round by what is summed
-        assert_close(one / largest, other / largest, rtol=1e-4, atol=1e-5)
+        assert_close(one / largest, other / largest, rtol=1e-4, atol=3e-5)
 
 
 def test_the_auxiliary_loss_counts_a_request_for_each_of_its_samples(monkeypatch):

@@ -27,6 +27,12 @@ TIMES = [
 ]  # fmt: skip
 
 
+def of_read(words, features):
+    """Words for missing values, by columns that some feature reads; others are refused."""
+    read = {feature.column or feature.name for feature in features}
+    return words if isinstance(words, tuple) else {name: words[name] for name in words if name in read}
+
+
 def some_schema(choose: random.Random) -> Schema:
     """A legal schema with a little of everything; columns are named after what they hold."""
     features: list[Feature] = [
@@ -46,6 +52,7 @@ def some_schema(choose: random.Random) -> Schema:
             ("label", Label("other", column="n9", at_least=2)),
         ]
     )
+    words = choose.choice([(), (), ("NULL",), ("\\N", "é", "-1"), {"s0": ("NULL", "a"), "n0": ("-1",)}])
     schema = Schema(
         features=tuple(features),
         label=label,
@@ -53,9 +60,7 @@ def some_schema(choose: random.Random) -> Schema:
         weight=choose.choice([None, None, "w"]),
         group=choose.choice([None, None, "g"]),
         time=time if has_time else None,
-        missing=choose.choice(
-            [(), (), ("NULL",), ("\\N", "é", "-1"), {"s0": ("NULL", "a"), "n0": ("-1",)}]
-        ),
+        missing=of_read(words, features),
         strip=choose.random() < 0.3,
         encoding=choose.choice(["utf-8", "utf-8", "utf-8", "latin-1"]),
         **choose.choice([{}, {}, {}, {"thousands": ","}, {"decimal": ",", "thousands": "."}]),

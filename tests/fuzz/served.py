@@ -42,6 +42,7 @@ from hotrows.serving.limits import Limits
 from hotrows.serving.requests import RequestEncoder, weights_of
 from tests.fuzz.case import Broken, Case
 from tests.fuzz.damage import TOKENS, damaged
+from tests.fuzz.rows import of_read
 
 NUM_SCHEMAS = 100
 MESSAGE = 600  # letters of the longest message
@@ -207,8 +208,8 @@ def some_served_schema(choose: random.Random) -> Schema:
         of_users = {"user": "u", "histories": ("h",)}
     missing = [(), (), ("\\N", "5"), {"i0": ("NULL", "-1", "7"), "n0": ("7",), "l0": ("a",)}]
     return Schema(
-        tuple(features), delimiter=",", time=time if has_time else None, missing=choose.choice(missing),
-        strip=choose.random() < 0.2, **of_users,
+        tuple(features), delimiter=",", time=time if has_time else None,
+        missing=of_read(choose.choice(missing), features), strip=choose.random() < 0.2, **of_users,
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ class _Batches(RunBatches):
     """A list of batches as the batches of a run."""
 
     def __init__(self, batches):
-        self.batches, self.total_steps = batches, len(batches)
+        self.batches, self.total_steps, self.known_steps = batches, len(batches), 0
 
     def after(self, state):
         return iter(list(enumerate(self.batches))[state.step :])

@@ -19,6 +19,10 @@ class Blocks:
     def schema(self):
         return SimpleNamespace(names=self.executions[0][0].schema.names)
 
+    def limit(self, rows):
+        table = self.executions[0][0].slice(0, rows)
+        return SimpleNamespace(to_pandas=table.to_pandas)
+
     def count(self):
         return sum(table.num_rows for table in self.executions[0])
 

@@ -113,6 +113,8 @@ def target_attention_backward(
     offsets: Tensor, starts: Tensor | None, grad: Tensor, weights: Tensor, out: Tensor | None,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients of queries, keys and parameters; grad: of the sums or, where out is None, of weights."""
+    if not len(weights):  # whose address is null, as that of what is not given
+        return [None if t is None else torch.zeros_like(t) for t in (queries, keys, *parameters)]
     _, lists = _lists(offsets, starts, len(queries), len(keys))
     inputs = queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters)
     gradients = [None if t is None else torch.empty_like(t) for t in (queries, keys, *parameters)]
