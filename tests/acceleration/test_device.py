@@ -152,7 +152,6 @@ CACHED = [
 
 
 @pytest.mark.parametrize(("store", "looks_ahead", "optimizer", "l2"), CACHED)
-@pytest.mark.filterwarnings("ignore:.*training waits for its rows")
 def test_behind_a_cache_it_is_that_of_the_host(store, looks_ahead, optimizer, l2, tmp_path):
     stores = [store if store == "memory" else f"file:{tmp_path / name}" for name in ("host", "device")]
     expected = cached("cpu", stores[0], looks_ahead, optimizer, l2)

@@ -13,7 +13,6 @@ from torch import nn
 import hotrows
 
 ROWS = 700
-pytestmark = pytest.mark.filterwarnings("ignore:training waits for its rows")
 
 
 def _added(error, w):
