@@ -38,9 +38,9 @@ def pytest_configure(config):
         os.environ["XDG_CACHE_HOME"] = cache.name
     if config.getoption("--all"):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
-    for option, variable in (("--long", tiers.WITH_LONG), ("--touched", tiers.TOUCHED)):
-        if config.getoption(option):
-            os.environ.setdefault(variable, "")
+    tiers.only_touched = config.getoption("--touched")
+    if tiers.only_touched or config.getoption("--long"):
+        os.environ[tiers.WITH_LONG] = "1"  # a long test may run others
     syncs.leave_out()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and hasattr(os, "sched_setaffinity") and not torch.cuda.is_available():

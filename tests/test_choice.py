@@ -78,10 +78,10 @@ def names(cases):
 
 
 def test_long_tests_wait_for_a_change_near_to_them(measured, monkeypatch):
-    for variable in (tiers.TOUCHED, tiers.WITH_LONG):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv(tiers.WITH_LONG, raising=False)
+    monkeypatch.setattr(tiers, "only_touched", False)
     assert names(left_out(measured)) == ["test_choice.py::long", "test_docs.py::long"]
-    monkeypatch.setenv(tiers.TOUCHED, "")
+    monkeypatch.setattr(tiers, "only_touched", True)
     assert names(left_out(measured)) == ["test_docs.py::long", "test_docs.py::many", "test_docs.py::new"]
 
 

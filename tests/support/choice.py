@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import defaultdict
 
-from tests.support.tiers import TOUCHED, is_long, is_touched
+from tests.support import tiers
 
 ALL = "HOTROWS_TEST_ALL"
 
@@ -26,9 +26,11 @@ def examples(number, part=3):
 
 def left_out(items):
     """The tests of a collection that do not run."""
-    second = TOUCHED in os.environ  # the long tests that are near to what changed, and only these
-    out = {item for item in items if item.get_closest_marker("slow") or is_long(item) is not second}
-    out.update(item for item in items if second and item not in out and not is_touched(item))
+    out = {item for item in items if item.get_closest_marker("slow")}
+    if tiers.only_touched:
+        out.update(item for item in items if not (tiers.is_long(item) and tiers.is_touched(item)))
+    elif tiers.WITH_LONG not in os.environ:
+        out.update(item for item in items if tiers.is_long(item))
     for mark, beyond in (("pairs", beyond_pairs), ("few", beyond_few)):
         for cases in cases_of([item for item in items if item not in out], mark):
             out.update(beyond(cases))

@@ -15,7 +15,9 @@ from tests.mutants.nearest import Nearest
 
 ROOT = Path(__file__).parents[2]
 TIMES = ROOT / "tests" / "times.json"
-WITH_LONG, TOUCHED = "HOTROWS_TEST_LONG", "HOTROWS_TEST_TOUCHED"
+WITH_LONG = "HOTROWS_TEST_LONG"  # also in processes that tests start
+TOUCHED = "HOTROWS_TEST_TOUCHED"  # the commit from which on changes count, where no other branch says it
+only_touched = False  # of this process: `--touched`
 LONG = 1.0
 NEAR = 8  # test files for each file that changed
 # What any test may depend on.
@@ -31,7 +33,7 @@ def long_tests():
 
 
 def is_long(item):
-    return WITH_LONG not in os.environ and item.nodeid.partition("[")[0] in long_tests()
+    return item.nodeid.partition("[")[0] in long_tests()
 
 
 @cache
