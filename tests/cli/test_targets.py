@@ -224,3 +224,13 @@ def test_a_file_of_a_newer_hotrows_asks_for_an_upgrade(hotrows, folder, pattern,
         for file, content in zip(files, contents, strict=True):
             file.write_bytes(content)
     assert re.search(r"format version 9, this hotrows reads \d; upgrade hotrows \(pip install", err), err
+
+
+@pytest.mark.parametrize("place", ["no/such.txt", "{here}/no/such.txt"], ids=["relative", "absolute"])
+def test_a_folder_that_is_not_there_is_named_by_what_the_user_wrote(place, tmp_path, monkeypatch):
+    """Of a relative path the message had the .part file beside it."""
+    monkeypatch.chdir(tmp_path)
+    place = place.format(here=tmp_path)
+    with pytest.raises(FileNotFoundError) as error, replaced(Path(place)) as part:
+        part.write_text("rows")
+    assert error.value.filename == place

@@ -146,7 +146,7 @@ def named(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # of NumPy, "512 requested and 0 written"
             raise OSError(errno.EIO, str(error), str(path)) from error
-        if error.filename in (None, str(part_of(path))):
+        if error.filename in (None, *map(str, (part_of(path), absolute(part_of(path))))):
             error.filename = str(path)
         raise
 
