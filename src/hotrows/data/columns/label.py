@@ -47,7 +47,7 @@ class LabelColumns:
     def _read(self, cells: Cells, label: Label, into: np.ndarray) -> Iterable[Bad]:
         """Reads one label; yields its first wrong value."""
         column = column_of(label)
-        # 1. Compare text with the words for 1, and numbers with what the label may be.
+        # Compare text with the words for 1, and numbers with what the label may be.
         if label.positive:
             raw = cells.ids(column)
             into[:] = raw_values.is_one_of(raw, canonical_words(label.positive))
@@ -64,9 +64,9 @@ class LabelColumns:
             else:
                 wrong = np.zeros(0, bool)
                 into[:] = numbers >= label.at_least
-        # 2. A label that is absent does not count.
+        # A label that is absent does not count.
         into[absent] = self._nothing
-        # 3. Name the first row that is wrong.
+        # Name the first row that is wrong.
         places = np.flatnonzero(wrong)
         if len(self.labels) == 1:
             places = np.sort(np.concatenate([places, np.flatnonzero(absent)]))

@@ -225,7 +225,7 @@ def batch_of(columns: SchemaColumns, rows: Rows, first_sample: int = 0, has_labe
 
     from hotrows.batch import Batch
 
-    # 1. Ids end to end, and where lists end; weights of ids: 1 where a feature has none.
+    # Ids end to end, and where lists end; weights of ids: 1 where a feature has none.
     features = columns.among(rows)
     ids = [rows.values(f"ids/{column.name}") for column in features]
     offsets, weights = None, None
@@ -241,7 +241,6 @@ def batch_of(columns: SchemaColumns, rows: Rows, first_sample: int = 0, has_labe
         ones = (np.ones(len(values), np.float32) for values in ids)
         pieces = zip(of_features, ones, strict=True)
         weights = np.concatenate([rows.values(n) if n in rows.arrays else one for n, one in pieces])
-    # 2. Other sections, by the name of their field.
     labels, groups = rows.get("labels"), rows.get("groups")
     fields = {
         "ids": np.concatenate([np.zeros(0, np.int64), *ids]),

@@ -51,7 +51,6 @@ def prepare(
     """
     from hotrows import data
 
-    # 1. Build samples aside.
     out = Path(out)
     if data_set.split is None and split is not None:
         raise ValueError(
@@ -60,7 +59,6 @@ def prepare(
         )
     folder = out.with_name(f"{out.name}.samples") if samples is None else Path(samples)
     built = build(data_set, raw, folder, seed, progress)
-    # 2. Prepare them; after an interruption samples stay.
     how |= {"validation": list(built.validation), "test": list(built.test)}
     how["split"] = split or data_set.split or "fraction:1,0,0"  # all rows of the training files train
     schema = schema or data_set.schema

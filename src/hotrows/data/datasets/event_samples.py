@@ -47,17 +47,14 @@ def samples_of(
     table = _table(events, [user, time, item])
     encoded = (table[name].combine_chunks().dictionary_encode() for name in (user, item))
     users, items = (column.indices.to_numpy() for column in encoded)
-    # 1. Choose the positives, and their parts.
     place, total = places(users, table[time].to_numpy())
     positives = np.flatnonzero(place >= first)
     left = (total - place)[positives]
     part = np.where(left <= last, 2, np.where(left == last + 1, 1, 0))
-    # 2. Draw the negatives; an item is named by one of its events.
     distinct, event, counts = np.unique(items, return_index=True, return_counts=True)
     targets, random = np.repeat(positives, num_negatives), np.random.default_rng(seed)
     drawn = negatives(catalog(distinct, counts, power), users[targets], users, items, random)
     named = np.column_stack([positives, event[drawn].reshape(len(positives), -1)])
-    # 3. Write each positive with its negatives.
     pa, parquet = pyarrow(), pyarrow().parquet
     number = np.repeat(np.arange(len(positives)), 1 + num_negatives)
     columns = [table[name].take(pa.array(positives[number])) for name in (user, time)]

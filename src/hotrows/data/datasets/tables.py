@@ -67,7 +67,6 @@ def csv_blocks(
     import pyarrow as pa
     from pyarrow import csv
 
-    # 1. Find the columns.
     header = columns is None
     columns = columns or _header(path, delimiter, also or {})
     absent = [name for name in types if name not in columns]
@@ -76,7 +75,6 @@ def csv_blocks(
             f"{path} lacks the columns {absent}; it has {list(columns)}; give the file as it was "
             f"published"
         )
-    # 2. Read block by block.
     category = pa.dictionary(pa.int32(), pa.string())
     how = csv.ConvertOptions(
         column_types={n: category if t == "category" else pa.type_for_alias(t) for n, t in types.items()},

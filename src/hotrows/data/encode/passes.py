@@ -243,7 +243,7 @@ class Executor:
         self, encoder: Encoder, folder: Path, state: dict[str, Any]
     ) -> tuple[dict[str, Written], Extremes]:
         """Encodes every row into the shards of its part; saves the state after every shard."""
-        # 1. Open the writers, and go to where a stopped preparation left off.
+        # Open the writers, and go to where a stopped preparation left off.
         job, histories = self.job, None
         if self.events is not None:
             histories = self.events.write(encoder, job.progress_of("encode"))
@@ -254,7 +254,6 @@ class Executor:
         extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
         shared = SharedChecks(by)
         oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
-        # 2. Encode each chunk, and append its pieces to the parts.
         for position, columns in stream(
             job.inputs, job.reading, job.progress_of("encode"), start.position
         ):
@@ -270,11 +269,11 @@ class Executor:
                     oldest[part] = before
                 rows[part] += 0 if piece is None else len(piece)
             num_rows += columns.num_rows
-            # 3. After every shard, save where to go on from.
+            # After every shard, save where to go on from.
             if [writer.rows_in_shards for writer in writers] != in_shards:
                 encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
                 write_state(folder, state | {"encoding": encoding})
-        # 4. The second pass must have seen the rows of the first.
+        # The second pass must have seen the rows of the first.
         if state["rows"] not in (None, num_rows):
             raise ValueError(
                 f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "

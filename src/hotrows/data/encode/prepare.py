@@ -118,7 +118,6 @@ def prepare(
 
 def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
     """Does the job, on this machine or on a cluster."""
-    # 1. Choose who does the work.
     executor, threads_here = Executor(job), job.threads
     if job.on_ray:
         from hotrows.data.encode.cluster.on_ray import OnRay
@@ -126,13 +125,12 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         executor = OnRay(job, threads)
         job = executor.job
     with new_folder(out, job.identity(), MANIFEST) as folder:
-        # 2. Go on from the stage that an interrupted run reached.
         state, events = read_state(folder), None
         if job.events:
             sorting = (threads_here, job.progress_of("events"))
             events = executor.events = EventFiles(job.events, job.schema, folder, *sorting)
         sharing = _sharing(executor, state)
-        # 3. Learn the vocabularies, then encode.
+        # Learn the vocabularies, then encode.
         if state.get("stage") != "encode":
             encoders, num_rows = _learned(executor, folder, sharing, state)
             state = {"stage": "encode", "encoders": encoders, "rows": num_rows, **sharing.settled}
@@ -141,7 +139,6 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         written, extremes = executor.encode(encoder, folder, state)
         if not written["train"].shards and job.stored is None:
             raise ValueError("the training part has no rows; give more rows, or a larger share")
-        # 4. Write what was made, and from what.
         lineage = job.stored.lineage if job.stored and job.extends else ()
         stored_events = None
         if events is not None:

@@ -107,7 +107,6 @@ def _checked(columns: SchemaColumns, part: str, first_row: int, batch: Batch) ->
     def where(row: int) -> str:
         return f"{part} row {first_row + row}"
 
-    # 1. Samples of requests stand by themselves.
     requests = _requests(schema, first_row, batch)
     if schema.group is None and batch.groups is None:
         batch = replace(batch, groups=requests)
@@ -118,11 +117,11 @@ def _checked(columns: SchemaColumns, part: str, first_row: int, batch: Batch) ->
             f"{where(0)}: expected the id features {names} and {schema.num_dense} dense columns, found "
             f"{batch.features} and {batch.dense.shape[1]}"
         )
-    # 2. What is of samples, as it is stored.
+    # What is of samples, as it is stored.
     arrays = dict(_of_samples(columns, where, batch))
     if requests is not None:
         arrays["requests"] = requests.numpy()
-    # 3. Ids and their weights by feature; ids must have rows.
+    # Ids and their weights by feature; ids must have rows.
     offsets, bounds = _offsets(columns, where(0), batch), {}
     weights = None if batch.weights is None else batch.weights.numpy()
     is_weighted = any(column.has_weights for column in columns.ids)
@@ -156,7 +155,7 @@ def _of_samples(
     columns: SchemaColumns, where: Callable[[int], str], batch: Batch
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The sections of a batch that have values of samples."""
-    # 1. Each must be there if the columns have it, in its shape.
+    # Each must be there if the columns have it, in its shape.
     schema, size = columns.schema, batch.size
     shapes: dict[str, Any] = {s.name: s.shape(size) for s in columns.sections if "/" not in s.name}
     shapes["groups"] = (size,) if schema.grouping else None
@@ -171,7 +170,7 @@ def _of_samples(
             values = tensor.numpy()
             is_label = name == "labels"
             yield name, columns.labels.stored(values, where) if is_label else values
-    # 2. Dense values are single numbers, and vectors, which their type must hold.
+    # Dense values are single numbers, and vectors, which their type must hold.
     numbers, vectors = batch.dense.tensor_split([len(columns.numbers.features)], 1)
     yield "dense", np.ascontiguousarray(numbers)
     for section in columns.vectors.sections:

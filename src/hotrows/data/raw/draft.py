@@ -89,11 +89,9 @@ def draft_schema(
     >>> draft_schema({"user": ["a", "b", "a"], "click": [0, 1, 0]}).schema.labels[0].name
     'click'
     """
-    # 1. Sample rows, and guess each column's type.
     rows = sampled_rows_of(source, **of_text)
     columns, in_file = columns_of_types(rows.columns)
     notes = [*rows.notes, *changed_names(in_file.items())]
-    # 2. Choose the label, and the features of all other columns.
     wanted = next((name for name, full in in_file.items() if full == label), label)
     target = label_of(columns, wanted, rows.name, notes)
     by_name = {column.name: column for column in columns}
@@ -104,7 +102,6 @@ def draft_schema(
     features = drafting.features([column for column in columns if column.name != column_of(target)])
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
-    # 3. Note features that tell the label, check the names, and join features of one vocabulary.
     used = {column_of(feature) for feature in features} | {column_of(target)}
     notes[:0] = giveaways([by_name[name] for name in by_name if name in used], target, labels)
     used |= {drafting.time.column} if drafting.time else set()

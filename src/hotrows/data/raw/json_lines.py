@@ -65,7 +65,7 @@ def table_of_lines(chunk: Chunk) -> Any:
     pa = pyarrow()
     from pyarrow import json
 
-    # 1. Refuse what is no UTF-8, blank lines, which Arrow skips, and what may end the process.
+    # Refuse what is no UTF-8, blank lines, which Arrow skips, and what may end the process.
     if chunk.not_utf8 is not None:
         raise ValueError(chunk.not_utf8[1])
     if blank := _BLANK.match(chunk.text) or _LATER_BLANK.search(chunk.text):
@@ -73,7 +73,6 @@ def table_of_lines(chunk: Chunk) -> Any:
         what = "null" if blank[1] else "nothing"
         raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found {what}")
     _check_depth(chunk)
-    # 2. Parse; an error of Arrow names a row, ours a line.
     options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
 
     def read(**how: Any) -> Any:
@@ -89,13 +88,13 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{chunk.name}{where}: expected an object of JSON per line, with values of one type per key "
             f"({why}); correct the line"
         ) from error
-    # 3. Refuse lines with more objects than one.
+    # Refuse lines with more objects than one.
     if table.num_rows != chunk.num_lines:
         raise ValueError(
             f"{chunk.name}: {chunk.num_lines:,} lines from line {chunk.first_line} on hold "
             f"{table.num_rows:,} objects of JSON; write one per line"
         )
-    # 4. Read again by their types: as text what looks like times, as long as its neighbors do, since such
+    # Read again by their types: as text what looks like times, as long as its neighbors do, since such
     # ids must not change; and lists that begin with a null, which Arrow loses (apache/arrow#47417).
     names = table.column_names
     again = [

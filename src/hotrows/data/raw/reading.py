@@ -87,7 +87,7 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
     Checks that required ones are there. where: name of the file or table, for messages.
     """
     schema, for_training, kept = how.schema, how.for_training, how.kept
-    # 1. Columns to keep, or to split by, must be there.
+    # Columns to keep, or to split by, must be there.
     for name in (*(kept or ()), *([how.by] if how.by else ())):
         if name not in names:
             what = "split by" if name == how.by else "keep"
@@ -95,7 +95,7 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
                 f"{where} has no column {name!r} to {what}; it has {_shortened(list(names))}"
                 f"{did_you_mean(name, names)}"
             )
-    # 2. So must those that the schema asks for: all to train, one feature to predict.
+    # So must those that the schema asks for: all to train, one feature to predict.
     columns = list(how.columns)
     features = {schema.column_of(feature) for feature in schema.features} & set(columns)
     absent = sorted((set(columns) if for_training else features) - set(names))
@@ -118,12 +118,12 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
             f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} reads; "
             f"it has {_shortened(list(names))}{advice}"
         )
-    # 3. A feature that is absent is missing in every row; not a history, which makes predictions.
+    # A feature that is absent is missing in every row; not a history, which makes predictions.
     if not for_training and how.histories == "lists":
         check_histories(schema, where, names)
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
-    # 4. No column that is read may be there twice.
+    # No column that is read may be there twice.
     columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
     counts = Counter(names)
     twice = sorted(name for name in columns if counts[name] > 1)

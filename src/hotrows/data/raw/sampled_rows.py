@@ -84,7 +84,7 @@ def _num_rows(num_columns: int) -> int:
 
 
 def _of_text(file: TextInput) -> SampledRows:
-    # 1. Cut the first lines at the delimiter that fits them best.
+    # Cut the first lines at the delimiter that fits them best.
     chunk = first_chunk(file, _CHUNK_BYTES)
     if chunk is None:
         raise ValueError(f"{file.name} has no lines to draft a schema from")
@@ -98,13 +98,12 @@ def _of_text(file: TextInput) -> SampledRows:
     is_all = len(lines) <= limit and chunk.position >= file.size
     chosen = lines if is_all else [x.removesuffix(b"\r") for x in sampled_lines(file, chunk, limit)]
     fields = [cut_line(line, delimiter)[0] for line in chosen]
-    # 2. Leave out lines of another width, and say so.
     table = [line for line in fields if len(line) == num_fields]
     if len(table) < len(fields):
         wrong = next(number for number, line in enumerate(fields, 1) if len(line) != num_fields)
         where = f"line {wrong}" if is_all or wrong <= limit // BLOCKS else "a line"
         notes.append(f"{where} has {len(fields[wrong - 1])} columns, not {num_fields}")
-    # 3. Take names from the header, if there is one.
+    # Take names from the header, if there is one.
     has_header, why = _has_header(table)
     notes += why
     names = [f"column_{i + 1}" for i in range(num_fields)]
@@ -114,7 +113,6 @@ def _of_text(file: TextInput) -> SampledRows:
         table = _without_headers(table, stored, notes)
         notes += changed_names(zip(stored, names, strict=True))
     _check_quotes(chunk, lines[: limit + 1], Layout(tuple(names), {}, delimiter, has_header))
-    # 4. Turn the rows into columns.
     columns = zip(*table, strict=True) if table else [()] * num_fields
     return SampledRows(
         name=file.name,

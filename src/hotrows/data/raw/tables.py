@@ -53,7 +53,6 @@ def as_table(data: Any) -> Any:
     """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
     as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets; arrays of
     two dimensions, whose columns are called x0, x1 and so on."""
-    # 1. Arrow's own, and dicts of columns.
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
@@ -67,7 +66,6 @@ def as_table(data: Any) -> Any:
                 f"them, and to `prepare` others as validation= and test="
             )
         return _table_of_columns(data)
-    # 2. Arrays, and frames by the protocol of Arrow.
     if isinstance(data, np.ndarray) and data.ndim == 2:
         return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
     if hasattr(data, "__arrow_c_stream__"):
@@ -82,7 +80,6 @@ def as_table(data: Any) -> Any:
             ) from None
     if hasattr(data, "to_arrow"):  # Polars before 1.3 has no such protocol
         return as_table(data.to_arrow())
-    # 3. Lazy frames, and data sets of Hugging Face.
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         return as_table(data.collect())
     if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):

@@ -80,7 +80,6 @@ def sentinel(column: Column) -> float | None:
 
 
 def _declared(column: Column, source: str, notes: list[str]) -> Label:
-    # 1. A number of two values, or of more.
     name, words = column.name, sorted(column.counts)
     if column.missing:
         notes.append(
@@ -108,7 +107,7 @@ def _declared(column: Column, source: str, notes: list[str]) -> Label:
             if words == [0, 1]:
                 return Label(name)
         return _of_numbers(column, words, notes)
-    # 2. A text of two values; anything else is refused.
+    # A text of two values; anything else is refused.
     if column.kind == "text" and len(words) == 2:
         known = [word for word in words if word.strip().lower() in _POSITIVE]
         positive = known[0] if len(known) == 1 else min(words, key=lambda word: column.counts[word])

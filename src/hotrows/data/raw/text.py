@@ -203,7 +203,7 @@ def _headers(fields: Fields, layout: Layout) -> list[int]:
     columns, names = list(layout.places), [name for name in layout.names if name]
     if len(columns) < 2 or not names:
         return []
-    # 1. Find the rows whose fields are as long as names; the label, near the end, seldom is.
+    # Find the rows whose fields are as long as names; the label, near the end, seldom is.
     sizes = [len(name.encode("utf-8", "surrogateescape")) for name in names]
     may_be = np.zeros(max(sizes) + 2, bool)
     may_be[sizes] = True
@@ -211,7 +211,6 @@ def _headers(fields: Fields, layout: Layout) -> list[int]:
     rows = np.flatnonzero(may_be[np.minimum(spans.lengths[-1], len(may_be) - 1)])
     for lengths in spans.lengths[-2::-1]:
         rows = rows[may_be[np.minimum(lengths[rows], len(may_be) - 1)]] if len(rows) else rows
-    # 2. Compare these fields with the names.
     for starts, lengths in zip(spans.starts, spans.lengths, strict=True):
         some = RawIds(spans.text, starts[rows], lengths[rows])
         rows = rows[values.is_one_of(some, names)] if len(rows) else rows

@@ -77,13 +77,11 @@ class Written:
 def open_shard(path: Path, columns: SchemaColumns, header_crc32: int | None = None) -> Rows | RequestRows:
     """Maps the rows of a shard; an error if they do not fit the columns, or the header has another
     checksum."""
-    # 1. Read the samples' own sections.
     stored, division = open_sections(path, header_crc32), Division(columns.sections)
     of_samples = [s for s in division.sections if not s.shared]
     samples = _mapped(stored, of_samples, {})
     wrong = _wrong(samples, of_samples, False)
     rows: Rows | RequestRows = samples
-    # 2. Read what the samples of a request share.
     if columns.has_requests:
         of_requests = [s for s in division.sections if s.shared or s.names is not None]
         shared = _mapped(stored, of_requests, _OF_REQUESTS)
@@ -91,7 +89,7 @@ def open_shard(path: Path, columns: SchemaColumns, header_crc32: int | None = No
         wrong += _wrong(shared, of_requests, True)
         wrong += [] if _are_starts(starts, len(shared), len(samples)) else ["requests/starts"]
         rows = RequestRows(division, samples, shared, starts)
-    # 3. Refuse sections that are not as the schema says.
+    # Refuse sections that are not as the schema says.
     if wrong:
         raise ValueError(
             f"{stored.path}: sections {wrong} do not have the rows and types that the schema "

@@ -221,14 +221,12 @@ class UserHistories:
 
     def _lists_before(self, users: np.ndarray, times: np.ndarray, left: np.ndarray) -> tuple[Lists, int]:
         """left [n]: how many of the last appended events are seen; more of them have been dropped."""
-        # 1. Find the last events of each run.
         samples, places = [], []
         for run in self.runs:
             begins, ends = run.before(users, times)
             begins = np.maximum(begins, ends - self.longest)
             samples.append(np.repeat(np.arange(len(users)), ends - begins))
             places.append(places_between(begins, ends))
-        # 2. Sort them by sample and time; leave out what is dropped, or will be.
         pairs = list(zip(self.runs, places, strict=True))
         sample = np.concatenate(samples)
         order = np.lexsort((np.concatenate([run.times(of_run) for run, of_run in pairs]), sample))
@@ -240,7 +238,6 @@ class UserHistories:
             later = appended[1:][sample[order]] - is_appended.cumsum()
             order = order[~is_appended | (later < left[sample[order]])]
         offsets = _offsets(sample[order], len(users))
-        # 3. Cut them to the length of each history.
         lists = {}
         for name, length in self.lengths.items():
             parts = (run.columns[f"ids/{name}"][of_run] for run, of_run in pairs)

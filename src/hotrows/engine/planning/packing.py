@@ -74,7 +74,6 @@ def pack_tables(
         dealt: one is looked up while the rows of another are exchanged (PICASSO's groups). At most one
         per table; several numbers: for each set of equal attributes, in order.
     """
-    # 1. Tables of equal attributes go together.
     _check_names(tables)
     groups: dict[tuple[Any, ...], list[Table]] = {}
     for table in tables:
@@ -86,7 +85,6 @@ def pack_tables(
             )
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
-    # 2. Each such group is dealt over its packs.
     num_parts = [parts] * len(groups) if isinstance(parts, int) else [*parts, *[1] * len(groups)]
     dealt = [
         part
@@ -94,7 +92,6 @@ def pack_tables(
         for part in _dealt(group, num)
     ]
     packs = [_pack(number, part, sequences) for number, part in enumerate(dealt)]
-    # 3. Placements go with their tables.
     if placements is None:
         return tuple(packs)
     return tuple(

@@ -53,7 +53,6 @@ def with_sums(
 
     Rows that every rank holds are read on this rank, whatever the column.
     """
-    # 1. Find ids whose vectors their owner can sum.
     if plan.bags is None or not columns or sharding.columns:
         return plan, None
     rows, bags = plan.rows[plan.inverse.long()], plan.bags.long()  # [N]
@@ -66,7 +65,6 @@ def with_sums(
     weights = torch.ones(len(rows)) if plan.weights is None else plan.weights  # [N]
     starts = torch.tensor(sharding.owner_starts)  # [P + 1]
 
-    # 2. Sort them by owner and bag: each pair is a sum.
     owners = torch.searchsorted(starts, rows[summed], right=True) - 1  # [E]
     keys, order = (owners * plan.num_bags + bags[summed]).sort(stable=True)
     keys, lengths = keys.unique_consecutive(return_counts=True)  # [Q]: one per owner and bag
@@ -76,9 +74,9 @@ def with_sums(
         rows=rows[summed][order],  # [E]
         weights=weights[summed][order],
     )
-    # 3. Rows of all other ids are requested as before.
+    # Rows of all other ids are requested as before.
     distinct, inverse, _, _ = ops.unique(rows[~summed])  # [A], [N - E]
-    # 4. Owner by owner, places of rows come first, then those of sums.
+    # Owner by owner, places of rows come first, then those of sums.
     row_owners = torch.searchsorted(starts, distinct, right=True) - 1  # [A]
     row_places, sum_places = _places(row_owners, sums.owners)  # [A], [Q]
     return _with_bags(

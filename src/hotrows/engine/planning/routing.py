@@ -115,14 +115,12 @@ def route(
     micro_batches: what this rank's samples read, by micro-batch and group of packs; sizes: samples of
     each micro-batch. shardings: by group. group_of_pack: the group of each pack.
     """
-    # 1. Divide the rows of each micro-batch and group by owner.
     requests = [  # micro-batches x groups
         [_requests(*read, sharding) for read, sharding in zip(reads, shardings, strict=True)]
         for reads in micro_batches
     ]
-    # 2. Send requests, and receive those to this rank.
     received = exchange_ids(requests, ranks, (sum(sizes), step, signals))
-    # 3. Plan what this rank reads for all ranks.
+    # Plan what this rank reads for all ranks.
     served = [
         serve_plan(
             [of_groups[g] for of_groups in received.requests],
@@ -133,7 +131,7 @@ def route(
         )
         for g, sharding in enumerate(shardings)
     ]
-    # 4. Put it together, with a plan for each micro-batch.
+    # Put it together, with a plan for each micro-batch.
     plans = [
         Plan(
             packs=tuple(reads[g][0] for g in group_of_pack),
@@ -194,7 +192,6 @@ def exchange_ids(
 
     requests: by micro-batch and group. header: samples, step and signals of this rank.
     """
-    # 1. Exchange counts, with header and sizes.
     num_ranks, num_groups = ranks.num_ranks, len(requests[0])
     flat = [of_group for of_groups in requests for of_group in of_groups]  # K = micro-batches x groups
     sent, ones = torch.stack([of_group.sizes for of_group in flat], 1), [1] * num_ranks  # [P, K, 5]
@@ -202,11 +199,10 @@ def exchange_ids(
     headers, of_requests = counts[:, : len(header)], counts[:, len(header) :].view(num_ranks, -1, 6)
     received, num_crossing = of_requests[:, :, :5], of_requests[:, :, 5]  # [P, K, 5], [P, K]
 
-    # 2. Exchange ids.
     entries = ranks.all_to_all(
         torch.cat(_messages(flat, sent)), sent.sum((1, 2)).tolist(), received.sum((1, 2)).tolist()
     ).wait()
-    # 3. Take micro-batches and groups apart again.
+    # Take micro-batches and groups apart again.
     crosses_ranks = (num_crossing.sum(0) > 0).tolist()
     places = [slice(first, first + num_groups) for first in range(0, len(flat), num_groups)]
     requested = _received(entries, received)
@@ -283,16 +279,14 @@ def serve_plan(
 
     received, sent: the requests to this rank, and by it, by micro-batch as all else.
     """
-    # 1. Rows that every rank holds: each reads what all have asked for.
+    # Rows that every rank holds: each reads what all have asked for.
     shared_rows = torch.cat([request.shared for request in received]).long()
     shared, places, _, _ = ops.unique(shared_rows)  # [H'], [A' of all ranks and micro-batches]
     ends = torch.stack([request.sizes[:, SHARED] for request in received]).flatten().cumsum(0).tolist()
     num_ranks = len(ends) // len(received)
     of_rank = [s * num_ranks + rank for s in range(len(received))]
-    # 2. Distinct rows of this rank, read by any rank in any micro-batch.
     looked_up = [request.looked_up for request in received]  # [R + E] each
     distinct, inverse, order, starts = ops.unique(torch.cat([shared, *looked_up]))  # [U], [N]
-    # 3. Counts of answers, by micro-batch and rank.
     send_counts = torch.stack([num_answers(request.sizes) for request in received])  # [S, P]
     plan = PackPlan(
         rows=distinct,

@@ -121,12 +121,11 @@ class Cache:
         device_moves: the moves on the device; None: `moves` are. after: marks to be passed first. With
         zero copy both may be on the device.
         """
-        # 1. Leave out rows that go out unchanged.
         device, stride, device_moves = self._device, self.store.stride, device_moves or moves
         vacated = device_moves.slots_out
         if device.on_host:
             moves = device_moves = self._without_unchanged(moves)
-        # 2. Read rows that come in on the host, unless the device reads them itself.
+        # Read rows that come in on the host, unless the device reads them itself.
         staged = device.empty(MOVE, moves.rows_in.numel(), stride)
         leaving = device.empty(MOVE, moves.rows_out.numel(), stride)
         block: Tensor | None = None
@@ -134,7 +133,7 @@ class Cache:
             block = device.staging(*staged.shape)
             self.store.read(moves.rows_in, block)
 
-        # 3. Copy rows that go out, before others take their slots.
+        # Copy rows that go out, before others take their slots.
         def copy() -> None:
             if len(staged):
                 if block is None:
@@ -147,7 +146,7 @@ class Cache:
                 self._row_of.index_fill_(0, vacated, -1)
 
         mark = device.launch(MOVE, copy, after, _blocks(device_moves))
-        # 4. Vacate slots, and keep the transfer until it is written back.
+        # Vacate slots, and keep the transfer until it is written back.
         if device.on_host:  # a device writes back what is unchanged, too: nobody there has counted it
             self._state[vacated] = _SAME
         self._residents = None

@@ -124,7 +124,6 @@ def segments(
         if path.stat().st_size < length:
             raise unreadable(path, length, CUT_OFF)
         while begin < length:
-            # 1. The header, with the sum of all headers so far.
             header = file.read(_HEADER.size, begin)
             of_headers = zlib.crc32(header, of_headers)
             magic, generation, count, flags, of_rows, of_records = _HEADER.unpack(header)
@@ -133,11 +132,9 @@ def segments(
             fields = (magic, generation, count, flags)
             if magic != _MAGIC or generation != number or count <= 0 or first + size > length:
                 raise _damaged(path, begin)
-            # 2. The rows, by their sum.
             rows = np.frombuffer(file.read(8 * count, begin + _HEADER.size), np.int64)
             if _checksum(fields, rows) != of_rows:
                 raise _damaged(path, begin)
-            # 3. The records, by theirs.
             stored = None
             if records:
                 stored = np.frombuffer(file.read(size, first), np.uint8)
@@ -146,7 +143,6 @@ def segments(
                 stored = stored.reshape(-1, stride)
             yield Segment(rows, first, bool(flags & BARE), stored)
             begin = -(-(first + size) // BLOCK) * BLOCK
-    # 4. The headers together tell whether this is the log that was written.
     if checksum != of_headers:
         raise ValueError(
             f"{path} is not the file that was written there; bring it back, or begin anew from another "

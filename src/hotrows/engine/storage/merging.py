@@ -175,7 +175,7 @@ class Merger:
         """Writes the newest record of each row, ascending."""
         parts = [(n, part) for n, log in enumerate(due.logs) for part in _parts(log, self._stride)]
         for new in _newest(parts, self._stride, 8 * self._form.bit_bytes):
-            # 1. Read the new records, in the order in which they lie in their logs.
+            # Read the new records, in the order in which they lie in their logs.
             records = np.empty((new.rows.size, self._stride), np.uint8)
             step = max(base_file.PIECE_BYTES // self._stride, 1)
             for n, log in enumerate(due.logs):
@@ -184,7 +184,6 @@ class Merger:
                 for some in (of_log[i : i + step] for i in range(0, of_log.size, step)):
                     with self._piece(new.first):
                         self.fetcher.fetch(log.file, new.places[some], some, records)
-            # 2. Write them among the old ones.
             bits = due.base.bits[new.first // 8 : new.end // 8]
             is_removed = new.places == _REMOVED
             if is_removed.any():

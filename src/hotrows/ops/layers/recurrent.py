@@ -141,7 +141,6 @@ def recurrent_backward_reference(
     lengths: Tensor | None = None,
     order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    # 1. Split the weights by gate.
     size = weight.shape[1]
     u = weight.chunk(3)  # [H, H] of r, z, n
     carried = torch.zeros_like(states)  # [N, H]: what later states add to the gradient
@@ -149,7 +148,6 @@ def recurrent_backward_reference(
     grad_products = torch.zeros_like(gates)
     grad_attention = None if attention is None else torch.zeros_like(attention)
     old, reset_old = torch.zeros_like(states), torch.zeros_like(states)
-    # 2. Go back through time: from the gradient of a state to that of its gates.
     for places, is_first in reversed(list(_steps(offsets, lengths))):
         r, z, n = gates[places].chunk(3, 1)  # [S, H]
         h = torch.zeros_like(r) if is_first else states[places - 1]
@@ -163,7 +161,7 @@ def recurrent_backward_reference(
         dz = grad_share * share_z * z * (1 - z)
         dn = g * share * (1 - n * n)
         before = g * (1 - share)
-        # 3. Through the candidate, whose reset is after or before the product.
+        # Through the candidate, whose reset is after or before the product.
         if inner is not None:
             d_inner, dr = dn * r, dn * inner[places] * r * (1 - r)
             before = before + d_inner @ u[2]
@@ -176,7 +174,6 @@ def recurrent_backward_reference(
         old[places], reset_old[places] = h, h if reset == "after" else r * h
         if not is_first:
             carried[places - 1] = before + dr @ u[0] + dz @ u[1]
-    # 4. Sum over time what belongs to the weights.
     into_gates, into_candidate = grad_products.split([2 * size, size], 1)  # [N, 2H], [N, H]
     grad_weight = torch.cat([into_gates.t() @ old, into_candidate.t() @ reset_old])  # [3H, H]
     return grad_parts, grad_attention, grad_weight, grad_parts.sum(0), grad_products.sum(0)

@@ -167,7 +167,6 @@ class OnRay(Executor):
     def encode(
         self, encoder: Encoder, folder: Path, state: dict[str, Any]
     ) -> tuple[dict[str, Written], Extremes]:
-        # 1. Hand what the tasks share to the cluster, and a task each group of blocks.
         progress = self.job.progress_of("encode")
         if self.events is not None:
             self.events.write(encoder, progress)
@@ -180,7 +179,6 @@ class OnRay(Executor):
             (places, self._cluster.submit(tasks.encode, work, places, *blocks, results=1 + len(NAMES)))
             for places, blocks in self._groups(placed, _ENCODED_BYTES)
         )
-        # 2. Take the encoded pieces in the order of the rows, each into the shards of its part.
         extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(columns)
         try:
             for places, encoded, pieces in self._in_order(calls):
@@ -193,14 +191,13 @@ class OnRay(Executor):
                 digest, num_rows = digest + encoded.digest, num_rows + sum(p.rows or 0 for p in places)
                 if progress is not None:
                     progress(num_rows, state["rows"] or num_rows)
-            # 3. The second pass must have seen the rows of the first.
+            # The second pass must have seen the rows of the first.
             if state["rows"] is not None:
                 self._check_same(state["rows"], num_rows, digest)
             written = {part.name: part.close() for part in shards}
         finally:
             for part in shards:
                 part.stop()
-        # 4. Remove what attempts that were repeated have left.
         for left in folder.glob(tasks.ATTEMPT + "*"):
             shutil.rmtree(left, ignore_errors=True)
         return written, extremes
