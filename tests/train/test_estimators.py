@@ -431,6 +431,13 @@ def test_partial_fit_goes_on_with_new_rows_and_new_values(frame):
         model.partial_fit(rows, answers.replace("yes", "maybe"))
 
 
+def test_a_regressor_goes_on_too(frame):
+    rows, numbers = frame[["item", "price"]], frame["price"] / 2
+    model = Regressor("fm", dim=4, epochs=4, batch_size=64, lr=0.05, validation=0.0)
+    before = model.partial_fit(rows[:100], numbers[:100]).score(rows, numbers)
+    assert model.partial_fit(rows, numbers).score(rows, numbers) > before
+
+
 def test_a_saved_one_is_replaced_where_that_is_asked(frame, fitted, tmp_path):
     fitted.save(tmp_path / "saved")
     with pytest.raises(ValueError, match="exists and is no empty folder"):

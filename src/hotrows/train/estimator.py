@@ -146,14 +146,9 @@ class Estimator(ABC):
         self._train(table, schema, split or self._shares(kind), self.run, callbacks)
         return self
 
-    def partial_fit(self: _Self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> _Self:
-        """Trains on further rows: the model goes on from what it has learned, and new values get rows.
-
-        The first call is `fit`. Later ones read the columns of the first, weights if it had some.
-        classes: both values of the labels, where the first rows may have one alone.
-        """
+    def _fit_further(self: _Self, X: Any, y: Any, sample_weight: Any) -> _Self:
+        """Fits, or goes on from what was fitted, with the columns of the first rows."""
         if not self.__sklearn_is_fitted__():
-            self._expected = None if classes is None else np.asarray(classes)
             return self.fit(X, y, sample_weight=sample_weight)
         table, targets, weights = samples(X, y, sample_weight)
         check_number(table, self.n_features_in_, type(self).__name__)

@@ -54,6 +54,16 @@ class Classifier(Estimator):
         "or soft, or a Regressor, whose predictions are numbers"
     )
 
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
+        """Trains on further rows: the model goes on from what it has learned, and new values get rows.
+
+        The first call is `fit`. Later ones read the columns of the first, weights if it had some.
+        classes: both values of the labels, where the first rows may have one alone.
+        """
+        if not self.__sklearn_is_fitted__():
+            self._expected = None if classes is None else np.asarray(classes)
+        return self._fit_further(X, y, sample_weight)
+
     def predict_proba(self, X: Any, allow_missing_columns: bool = False) -> np.ndarray:
         """The probabilities of both classes, [N, 2] float32.
 
@@ -126,6 +136,10 @@ class Regressor(Estimator):
         "a Regressor predicts numbers, and the loss {loss} none: take squared, huber or poisson, or a "
         "Classifier"
     )
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Trains on further rows, as that of a `Classifier`."""
+        return self._fit_further(X, y, sample_weight)
 
     def predict(self, X: Any, allow_missing_columns: bool = False) -> np.ndarray:
         """The number of each row, [N] float64.
