@@ -35,7 +35,7 @@ from hotrows.runtime.device import Cuda, Device
 from tests.support import pretend_lists
 from tests.support.pretend_calls import leaves_of, mapped, operation
 from tests.support.pretend_graph import Driver, Held, depends_on_values
-from tests.support.pretend_order import Memory, Order
+from tests.support.pretend_order import Memory, Order, Race
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -49,13 +49,25 @@ _COPIES_INDICES = {
 }  # fmt: skip
 
 
-def _pool(records, layout, slots, inverse, *others):
-    kernel = reference.pool if bool((inverse < 0).any()) else ops.pool
-    return kernel(records, layout, slots, inverse, *others)
+def _check_places(places, size):
+    """Refuses places that a race has written over: the native core would read and write beyond memory."""
+    if places is not None and places.numel() and not 0 <= int(places.min()) <= int(places.max()) < size:
+        raise Race(f"places from {int(places.min())} to {int(places.max())} of {size}")
+
+
+def _pool(records, layout, slots, inverse, bag_starts=None, *others):
+    if bool((inverse < 0).any()):
+        return reference.pool(records, layout, slots, inverse, bag_starts, *others)
+    _check_places(inverse, len(slots))
+    _check_places(slots[inverse.long()], len(records))
+    _check_places(bag_starts, len(inverse) + 1)
+    return ops.pool(records, layout, slots, inverse, bag_starts, *others)
 
 
 def _update(records, layout, slots, rows, order, starts, *others):
     u, others = int((rows >= 0).sum()), list(others)
+    _check_places(slots[:u], len(records))
+    _check_places(starts[: u + 1], len(order) + 1)
     others[7:] = (t if t is None else t[:u] for t in others[7:])  # decay and mean squares
     torch.ops.hotrows.update(records, layout, slots[:u], rows[:u], order, starts[: u + 1], *others)
 
