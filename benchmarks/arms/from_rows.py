@@ -50,9 +50,6 @@ def make(folder: Path) -> None:
         table = table_of(*sizes)
         csv.write_csv(table, folder / f"csv{name}", csv.WriteOptions(quoting_style="none"))
         parquet.write_table(table, folder / f"parquet{name}")
-    raw = folder / "rows.csv"
-    (folder / "csv").rename(raw)
-    (folder / "csv").symlink_to(raw)
     data = hotrows.prepare(table_of(ROWS, NUMBERS, IDS), schema_of(NUMBERS, IDS), folder / "enc")
     config = hotrows.TrainConfig(model="deepfm", steps=20)
     hotrows.Trainer(data, config, folder / "run").fit()
