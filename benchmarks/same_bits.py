@@ -256,8 +256,8 @@ def worktree(revision: str) -> Iterator[Path]:
 
 
 def bring_core(tree: Path, revision: str) -> None:
-    """Copies the native core that runs here, or builds it where its sources are others."""
-    cores = [core for folder in hotrows.__path__ for core in Path(folder, "_native").glob("*.so")]
+    """Copies the native core of this tree, or builds it where its sources are others."""
+    cores = [*Path(ROOT, "src", "hotrows", "_native").glob("*.so")]
     diff = ["git", "diff", "--quiet", revision, "--", "csrc", "CMakeLists.txt"]
     if cores and subprocess.run(diff, cwd=ROOT).returncode == 0:
         folder = tree / "src" / "hotrows" / "_native"

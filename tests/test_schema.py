@@ -21,6 +21,14 @@ def test_a_schema_round_trips_to_json():
     assert Schema.from_json(SCHEMA.to_json()) == SCHEMA
 
 
+def test_kinds_of_hotrows_are_not_looked_for_in_packages(monkeypatch):
+    looked_for = []
+    find = "hotrows.runtime.own_kinds.entry_points"
+    monkeypatch.setattr(find, lambda **point: looked_for.append(point["name"]) or ())
+    Schema.from_json(SCHEMA.to_json())
+    assert looked_for == []  # finding them reads the metadata of each package, for each feature
+
+
 def test_features_are_ordered_by_kind():
     assert [f.name for f in SCHEMA.dense] == ["price"]
     assert [f.name for f in SCHEMA.id_features] == ["user", "shop", "history"]

@@ -440,7 +440,8 @@ def is_list(feature: Feature) -> bool:
 
 def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
-    load_kind(str(kind))
+    if kind not in _KINDS:
+        load_kind(str(kind))
     kinds = {**KINDS, **_KINDS}
     if kind not in list(kinds):
         raise ValueError(f"feature kind must be one of {sorted(kinds)}, not {shown(kind)}")

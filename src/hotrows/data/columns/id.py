@@ -87,12 +87,13 @@ class IdColumn:
         )
 
     def read(self, cells: Cells, values: dict[str, Any]) -> Iterable[Bad]:
-        raw = raw_values.no_values(cells.num_rows)
         problems: list[Bad] = []
         if self.transform in _OF_TIME and "clocks" in values:
             raw = raw_values.integers(_of_time(self.transform, values["clocks"]))
         elif cells.has(self.column):
             raw, problems = self._read(cells)
+        else:
+            raw = raw_values.no_values(cells.num_rows)
         values[f"ids/{self.name}"] = raw
         return problems
 

@@ -40,11 +40,12 @@ class ListColumn(IdColumn):
         return (*super().sections, *([weights] if self.weights else []))
 
     def read(self, cells: Cells, values: dict[str, Any]) -> Iterable[Bad]:
-        lists = raw_values.cut_lists(raw_values.no_values(cells.num_rows), self.separator, 1)
         problems: list[Bad] = []
         if cells.has(self.column):
             lists = cells.lists(self.column, self.separator)
             lists, problems = made_of(self.feature, self.column, lists)
+        else:
+            lists = raw_values.cut_lists(raw_values.no_values(cells.num_rows), self.separator, 1)
         if self.weights is None:
             values[f"ids/{self.name}"] = keep_last(lists, self.max_length)
             return problems
