@@ -161,6 +161,15 @@ class DeferredStep:
         return cls(settings, has_begun, shared, decay)
 
 
+class _ExactCount(dict[str, Any]):
+    """A state whose count of steps is float64: while a graph is captured, optimizers compute with the
+    tensor, not with its number, and 1 - beta ** step would be off by up to 1e-6 in float32."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        is_count = name == "step" and isinstance(value, Tensor)
+        super().__setitem__(name, value.double() if is_count else value)
+
+
 def stepped(
     kind: type[Optimizer], step: DeferredStep, weights: Tensor, states: Mapping[str, Tensor], grad: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
@@ -171,16 +180,12 @@ def stepped(
     rows = torch.nn.Parameter(weights.clone())
     alone = kind([rows])  # type: ignore[call-arg]
     alone.param_groups[0].update({**step.group, "params": [rows], "foreach": False})
-    if step.has_begun:
-        alone.state[rows] = {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in (*step.shared.items(), *states.items())
-        }
-        if isinstance(count := alone.state[rows].get("step"), Tensor):
-            alone.state[rows]["step"] = count.double()  # while another thread compiles, it is no number
+    alone.state[rows] = _ExactCount()
+    for name, value in (*step.shared.items(), *states.items()) if step.has_begun else ():
+        alone.state[rows][name] = value.clone() if isinstance(value, Tensor) else value
     rows.grad = grad + step.decay * weights if step.decay else grad
     kind.step.__wrapped__(alone)  # type: ignore[attr-defined]  # without hooks on all optimizers
-    after = alone.state[rows]
+    after: dict[str, Any] = dict(alone.state[rows])
     if isinstance(count := after.get("step"), Tensor):
         after["step"] = count.float()
     of_rows = {n: x for n, x in after.items() if isinstance(x, Tensor) and x.dim() == 2}

@@ -42,6 +42,7 @@ LENIENT = (  # errors of plain PyTorch that an accelerated run need not have
     "requires coalesced input",
     "When use_reentrant=True",  # a captured checkpoint is not run again, so it has no such limit
     "modified by an inplace operation",
+    "is a view and its base or another view of its base has been modified inplace",
     "a view of a leaf Variable",
     "too many indices for tensor of dimension 0",
     "but got NoneType",  # fused SGD, of a momentum that one parameter has and another has not
