@@ -118,6 +118,13 @@ def test_fast_memory_and_policy_may_change_when_a_run_goes_on(encoded, whole, tm
     assert_same_run(run, Trainer(encoded, config, run, resume=True).fit(), whole)
 
 
+def test_rows_in_a_file_are_read_in_the_packs_that_they_were_written_in(encoded, whole, tmp_path):
+    """`load_run` asked for whole packs, and refused the store of a run that had them in parts."""
+    config = in_file(tmp_path / "store", pack_parts=2)
+    result = Trainer(encoded, config, tmp_path / "run").fit()
+    assert_same_run(tmp_path / "run", result, whole)
+
+
 def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
     Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
     lines = metrics_log.read_metrics(tmp_path / "run")

@@ -97,6 +97,8 @@ class MemoryStore:
         stride, num_rows = values.layout.stride, values.num_rows
         if values.present is None or not device.on_host or num_rows == 0:
             records = empty_records(num_rows, stride, device)
+            if values.present is not None:
+                records.zero_()  # readers of whole tables see rows that have not come, too
         else:
             records = _reserved_records(num_rows, stride)
         store = cls(values.layout, records, device)
@@ -184,6 +186,8 @@ def group_block(values: Sequence[InitialValues]) -> tuple[Tensor, list[MemorySto
     """
     sizes = [aligned(of_pack.layout.stride) for of_pack in values]
     block = empty_records(values[0].num_rows, sum(sizes))
+    if values[0].present is not None:
+        block.zero_()  # as in `MemoryStore.begun`
     stores = [
         MemoryStore(of_pack.layout, part[:, : of_pack.layout.stride], block=block)
         for of_pack, part in zip(values, block.split(sizes, 1), strict=True)

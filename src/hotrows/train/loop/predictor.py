@@ -184,7 +184,10 @@ def load_run(
     config, model = dataclasses.replace(config, model=name), None if isinstance(model, str) else model
     folder = checkpoint.folder_of(run, which)
     schema = run_folder.read_schema(run)
-    predictor = Predictor(_for_reading(config, device), schema, read_only=True, model=model)
+    dealt = run_folder.read_placing(run, 1)  # a file store is read in the packs that it was written in
+    place = None if dealt is None else lambda model: dealt
+    reading = _for_reading(config, device)
+    predictor = Predictor(reading, schema, read_only=True, model=model, place=place)
     predictor.run = run
     rows = predictor.embedding
     stored = checkpoint.load(folder, rows, predictor.model, data.fingerprint, read_only=True)
