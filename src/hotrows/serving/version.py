@@ -118,10 +118,9 @@ def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Versi
                 raise ValueError(f"{path}: table {name!r}: {error}; publish again") from None
         keys |= {name: of_keys.changed(*_news(delta, name), number) for name, of_keys in keys.items()}
         histories = histories and histories.appended(delta.histories)
-        if delta.calibration is not None:
-            if len(delta.calibration) != len(calibration.losses):
-                raise ValueError(f"{path} calibrates other labels than the base has; publish again")
-            calibration = calibration.with_scales(delta.calibration.tolist())
+        if len(delta.calibration) != len(calibration.losses):
+            raise ValueError(f"{path} calibrates other labels than the base has; publish again")
+        calibration = calibration.with_scales(delta.calibration.tolist())
         head, dense = delta.head, delta.dense
     program, shared = version.program, version.shared_program
     if dense is not None:
