@@ -29,6 +29,9 @@ class ReferenceSlotMap(SlotMap):
         self._protected: set[int] = set()
         self._hints: dict[int, int] = {}  # row: the batch that uses it next, as it was told
 
+    def _open(self) -> None:
+        """Takes no map of the native core."""
+
     @property
     def num_resident(self) -> int:
         return len(self._slots)

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from hotrows.dynamic import Dynamic
 from hotrows.engine.distributed.comm import Ranks
-from hotrows.engine.keys.native import NativeKeyTable
 from hotrows.engine.keys.table import COUNTERS, READ, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64
 
@@ -48,7 +47,7 @@ class Vocabulary:
         capacity, num = self.dynamic.capacity, self.dynamic.partitions
         if capacity is not None:
             capacity = capacity // num + (number < capacity % num)
-        return NativeKeyTable(
+        return KeyTable(
             dataclasses.replace(self.dynamic, capacity=capacity, partitions=1), self.num_unknown
         )
 
