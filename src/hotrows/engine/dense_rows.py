@@ -37,7 +37,7 @@ from hotrows.runtime.device import Device
 from hotrows.runtime.shapes import Float32, Float64, Int64, UInt8
 
 if TYPE_CHECKING:
-    from hotrows.engine.read_through import AllInMemory
+    from hotrows.engine.read_through import AllInMemory, BehindCache
 
 PREFIX = "rows."  # of the names of `tensors`
 
@@ -168,7 +168,7 @@ class DenseRows:
         deferred.update(kind, targets, slots, bounds, *runs, part.weights, grad, scales, squares)
         self._note(p, squares)
 
-    def catch_up_tables(self, rows: AllInMemory, num_ids: Mapping[str, int]) -> list[int]:
+    def catch_up_tables(self, rows: AllInMemory | BehindCache, num_ids: Mapping[str, int]) -> list[int]:
         """Lets every row make the steps that it missed, and forgets these; returns the groups that
         have such rows.
 
@@ -196,7 +196,7 @@ class DenseRows:
         return records
 
     def _chunks(
-        self, rows: AllInMemory, g: int, num_ids: Mapping[str, int]
+        self, rows: AllInMemory | BehindCache, g: int, num_ids: Mapping[str, int]
     ) -> Iterator[tuple[int, dict[int, Tensor], Callable[[Tensor], None]]]:
         """Yields adjacent rows of a slice of group g, some at a time: the slice, the records of each pack
         under a dense optimizer, and what stores those that were changed, a bool each."""
@@ -225,7 +225,7 @@ class DenseRows:
         """Ends following the sums of squared weights: there are rows that are not in them."""
         self._squares = None
 
-    def count_squares(self, rows: AllInMemory) -> None:
+    def count_squares(self, rows: AllInMemory | BehindCache) -> None:
         """Begins to follow the sums of squared weights, in one pass over the tables; the pipeline is
         paused."""
         self._squares, self._change = torch.zeros_like(self._change), torch.zeros_like(self._change)
