@@ -107,12 +107,13 @@ class PackedTables:
             for values in self._initial_values
         ]
         self.decay_by_count = DecayByCount(self.packs, self.shards, device)
-        self.stores = self._stores(caching)
         self.memory: AllInMemory | BehindCache
         if caching is None:
+            self.stores = tuple(MemoryStore.begun(values, device) for values in self._initial_values)
             self.cached = CachedTables(Caching(0), (), (), (), (), seed, read_only=True)
             self.memory = AllInMemory(self.groups, self.stores, self._layouts, device)
         else:
+            self.stores = self._stores(caching)
             self.cached = CachedTables(
                 caching,
                 self.shards,
@@ -126,10 +127,8 @@ class PackedTables:
             )
             self.memory = BehindCache(self.cached.groups, self._layouts, device, self.dense_rows)
 
-    def _stores(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
-        """All rows in memory: on the device, or on the host behind a cache; none of those in files."""
-        if caching is None:
-            return tuple(MemoryStore.begun(values, self._device) for values in self._initial_values)
+    def _stores(self, caching: Caching) -> tuple[MemoryStore, ...]:
+        """All rows in host memory; none of those in files."""
         if caching.path is not None:
             return ()
         if self._device.on_host or caching.cache_transfer != "zero_copy":

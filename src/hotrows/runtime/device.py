@@ -103,6 +103,10 @@ class Device:
         """Notes where the calling thread waits for the device within: `file:line` of each time."""
         yield []
 
+    def figures(self) -> dict[str, float]:
+        """How busy the device is, and the most memory that was taken of it, as far as it is known."""
+        return {}
+
     def generators(self) -> list[torch.Generator]:
         """PyTorch's own generators of the host and of the device."""
         return [torch.default_generator]
@@ -246,6 +250,13 @@ class Cuda(Device):
                 yield places
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
+
+    def figures(self) -> dict[str, float]:
+        figures = {"peak_gpu_memory_bytes": float(torch.cuda.max_memory_allocated())}
+        with suppress(ImportError, RuntimeError):  # without nvidia-ml-py, or where no driver says it
+            figures["gpu_busy"] = torch.cuda.utilization() / 100
+            figures["gpu_memory_busy"] = torch.cuda.memory_usage() / 100
+        return figures
 
     def generators(self) -> list[torch.Generator]:
         torch.cuda.init()

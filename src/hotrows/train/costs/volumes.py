@@ -163,7 +163,7 @@ def _by_rows(
     # Where sums of lookups are fewer than rows, sums are sent.
     share = np.minimum(cold.sums_by_owner(cold.chances, place.num_ranks), 1 - 1e-16)
     sums = -np.expm1(load.lookups * np.log1p(-share)) * step.batch_size / num_ranks
-    as_sums = load.pooled and step.send_sums and sums.sum() < requested.sum() and num_ranks > 1
+    as_sums = load.pooled and step.send_sums and sums.sum() < requested.sum()
     answers, numbers = (sums, n * share) if as_sums else (requested, requested)
     row = load.dim * load.weight_bytes
     wire = load.dim * step.wire_bytes
