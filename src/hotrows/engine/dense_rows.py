@@ -97,9 +97,10 @@ class DenseRows:
         tables = [self._all_tables.index(shard.tables[piece.table].name) for piece in shard.slices]
         counts = [float(not piece.shared or shard.rank == 0) for piece in shard.slices]
         on_host, scales = torch.tensor(bounds), torch.ones(len(tables), dtype=torch.float64)
-        places = (on_host, self._device.put(on_host)), self._device.put(scales)
-        tensors = torch.tensor(tables).long(), torch.tensor(counts).double()
-        return _DensePack(optimizer, layout, *places, *tensors)
+        return _DensePack(
+            optimizer, layout, (on_host, self._device.put(on_host)), self._device.put(scales),
+            torch.tensor(tables).long(), torch.tensor(counts).double(),
+        )  # fmt: skip
 
     def __contains__(self, p: object) -> bool:
         return p in self._packs
@@ -370,8 +371,10 @@ def _target(kind: str, history: StepHistory, records: UInt8[Tensor, "n _"], layo
     states = stored.state.split(dim, 1) if stored.state.shape[1] else ()
     assert stored.step is not None
     numbers = history.steps_for(kind, records.device)
-    steps = numbers, history.first, history.now, history.first_decay
-    return Target(stored.weights, tuple(states), stored.step, *steps)
+    return Target(
+        stored.weights, tuple(states), stored.step,
+        numbers, history.first, history.now, history.first_decay,
+    )  # fmt: skip
 
 
 def _check(pack: Pack, optimizer: DenseRowOptimizer) -> None:

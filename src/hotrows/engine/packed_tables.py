@@ -166,8 +166,9 @@ class PackedTables:
     ) -> Float[Tensor, "{plan.packs[p].num_bags} D"]:
         """The bags of pack p, in float32, or in bfloat16."""
         part, rows = plan.packs[p], self._read(p, plan)
-        bags = part.inverse, part.bag_starts, part.weights
-        return ops.pool(rows.records, rows.layout, rows.slots, *bags, narrow)
+        return ops.pool(
+            rows.records, rows.layout, rows.slots, part.inverse, part.bag_starts, part.weights, narrow
+        )
 
     def rows(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_rows} D"]:
         """The distinct rows of pack p, ascending."""

@@ -81,8 +81,9 @@ def open_version(
     number = 0 if head is None else head.number
     encoders = bundle.path / ENCODERS
     histories = UserHistories.open(encoders, EncodedData.open(encoders).schema, checked=False)
-    model = tables, programs[0], bundle.calibration
-    return Version(bundle, *model, head, number, keys, programs[1], histories)
+    return Version(
+        bundle, tables, programs[0], bundle.calibration, head, number, keys, programs[1], histories
+    )
 
 
 def open_base(

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any
 
@@ -176,13 +177,21 @@ def simulate(
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
     data, rows_of = with_rows(data, config, rows_budget)
-    how = (batches, fast_memory, in_flight, in_file, report)
+    replayed = partial(
+        _simulate,
+        data,
+        batches=batches,
+        fast_memory=fast_memory,
+        in_flight=in_flight,
+        in_file=in_file,
+        report=report,
+    )
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
-    simulation = replace(_simulate(data, config, chosen, *how), **rows_of)
+    simulation = replace(replayed(config, chosen), **rows_of)
     if parse_order(order) == 1:
         return simulation
     plain, bounds = (replace(config, order="shuffle"), {name: SIMULATED[name] for name in BOUNDS})
-    return replace(simulation, shuffled=_simulate(data, plain, bounds, *how))
+    return replace(simulation, shuffled=replayed(plain, bounds))
 
 
 def _simulate(

@@ -169,8 +169,10 @@ class _Choice:
         step = dataclasses.replace(step, micro_batches=num_micro_batches)
         packs = packing.pack_tables(self.tables, self.model.sequences, sharding)
         volumes, tables = self._volumes(packs), [len(pack.tables) for pack in packs]
-        work = machine, loads, [sharding[load.name] for load in loads], self.ranks.num_ranks, step
-        parts, why = choose_pack_parts(*work, volumes, tables)
+        parts, why = choose_pack_parts(
+            machine, loads, [sharding[load.name] for load in loads], self.ranks.num_ranks, step,
+            volumes, tables,
+        )  # fmt: skip
         self.reasons.append(why)
         return parts
 

@@ -128,8 +128,9 @@ def volumes_of(load: TableLoad, place: Placement, num_ranks: int, step: StepWork
             f"table {load.name!r} has {load.rows:,} rows and there are {num_ranks} ranks; it cannot "
             f"be placed as {place}"
         )
-    alike = dataclasses.replace(load, name=""), dataclasses.replace(place, first_rank=0)
-    return _volumes(*alike, num_ranks, step).from_rank(place.first_rank)
+    return _volumes(
+        dataclasses.replace(load, name=""), dataclasses.replace(place, first_rank=0), num_ranks, step
+    ).from_rank(place.first_rank)
 
 
 @functools.lru_cache(maxsize=1024)
