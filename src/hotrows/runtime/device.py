@@ -339,6 +339,6 @@ def device_of(place: torch.device) -> Device:
     return HOST if place.type == "cpu" else Cuda(place.index or 0)
 
 
-def aligned(size: int) -> int:
-    """The size in bytes, rounded up to what a device reads at once."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, to: int = ALIGNMENT) -> int:
+    """The size in bytes, rounded up: to what a device reads at once, unless to another number."""
+    return -(-size // to) * to

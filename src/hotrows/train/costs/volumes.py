@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.engine.planning.sharding import Placement
+from hotrows.runtime.sums import Summed
 from hotrows.train.costs.frequencies import Frequencies
 
 _ROW_NUMBER = 4  # bytes of a row's number on the wire
@@ -75,7 +76,7 @@ class StepWork:
 
 
 @dataclass(frozen=True)
-class Volumes:
+class Volumes(Summed):
     """The work of tables on each rank in a step: [P] each, unless a number.
 
     gathered_rows, gathered_bytes: rows and bytes read at random places.
@@ -108,10 +109,6 @@ class Volumes:
         """The volumes of no table."""
         no = np.zeros(num_ranks)
         return Volumes(no, no, no, no, no, no, no, no, no, no, no)
-
-    def __add__(self, other: Volumes) -> Volumes:
-        names = [field.name for field in dataclasses.fields(Volumes)]
-        return Volumes(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def from_rank(self, first: int) -> Volumes:
         """Moves what rank 0 has to rank `first`, what rank 1 has to the next one, and so on."""
