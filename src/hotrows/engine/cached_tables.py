@@ -262,7 +262,7 @@ class CachedTables:
 
     def _cache(self, num_slots: int, strides: tuple[int, ...], store: Store) -> Cache:
         zero_copy = self.caching.cache_transfer == "zero_copy" and isinstance(store, HostStore)
-        return Cache(num_slots, strides, store, self._device, zero_copy or self._device.on_host)
+        return Cache(num_slots, strides, store, self._device, zero_copy)
 
     def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
         if self.files:

@@ -78,7 +78,7 @@ class Cache:
         device: Device = HOST,
         zero_copy: bool = True,
     ) -> None:
-        self.store, self._device, self.zero_copy = store, device, zero_copy
+        self.store, self._device, self.zero_copy = store, device, zero_copy or device.on_host
         sizes = [aligned(stride) for stride in strides]
         self._sizes = sizes if store.stride == sum(sizes) else list(strides)
         self._slots = tuple(empty_records(num_slots, size, device) for size in self._sizes)

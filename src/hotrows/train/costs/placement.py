@@ -82,8 +82,6 @@ def place(
     rank is to have, those that regrouped data calls hot.
     """
     parts: tuple[int, ...] = (config.pack_parts or 1,)
-    if ranks.num_ranks == 1 and config.pack_parts != 0:
-        return ShardingPlan(pack_parts=parts)
     choice = _Choice(data, config, model, ranks)
     if config.pack_parts == 0:
         parts = choice.balanced_parts()
