@@ -271,7 +271,7 @@ class BehindCache:
         self._in_slots = InSlots(self.groups, layouts, device, self._arena, self._changed)
         self._on_device = OnDevice(cached, layouts, device)
         self._in_chunks = InChunks(cached, layouts, device, dense_rows)
-        self._most_held = -1 if device.on_host else _MOST_HELD
+        self._most_held = -1 if device.on_host else _MOST_HELD  # the host holds none, not even 0 bytes
 
     def of(self, plan: Plan, g: int) -> RowsOfPlan:
         if plan.moves and not plan.moves[g].bypasses_cache:
