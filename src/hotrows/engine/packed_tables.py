@@ -115,16 +115,9 @@ class PackedTables:
         else:
             self.stores = self._stores(caching)
             self.cached = CachedTables(
-                caching,
-                self.shards,
-                self.groups,
-                self._initial_values,
-                self.stores,
-                seed,
-                read_only,
-                device,
-                threads,
-            )
+                caching, self.shards, self.groups, self._initial_values, self.stores,
+                seed, read_only, device, threads,
+            )  # fmt: skip
             self.memory = BehindCache(self.cached.groups, self._layouts, device, self.dense_rows)
 
     def _stores(self, caching: Caching) -> tuple[MemoryStore, ...]:

@@ -117,17 +117,12 @@ class SlotMap:
         """The map of the native core."""
         window = 0 if self.hinted else self._known_window()
         return self._call(
-            "new",
-            ctypes.c_int64(self.num_slots),
-            self._past,
-            self._future,
-            window,
-            isinstance(self.policy, Newest),
-            self.hinted,
+            "new", ctypes.c_int64(self.num_slots),
+            self._past, self._future, window, isinstance(self.policy, Newest), self.hinted,
             ctypes.c_int64(policies.num_counted(self.num_slots)),
             ctypes.c_int64(_ANY if self.num_rows is None else self.num_rows),
             returns=ctypes.c_void_p,
-        )
+        )  # fmt: skip
 
     def __del__(self) -> None:
         if self._handle is not None:
@@ -257,17 +252,11 @@ class SlotMap:
         pairs = self._buffers_for(rows.numel())
         num_in, num_out = ctypes.c_int64(), ctypes.c_int64()
         case = self._call(
-            "take",
-            self._handle,
-            pointer(rows),
-            pointer(next_uses),
-            _size(rows),
-            pointer(slots),
-            *map(pointer, pairs),
-            ctypes.byref(num_in),
-            ctypes.byref(num_out),
+            "take", self._handle,
+            pointer(rows), pointer(next_uses), _size(rows), pointer(slots),
+            *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out),
             returns=ctypes.c_int64,
-        )
+        )  # fmt: skip
         if case < 0:
             raise RuntimeError("allocate() got other rows than feed()")
         rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
