@@ -45,12 +45,12 @@ PREFIX = "rows."  # of the names of `tensors`
 @dataclass(frozen=True)
 class _DensePack:
     """A pack under a dense optimizer. bounds: [K + 1], the rows where its slices of tables begin and end,
-    in host memory, and where training's rows are; scales: [K] ones there. tables: [K], of each slice, by
-    their places among all. counts: [K], 0 for rows that an earlier rank holds too, else 1."""
+    by kind of device: in host memory, and where training's rows are; scales: [K] ones there. tables: [K],
+    of each, by their places among all. counts: [K], 0 for rows that an earlier rank holds, else 1."""
 
     optimizer: DenseRowOptimizer
     layout: list[int]
-    bounds: tuple[Int64[Tensor, "_"], Int64[Tensor, "_"]]
+    bounds: Mapping[str, Int64[Tensor, "_"]]
     scales: Float64[Tensor, "_"]
     tables: Int64[Tensor, "_"]
     counts: Float64[Tensor, "_"]
@@ -97,8 +97,9 @@ class DenseRows:
         tables = [self._all_tables.index(shard.tables[piece.table].name) for piece in shard.slices]
         counts = [float(not piece.shared or shard.rank == 0) for piece in shard.slices]
         on_host, scales = torch.tensor(bounds), torch.ones(len(tables), dtype=torch.float64)
+        of_kinds = {"cpu": on_host, self._device.name: self._device.put(on_host)}
         return _DensePack(
-            optimizer, layout, (on_host, self._device.put(on_host)), self._device.put(scales),
+            optimizer, layout, of_kinds, self._device.put(scales),
             torch.tensor(tables).long(), torch.tensor(counts).double(),
         )  # fmt: skip
 
@@ -276,11 +277,8 @@ class DenseRows:
             self._change.index_add_(0, self._packs[p].tables, squares * self._packs[p].counts)
 
     def _bounds(self, p: int, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "_"]:
-        on_host, on_device = self._packs[p].bounds
-        if rows.device.type == "cpu":
-            return torch.searchsorted(rows, on_host)
         ascending = torch.where(rows < 0, torch.iinfo(torch.int64).max, rows)  # padding behind the last
-        return torch.searchsorted(ascending, on_device)
+        return torch.searchsorted(ascending, self._packs[p].bounds[rows.device.type])
 
     def _target(self, p: int, records: Tensor) -> Target:
         pack = self._packs[p]
