@@ -37,7 +37,7 @@ from torch.utils.cpp_extension import include_paths
 
 from benchmarks.harness import conditions, write
 from hotrows.dynamic import Dynamic
-from hotrows.engine.keys.native import NativeKeyTable
+from hotrows.engine.keys.table import KeyTable
 
 BATCH, LOOKUPS = 8192, 200 * 8192
 MAPS = ("std::unordered_map", "ska::flat_hash_map", "ankerl::map", "ankerl::segmented_map")
@@ -88,7 +88,7 @@ def _arms(library, num_keys: int) -> dict:
 
 class _Ours:
     def __init__(self, dynamic: Dynamic) -> None:
-        self.table = NativeKeyTable(dynamic)
+        self.table = KeyTable(dynamic)
         self.evicts = dynamic.capacity is not None
         self.window = dynamic.batches_ahead
 

@@ -231,7 +231,7 @@ _COUNTED: dict[type[nn.Module], Callable] = {
 def _gflops() -> float:
     """The best rate of a large square product, by any path."""
     x, weight = torch.randn(4096, 1024), torch.randn(1024, 1024)
-    names = products.paths_for("forward", 1024)
+    names = products.paths_for("forward")
     runs = [lambda path=products.FORWARD[name]: path(x, weight, None, False) for name in names]
     return max(2 * x.numel() * 1024 / _shortest(run, 15) / 1e9 for run in runs)
 

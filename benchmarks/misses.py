@@ -21,7 +21,7 @@ from benchmarks.harness import RESULTS, conditions, write
 from benchmarks.streams import STREAMS, Stream
 from hotrows.engine.planning.device_slots import DeviceSlots
 from hotrows.engine.planning.policy import Frequency, Hot, Lookahead
-from hotrows.engine.planning.slots import NativeSlotMap
+from hotrows.engine.planning.slots import SlotMap
 from hotrows.runtime.device import HOST
 
 SHARES = (0.01, 0.02, 0.05, 0.10)
@@ -129,7 +129,7 @@ def planned_on_device(slots: DeviceSlots, distinct, num_ids: int) -> Iterator[in
 def replay(name, stream, num_slots, in_flight, batches, distinct, popular) -> dict:
     """Plans all batches; `ns_per_lookup` is the thread's own time in the slot map."""
     policy = _policy(name, num_slots, len(distinct[0]), in_flight, popular)
-    slots = NativeSlotMap(num_slots, policy, in_flight)
+    slots = SlotMap(num_slots, policy, in_flight)
     slots.warm(popular[:num_slots])
     half, misses, windows = len(batches) // 2, [], []
     begin = time.thread_time()

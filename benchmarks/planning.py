@@ -22,7 +22,7 @@ from hotrows.engine.caching import Caching
 from hotrows.engine.planning import packing
 from hotrows.engine.planning.planner import Planner
 from hotrows.engine.planning.policy import Frequency, Hot, Lookahead
-from hotrows.engine.planning.slots import NativeSlotMap
+from hotrows.engine.planning.slots import SlotMap
 from hotrows.optim import Adagrad
 from hotrows.train.loop.step_trainer import keep_freed_memory
 
@@ -71,7 +71,7 @@ def _measure(
     planner, num_slots = Planner(packs), packs[0].rows // 10
     rows = packs[0].rows
     bound = Caching(num_slots * record).lookahead_bytes
-    slots = NativeSlotMap(num_slots, policy, 4, lookahead_bytes=bound, num_rows=rows)
+    slots = SlotMap(num_slots, policy, 4, lookahead_bytes=bound, num_rows=rows)
     slots.warm(popular[:num_slots])
     near, far = (Loader(part, BATCH, shuffle=False).batches(0) for _ in range(2))
     spent = dict.fromkeys(PARTS, 0.0)

@@ -66,7 +66,7 @@ def with_table(text: str) -> str:
 
 def stable(text: str) -> list[str]:
     """The lines of the page without what changes with every commit: lines, tests and seconds."""
-    return [re.sub(r"^(\| `\w+` \|.*?\|).*", r"\1", line) for line in text.splitlines()]
+    return [re.sub(r"^(\| `[\w/]+` \|.*?\|).*", r"\1", line) for line in text.splitlines()]
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from hotrows.engine.planning import packing
 from hotrows.engine.planning.device_slots import DeviceSlots
 from hotrows.engine.planning.planner import Planner
 from hotrows.engine.planning.policy import Lookahead
-from hotrows.engine.planning.slots import NativeSlotMap, SlotMap
+from hotrows.engine.planning.slots import SlotMap
 from hotrows.engine.planning.threads import Threads
 from hotrows.runtime.device import find
 
@@ -64,7 +64,7 @@ class _OnHost:
 
     def plan_cached(self, batches: list) -> None:
         """With slots for a tenth of the rows, looking ahead."""
-        maps = [NativeSlotMap(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
+        maps = [SlotMap(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
         coming = iter(batches)
         for batch in batches:
             while any(slots.wants() for slots in maps):

@@ -218,8 +218,9 @@ class DenseAdam(_Checked):
         return self.l2
 
     def numbers(self, step: int, lr: float) -> list[float]:
-        numbers = self.beta1, self.beta2, self.eps, self.weight_decay + self.l2
-        return [*adam_numbers(step + 1, lr, *numbers)]
+        return [
+            *adam_numbers(step + 1, lr, self.beta1, self.beta2, self.eps, self.weight_decay + self.l2)
+        ]
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,11 @@ class DenseAdamW(DenseAdam):
     kind: ClassVar[str] = "dense_adamw"
 
     def numbers(self, step: int, lr: float) -> list[float]:
-        numbers = self.beta1, self.beta2, self.eps, self.l2, 1 - lr * self.weight_decay
-        return [*adam_numbers(step + 1, lr, *numbers)]
+        return [
+            *adam_numbers(
+                step + 1, lr, self.beta1, self.beta2, self.eps, self.l2, 1 - lr * self.weight_decay
+            )
+        ]
 
 
 @dataclass(frozen=True)

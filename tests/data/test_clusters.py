@@ -14,7 +14,7 @@ from hotrows.data.stored import order
 from hotrows.data.stored import order as module
 from hotrows.data.stored.order import clusters
 from hotrows.engine.planning.policy import BELADY
-from hotrows.engine.planning.slots import NativeSlotMap
+from hotrows.engine.planning.slots import SlotMap
 from hotrows.schema import Schema, Sequence, Sparse
 from hotrows.train.config import TrainConfig
 from tests.reference.rows_of_data import dealt
@@ -164,7 +164,7 @@ def test_fewer_rows_are_fetched_than_by_the_optimum_of_a_random_order(part):
     def fetched(order) -> int:
         batches = list(Loader(part, 8, shuffle=True, order=order).batches(0))
         users = [batch.ids.view(3, -1)[1].unique() for batch in batches]
-        slots = NativeSlotMap(15, BELADY, in_flight=1)  # a twentieth of the users
+        slots = SlotMap(15, BELADY, in_flight=1)  # a twentieth of the users
         for rows in users:
             slots.feed(rows)
         slots.end()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hotrows import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from hotrows.engine.cached_group import CachedGroup
 from hotrows.engine.planning.policy import Lookahead, Newest
-from hotrows.engine.planning.slots import NativeSlotMap
+from hotrows.engine.planning.slots import SlotMap
 from hotrows.engine.stages import start
 from hotrows.engine.storage.cache import Cache
 from tests.support.cached import (
@@ -196,7 +196,7 @@ def test_without_either_side_of_the_pin_training_is_wrong(side):
     def is_wrong(policy, share, **pins):
         embedding = engine(caching_of(share, policy, 4))
         for cached in embedding.cached_tables.groups:
-            cached.slots = NativeSlotMap(cached.cache.num_slots, policy, 4, **pins)
+            cached.slots = SlotMap(cached.cache.num_slots, policy, 4, **pins)
         return not same(run_in_some_order(embedding, stream(), lambda ready: ready[0]), losses)
 
     cases = [(p, s) for p in (Newest(), Lookahead(2), Lookahead(0)) for s in (0.2, 0.3, 0.4, 0.6)]

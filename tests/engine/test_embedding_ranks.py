@@ -105,7 +105,8 @@ def test_a_pack_is_updated_before_the_gradients_of_the_next_are_waited_for(monke
 
         def noted(self, *arguments):
             result = plain(self, *arguments)
-            p = next(argument for argument in arguments if isinstance(argument, int))
+            numbers = [getattr(argument, "p", argument) for argument in arguments]
+            p = next(number for number in numbers if isinstance(number, int))
             events.append((what, p)) if threading.current_thread() is first else None
             return result
 

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 import hotrows
 from hotrows.dynamic import Dynamic
-from hotrows.engine.keys.native import NativeKeyTable
-from hotrows.engine.keys.table import COUNTERS, MOST_COUNTED
+from hotrows.engine.keys.table import COUNTERS, MOST_COUNTED, KeyTable
 from tests.reference.keys import ReferenceKeyTable
 from tests.support.choice import examples
 
 LEAST, MOST = -(2**63), 2**63 - 1
-KINDS = [ReferenceKeyTable, NativeKeyTable]
+KINDS = [ReferenceKeyTable, KeyTable]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -418,7 +417,7 @@ def test_in_which_order_a_batch_lists_its_keys_does_not_matter(kind, dynamic, tr
 @given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3), in_flight=st.integers(0, 4))
 @settings(deadline=None, max_examples=examples(60))
 def test_the_native_table_equals_the_reference(dynamic, trace, num_unknown, in_flight):
-    reference, fast = ReferenceKeyTable(dynamic, num_unknown), NativeKeyTable(dynamic, num_unknown)
+    reference, fast = ReferenceKeyTable(dynamic, num_unknown), KeyTable(dynamic, num_unknown)
     expected, real = (replay(table, *trace, in_flight=in_flight) for table in (reference, fast))
     assert [in_full(resolved) for resolved in real] == [in_full(resolved) for resolved in expected]
     assert plain(fast.state()) == plain(reference.state())
@@ -441,7 +440,7 @@ LARGE = [
 def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
     """Enough keys that lines move, samples bound the order, and sketches turn."""
     generator = torch.Generator().manual_seed(5)
-    reference, fast = ReferenceKeyTable(dynamic), NativeKeyTable(dynamic)
+    reference, fast = ReferenceKeyTable(dynamic), KeyTable(dynamic)
     batches = []
     for number in range(24):
         popular = (torch.rand(300, generator=generator) ** 4 * 9000).long()
@@ -451,7 +450,7 @@ def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
     expected, real = (replay(table, batches, times, in_flight=2) for table in (reference, fast))
     assert [in_full(resolved) for resolved in real] == [in_full(resolved) for resolved in expected]
     assert plain(fast.state()) == plain(reference.state()) and fast.growth()["evicted"] > 100
-    resumed = NativeKeyTable(dynamic)
+    resumed = KeyTable(dynamic)
     resumed.load(reference.state())
     assert plain(resumed.state()) == plain(reference.state())
 
@@ -461,7 +460,7 @@ def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
 def test_with_a_capacity_a_stream_of_any_length_takes_no_more_memory(evict, admit):
     """Keys of ten capacities, each read in two batches; the first two capacities fill the table."""
     capacity, size = 20_000, 4_000
-    table = NativeKeyTable(Dynamic(capacity=capacity, evict=evict, admit=admit, window=2))
+    table = KeyTable(Dynamic(capacity=capacity, evict=evict, admit=admit, window=2))
     keys = torch.randperm(10 * capacity, generator=torch.Generator().manual_seed(0)) * 0x9E3779B97F4A7C1
     batches = [keys[max(begin - size, 0) : begin + size] for begin in range(0, len(keys), size)]
     bytes_ = []
@@ -481,7 +480,7 @@ def test_with_a_capacity_a_stream_of_any_length_takes_no_more_memory(evict, admi
 def test_keys_of_one_home_find_room():
     """Hashes can be inverted: keys may be chosen that all stand in the last line, and run past it."""
     keys = [unmixed(2**64 - 1 - n * 2**8) for n in range(4000)][::-1]
-    table = NativeKeyTable(Dynamic())
+    table = KeyTable(Dynamic())
     assert replay(table, [keys])[0].ids.tolist() == list(range(3, 4003))
     assert table.find(ints(*keys)).tolist() == list(range(3, 4003))
 

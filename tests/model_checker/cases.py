@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hotrows.engine.planning.policy import Lookahead, Newest, Policy
-from hotrows.engine.planning.slots import NativeSlotMap, SlotMap
+from hotrows.engine.planning.slots import SlotMap
 
 ROWS, SLOTS, BATCHES, IN_FLIGHT = 5, 4, 6, 4  # the most that the model has
 POLICIES: tuple[Policy, ...] = (Lookahead(None), Lookahead(0), Lookahead(1), Newest())
@@ -88,7 +88,7 @@ class Case:
 
     def slot_map(self) -> SlotMap:
         """The real slot map, without the rules of the planner that this case removes."""
-        slots = NativeSlotMap(
+        slots = SlotMap(
             self.num_slots, self.policy, self.in_flight, past_pins=self.past_pins,
             future_pins=self.future_pins,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hotrows.engine.planning.device_slots import DeviceSlots, refusal
 from hotrows.engine.planning.policy import BELADY, LRU, Frequency, Lookahead
-from hotrows.engine.planning.slots import NativeSlotMap
+from hotrows.engine.planning.slots import SlotMap
 from hotrows.ops.rows.reference_slots import FREE, SEARCHED
 from hotrows.runtime.device import HOST
 from tests.support.choice import examples
@@ -147,7 +147,7 @@ def test_no_row_of_a_batch_in_flight_loses_its_slot(case):
 
 
 def test_without_a_window_it_misses_as_lru_on_the_host_does():
-    batches, host = some_batches(1, 400, 30, 200), NativeSlotMap(200, LRU, 2)
+    batches, host = some_batches(1, 400, 30, 200), SlotMap(200, LRU, 2)
     *_, (slots, _, _) = replay(400, 200, 2, batches, 1, 30)
     for rows in batches:
         host.feed(rows)
@@ -163,7 +163,7 @@ def test_a_window_brings_misses_near_to_the_optimum():
     for window in (1, 16, 64):
         *_, (slots, _, _) = replay(2000, 500, 2, batches, window, 12)
         misses[window] = slots.misses
-    best = NativeSlotMap(500, BELADY, 2)
+    best = SlotMap(500, BELADY, 2)
     for rows in batches:
         best.feed(rows)
     best.end()

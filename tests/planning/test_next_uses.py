@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hotrows.engine.planning.next_uses import NextUses
 from hotrows.engine.planning.policy import BELADY, LRU, Lookahead
-from hotrows.engine.planning.slots import NEVER, NativeSlotMap
+from hotrows.engine.planning.slots import NEVER, SlotMap
 from tests.reference.slots import ReferenceSlotMap
 from tests.support.choice import examples
 
@@ -108,8 +108,7 @@ def told(kind, batches, num_slots, in_flight, wrong=frozenset(), num_rows=None):
 )
 def test_the_native_map_equals_the_reference(batches, num_slots, in_flight, wrong, num_rows):
     (_, expected), (slots, taken) = (
-        told(kind, batches, num_slots, in_flight, wrong, num_rows)
-        for kind in (ReferenceSlotMap, NativeSlotMap)
+        told(kind, batches, num_slots, in_flight, wrong, num_rows) for kind in (ReferenceSlotMap, SlotMap)
     )
     assert [*map(in_full, taken)] == [*map(in_full, expected)]
     residents = {row for rows in batches for row in rows} & set(slots.residents().tolist())
@@ -123,18 +122,18 @@ def trace_of(num_batches, seed=0):
 
 def test_misses_are_those_of_the_optimum():
     batches = trace_of(200)
-    best, lru = (NativeSlotMap(450, policy, num_rows=9000) for policy in (BELADY, LRU))
+    best, lru = (SlotMap(450, policy, num_rows=9000) for policy in (BELADY, LRU))
     for slots in (best, lru):
         for batch in batches if slots is best else ():
             slots.feed(ids(*batch))
         slots.end()
         for batch in batches:
             slots.allocate(ids(*sorted(set(batch))))
-    slots, _ = told(NativeSlotMap, batches, 450, 1)
+    slots, _ = told(SlotMap, batches, 450, 1)
     assert slots.misses == best.misses < lru.misses
 
 
-@pytest.mark.parametrize("kind", [ReferenceSlotMap, NativeSlotMap])
+@pytest.mark.parametrize("kind", [ReferenceSlotMap, SlotMap])
 def test_rows_in_slots_are_told_of_their_first_use_in_the_next_range(kind):
     slots = kind(3, Lookahead(), hinted=True)
     none = torch.full((1,), NEVER, dtype=torch.int32)
@@ -149,7 +148,7 @@ def test_rows_in_slots_are_told_of_their_first_use_in_the_next_range(kind):
 def test_a_wrong_hint_is_as_none_once_it_is_behind():
     """No row is lost to eviction, whatever was said of it."""
     chance = torch.Generator().manual_seed(3)
-    slots = NativeSlotMap(40, Lookahead(), 2, hinted=True)
+    slots = SlotMap(40, Lookahead(), 2, hinted=True)
     batches = [torch.randint(0, 200, (8,), generator=chance).unique() for _ in range(300)]
     coming = itertools.chain(batches)
     for batch in batches:

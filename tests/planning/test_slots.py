@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from hotrows.engine.planning import policy as policies
 from hotrows.engine.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Policy, Window
-from hotrows.engine.planning.slots import NativeSlotMap
+from hotrows.engine.planning.slots import SlotMap
 from tests.reference.slots import ReferenceSlotMap
 from tests.support.choice import examples
 
-MAPS = [ReferenceSlotMap, NativeSlotMap]
+MAPS = [ReferenceSlotMap, SlotMap]
 every_map = pytest.mark.parametrize("kind", MAPS)
 
 
@@ -359,7 +359,7 @@ def cases(draw):
 def test_the_native_map_equals_the_reference_on_any_trace(case, random):
     (arguments, options, trace, warm), seed = case, random.randrange(2**30)
     ends = []
-    for kind in (ReferenceSlotMap, NativeSlotMap):
+    for kind in (ReferenceSlotMap, SlotMap):
         random.seed(seed)
         slots = kind(*arguments, **options)
         results = []
@@ -382,7 +382,7 @@ def test_the_native_map_equals_the_reference_on_any_trace(case, random):
 def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(policy, num_rows):
     draws = torch.rand(150, 300).pow(-1.2).long().clamp(max=8000) + torch.arange(150)[:, None] * 3
     trace = [tuple(batch) for batch in draws.tolist()]
-    reference, slots = ReferenceSlotMap(450, policy, 2), NativeSlotMap(450, policy, 2, num_rows=num_rows)
+    reference, slots = ReferenceSlotMap(450, policy, 2), SlotMap(450, policy, 2, num_rows=num_rows)
     assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
     assert slots.num_resident == 450 and slots.num_bytes > 450 * 32
 
@@ -392,13 +392,13 @@ def test_the_native_map_ranks_rows_by_counts_of_any_size():
     often = [(*range(j % 3 + 1), 10 + j % 50) for j in range(1200)]  # 0 in all, 1 in 800, 2 in 400
     trace = [*often, *((100 + j, 200 + j) for j in range(40))]
     for num_slots in (3, 5, 12):
-        reference, slots = ReferenceSlotMap(num_slots, policy), NativeSlotMap(num_slots, policy)
+        reference, slots = ReferenceSlotMap(num_slots, policy), SlotMap(num_slots, policy)
         assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
 
 
 @pytest.mark.parametrize(("num_rows", "row_bytes"), [(2_000_000, 8), (None, 16)])
 def test_the_native_map_takes_8_bytes_a_known_row_in_its_table_and_4_a_use(num_rows, row_bytes):
-    slots = NativeSlotMap(50_000, BELADY, num_rows=num_rows)
+    slots = SlotMap(50_000, BELADY, num_rows=num_rows)
     batches = [torch.arange(0, 1_500_000, step) for step in (3, 5, 2, 15)]  # 1.65 million uses
     for batch in batches:
         slots.feed(batch)
@@ -417,7 +417,7 @@ def test_the_native_map_takes_8_bytes_a_known_row_in_its_table_and_4_a_use(num_r
 def test_feeding_earlier_than_wanted_changes_nothing(case, random):
     arguments, options, trace, _ = case
     plain, early = (
-        [in_full(t) for t in replay(NativeSlotMap(*arguments, **options), trace, give)]
+        [in_full(t) for t in replay(SlotMap(*arguments, **options), trace, give)]
         for give in (None, lambda: random.randrange(8))
     )
     assert plain == early
@@ -428,7 +428,7 @@ def test_feeding_earlier_than_wanted_changes_nothing(case, random):
 def test_a_slot_holds_one_row_and_what_is_in_flight_stays(case):
     (num_slots, policy), options, trace, _ = case
     in_flight = options["in_flight"]
-    slots = NativeSlotMap(num_slots, policy, in_flight)
+    slots = SlotMap(num_slots, policy, in_flight)
     held, last_wait = {}, -1
     batches = [sorted(set(batch)) for batch in trace]
     for j, taken in enumerate(replay(slots, trace)):
@@ -455,7 +455,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
     misses = []
     for policy in (BELADY, *others):
-        slots = NativeSlotMap(num_slots, policy)
+        slots = SlotMap(num_slots, policy)
         replay(slots, trace)
         misses.append(slots.misses)
     assert misses[0] == min(misses)
@@ -465,7 +465,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
 @given(st.integers(1, 16), traces)
 def test_an_infinite_window_is_textbook_belady(num_slots, trace):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
-    slots = NativeSlotMap(num_slots, BELADY)
+    slots = SlotMap(num_slots, BELADY)
     replay(slots, trace)
     assert slots.misses == textbook_belady(num_slots, trace)
 

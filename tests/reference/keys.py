@@ -26,6 +26,9 @@ class ReferenceKeyTable(KeyTable):
         super().__init__(dynamic, num_unknown)
         self._clear()
 
+    def _open(self) -> None:
+        """Takes no table of the native core."""
+
     def _clear(self) -> None:
         self._uses: dict[int, deque[tuple[int, int]]] = {}  # key: (batch, reads) in the window
         self._num_windowed = self.num_resolved

@@ -29,6 +29,14 @@ class ReferenceSlotMap(SlotMap):
         self._protected: set[int] = set()
         self._hints: dict[int, int] = {}  # row: the batch that uses it next, as it was told
 
+    def _open(self) -> None:
+        """Takes no map of the native core."""
+
+    def _knows(self, ahead: int) -> bool:
+        """True if the policy may know of a use `ahead` batches after the present one."""
+        batches, grows = self._window.batches, self._window._grows
+        return grows or batches is None or ahead <= batches
+
     @property
     def num_resident(self) -> int:
         return len(self._slots)
@@ -114,7 +122,7 @@ class ReferenceSlotMap(SlotMap):
             if self.hinted and row not in self._uses:
                 hint = self._hints.get(row, NEVER)
                 return hint if batch <= hint < NEVER else float("inf")
-            known = row in self._uses and self._window.knows(self._uses[row][0] - batch)
+            known = row in self._uses and self._knows(self._uses[row][0] - batch)
             return self._uses[row][0] if known else float("inf")
 
         if isinstance(self.policy, Lookahead):

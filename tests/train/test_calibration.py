@@ -21,7 +21,6 @@ from hotrows.serving.export import Publisher, export
 from hotrows.serving.scorer import Scorer
 from hotrows.serving.version import version_at
 from hotrows.train.callback import Callback
-from hotrows.train.run.state import RunState
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures", "one_registry")
 
@@ -169,9 +168,6 @@ def test_a_run_begins_with_the_predictions_of_another_and_its_versions_answer_as
     merging.merge(tmp_path / "to", tmp_path / "bundle")
     assert open_bundle(tmp_path / "bundle").calibration == last.calibration
     delta = read_delta(tmp_path / "to" / "delta-0000000004.safetensors")
-    of_earlier_commit = dataclasses.replace(delta, calibration=None)
-    write_delta(tmp_path / "to" / "delta-0000000004.safetensors", of_earlier_commit)
-    assert version_at(tmp_path / "to").calibration == first.calibration
     for scales, why in (([[math.nan, 0.0]], "two finite numbers"), ([[1.0, 0.0]] * 2, "other labels")):
         wrong = dataclasses.replace(delta, calibration=np.array(scales))
         write_delta(tmp_path / "to" / "delta-0000000004.safetensors", wrong)
@@ -195,15 +191,6 @@ def test_a_stream_keeps_the_calibration_that_it_begins_with(trained, data, tmp_p
     trainer = Trainer(data, config, tmp_path / "run")
     trainer.fit_stream(f"folder:{tmp_path / 'events'}", StreamConfig(stop_when_idle=0.0))
     assert load_run(tmp_path / "run").calibration == first.calibration == trainer.recommender.calibration
-
-
-def test_checkpoints_of_earlier_commits_have_a_scale_by_place(trained):
-    trainer, _ = trained[0]
-    fields = {**trainer.state.to_json(), "scales": [[0.3, -1.0]]}
-    del fields["calibration"]
-    own = trainer.recommender.calibration
-    assert RunState.from_json(fields).calibration_of(own).scales == ((0.3, -1.0),)
-    assert RunState(step=3).calibration_of(own).scales == ((1.0, 0.0),)
 
 
 def test_each_of_several_labels_has_a_factor_and_numbers_have_none(tmp_path):

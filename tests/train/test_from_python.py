@@ -340,15 +340,6 @@ def test_the_history_is_a_frame_of_intervals_and_evaluations(trained):
     assert (best.step, best.auc) == (result.best_step, result.validation.auc)
 
 
-def test_a_history_of_an_earlier_commit_has_the_names_of_today(tmp_path):
-    """Its `click_rate` is `positive_rate`; a label of that name stays what it is."""
-    tasks = {"click_rate": {"click_rate": None}}
-    line = {"kind": "evaluation", "step": 3, "click_rate": 0.25, "tasks": tasks}
-    (tmp_path / metrics_log.METRICS).write_text(json.dumps(line) + "\n")
-    names = metrics_log.history(tmp_path).column_names
-    assert names == ["kind", "step", "positive_rate", "tasks/click_rate/positive_rate"]
-
-
 # ---- predictions
 
 
@@ -404,7 +395,7 @@ def test_predictions_before_fit_are_warned_of(encoded, raw, tmp_path, caplog):
     [("on_step_ended", "; did you mean 'on_step_end'?"), ("on_batch", "; training calls on_begin, ")],
 )
 def test_a_method_of_a_callback_that_training_does_not_call_is_refused(name, hint):
-    """One with an old name, or one of another framework, was never called, and nothing said so."""
+    """One of another framework was never called, and nothing said so."""
     with pytest.raises(ValueError, match=re.escape(f"Early.{name} is never called{hint}")):
         type("Early", (Callback,), {name: lambda self, trainer: None})
 

@@ -252,15 +252,6 @@ def test_a_callback_that_nothing_calls_is_refused(encoded, tmp_path, callback, m
         Trainer(encoded, SHORT, tmp_path / "run").fit(callbacks=[callback])
 
 
-@pytest.mark.parametrize("base", [object, type("Mixin", (), {"while_idle": lambda self, trainer: None})])
-def test_an_old_name_of_a_callbacks_method_is_answered_with_the_new_one(base):
-    old = {} if base is not object else {"while_idle": lambda self, trainer: None}
-    bases = (Callback,) if base is object else (base, Callback)
-    with pytest.raises(ValueError, match="while_idle is never called; training calls on_idle"):
-        type("Old", bases, old)
-    type("Both", bases, old | {"on_idle": lambda self, trainer: self.while_idle(trainer)})
-
-
 # ---- random numbers
 
 

@@ -56,8 +56,7 @@ class CachedTableGroup:
     ) -> None:
         self.layout, self.num_rows, self.tables = layout, group.rows, list[RowTable]()
         self.device = device
-        zero_copy = device.on_host or isinstance(store, HostStore)
-        self.cache = Cache(num_slots, group.strides, store, device, zero_copy)
+        self.cache = Cache(num_slots, group.strides, store, device, isinstance(store, HostStore))
         self._rows = CachedGroup(group, self.cache, Lookahead(1))
         self.bound_log = self._rows.bound_log  # called after writes
         self.arena = self.views_of(self.cache.arenas[0])

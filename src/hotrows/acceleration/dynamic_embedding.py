@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from hotrows.acceleration.exclusive import exclusive
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.dynamic import Dynamic
-from hotrows.engine.keys.native import NativeKeyTable
+from hotrows.engine.keys.table import KeyTable
 from hotrows.engine.storage.store import InitialValues
 from hotrows.ops.record import RecordLayout, views
 from hotrows.ops.rows.reference_random import mix64
@@ -60,7 +60,7 @@ class DynamicEmbedding(nn.Embedding):
         assert dynamic.capacity is not None
         self._initial_values = _initial_values(embedding_dim, initializer or Normal(1.0), seed)
         super().__init__(2 + num_unknown + dynamic.capacity, embedding_dim, **options)
-        self.keys = NativeKeyTable(dynamic, num_unknown)
+        self.keys = KeyTable(dynamic, num_unknown)
         self._optimizers: list[Optimizer] = []
         self._is_read = torch.zeros(self.num_embeddings, dtype=torch.bool)  # since the last step
 
@@ -144,7 +144,7 @@ class DynamicEmbedding(nn.Embedding):
     def __setstate__(self, state: dict[str, Any]) -> None:
         dynamic, num_unknown, keys = state.pop("keys")
         super().__setstate__(state)
-        self.keys = NativeKeyTable(dynamic, num_unknown)
+        self.keys = KeyTable(dynamic, num_unknown)
         self.keys.load(keys)
 
 

@@ -277,17 +277,13 @@ def _lookup_weighted(call: LookupCall) -> Tensor:
 def _plain(
     options: Lookup, weight: Tensor, ids: Tensor, offsets: Tensor | None, samples: Tensor | None
 ) -> Tensor:
-    common = (options.max_norm, options.norm_type, options.scale_grad_by_freq)
     if options.mode is None:
-        return functional.embedding(ids, weight, options.padding_idx, *common, options.sparse)
+        return functional.embedding(
+            ids, weight, options.padding_idx,
+            options.max_norm, options.norm_type, options.scale_grad_by_freq, options.sparse,
+        )  # fmt: skip
     return functional.embedding_bag(
-        ids,
-        weight,
-        offsets,
-        *common,
-        options.mode,
-        options.sparse,
-        samples,
-        options.include_last_offset,
-        options.padding_idx,
-    )
+        ids, weight, offsets,
+        options.max_norm, options.norm_type, options.scale_grad_by_freq, options.mode, options.sparse,
+        samples, options.include_last_offset, options.padding_idx,
+    )  # fmt: skip

@@ -127,10 +127,7 @@ def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
         distinct, inverse, order, starts = ops.unique_padded(rows, ends[-1])
         ascending = torch.where(distinct < 0, ends[-1], distinct)
     table_rows = distinct - begins[0] if begins[0] else distinct  # [U]
-    if len(weights) > 1 or device.type != "cpu":
-        bounds = torch.searchsorted(ascending, constant(ends, device))
-    else:
-        bounds = torch.tensor([0, distinct.numel()])
+    bounds = torch.searchsorted(ascending, constant(ends, device))
     if len(weights) > 1:
         firsts = constant(tuple(begins), device)
         table_rows = distinct - firsts[torch.searchsorted(firsts, ascending, right=True) - 1]

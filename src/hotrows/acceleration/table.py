@@ -291,7 +291,7 @@ class RowTable:
         rows: [U], distinct, with gradients sums [U, D], to which decay * weight is added; group: the
         optimizer's settings.
         """
-        if self.rule.kind == BY_OPTIMIZER:
+        if (kind := self.rule.kind) == BY_OPTIMIZER:
             self.moments.settle()
             self._step_by_optimizer(rows, sums, decay, group)
             return
@@ -301,10 +301,9 @@ class RowTable:
         self.history.record(self.rule.numbers(group, self.history.now + 1, decay))
         order = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
         bounds = torch.tensor([0, len(rows)]).to(rows.device)
-        runs = order[:-1], order, None, None
         scales = torch.ones(1, dtype=torch.float64, device=rows.device)
         with self.writing(rows) as (target, slots):
-            update(self.rule.kind, [self], [target], slots, bounds, *runs, sums, scales)
+            update(kind, [self], [target], slots, bounds, order[:-1], order, None, None, sums, scales)
         self.history.now += 1
         if self.rule.lazy:
             self.history.forget()

@@ -12,7 +12,7 @@ from hotrows.engine.caching import CacheTraffic
 from hotrows.engine.planning.device_slots import DeviceSlots
 from hotrows.engine.planning.packing import Group, Pack
 from hotrows.engine.planning.policy import Lookahead, Policy
-from hotrows.engine.planning.slots import Allocation, NativeSlotMap, SlotMap
+from hotrows.engine.planning.slots import Allocation, SlotMap
 from hotrows.engine.storage.cache import Cache
 from hotrows.engine.storage.file_store import FileStore
 from hotrows.engine.storage.store_view import ReadOnlyStore, RecordSource
@@ -52,8 +52,14 @@ class CachedGroup:
     def _slot_map(self, policy: Policy, in_flight: int) -> SlotMap | DeviceSlots:
         num_slots = self.cache.num_slots
         if self._device is None:
-            bounds = {"lookahead_bytes": self._lookahead_bytes, "num_rows": self.group.rows}
-            return NativeSlotMap(num_slots, policy, in_flight, hinted=self._hinted, **bounds)
+            return SlotMap(
+                num_slots,
+                policy,
+                in_flight,
+                lookahead_bytes=self._lookahead_bytes,
+                num_rows=self.group.rows,
+                hinted=self._hinted,
+            )
         assert isinstance(policy, Lookahead)
         return DeviceSlots(self.group.rows, num_slots, policy, in_flight, self._device)
 

@@ -68,8 +68,11 @@ class CachedTables:
         self._shards, self._groups = shards, tuple(groups)
         self._initial_values, self._seed = initial_values, seed
         # Too little fast memory is refused before a store is made.
-        share = caching.fast_memory, _sizes_in_fast_memory(groups, device), caching.memory_split
-        num_slots = [1] * len(groups) if read_only else divide(*share)
+        num_slots = (
+            [1] * len(groups)
+            if read_only
+            else divide(caching.fast_memory, _sizes_in_fast_memory(groups, device), caching.memory_split)
+        )
         self.files: tuple[FileStore, ...] = ()
         self.is_in_files = caching.path is not None
         self._has_requested = False  # a checkpoint
@@ -95,9 +98,10 @@ class CachedTables:
         caching = self.caching
         if caching.map_slots == "host" or read_only:
             return False
-        sizes = [group.rows for group in self._groups], num_slots
         most = max(caching.fast_memory, caching.lookahead_bytes)
-        reason = device_slots.refusal(caching.policy, *sizes, most)
+        reason = device_slots.refusal(
+            caching.policy, [group.rows for group in self._groups], num_slots, most
+        )
         if reason is not None:
             level = logging.WARNING if caching.map_slots == "device" else logging.INFO
             log.log(level, "slots of the cache are mapped on the host, since %s", reason)
@@ -258,7 +262,7 @@ class CachedTables:
 
     def _cache(self, num_slots: int, strides: tuple[int, ...], store: Store) -> Cache:
         zero_copy = self.caching.cache_transfer == "zero_copy" and isinstance(store, HostStore)
-        return Cache(num_slots, strides, store, self._device, zero_copy or self._device.on_host)
+        return Cache(num_slots, strides, store, self._device, zero_copy)
 
     def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
         if self.files:

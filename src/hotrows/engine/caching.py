@@ -12,6 +12,7 @@ from torch import Tensor
 from hotrows.engine.planning.policy import Lookahead, Policy
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.settings import CACHE_TRANSFERS, SPLITS
+from hotrows.runtime.sums import Summed
 
 FILE = "file:"
 
@@ -83,7 +84,7 @@ class Caching:
 
 
 @dataclass(frozen=True)
-class CacheTraffic:
+class CacheTraffic(Summed):
     """Counts of what batches moved.
 
     rows: distinct ones that batches read; rows_in: those of them that were not in fast memory;
@@ -94,11 +95,3 @@ class CacheTraffic:
     rows_in: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-
-    def __add__(self, other: CacheTraffic) -> CacheTraffic:
-        return CacheTraffic(
-            self.rows + other.rows,
-            self.rows_in + other.rows_in,
-            self.bytes_in + other.bytes_in,
-            self.bytes_out + other.bytes_out,
-        )

@@ -37,7 +37,7 @@ from hotrows.runtime.device import Device
 from hotrows.runtime.shapes import Float32, Float64, Int64, UInt8
 
 if TYPE_CHECKING:
-    from hotrows.engine.read_through import AllInMemory
+    from hotrows.engine.read_through import AllInMemory, BehindCache
 
 PREFIX = "rows."  # of the names of `tensors`
 
@@ -45,12 +45,12 @@ PREFIX = "rows."  # of the names of `tensors`
 @dataclass(frozen=True)
 class _DensePack:
     """A pack under a dense optimizer. bounds: [K + 1], the rows where its slices of tables begin and end,
-    in host memory, and where training's rows are; scales: [K] ones there. tables: [K], of each slice, by
-    their places among all. counts: [K], 0 for rows that an earlier rank holds too, else 1."""
+    by kind of device: in host memory, and where training's rows are; scales: [K] ones there. tables: [K],
+    of each, by their places among all. counts: [K], 0 for rows that an earlier rank holds, else 1."""
 
     optimizer: DenseRowOptimizer
     layout: list[int]
-    bounds: tuple[Int64[Tensor, "_"], Int64[Tensor, "_"]]
+    bounds: Mapping[str, Int64[Tensor, "_"]]
     scales: Float64[Tensor, "_"]
     tables: Int64[Tensor, "_"]
     counts: Float64[Tensor, "_"]
@@ -97,9 +97,11 @@ class DenseRows:
         tables = [self._all_tables.index(shard.tables[piece.table].name) for piece in shard.slices]
         counts = [float(not piece.shared or shard.rank == 0) for piece in shard.slices]
         on_host, scales = torch.tensor(bounds), torch.ones(len(tables), dtype=torch.float64)
-        places = (on_host, self._device.put(on_host)), self._device.put(scales)
-        tensors = torch.tensor(tables).long(), torch.tensor(counts).double()
-        return _DensePack(optimizer, layout, *places, *tensors)
+        of_kinds = {"cpu": on_host, self._device.name: self._device.put(on_host)}
+        return _DensePack(
+            optimizer, layout, of_kinds, self._device.put(scales),
+            torch.tensor(tables).long(), torch.tensor(counts).double(),
+        )  # fmt: skip
 
     def __contains__(self, p: object) -> bool:
         return p in self._packs
@@ -168,7 +170,7 @@ class DenseRows:
         deferred.update(kind, targets, slots, bounds, *runs, part.weights, grad, scales, squares)
         self._note(p, squares)
 
-    def catch_up_tables(self, rows: AllInMemory, num_ids: Mapping[str, int]) -> list[int]:
+    def catch_up_tables(self, rows: AllInMemory | BehindCache, num_ids: Mapping[str, int]) -> list[int]:
         """Lets every row make the steps that it missed, and forgets these; returns the groups that
         have such rows.
 
@@ -196,7 +198,7 @@ class DenseRows:
         return records
 
     def _chunks(
-        self, rows: AllInMemory, g: int, num_ids: Mapping[str, int]
+        self, rows: AllInMemory | BehindCache, g: int, num_ids: Mapping[str, int]
     ) -> Iterator[tuple[int, dict[int, Tensor], Callable[[Tensor], None]]]:
         """Yields adjacent rows of a slice of group g, some at a time: the slice, the records of each pack
         under a dense optimizer, and what stores those that were changed, a bool each."""
@@ -225,7 +227,7 @@ class DenseRows:
         """Ends following the sums of squared weights: there are rows that are not in them."""
         self._squares = None
 
-    def count_squares(self, rows: AllInMemory) -> None:
+    def count_squares(self, rows: AllInMemory | BehindCache) -> None:
         """Begins to follow the sums of squared weights, in one pass over the tables; the pipeline is
         paused."""
         self._squares, self._change = torch.zeros_like(self._change), torch.zeros_like(self._change)
@@ -275,11 +277,8 @@ class DenseRows:
             self._change.index_add_(0, self._packs[p].tables, squares * self._packs[p].counts)
 
     def _bounds(self, p: int, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "_"]:
-        on_host, on_device = self._packs[p].bounds
-        if rows.device.type == "cpu":
-            return torch.searchsorted(rows, on_host)
         ascending = torch.where(rows < 0, torch.iinfo(torch.int64).max, rows)  # padding behind the last
-        return torch.searchsorted(ascending, on_device)
+        return torch.searchsorted(ascending, self._packs[p].bounds[rows.device.type])
 
     def _target(self, p: int, records: Tensor) -> Target:
         pack = self._packs[p]
@@ -370,8 +369,10 @@ def _target(kind: str, history: StepHistory, records: UInt8[Tensor, "n _"], layo
     states = stored.state.split(dim, 1) if stored.state.shape[1] else ()
     assert stored.step is not None
     numbers = history.steps_for(kind, records.device)
-    steps = numbers, history.first, history.now, history.first_decay
-    return Target(stored.weights, tuple(states), stored.step, *steps)
+    return Target(
+        stored.weights, tuple(states), stored.step,
+        numbers, history.first, history.now, history.first_decay,
+    )  # fmt: skip
 
 
 def _check(pack: Pack, optimizer: DenseRowOptimizer) -> None:

@@ -179,7 +179,9 @@ class Embedding:
         )
         self.dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
         self.dynamic.begin(self.planner.ranks, crosses)
-        plans_there = run.planning != "host" and not self.device.on_host
+        if self.device.on_host:
+            run = dataclasses.replace(run, planning="host", narrow_vectors=False)
+        plans_there = run.planning != "host"
         self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
         if plans_there and caching is not None and is_static:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
@@ -193,7 +195,7 @@ class Embedding:
             device=self.device,
             streams=run.streams,
             threads=self.threads,
-            narrow=run.narrow_vectors and not self.device.on_host,
+            narrow=run.narrow_vectors,
         )
         self.groups, self.shards = self.packed.groups, self.packed.shards
         self.stores, self.cached_tables = self.packed.stores, self.packed.cached

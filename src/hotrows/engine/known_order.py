@@ -115,7 +115,7 @@ class PlanKnownOrder:
         groups, room = self._cached_tables.groups, _ROOM * shutil.disk_usage(path).free
         try:
             uses = [NextUses(path / f"next-{g}", group.group.rows) for g, group in enumerate(groups)]
-            self._end = self._first + max(self._read(uses, most, room), 1)
+            self._end = self._first + max(self._read(uses, most, room), 1)  # of none it would come back
             for g, (group, of_group) in enumerate(zip(groups, uses, strict=True)):
                 rows = group.host_slots.residents()
                 group.host_slots.hint(rows, self._numbered(g, of_group.finish(rows)))
@@ -139,6 +139,6 @@ class PlanKnownOrder:
                     of_group.add(rows)
             except NoMore:
                 return number
-            if 2 * sum(of_group.num_bytes for of_group in uses) > room:
+            if 2 * sum(of_group.num_bytes for of_group in uses) > room:  # `finish` writes each once more
                 return number + 1
         return most

@@ -1,7 +1,7 @@
 """PackedTables: the rows of a model's packs that this rank has, and what reads and updates them.
 
-Rows are in memory, or in a store behind a cache (`cached_tables`). Plans name their slots. Which of
-both it is, `read_through` answers: here nothing asks.
+Rows are in memory, or in a store behind a cache (`cached_tables`). Plans name their slots. Where those
+of a plan are, `read_through` says: here nothing asks.
 
     leaves = tables.lookup(plan)                        # [M, D] per pack: bags of rows
     tables.update(plan, gradients, hyperparameters)     # sums per row, then the row optimizers
@@ -27,15 +27,15 @@ from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.planning import packing
 from hotrows.engine.planning.packing import Pack
 from hotrows.engine.planning.threads import Threads
-from hotrows.engine.read_through import AllInMemory, BehindCache
+from hotrows.engine.read_through import AllInMemory, BehindCache, ChangingRows, RowsOfPlan, StoredRows
 from hotrows.engine.storage.cache import chunks
 from hotrows.engine.storage.store import InitialValues, MemoryStore, group_block
-from hotrows.ops.plan import PackPlan, Plan
+from hotrows.ops.plan import Plan
 from hotrows.ops.record import RankShard, RecordViews, views
 from hotrows.optim import RowOptimizer, RowWiseAdagrad
 from hotrows.runtime.cuda_streams import Streams
 from hotrows.runtime.device import Device
-from hotrows.runtime.shapes import Float, Float32, Float64, Int64, UInt8
+from hotrows.runtime.shapes import Float, Float32, Float64, Int64
 
 _LEAST_NARROW = 8  # columns of vectors in bfloat16: weights of single ids, which are added up, are not
 
@@ -90,30 +90,38 @@ class PackedTables:
         rank, num_ranks = ranks.rank, ranks.num_ranks
         self.packs, self._ranks, self._device = tuple(packs), ranks, device
         self.groups = packing.group_packs(packs, rank, num_ranks)
+        self._group_of = {p: g for g, group in enumerate(self.groups) for p in group.packs}
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in packs)
         self.streams = Streams(device, streams)
         self.changed = ChangedRows(group.rows for group in self.groups)
         self._initial_values = tuple(_initial_values(shard, seed) for shard in self.shards)
         self._layouts = [values.layout.as_ints() for values in self._initial_values]
+        self._of_columns = {  # packs whose optimizer needs all columns, of which this rank has some
+            p
+            for p, (pack, shard) in enumerate(zip(packs, self.shards, strict=True))
+            if isinstance(pack.tables[0].optimizer, RowWiseAdagrad) and shard.dim != pack.dim
+        }
         self.dense_rows = DenseRows(self.packs, self.shards, self._layouts, device)
         self._random_keys = [
-            (device.put(values.first_rows), device.put(values.pieces)) for values in self._initial_values
+            ops.RowKeys(device.put(values.first_rows), device.put(values.pieces))
+            for values in self._initial_values
         ]
         self.decay_by_count = DecayByCount(self.packs, self.shards, device)
-        self.stores = self._stores(caching)
-        layouts = [values.layout for values in self._initial_values]
+        self.memory: AllInMemory | BehindCache
         if caching is None:
+            self.stores = tuple(MemoryStore.begun(values, device) for values in self._initial_values)
             self.cached = CachedTables(Caching(0), (), (), (), (), seed, read_only=True)
-            self.memory = AllInMemory(self.groups, self.stores, layouts, device)
+            self.memory = AllInMemory(self.groups, self.stores, self._layouts, device)
         else:
-            tables = self.shards, self.groups, self._initial_values, self.stores
-            self.cached = CachedTables(caching, *tables, seed, read_only, device, threads)
-            self.memory = BehindCache(self.cached.groups, layouts, device, self.dense_rows)
+            self.stores = self._stores(caching)
+            self.cached = CachedTables(
+                caching, self.shards, self.groups, self._initial_values, self.stores,
+                seed, read_only, device, threads,
+            )  # fmt: skip
+            self.memory = BehindCache(self.cached.groups, self._layouts, device, self.dense_rows)
 
-    def _stores(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
-        """All rows in memory: on the device, or on the host behind a cache; none of those in files."""
-        if caching is None:
-            return tuple(MemoryStore.begun(values, self._device) for values in self._initial_values)
+    def _stores(self, caching: Caching) -> tuple[MemoryStore, ...]:
+        """All rows in host memory; none of those in files."""
         if caching.path is not None:
             return ()
         if self._device.on_host or caching.cache_transfer != "zero_copy":
@@ -142,37 +150,38 @@ class PackedTables:
             else partial(self.pool, p, plan, narrow and pack.dim >= _LEAST_NARROW)
             for p, pack in enumerate(self.packs)
         ]
-        if all(self.memory.is_resident(plan, group.packs[0]) for group in self.groups):
-            return self.streams.run_all(works, held_by_streams(plan))
-        # The host reads rows from the store, and waits for the device as it does.
-        return [work() for work in works]
+        if any(self.memory.of(plan, g).waits for g in range(len(self.groups))):
+            return [work() for work in works]
+        return self.streams.run_all(works, held_by_streams(plan))
 
     def pool(
         self, p: int, plan: Plan, narrow: bool = False
     ) -> Float[Tensor, "{plan.packs[p].num_bags} D"]:
         """The bags of pack p, in float32, or in bfloat16."""
-        part = plan.packs[p]
-        return ops.pool(*self._read(p, plan), part.inverse, part.bag_starts, part.weights, narrow)
+        part, rows = plan.packs[p], self._read(p, plan)
+        return ops.pool(
+            rows.records, rows.layout, rows.slots, part.inverse, part.bag_starts, part.weights, narrow
+        )
 
     def rows(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_rows} D"]:
         """The distinct rows of pack p, ascending."""
-        return ops.collect(*self._read(p, plan))
+        rows = self._read(p, plan)
+        return ops.collect(rows.records, rows.layout, rows.slots)
 
-    def _read(self, p: int, plan: Plan) -> tuple[Tensor, list[int], Tensor]:
-        """The records of the batch's rows in pack p: (records [C, _], their layout, slots [U])."""
-        if p not in self.dense_rows:
-            return self.memory.lookup(p, plan)
-        part, layout, trains = plan.packs[p], self._layouts[p], torch.is_grad_enabled()
-        if trains and self.memory.is_resident(plan, p):
-            records = self.memory.in_slots(p)
-            self.dense_rows.catch_up(p, records, part.rows, part.slots)
-            return records, layout, part.slots
-        if trains:
-            self.memory.catch_up(p, part.rows, self.dense_rows)
-        rows = self.memory.rows_of(p, plan)
-        records, slots = self.memory.records(p, rows), torch.arange(len(rows), device=rows.device)
+    def _read(self, p: int, plan: Plan) -> StoredRows:
+        """The batch's rows of pack p; those under a dense optimizer catch up, where they are or, where
+        they are not trained or have no slots, as copies."""
+        g = self._group_of[p]
+        where = self.memory.of(plan, g)
+        catches_up = p in self.dense_rows
+        if catches_up and torch.is_grad_enabled():
+            catches_up = not where.catch_up(plan, g, p, self.dense_rows)
+        if not catches_up:
+            return where.read(plan, g, p)
+        rows, records = self.memory.copies(plan, g, p)
+        slots = torch.arange(len(rows), device=rows.device)
         self.dense_rows.catch_up(p, records, rows, slots, are_copies=True)
-        return self._device.put(records), layout, self._device.put(slots)
+        return StoredRows(self._device.put(records), self._layouts[p], self._device.put(slots))
 
     def weights_of(self, p: int, rows: Int64[Tensor, "U"]) -> Tensor:
         """The present weights of `rows`, distinct and ascending, as stored, in host memory."""
@@ -187,7 +196,7 @@ class PackedTables:
             first = [self._initial_values[p].of_keys(new.rows, new.keys) for p in packs]
             records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, first, strict=True)]
             self.changed.add(g, new.rows)
-            self.memory.begin(plan, g, records)
+            self.memory.of(plan, g).begin(plan, g, records)
 
     # ---- update
 
@@ -202,36 +211,34 @@ class PackedTables:
         leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is. On one stream
         those of a pack are read once the packs before it are updated.
         """
-        squares = [self._mean_squares(p, plan, leaves) for p in range(len(self.packs))]
+        squares = [
+            self._mean_squares(p, plan, leaves) if p in self._of_columns else None
+            for p in range(len(self.packs))
+        ]
         gradients = _Gradients(leaves, hyperparameters, squares)
         self.dense_rows.begin_step(hyperparameters)
         works: list[partial[None]] = []
         for g, group in enumerate(self.groups):
-            if any(leaves[p] is not None for p in group.packs):
-                self._note_update(plan, g)
-                works += self.memory.updates(plan, g, partial(self._update, gradients))
-            if not self.streams.are_several:
-                self.streams.run_all(works)
-                works = []
+            if all(leaves[p] is None for p in group.packs):
+                continue
+            where = self._noted(plan, g)
+            if self.streams.are_several and not where.waits:
+                works += [partial(self._update, gradients, part) for part in where.parts(plan, g)]
+            else:
+                for part in where.parts(plan, g):
+                    self._update(gradients, part)
         if works:
             self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
         self.dense_rows.end_step()
 
-    def _update(
-        self,
-        gradients: _Gradients,
-        p: int,
-        records: UInt8[Tensor, "C _"],
-        part: PackPlan,
-        slots: Int64[Tensor, "{part.num_rows}"],
-        places: slice,
-    ) -> None:
-        """Updates rows of pack p, those at `places` of the plan, whose records are at `slots`."""
+    def _update(self, gradients: _Gradients, rows: ChangingRows) -> None:
+        """Updates rows of a pack where they are."""
+        p, part = rows.p, rows.part
         grad, squares = gradients.leaves[p], gradients.mean_squares[p]
         if grad is None:
             return
         if p in self.dense_rows:
-            self.dense_rows.update(p, records, part, grad, slots)
+            self.dense_rows.update(p, rows.records, part, grad, rows.slots)
             return
         optimizer = _optimizer(self.packs[p])
         num_hyperparameters = 1 + len(optim.hyper_parameters(optimizer, 0))
@@ -239,19 +246,15 @@ class PackedTables:
             optimizer.kind,
             gradients.hyperparameters[p, :num_hyperparameters],
             self.decay_by_count.factor(p, part.rows),
-            None if squares is None else squares[places],
+            None if squares is None else squares[rows.places],
         )
-        stored = ops.Records(records, self._layouts[p])
-        ops.update(stored, part, grad, rule, ops.RowKeys(*self._random_keys[p]), slots)
+        stored = ops.Records(rows.records, self._layouts[p])
+        ops.update(stored, part, grad, rule, self._random_keys[p], rows.slots)
 
-    def _mean_squares(
-        self, p: int, plan: Plan, leaves: Sequence[Tensor | None]
-    ) -> Float32[Tensor, "U"] | None:
-        """The mean square of each row's gradient over the columns of all ranks, for an optimizer that
-        needs it on a rank which has some of the columns; else None."""
-        optimizer, dim = self.packs[p].tables[0].optimizer, self.packs[p].dim
-        if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == dim:
-            return None
+    def _mean_squares(self, p: int, plan: Plan, leaves: Sequence[Tensor | None]) -> Float32[Tensor, "U"]:
+        """The mean square of each row's gradient over the columns of all ranks."""
+        optimizer, dim = _optimizer(self.packs[p]), self.packs[p].dim
+        assert isinstance(optimizer, RowWiseAdagrad)
         grad = leaves[p]
         assert grad is not None, "between ranks there is always a gradient"
         part = plan.packs[p]
@@ -265,12 +268,15 @@ class PackedTables:
     def note_update(self, plan: Plan) -> None:
         """Notes which rows and slots change, where a captured step replays `update` itself."""
         for g in range(len(self.groups)):
-            self._note_update(plan, g)
+            self._noted(plan, g)
 
-    def _note_update(self, plan: Plan, g: int) -> None:
+    def _noted(self, plan: Plan, g: int) -> RowsOfPlan:
+        """What has the rows that a plan reads of group g, once these are noted as changed."""
         first = self.groups[g].packs[0]
         self.changed.add(g, plan.host.packs[first].rows)
-        self.memory.note_update(plan, g)
+        where = self.memory.of(plan, g)
+        where.note_update(plan, g)
+        return where
 
     # ---- all rows; the pipeline is paused
 

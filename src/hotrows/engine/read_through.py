@@ -1,17 +1,28 @@
-"""Where the rows of plans are: all in memory, or in slots in front of a store.
+"""Where rows are: all in memory, or in slots in front of a store.
 
-Behind a cache, a batch with more distinct rows than there are slots moves nothing, and neither does one
-that was not planned for training. Its rows are read through the cache, from their slots or from the
-store, some at a time, and written back at the update; a device holds them from one to the other, where
-they fit there at once.
+`AllInMemory` and `BehindCache` have a rank's rows. Which of these objects has those of a plan, `of` says
+once; all have the same verbs:
+
+    InSlots     each row has a slot: its own in memory, or one of the cache, where moves have put it
+    OnDevice    rows without slots: a device reads them at the lookup, and holds them until the update
+    InChunks    rows without slots, on the host or too many to be held: some at a time
+
+    where.begin(plan, g, records)           gives rows that stand for new keys their first values
+    where.catch_up(plan, g, p, dense_rows)  makes the steps that rows to be trained have missed
+    where.read(plan, g, p)                  the records that a lookup reads
+    for part in where.parts(plan, g): ..    those that an update changes, and stored behind it
+    where.note_update(plan, g)              says that they change, to who writes them back
+
+Behind a cache, rows have no slots where a batch has more of them than there are slots, and where it was
+not planned for training. They are then read through the cache: from their slots or from the store.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,12 +36,170 @@ from hotrows.engine.storage.store import MemoryStore
 from hotrows.ops.plan import PackPlan, Plan
 from hotrows.ops.record import RecordLayout, views
 from hotrows.runtime.device import Device
-from hotrows.runtime.shapes import Float32, Int64, UInt8
+from hotrows.runtime.shapes import Int64, UInt8
 
 _LEAST_CHUNK = 256  # rows
 _MOST_HELD = 4 << 30  # bytes of rows that a device holds at once
 
-Update = Callable[[int, Tensor, PackPlan, Tensor, slice], None]
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of a pack where they are: records, their layout, and the slot of each row among them."""
+
+    records: UInt8[Tensor, "C _"]
+    layout: list[int]
+    slots: Int64[Tensor, "U"]
+
+
+@dataclass(frozen=True)
+class ChangingRows:
+    """Rows of pack p that an update changes, whose records are at `slots`.
+
+    part: of the plan, with these rows alone, which are those at `places` of all.
+    """
+
+    p: int
+    records: UInt8[Tensor, "C _"]
+    part: PackPlan
+    slots: Int64[Tensor, "U"]
+    places: slice
+
+
+@dataclass(frozen=True)
+class InSlots:
+    """Rows that have slots.
+
+    groups: of packs; layouts: of the records of each pack; device: where these are.
+    records_of: those of a group's pack that slots number. changed: called with a group and its slots
+    that training changes. waits: whether a lookup makes the host and the device wait for one another.
+    """
+
+    groups: Sequence[Group]
+    layouts: Sequence[list[int]]
+    device: Device
+    records_of: Callable[[int, int], UInt8[Tensor, "C _"]]
+    changed: Callable[[int, Int64[Tensor, "U"]], None] = lambda g, slots: None
+    waits: ClassVar[bool] = False
+
+    def begin(self, plan: Plan, g: int, records: Sequence[Tensor]) -> None:
+        """Makes records in host memory, of each pack, those of a plan's new rows of group g."""
+        slots = plan.new_rows[g].slots
+        for p, of_pack in zip(self.groups[g].packs, records, strict=True):
+            ops.copy_rows(self.device.put(of_pack), None, self.records_of(g, p), slots)
+        self.changed(g, slots)
+
+    def catch_up(self, plan: Plan, g: int, p: int, dense_rows: DenseRows) -> bool:
+        """Lets the plan's rows of pack p make the steps that they missed, where they are: True."""
+        part = plan.packs[p]
+        dense_rows.catch_up(p, self.records_of(g, p), part.rows, part.slots)
+        return True
+
+    def read(self, plan: Plan, g: int, p: int) -> StoredRows:
+        """The plan's rows of pack p in group g, for a lookup."""
+        return StoredRows(self.records_of(g, p), self.layouts[p], plan.packs[p].slots)
+
+    def parts(self, plan: Plan, g: int) -> Iterator[ChangingRows]:
+        """Yields the rows of group g that an update changes: each pack's at once."""
+        for p in self.groups[g].packs:
+            part = plan.packs[p]
+            yield ChangingRows(p, self.records_of(g, p), part, part.slots, slice(None))
+
+    def note_update(self, plan: Plan, g: int) -> None:
+        self.changed(g, plan.packs[self.groups[g].packs[0]].slots)
+
+
+@dataclass(frozen=True)
+class _WithoutSlots:
+    """Rows behind a cache that have no slots; its verbs are those of `InSlots`."""
+
+    cached: Sequence[CachedGroup]
+    layouts: Sequence[list[int]]
+    device: Device
+    waits: ClassVar[bool] = True
+
+    def begin(self, plan: Plan, g: int, records: Sequence[Tensor]) -> None:
+        cache, rows = self.cached[g].cache, plan.host.new_rows[g].rows
+        spaced = torch.zeros(len(rows), cache.store.stride, dtype=torch.uint8)  # gaps, too
+        for part, of_pack in zip(cache.of_packs(spaced), records, strict=True):
+            part.copy_(of_pack)
+        cache.write(rows, spaced)
+
+    def catch_up(self, plan: Plan, g: int, p: int, dense_rows: DenseRows) -> bool:
+        """As `InSlots` where sums of squares are followed; False: a lookup lets copies catch up."""
+        dense_rows.catch_up_stored(self.cached[g], plan.packs[p].rows)
+        return False
+
+    def note_update(self, plan: Plan, g: int) -> None:
+        """Says nothing: rows without slots are written back at once."""
+
+
+@dataclass(frozen=True)
+class OnDevice(_WithoutSlots):
+    """Rows without slots that a device holds; held: by group, those of a plan that was looked up."""
+
+    held: dict[int, tuple[Plan, Tensor]] = field(default_factory=dict)
+
+    def read(self, plan: Plan, g: int, p: int) -> StoredRows:
+        records = of_pack(self.cached[g], self._hold(plan, g), p)
+        slots = torch.arange(plan.packs[p].num_rows, device=records.device)
+        return StoredRows(records, self.layouts[p], slots)
+
+    def parts(self, plan: Plan, g: int) -> Iterator[ChangingRows]:
+        cache, packs, records = self.cached[g].cache, self.cached[g].group.packs, self._hold(plan, g)
+        slots = torch.arange(plan.packs[packs[0]].num_rows, device=records.device)
+        for p, part in zip(packs, cache.of_packs(records), strict=True):
+            yield ChangingRows(p, part, plan.packs[p], slots, slice(None))
+        rows = plan.host.packs[packs[0]].rows
+        cache.write_on_device(rows, plan.packs[packs[0]].rows[: len(rows)], records)
+        self.held.pop(g, None)
+
+    def _hold(self, plan: Plan, g: int) -> UInt8[Tensor, "U stride"]:
+        """The records of a plan's rows on the device, read once for all packs."""
+        held_plan, records = self.held.pop(g, (None, None))
+        if records is None or held_plan is not plan:
+            p = self.cached[g].group.packs[0]
+            rows = plan.host.packs[p].rows  # without padding, which the device's have behind
+            records = self.cached[g].cache.read_on_device(rows, plan.packs[p].rows[: len(rows)])
+        if torch.is_grad_enabled():  # else there is no update to come
+            self.held[g] = plan, records
+        return records
+
+
+@dataclass(frozen=True)
+class InChunks(_WithoutSlots):
+    """Rows without slots, some at a time. unsplit: packs whose rows of a batch are updated at once, since
+    what rows catch up together decides on their rounding."""
+
+    unsplit: Container[int] = ()
+
+    def read(self, plan: Plan, g: int, p: int) -> StoredRows:
+        """Reads the weights of distinct rows, from whose block bags are made."""
+        cache, layout, rows = self.cached[g].cache, self.layouts[p], plan.host.packs[p].rows
+        block = torch.empty(rows.numel(), layout[0])
+        for begin, end in chunks(rows.numel(), _chunk_rows(cache)):
+            records = of_pack(self.cached[g], cache.read(rows[begin:end]), p)
+            places = torch.arange(end - begin)
+            block[begin:end] = ops.pool(records, layout, places, places.int(), None, None)
+        weights = self.device.put(block).view(torch.uint8)
+        slots = torch.arange(plan.packs[p].num_rows, device=weights.device)
+        return StoredRows(weights, RecordLayout(layout[0]).as_ints(), slots)
+
+    def parts(self, plan: Plan, g: int) -> Iterator[ChangingRows]:
+        cache, packs, put = self.cached[g].cache, self.cached[g].group.packs, self.device.put
+        all_rows, host_rows = plan.packs[packs[0]], plan.host.packs[packs[0]].rows
+        splits = not any(p in self.unsplit for p in packs)
+        size = _chunk_rows(cache) if splits else max(all_rows.num_rows, 1)
+        for begin, end in chunks(all_rows.num_rows, size):
+            records, slots = put(cache.read(host_rows[begin:end])), put(torch.arange(end - begin))
+            rows = all_rows.rows[begin:end]
+            for p, of_chunk in zip(packs, cache.of_packs(records), strict=True):
+                starts = plan.packs[p].starts[begin : end + 1]
+                part = replace(plan.packs[p], rows=rows, slots=slots, starts=starts)
+                yield ChangingRows(p, of_chunk, part, slots, slice(begin, end))
+            cache.write(host_rows[begin:end], records.cpu())
+
+
+RowsOfPlan = InSlots | OnDevice | InChunks
 
 
 class AllInMemory:
@@ -46,44 +215,25 @@ class AllInMemory:
         self,
         groups: Sequence[Group],
         stores: Sequence[MemoryStore],
-        layouts: Sequence[RecordLayout],
+        layouts: Sequence[list[int]],
         device: Device,
     ) -> None:
-        self.groups, self._packs = tuple(groups), [group.packs for group in groups]
-        self._stores, self._layouts, self._device = stores, layouts, device
-        self._place = {  # of each pack: its group, and its place there
-            p: (g, i) for g, packs in enumerate(self._packs) for i, p in enumerate(packs)
-        }
+        self.groups, self._stores = tuple(groups), stores
+        self._in_slots = InSlots(self.groups, layouts, device, lambda g, p: stores[p].records)
 
-    def is_resident(self, plan: Plan, p: int) -> bool:
-        """True if every row of the plan's batch has a slot in the group of pack p."""
-        return True
+    def of(self, plan: Plan, g: int) -> RowsOfPlan:
+        """What has the plan's rows of group g."""
+        return self._in_slots
 
-    def in_slots(self, p: int) -> UInt8[Tensor, "C _"]:
-        """The records of pack p that slots of plans number."""
-        return self._stores[p].records
-
-    def lookup(
-        self, p: int, plan: Plan
-    ) -> tuple[UInt8[Tensor, "_ _"], list[int], Int64[Tensor, "{plan.packs[p].num_rows}"]]:
-        """Returns what `ops.pool` reads for pack p: records, their layout, and the slots of the plan's
-        rows in these."""
-        return self.in_slots(p), self._layouts[p].as_ints(), plan.packs[p].slots
-
-    def rows_of(self, p: int, plan: Plan) -> Int64[Tensor, "U"]:
-        """The rows that a plan reads of pack p, where `records` takes them."""
-        return plan.packs[p].rows
-
-    def records(self, p: int, rows: Int64[Tensor, "m"]) -> UInt8[Tensor, "m _"]:
-        """Copies of the present records of `rows`, distinct and ascending, where these are."""
-        records = torch.empty(
-            rows.numel(), self._layouts[p].stride, dtype=torch.uint8, device=rows.device
-        )
-        ops.copy_rows(self._stores[p].records, rows.clamp(min=0), records, None)
-        return records
+    def copies(self, plan: Plan, g: int, p: int) -> tuple[Int64[Tensor, "U"], UInt8[Tensor, "U _"]]:
+        """The rows that a plan reads of pack p, and copies of their present records."""
+        rows, stored = plan.packs[p].rows, self._stores[p].records
+        records = torch.empty(len(rows), stored.shape[1], dtype=torch.uint8, device=rows.device)
+        ops.copy_rows(stored, rows.clamp(min=0), records, None)
+        return rows, records
 
     def weights_of(self, p: int, rows: Int64[Tensor, "m"]) -> Tensor:
-        """The present weights of `rows`, as stored, in host memory."""
+        """The present weights of `rows`, distinct and ascending, as stored, in host memory."""
         stored = self._stores[p]
         return stored.views.read(rows.to(stored.records.device)).cpu()
 
@@ -96,188 +246,75 @@ class AllInMemory:
     ) -> tuple[dict[int, UInt8[Tensor, "m _"]], Callable[[Tensor], None]]:
         """The records of adjacent rows of group g by pack, to be changed in place, and what is then
         called with which of them were, [m] bool."""
-        return {p: self._stores[p].records[first:end] for p in self._packs[g]}, lambda changed: None
-
-    def begin(self, plan: Plan, g: int, records: Sequence[Tensor]) -> None:
-        """Makes records in host memory, of each pack, those of a plan's new rows of group g."""
-        for p, of_pack in zip(self._packs[g], records, strict=True):
-            ops.copy_rows(self._device.put(of_pack), None, self.in_slots(p), plan.new_rows[g].slots)
-
-    def updates(self, plan: Plan, g: int, update: Update) -> list[partial[None]]:
-        """Returns what updates the rows that a plan reads of group g: each pack where it is.
-
-        update(p, records, part, slots, places): updates pack p, whose `part` of the plan has only the
-        rows at `places` of all, and whose records are at `slots`.
-        """
-        parts = [(p, plan.packs[p]) for p in self._packs[g]]
-        return [partial(update, p, self.in_slots(p), part, part.slots, slice(None)) for p, part in parts]
-
-    def note_update(self, plan: Plan, g: int) -> None:
-        """Notes that slots of a plan change, for who writes them back."""
-
-    def catch_up(self, p: int, rows: Int64[Tensor, "U"], dense_rows: DenseRows) -> None:
-        """Lets rows of pack p that are trained without slots make the steps that they missed."""
+        packs = self.groups[g].packs
+        return {p: self._stores[p].records[first:end] for p in packs}, lambda changed: None
 
 
-class BehindCache(AllInMemory):
-    """Rows behind caches: in slots, or without any.
+class BehindCache:
+    """The rows of all packs behind caches; its verbs are those of `AllInMemory`.
 
     cached: the groups of all packs; layouts: of the records of each pack; device: where lookups are
-    computed. dense_rows: packs whose rows of a batch are updated at once, since what rows catch up
-        together decides on their rounding.
+    computed. dense_rows: `InChunks.unsplit`.
     """
+
+    paused: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(
         self,
         cached: Sequence[CachedGroup],
-        layouts: Sequence[RecordLayout],
+        layouts: Sequence[list[int]],
         device: Device,
-        dense_rows: Container[int] = (),
+        dense_rows: Container[int],
     ) -> None:
-        super().__init__([of_group.group for of_group in cached], (), layouts, device)
-        self._cached, self._unsplit = cached, dense_rows
-        self._held: dict[int, tuple[Plan, Tensor]] = {}  # by group: a plan's rows, on the device
+        self.groups, self._cached, self._layouts = tuple(c.group for c in cached), cached, layouts
+        self._group_of = {p: c for c in cached for p in c.group.packs}
+        self._in_slots = InSlots(self.groups, layouts, device, self._arena, self._changed)
+        self._on_device = OnDevice(cached, layouts, device)
+        self._in_chunks = InChunks(cached, layouts, device, dense_rows)
+        self._most_held = -1 if device.on_host else _MOST_HELD  # the host holds none, not even 0 bytes
 
-    def lookup(
-        self, p: int, plan: Plan
-    ) -> tuple[UInt8[Tensor, "_ _"], list[int], Int64[Tensor, "{plan.packs[p].num_rows}"]]:
-        """As of rows in memory; the bits of rows without slots are those of rows in slots."""
-        if self.is_resident(plan, p):
-            return super().lookup(p, plan)
-        g, i = self._place[p]
-        if self._may_hold(plan, g):
-            records = self._of_packs(g, self._hold(plan, g))[i][1]
-            layout = self._layouts[p].as_ints()
-        else:  # distinct rows, chunk by chunk; bags are made from the block of all
-            block = self._device.put(self.weights(p, plan.host.packs[p].rows))
-            records, layout = block.view(torch.uint8), RecordLayout(block.shape[1]).as_ints()
-        return records, layout, torch.arange(plan.packs[p].num_rows, device=records.device)
+    def of(self, plan: Plan, g: int) -> RowsOfPlan:
+        if plan.moves and not plan.moves[g].bypasses_cache:
+            return self._in_slots
+        num_bytes = plan.packs[self.groups[g].packs[0]].num_rows * self.groups[g].stride
+        return self._on_device if num_bytes <= self._most_held else self._in_chunks
 
-    def weights(self, p: int, rows: Int64[Tensor, "m"]) -> Float32[Tensor, "m D"]:
-        """The present weights of `rows`, distinct and ascending, in host memory."""
-        layout = self._layouts[p].as_ints()
-        block = torch.empty(rows.numel(), layout[0])
-        for begin, end in chunks(rows.numel(), _chunk_rows(self._cache(self._place[p][0]))):
-            records, places = self.records(p, rows[begin:end]), torch.arange(end - begin)
-            block[begin:end] = ops.pool(records, layout, places, places.int(), None, None)
-        return block
-
-    def records(self, p: int, rows: Int64[Tensor, "m"]) -> UInt8[Tensor, "m _"]:
-        """The present records of `rows` in a pack, in host memory."""
-        g, i = self._place[p]
-        return self._of_packs(g, self._cache(g).read(rows))[i][1]
-
-    def rows_of(self, p: int, plan: Plan) -> Int64[Tensor, "U"]:
-        return plan.host.packs[p].rows
+    def copies(self, plan: Plan, g: int, p: int) -> tuple[Int64[Tensor, "U"], UInt8[Tensor, "U _"]]:
+        rows = plan.host.packs[p].rows
+        return rows, self._read(p, rows)
 
     def weights_of(self, p: int, rows: Int64[Tensor, "m"]) -> Tensor:
         with self.paused():
-            return views(self.records(p, rows), self._layouts[p].as_ints()).read()
+            return views(self._read(p, rows), self._layouts[p]).read()
 
     def span(self, p: int, first: int, end: int) -> UInt8[Tensor, "m _"]:
         with self.paused():
-            return self.records(p, torch.arange(first, end))
+            return self._read(p, torch.arange(first, end))
 
     def opened(
         self, g: int, first: int, end: int
     ) -> tuple[dict[int, UInt8[Tensor, "m _"]], Callable[[Tensor], None]]:
-        rows = torch.arange(first, end)
-        records = self._cache(g).read(rows)
+        rows, cache = torch.arange(first, end), self._cached[g].cache
+        records = cache.read(rows)
 
         def write(changed: Tensor) -> None:
-            self._cache(g).write(rows[changed], records[changed])
+            cache.write(rows[changed], records[changed])
 
-        return dict(self._of_packs(g, records)), write
+        return dict(zip(self.groups[g].packs, cache.of_packs(records), strict=True)), write
 
-    def is_resident(self, plan: Plan, p: int) -> bool:
-        return bool(plan.moves) and not plan.moves[self._place[p][0]].bypasses_cache
+    def _read(self, p: int, rows: Int64[Tensor, "m"]) -> UInt8[Tensor, "m _"]:
+        return of_pack(self._group_of[p], self._group_of[p].cache.read(rows), p)
 
-    def in_slots(self, p: int) -> UInt8[Tensor, "C _"]:
-        g, i = self._place[p]
-        return self._cache(g).arenas[i]
+    def _arena(self, g: int, p: int) -> UInt8[Tensor, "C _"]:
+        return self._cached[g].cache.arenas[self.groups[g].packs.index(p)]
 
-    def begin(self, plan: Plan, g: int, records: Sequence[Tensor]) -> None:
-        if self.is_resident(plan, self._packs[g][0]):
-            super().begin(plan, g, records)
-            self._cache(g).mark_changed(plan.new_rows[g].slots)
-        else:
-            cache, rows = self._cache(g), plan.host.new_rows[g].rows
-            spaced = torch.zeros(len(rows), cache.store.stride, dtype=torch.uint8)  # gaps, too
-            for part, of_pack in zip(cache.of_packs(spaced), records, strict=True):
-                part.copy_(of_pack)
-            cache.write(rows, spaced)
-
-    def catch_up(self, p: int, rows: Int64[Tensor, "U"], dense_rows: DenseRows) -> None:
-        dense_rows.catch_up_stored(self._cached[self._place[p][0]], rows)
-
-    def note_update(self, plan: Plan, g: int) -> None:
-        first = self._packs[g][0]
-        if self.is_resident(plan, first):
-            self._cache(g).mark_changed(plan.packs[first].slots)
-
-    def updates(self, plan: Plan, g: int, update: Update) -> list[partial[None]]:
-        """As of rows in memory; rows without slots are updated and written back at once."""
-        if self.is_resident(plan, self._packs[g][0]):
-            return super().updates(plan, g, update)
-        self._update(plan, g, update)
-        return []
-
-    def _update(self, plan: Plan, g: int, update: Update) -> None:
-        if self._may_hold(plan, g):
-            self._update_held(g, plan, update)
-            return
-        cache, put = self._cache(g), self._device.put
-        first = self.groups[g].packs[0]
-        all_rows, host_rows = plan.packs[first], plan.host.packs[first].rows
-        splits = not any(p in self._unsplit for p in self.groups[g].packs)
-        size = _chunk_rows(cache) if splits else max(all_rows.num_rows, 1)
-        for begin, end in chunks(all_rows.num_rows, size):
-            records = put(cache.read(host_rows[begin:end]))
-            slots = put(torch.arange(end - begin))
-            rows = all_rows.rows[begin:end]
-            for p, pack_records in self._of_packs(g, records):
-                starts = plan.packs[p].starts[begin : end + 1]
-                part = dataclasses.replace(plan.packs[p], rows=rows, slots=slots, starts=starts)
-                update(p, pack_records, part, slots, slice(begin, end))
-            cache.write(host_rows[begin:end], records.cpu())
-
-    def _update_held(self, g: int, plan: Plan, update: Update) -> None:
-        """Updates records that the lookup has read to the device."""
-        first, records = self.groups[g].packs[0], self._hold(plan, g)
-        slots = torch.arange(plan.packs[first].num_rows, device=records.device)
-        for p, pack_records in self._of_packs(g, records):
-            update(p, pack_records, plan.packs[p], slots, slice(None))
-        self._cache(g).write_on_device(*_rows_of(plan, first), records)
-        self._held.pop(g, None)
-
-    def _may_hold(self, plan: Plan, g: int) -> bool:
-        """True if a device holds the plan's rows from the lookup to the update."""
-        group = self.groups[g]
-        num_bytes = plan.packs[group.packs[0]].num_rows * group.stride
-        return not self._device.on_host and num_bytes <= _MOST_HELD
-
-    def _hold(self, plan: Plan, g: int) -> UInt8[Tensor, "U stride"]:
-        """The records of a plan's rows on the device, read once for all packs."""
-        held_plan, records = self._held.pop(g, (None, None))
-        if records is None or held_plan is not plan:
-            rows = _rows_of(plan, self.groups[g].packs[0])
-            records = self._cache(g).read_on_device(*rows)
-        if torch.is_grad_enabled():  # else there is no update to come
-            self._held[g] = plan, records
-        return records
-
-    def _cache(self, g: int) -> Cache:
-        return self._cached[g].cache
-
-    def _of_packs(self, g: int, records: Tensor) -> list[tuple[int, Tensor]]:
-        """Each pack of a group with its part of the group's records."""
-        return list(zip(self.groups[g].packs, self._cache(g).of_packs(records), strict=True))
+    def _changed(self, g: int, slots: Int64[Tensor, "U"]) -> None:
+        self._cached[g].cache.mark_changed(slots)
 
 
-def _rows_of(plan: Plan, p: int) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"]]:
-    """The rows that a plan reads of a pack, without padding: in host memory, and on the device."""
-    rows = plan.host.packs[p].rows
-    return rows, plan.packs[p].rows[: len(rows)]
+def of_pack(cached: CachedGroup, records: Tensor, p: int) -> Tensor:
+    """The part of a group's records that pack p has."""
+    return cached.cache.of_packs(records)[cached.group.packs.index(p)]
 
 
 def _chunk_rows(cache: Cache) -> int:

@@ -96,14 +96,16 @@ def training_stages(
     run, cached_tables = _Stages(embedding, padded), embedding.cached_tables
     plan: Callable[[Work], None]
     has_input, count = arrived, _nothing
+    unneeded = {"count"}
     if not cached_tables:
+        unneeded |= {"collect", "insert", "write back"}
         plan = _PlannedBatches(embedding, batches, signals, one_thread=arrived is not None).plan
     else:
         readers = _planned_twice(embedding, batches, future, signals)
         moves: _PlanMoves | DeviceMoves
         if cached_tables.maps_on_device:
             run.moves = moves = DeviceMoves(embedding, cached_tables, *readers, arrived, padded)
-            plan, count = run.plan_on_device, moves.count
+            plan, count, unneeded = run.plan_on_device, moves.count, set()
         else:
             known = _known_order(embedding, readers, 0 if future is None or arrived else num_known)
             plan = moves = _PlanMoves(embedding, cached_tables, *readers, arrived, known)
@@ -117,13 +119,8 @@ def training_stages(
         Stage(TRAIN, TRAIN, begin=run.begin_training, end=run.end_training),
         Stage("write back", "write", run=run.write_back),
     ]
-    unneeded: set[str] = set()
     if embedding.device.on_host:
         unneeded |= {"upload"}
-    if not cached_tables:
-        unneeded |= {"collect", "insert", "write back"}
-    if not cached_tables.maps_on_device:
-        unneeded |= {"count"}
     return [stage for stage in stages if stage.name not in unneeded]
 
 

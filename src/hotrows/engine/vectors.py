@@ -41,7 +41,7 @@ class Vectors:
         self.packs = packs
         self.by_rows = by_rows
         self._plan = plan
-        self._on_host = plan.on_host or plan
+        self._on_host = plan.host
         self._columns: dict[int, tuple[Tensor, ...]] = {}
         self._parts: dict[int, tuple[Tensor, ...]] = {}
         self._offsets: dict[str, Tensor] = {}

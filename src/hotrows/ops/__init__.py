@@ -112,7 +112,8 @@ def update(
     grad: of the vectors that `pack` looks up; rows of -1 are padding and skipped.
     slots: the places of its rows in `records`; None: `pack.slots`.
     """
-    places = records.values, records.layout, pack.slots if slots is None else slots, pack.rows
-    runs = pack.order, pack.starts, pack.bags, pack.weights
-    step = rule.kind, rule.hyper, keys.first_rows, keys.pieces, rule.decay, rule.mean_squares
-    torch.ops.hotrows.update(*places, *runs, grad, *step)
+    torch.ops.hotrows.update(
+        records.values, records.layout, pack.slots if slots is None else slots, pack.rows,
+        pack.order, pack.starts, pack.bags, pack.weights,
+        grad, rule.kind, rule.hyper, keys.first_rows, keys.pieces, rule.decay, rule.mean_squares,
+    )  # fmt: skip

@@ -103,6 +103,10 @@ class Device:
         """Notes where the calling thread waits for the device within: `file:line` of each time."""
         yield []
 
+    def figures(self) -> dict[str, float]:
+        """How busy the device is, and the most memory that was taken of it, as far as it is known."""
+        return {}
+
     def generators(self) -> list[torch.Generator]:
         """PyTorch's own generators of the host and of the device."""
         return [torch.default_generator]
@@ -247,6 +251,13 @@ class Cuda(Device):
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
 
+    def figures(self) -> dict[str, float]:
+        figures = {"peak_gpu_memory_bytes": float(torch.cuda.max_memory_allocated())}
+        with suppress(ImportError, RuntimeError):  # without nvidia-ml-py, or where no driver says it
+            figures["gpu_busy"] = torch.cuda.utilization() / 100
+            figures["gpu_memory_busy"] = torch.cuda.memory_usage() / 100
+        return figures
+
     def generators(self) -> list[torch.Generator]:
         torch.cuda.init()
         return [torch.default_generator, torch.cuda.default_generators[self.torch.index]]
@@ -328,6 +339,6 @@ def device_of(place: torch.device) -> Device:
     return HOST if place.type == "cpu" else Cuda(place.index or 0)
 
 
-def aligned(size: int) -> int:
-    """The size in bytes, rounded up to what a device reads at once."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, to: int = ALIGNMENT) -> int:
+    """The size in bytes, rounded up: to what a device reads at once, unless to another number."""
+    return -(-size // to) * to

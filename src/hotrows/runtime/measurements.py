@@ -1,9 +1,9 @@
 """Measurements kept: what was measured on this machine once, later runs read, and have equal bits.
 
-    paths = Measurement("linear paths", {"batch_size": 4096})
-    answer = paths.read()                       # None: not measured yet
+    rates = Measurement("machine", {"ranks": 2})
+    answer = rates.read()                       # None: not measured yet
     if answer is None:
-        answer = paths.write(measure())         # what was written first, here or by another process
+        answer = rates.write(measure())         # what was written first, here or by another process
 
 Times differ from run to run, and some choices that they lead to change the rounding of sums. So every
 measurement has a file in the user's cache folder, `$XDG_CACHE_HOME/hotrows/measurements` or else

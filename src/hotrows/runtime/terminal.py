@@ -37,14 +37,16 @@ def bar(first: str = "") -> Iterator[Callable[..., None]]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
+    with Progress(
         TextColumn("{task.description:<12}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as shown:
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+    ) as shown:
         tasks: dict[str, Any] = {}
 
         def progress(stage: str, done: int, total: int | None, note: str = "") -> None:

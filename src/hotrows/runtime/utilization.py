@@ -42,16 +42,4 @@ class Utilization:
             figures["machine_busy"] = busy / max(busy + idle, 1)
         if (peak := peak_memory()) is not None:
             figures["peak_memory_bytes"] = peak
-        return figures if self._device.on_host else figures | _of_gpu()
-
-
-def _of_gpu() -> dict[str, float]:
-    import torch
-
-    figures = {"peak_gpu_memory_bytes": float(torch.cuda.max_memory_allocated())}
-    try:
-        figures["gpu_busy"] = torch.cuda.utilization() / 100
-        figures["gpu_memory_busy"] = torch.cuda.memory_usage() / 100
-    except (ImportError, RuntimeError):  # without nvidia-ml-py, or where the driver does not tell
-        pass
-    return figures
+        return figures | self._device.figures()

@@ -65,16 +65,16 @@ class Delta:
 
     rows: by table, ids [n] ascending and rows [n, _] as stored; dense: by name, the values of the
     dense part; keys: by vocabulary, keys [n] and their ids; gone: by vocabulary, keys without rows now;
-    histories: columns of events; calibration: [T, 2], None in files of earlier commits.
+    histories: columns of events; calibration: [T, 2].
     """
 
     head: VersionHead
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]]
     dense: Mapping[str, np.ndarray]
+    calibration: np.ndarray
     keys: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     gone: Mapping[str, np.ndarray] = field(default_factory=dict)
     histories: Mapping[str, np.ndarray] = field(default_factory=dict)
-    calibration: np.ndarray | None = None
 
 
 def write_delta(path: Path, delta: Delta) -> VersionHead:
@@ -124,8 +124,7 @@ def _tensors(delta: Delta) -> Iterator[tuple[str, np.ndarray]]:
         yield f"gone.{vocabulary}.keys", np.ascontiguousarray(keys, "<i8")
     for name, values in delta.histories.items():
         yield f"histories.{name}", np.ascontiguousarray(values, "<i8")
-    if delta.calibration is not None:
-        yield "calibration", np.ascontiguousarray(delta.calibration, "<f8")
+    yield "calibration", np.ascontiguousarray(delta.calibration, "<f8")
 
 
 def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
@@ -142,7 +141,7 @@ def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
             keys=pairs("keys", "keys", "ids"),
             gone={n[5:-5]: t for n, t in tensors.items() if n.startswith("gone.")},
             histories={n[10:]: t for n, t in tensors.items() if n.startswith("histories.")},
-            calibration=tensors.get("calibration"),
+            calibration=tensors["calibration"],
         )
     except KeyError as error:
         raise ValueError(f"it has no tensor {error}") from None
@@ -151,7 +150,7 @@ def _delta(head: VersionHead, tensors: dict[str, np.ndarray]) -> Delta:
         if not rises or rows.ndim != 2 or len(rows) != len(ids) or (len(ids) and ids[0] < 0):
             raise ValueError(f"its ids and rows of table {table!r} do not fit one another")
     scales = delta.calibration
-    if scales is not None and (scales.shape[1:] != (2,) or not np.isfinite(scales).all()):
+    if scales.shape[1:] != (2,) or not np.isfinite(scales).all():
         raise ValueError("its calibration is not two finite numbers for each label")
     return delta
 

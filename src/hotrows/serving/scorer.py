@@ -61,8 +61,9 @@ class Scorer:
         checked = False  # as files of the bundle
         encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
         has_histories = self._fixed.histories is not None
-        of_bundle = (self.bundle.crosses, self.bundle.equal_lengths, has_histories)
-        self.requests = RequestEncoder(encoder, *of_bundle)
+        self.requests = RequestEncoder(
+            encoder, self.bundle.crosses, self.bundle.equal_lengths, has_histories
+        )
         self.schema, self.short_lists = encoder.schema, ShortLists()
         _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling

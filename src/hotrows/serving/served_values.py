@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.rates import FAR, is_chance, warning_of
 from hotrows.data.rows import Rows
+from hotrows.runtime.sums import Summed
 
 log = logging.getLogger("hotrows")
 
@@ -29,7 +30,7 @@ _MOST_ROWS = 1 << 16  # that are compared together
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(Summed):
     """Values of a feature since the start. out_of_range: numbers under `standard` further than 10
     deviations from their mean in the training part."""
 
@@ -37,9 +38,6 @@ class Served:
     missing: int = 0
     unknown: int = 0
     out_of_range: int = 0
-
-    def __add__(self, other: Served) -> Served:
-        return Served(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class ServedValues:

@@ -81,8 +81,9 @@ def open_version(
     number = 0 if head is None else head.number
     encoders = bundle.path / ENCODERS
     histories = UserHistories.open(encoders, EncodedData.open(encoders).schema, checked=False)
-    model = tables, programs[0], bundle.calibration
-    return Version(bundle, *model, head, number, keys, programs[1], histories)
+    return Version(
+        bundle, tables, programs[0], bundle.calibration, head, number, keys, programs[1], histories
+    )
 
 
 def open_base(
@@ -118,10 +119,9 @@ def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Versi
                 raise ValueError(f"{path}: table {name!r}: {error}; publish again") from None
         keys |= {name: of_keys.changed(*_news(delta, name), number) for name, of_keys in keys.items()}
         histories = histories and histories.appended(delta.histories)
-        if delta.calibration is not None:
-            if len(delta.calibration) != len(calibration.losses):
-                raise ValueError(f"{path} calibrates other labels than the base has; publish again")
-            calibration = calibration.with_scales(delta.calibration.tolist())
+        if len(delta.calibration) != len(calibration.losses):
+            raise ValueError(f"{path} calibrates other labels than the base has; publish again")
+        calibration = calibration.with_scales(delta.calibration.tolist())
         head, dense = delta.head, delta.dense
     program, shared = version.program, version.shared_program
     if dense is not None:

@@ -20,16 +20,6 @@ from hotrows.train.run.state import RunState
 from hotrows.train.telling.progress import Progress
 from hotrows.train.telling.result import Result
 
-# What methods were called in earlier commits, and are now.
-_OLD_NAMES = {
-    "after_step": "on_step_end",
-    "after_evaluation": "on_evaluation_end",
-    "after_fit": "on_end",
-    "log_metrics": "on_log",
-    "before_checkpoint": "on_checkpoint",
-    "while_idle": "on_idle",
-}
-
 
 class Training(Protocol):
     """The part of a `Trainer` that callbacks may read, and what they may request of it."""
@@ -83,9 +73,6 @@ class Callback:
             if name.startswith("on_") and name not in known:
                 hint = did_you_mean(name, known) or f"; training calls {', '.join(known)}"
                 raise ValueError(f"{cls.__name__}.{name} is never called{hint}")
-        for old, new in _OLD_NAMES.items():
-            if callable(getattr(cls, old, None)) and getattr(cls, new) is getattr(Callback, new):
-                raise ValueError(f"{cls.__name__}.{old} is never called; training calls {new}")
 
     def on_begin(self, trainer: Training) -> None:
         """Called before the first batch is planned; a resumed run is then at its checkpoint."""

@@ -11,10 +11,11 @@ import numpy as np
 from hotrows.data.columns.label import missing_labels
 from hotrows.data.columns.of_schema import SchemaColumns, missing_of
 from hotrows.data.rows import Rows
+from hotrows.runtime.sums import Summed
 
 
 @dataclass(frozen=True)
-class Tally:
+class Tally(Summed):
     """Counts of rows, int64: [T] per label, [F] per feature that carries ids.
 
     clicks, labelled: rows whose label is 1, and rows that have one; dense_missing: by number and vector,
@@ -29,9 +30,6 @@ class Tally:
     unknown: np.ndarray
     values: np.ndarray
     empty: np.ndarray
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*map(np.add, vars(self).values(), vars(other).values()))
 
     def to_json(self) -> dict[str, list[int]]:
         return {name: counts.tolist() for name, counts in vars(self).items()}

@@ -28,6 +28,7 @@ from hotrows.data.raw.reading import show
 from hotrows.data.rows import Rows
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.shards import Written, written_of
+from hotrows.runtime.sums import Summed
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import TIME_TRANSFORMS
 
@@ -38,7 +39,7 @@ _NAMED = 10  # features that one warning names
 
 
 @dataclass(frozen=True)
-class ValueCounts:
+class ValueCounts(Summed):
     """Values of a feature: their number, and how many of them are missing or unknown.
 
     An empty list counts as one missing value.
@@ -47,10 +48,6 @@ class ValueCounts:
     values: int = 0
     missing: int = 0
     unknown: int = 0
-
-    def __add__(self, other: ValueCounts) -> ValueCounts:
-        missing, unknown = self.missing + other.missing, self.unknown + other.unknown
-        return ValueCounts(self.values + other.values, missing, unknown)
 
     def rate(self, kind: str) -> float:
         """The share of the values that are of a kind, "missing" or "unknown"."""

@@ -217,7 +217,7 @@ def _is_as_written(checkpoints: Chain, embedding: Embedding) -> bool:
     """True if every rank holds what one rank wrote, in files that it can read from end to end."""
     (_, manifest), num_ranks = checkpoints[-1], embedding.ranks.num_ranks
     # Files can be read into memory without gaps.
-    as_files = all(store.device.on_host and store.block is None for store in embedding.stores)
+    as_files = all(store.is_plain for store in embedding.stores)
     if len(checkpoints) > 1 or manifest.num_ranks != num_ranks or not as_files:
         return False
     if any(manifest.layouts[table.name] != layout_of(table) for table in embedding.tables):
@@ -280,7 +280,7 @@ def _fill_memory(tables: Tables, embedding: Embedding) -> None:
                 records = store.copy_out(first, first + len(ids))
                 sources.fill(saved, ids, records.numpy(), columns)
                 check_scales(name, records.numpy(), columns.layout, ids)
-                if not store.device.on_host or store.block is not None:
+                if not store.is_plain:
                     store.copy_in(first, records)
 
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from hotrows.dynamic import Dynamic
 from hotrows.engine.distributed.comm import Ranks
-from hotrows.engine.keys.native import NativeKeyTable
 from hotrows.engine.keys.table import COUNTERS, READ, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64
 
@@ -47,8 +46,8 @@ class Vocabulary:
         """The empty key table of a partition."""
         capacity, num = self.dynamic.capacity, self.dynamic.partitions
         if capacity is not None:
-            capacity = capacity // num + (number < capacity % num)
-        return NativeKeyTable(
+            capacity = capacity // num + (number < capacity % num)  # the first ones have one more
+        return KeyTable(
             dataclasses.replace(self.dynamic, capacity=capacity, partitions=1), self.num_unknown
         )
 
@@ -120,10 +119,10 @@ class KeyPartitions:
         ranks, has_more, owners = self._ranks, keys is not None, range(self._ranks.num_ranks)
         none = torch.empty(0, dtype=torch.int64)
         orders, pieces = self._dealt([none] * len(self.vocabularies) if keys is None else keys)
-        header = [has_more, time is not None, time or 0]
+        header = [has_more, time is not None, time or 0]  # 0 is a time, too
         message = torch.tensor([*header, *map(len, pieces)], dtype=torch.int64)
         messages = ranks.all_gather(message).wait()  # [P, 3 + K]
-        if not messages[:, 0].any():
+        if not messages[:, 0].any():  # known to all ranks, so that all end together
             return None
         times, counts = messages[messages[:, 1] > 0, 2], messages[:, len(header) :]
         mine = [[pieces[k] for k in range(len(pieces)) if self._owner(k) == p] for p in owners]
@@ -151,7 +150,7 @@ class KeyPartitions:
             growth = self._tables[k].growth()
             counts[k] = [len(resolved.born), *(growth[name] for name in GROWTH)]
             died[self._partitions[k][0]].append(resolved.died_keys)
-        changes = self._ranks.all_reduce(torch.tensor(counts)).wait()
+        changes = self._ranks.all_reduce(torch.tensor(counts)).wait()  # [K, 5], of one rank each
         self._growth.append(changes[:, 1:])
         ids, new = self._answered(sent, results, changes[:, 0].tolist())
         gone = [_joined(of_vocabulary or [_NONE]) for of_vocabulary in died.values()]
@@ -199,7 +198,7 @@ class KeyPartitions:
         sizes = [
             [
                 *(counts[self._ranks.rank][k] for k in owned),
-                *(num_new[k] for k in owned for _ in range(2)),
+                *(num_new[k] for k in owned for _ in range(2)),  # ids, then keys
             ]
             for owned in owned_by
         ]
@@ -220,7 +219,7 @@ class KeyPartitions:
             joined = _joined([of_partition[k] for k in partitions])
             new_ids, new_keys = (_joined([b[k] for k in partitions]) for b in (born_ids, born_keys))
             if order is not None:
-                joined = torch.empty_like(joined).scatter_(0, order, joined)
+                joined = torch.empty_like(joined).scatter_(0, order, joined)  # as in the batch
                 new_ids, by_id = new_ids.sort()
                 new_keys = new_keys[by_id]
             all_ids.append(joined)
@@ -252,7 +251,7 @@ class KeyPartitions:
     def forget_plans(self) -> None:
         """Goes back to the batches trained."""
         for table in self._tables.values():
-            table.load(table.state())
+            table.load(table.state())  # a state is always as of these
         while len(self._growth) > 1:
             self._growth.pop()
         self._changes.clear()
@@ -264,6 +263,7 @@ class KeyPartitions:
         """
         counts = self._growth[0 if trained else -1]
         parts = [k for k, (vocabulary, _) in enumerate(self._partitions) if vocabulary == name]
+        # Row r of partition q, of Q in all, is row r Q + q of the vocabulary (`row_ids`).
         rows = [(r - 1) * len(parts) + q + 1 for q, r in enumerate(counts[parts, 0].tolist()) if r]
         return {
             "rows": max(rows, default=0),
@@ -300,7 +300,7 @@ class KeyPartitions:
                     f"schema with partitions={self.vocabularies[name].dynamic.partitions}; saved are "
                     f"{', '.join(saved) or 'none'}"
                 )
-            growth[k] = parts["counters"][2:6]
+            growth[k] = parts["counters"][2:6]  # those of `COUNTERS` that `GROWTH` names
             if k in self._tables:
                 self._tables[k].load(parts)
         self._growth = deque([growth])
@@ -314,6 +314,7 @@ class KeyPartitions:
         live: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in keys}
         for k, (name, number) in enumerate(self._partitions):
             partitions = partition_of(keys[name], self.vocabularies[name].dynamic.partitions)
+            # Of another rank's partition a table says which keys have room there.
             table = self._tables.get(k) or self._vocabulary(k).partition(number)
             of_partition = keys[name][partitions == number][: table.dynamic.capacity]
             table.load(_begun(table, of_partition))
@@ -361,6 +362,7 @@ def _begun(table: KeyTable, keys: Tensor) -> dict[str, Tensor]:
     return table.state() | {
         "keys": keys,
         "ids": table.first_id + numbers,
+        # Before batch 0, in turn; keys that expire are equally old, or the last would go at once.
         "last_use": -1 - (torch.zeros_like(numbers) if expire else numbers),
         "counts": torch.full_like(numbers, READ if table.dynamic.eviction.kind == "lfu" else 0),
         "counters": counters,

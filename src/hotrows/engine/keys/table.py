@@ -1,17 +1,49 @@
-"""The base of key tables: batches fed, resolved and trained in order, and a state to resume from."""
+"""Key tables: dynamic ids. Which keys are live, which rows they have, and how both change by batch.
+
+    table = KeyTable(Dynamic(capacity=1_000_000, admit="after:3", evict="lru"))
+    while table.wants():
+        table.feed(keys of the next batch)         # where admission or eviction looks forward
+    resolved = table.resolve(keys of the next batch)
+    ..                                             # the batch is trained
+    table.trained()
+
+A key is any int64. The caller passes keys of real values alone, and gives padding and missing values
+their ids itself, so that no key is reserved. A batch is resolved as follows, whatever was trained since:
+
+    1. live keys that it reads are noted as read
+    2. keys that expired, idle ones, lose their rows
+    3. the other keys that it reads are admitted or not
+    4. where the capacity has no room for all, keys that the batch does not read lose their rows, as many
+       as are needed and there are, in the order of the policy; of equal ones the one read longest ago,
+       then the one of the lowest id
+    5. new keys get the lowest free ids, by ascending hash; those for which there is no room train unknown
+       ids, and are counted
+
+All is a function of the settings and of the reads of the batches in order: how often a batch reads which
+key, in whatever order. `tests/reference/keys.py` is the specification; the
+table is one of the native core, which holds, for the process alone,
+
+    22.5 to 24 B a live key, its 8 included, from millions on; 1 to 2 B more where keys are evicted
+    24 B a key that waits for admission, counted exactly; 8 B a row of the capacity for the sketch
+    32 B a key and 16 B a batch that reads it, of the window
+    12 B a key read by a batch, until that is trained
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, Dynamic
+from hotrows.runtime import native
+from hotrows.runtime.native import pointer
 from hotrows.runtime.shapes import Int64
 
 READ = 16
@@ -27,6 +59,16 @@ MOST_COUNTED = 2**32 - 1
 SKETCH_ROWS = 4
 COUNTERS = ("batches", "num_unknown", "rows", "admitted", "evicted", "refused", "sketch_place", "time")
 """The names of state()["counters"]; time: the largest event time, without meaning if no `clock_times`."""
+_NONE = torch.empty(0, dtype=torch.int64)
+_ADMISSIONS = native.codes(
+    "key_admission", "first", "after", "sketch", "probability", "ahead", "frequent"
+)
+_EVICTIONS = native.codes("key_eviction", "none", "lru", "lfu", "ahead", "idle", "time")
+_SETTINGS = native.codes(
+    *("key_settings", "capacity", "num_unknown", "admission", "reads", "probability"),
+    *("sketch_width", "eviction", "limit"),
+)
+_TOTALS = native.codes("key_totals", *COUNTERS[2:])
 
 
 @dataclass(frozen=True)
@@ -45,12 +87,14 @@ class Resolved:
     died_keys: Int64[Tensor, "_"]
 
 
-class KeyTable(ABC):
+class KeyTable:
     """The live keys of one vocabulary and their ids; see `keys`. Threads may share it.
 
     num_unknown: ids for keys without a row, which are hashed over them.
     num_fed, num_resolved, num_trained: batches so far, from the beginning of the stream.
     """
+
+    _handle: ctypes.c_void_p | None = None
 
     def __init__(self, dynamic: Dynamic, num_unknown: int = 1) -> None:
         if num_unknown < 1:
@@ -61,6 +105,29 @@ class KeyTable(ABC):
         self._ended = False
         self._queue: deque[Tensor] = deque()  # batches fed that the window does not reach yet
         self._lock = threading.RLock()
+        self._open()
+
+    def _open(self) -> None:
+        """Makes the table of the native core."""
+        self._core = native.load()
+        admission, eviction = self.dynamic.admission, self.dynamic.eviction
+        values = {
+            "capacity": self.dynamic.capacity or MOST_ROWS,
+            "num_unknown": self.num_unknown,
+            "admission": _ADMISSIONS["sketch" if admission.sketch else admission.kind],
+            "reads": admission.reads,
+            "probability": int(admission.probability * 2**53),
+            "sketch_width": self.dynamic.sketch_width,
+            "eviction": _EVICTIONS[eviction.kind],
+            "limit": eviction.limit,
+        }
+        settings = _ints(*(values[name] for name in _SETTINGS))
+        self._handle = ctypes.c_void_p(self._call("new", settings, returns=ctypes.c_void_p))
+        self._now = self._totals(trained=False)
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            self._call("free", self._handle)
 
     def feed(self, keys: Int64[Tensor, "N"]) -> None:
         """Makes known the keys of the next batch not yet fed."""
@@ -147,47 +214,103 @@ class KeyTable(ABC):
         growth = self.growth()
         return growth["admitted"] - growth["evicted"]
 
+    def _look_ahead(self) -> None:
+        ahead = self.dynamic.batches_ahead
+        while self._queue and self.num_fed - len(self._queue) <= self.num_resolved + ahead:
+            self._add_uses(self._queue.popleft())
+
+    # ---- the native core
+
     @property
-    @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of memory."""
+        with self._lock:
+            queued = sum(keys.numel() * keys.element_size() for keys in self._queue)
+            return self._call("num_bytes", self._handle) + queued
 
-    @abstractmethod
     def growth(self) -> dict[str, int]:
         """Counts as of the batches resolved.
 
         rows: rows in use at most so far. admitted, evicted: keys. refused: keys of batches for which
         there was no room.
         """
+        return dict(zip(COUNTERS[2:6], self._now, strict=False))
 
-    @abstractmethod
     def _add_uses(self, keys: Tensor) -> None:
         """Notes the reads of the next batch that comes into the window."""
+        self._call("feed", self._handle, keys, keys.numel())
 
-    @abstractmethod
     def _resolve(self, keys: Tensor, time: int | None) -> Resolved:
-        """Does the work of `resolve`."""
+        ids, counts = torch.empty_like(keys), (ctypes.c_int64 * len(COUNTERS))()
+        event_time = None if time is None else ctypes.byref(ctypes.c_int64(time))
+        case = self._call("resolve", self._handle, keys, keys.numel(), event_time, ids, counts)
+        if case != 0:
+            raise RuntimeError("resolve() got other keys than feed()")
+        num_born, num_died, *self._now = counts
+        if not num_born + num_died:
+            return Resolved(ids, _NONE, _NONE, _NONE, _NONE)
+        sizes = (num_born, num_born, num_died, num_died)
+        changes = torch.empty(sum(sizes), dtype=torch.int64).split(sizes)
+        self._call("changes", self._handle, *changes)
+        return Resolved(ids, *changes)
 
-    @abstractmethod
     def _find(self, keys: Tensor) -> Tensor:
-        """Does the work of `find`."""
+        ids = torch.empty_like(keys)
+        self._call("find", self._handle, keys, keys.numel(), ids)
+        return ids
 
-    @abstractmethod
     def _trained(self) -> None:
         """Forgets how the oldest batch not trained is undone."""
+        self._call("trained", self._handle)
 
-    @abstractmethod
+    def _totals(self, trained: bool) -> list[int]:
+        totals = _ints(*[0] * len(_TOTALS))
+        self._call("totals", self._handle, int(trained), totals)
+        return totals.tolist()
+
     def _state(self) -> dict[str, Tensor]:
-        """Does the work of `state`."""
+        totals = self._totals(trained=True)
+        num_live = totals[1] - totals[2]
+        rows = [torch.empty(num_live, dtype=torch.int64) for _ in range(4)]
+        self._call("read_rows", self._handle, *rows)
+        most = self._call("read_waiting", self._handle, None, None)
+        waiting = torch.empty(2, most, dtype=torch.int64)
+        num_waiting = self._call("read_waiting", self._handle, waiting[0], waiting[1])
+        waiting_keys, order = waiting[0, :num_waiting].sort()
+        clock = torch.empty(2, self._call("read_clock", self._handle, None, None), dtype=torch.int64)
+        self._call("read_clock", self._handle, clock[0], clock[1])
+        sketch = torch.empty(2, SKETCH_ROWS, self.dynamic.sketch_width, dtype=torch.uint8)
+        self._call("read_sketch", self._handle, sketch)
+        return {
+            **dict(zip(("keys", "ids", "last_use", "counts"), rows, strict=True)),
+            "waiting_keys": waiting_keys,
+            "waiting_counts": waiting[1, :num_waiting][order],
+            "sketch": sketch,
+            "clock_batches": clock[0],
+            "clock_times": clock[1],
+            "counters": _ints(self.num_trained, self.num_unknown, *totals),
+        }
 
-    @abstractmethod
     def _load(self, state: dict[str, Tensor]) -> None:
         """Takes over a state that was checked."""
+        state = {name: part.contiguous() for name, part in state.items()}
+        totals = state["counters"][2:].clone()
+        keeps_sketch = state["sketch"].shape[2] == self.dynamic.sketch_width
+        totals[_TOTALS["sketch_place"]] *= keeps_sketch
+        rows = [state[name] for name in ("keys", "ids", "last_use", "counts")]
+        num_batches = int(state["counters"][0])
+        self._call("load", self._handle, num_batches, totals, rows[0].numel(), *rows)
+        waiting, clock = state["waiting_keys"], state["clock_batches"]
+        self._call("load_waiting", self._handle, waiting.numel(), waiting, state["waiting_counts"])
+        self._call("load_clock", self._handle, clock.numel(), clock, state["clock_times"])
+        if keeps_sketch:
+            self._call("load_sketch", self._handle, state["sketch"])
+        self._now = totals.tolist()
 
-    def _look_ahead(self) -> None:
-        ahead = self.dynamic.batches_ahead
-        while self._queue and self.num_fed - len(self._queue) <= self.num_resolved + ahead:
-            self._add_uses(self._queue.popleft())
+    def _call(self, name: str, *arguments: Any, returns: Any = ctypes.c_int64) -> int:
+        function = getattr(self._core, f"hotrows_keys_{name}")
+        function.restype = returns
+        return function(*(_converted(argument) for argument in arguments))
 
 
 def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None:
@@ -233,3 +356,13 @@ def _problem(state: Mapping[str, Tensor]) -> str:
         return f"a key was read after the {batches:,} batches"
     reads = torch.cat([state["counts"], state["waiting_counts"]])
     return "reads were miscounted" if bool(((reads < 0) | (reads > MOST_COUNTED)).any()) else ""
+
+
+def _converted(argument: Any) -> Any:
+    if argument is None or isinstance(argument, Tensor):
+        return pointer(argument)
+    return ctypes.c_int64(argument) if isinstance(argument, int) else argument
+
+
+def _ints(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)

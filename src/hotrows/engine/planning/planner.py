@@ -336,8 +336,10 @@ def _resolve(
 
     Places and bags are empty where every bag has one id.
     """
-    tables = reads.features, reads.first_rows, reads.num_rows, reads.num_columns, reads.routes
-    rows, source, bag_starts, bad = ops.resolve(batch.ids, batch.offsets, batch.size, *tables)
+    rows, source, bag_starts, bad = ops.resolve(
+        batch.ids, batch.offsets, batch.size,
+        reads.features, reads.first_rows, reads.num_rows, reads.num_columns, reads.routes,
+    )  # fmt: skip
     if int(bad) >= 0:
         raise outside(int(bad), reads, batch, source, starts)
     if reads.scattered is not None:

@@ -223,10 +223,6 @@ class Window:
         """Metadata of batches to come: uses, and rows known for these alone."""
         return 4 * num_uses + 13 * num_known
 
-    def knows(self, ahead: int) -> bool:
-        """True if the policy may know of a use `ahead` batches after the present one."""
-        return self._grows or self.batches is None or ahead <= self.batches
-
     def reaches(self, ahead: int, num_bytes: int) -> bool:
         """True if to look at the batch `ahead` batches after the next one, with num_bytes in use."""
         if ahead <= self._future_pins:

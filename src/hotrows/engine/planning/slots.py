@@ -1,6 +1,6 @@
 """Slot map: allocates the slots of a cache that looks forward (ScratchPipe, and past it) to rows.
 
-    slots = NativeSlotMap(num_slots, Lookahead())
+    slots = SlotMap(num_slots, Lookahead())
     while slots.wants():
         slots.feed(rows of the next batch)            # may run as far ahead as it likes
     allocation = slots.allocate(distinct rows of the next batch to plan)
@@ -14,7 +14,8 @@ that have a slot keep it.
 
 Free slots are allocated first, from the lowest; then those of the rows that the policy evicts. All is
 a function of the rows and the settings; how early a batch is fed beyond what `wants` says has no part
-in it. `tests/reference/slots.py` is the specification; the native map holds, for the process alone,
+in it. `tests/reference/slots.py` is the specification; the map is one of
+the native core, which holds, for the process alone,
 
     16 B a slot, and 8 to 16 B for its place in the order; 24 B and these past 2^32 rows
      8 B a known row (one with a slot, or with uses to come), in a table 3/5 to 3/4 full; 16 B past 2^32
@@ -30,7 +31,6 @@ those go first whose hint is farthest, and before all those without one.
 from __future__ import annotations
 
 import ctypes
-from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ class Allocation:
     waits_for: int
 
 
-class SlotMap(ABC):
+class SlotMap:
     """The rows and slots of one group of packs; see `slots`.
 
     num_slots: C; in_flight: k, the number of batches that may be between their first move and their
@@ -76,6 +76,8 @@ class SlotMap(ABC):
     num_fed, num_allocated: batches so far; hits, misses: distinct rows of batches so far.
     num_drained: batches so far that waited for all before them; most_rows: of a batch so far.
     """
+
+    _handle: ctypes.c_void_p | None = None
 
     def __init__(
         self,
@@ -106,16 +108,25 @@ class SlotMap(ABC):
         self._last_wait = -1
         self._queue: deque[Tensor] = deque()  # batches fed that the window does not reach yet
         self._num_protected = 0
+        self._buffers = torch.empty(4, 0, dtype=torch.int64)
+        self._core: Any = native.load()
+        self._cases = native.codes("slot_case", "overlapped", "drained", "passes_through")
+        self._handle = self._open()
 
-    @property
-    @abstractmethod
-    def num_resident(self) -> int:
-        """Rows that have a slot."""
+    def _open(self) -> ctypes.c_void_p | None:
+        """The map of the native core."""
+        window = 0 if self.hinted else self._known_window()
+        return self._call(
+            "new", ctypes.c_int64(self.num_slots),
+            self._past, self._future, window, isinstance(self.policy, Newest), self.hinted,
+            ctypes.c_int64(policies.num_counted(self.num_slots)),
+            ctypes.c_int64(_ANY if self.num_rows is None else self.num_rows),
+            returns=ctypes.c_void_p,
+        )  # fmt: skip
 
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Bytes of metadata."""
+    def __del__(self) -> None:
+        if self._handle is not None:
+            self._call("free", self._handle)
 
     @property
     def most_pinned(self) -> int:
@@ -142,18 +153,6 @@ class SlotMap(ABC):
         """True if another batch should be fed before slots of the next one are allocated."""
         return not self._ended and self._reaches(self.num_fed)
 
-    @abstractmethod
-    def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
-        """Brings in the first distinct rows, most preferred first; once, before the first batch."""
-
-    @abstractmethod
-    def residents(self) -> Int64[Tensor, "_"]:
-        """The rows that have a slot, ascending."""
-
-    @abstractmethod
-    def hint(self, rows: Int64[Tensor, "_"], next_uses: Int32[Tensor, "_"]) -> None:
-        """Says of all rows that have a slot, ascending, which batch uses them next; NEVER: none."""
-
     def allocate(
         self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None = None
     ) -> Allocation:
@@ -178,33 +177,6 @@ class SlotMap(ABC):
         self.num_allocated += 1
         self._look_ahead()
         return Allocation(slots, moves, self._wait(batch, drained))
-
-    @abstractmethod
-    def _allocate(
-        self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None
-    ) -> tuple[Int64[Tensor, "U"], Moves, bool]:
-        """The slots of the batch's rows, its moves, and whether it is drained."""
-
-    @abstractmethod
-    def _add_uses(self, batch: int, rows: Tensor) -> None:
-        """Notes that a batch to come uses these rows."""
-
-    @property
-    @abstractmethod
-    def _lookahead_bytes(self) -> int:
-        """Bytes of metadata of batches to come."""
-
-    @abstractmethod
-    def _protect(self, rows: Tensor) -> None:
-        """Evicts these rows after all others, in place of those protected before."""
-
-    @abstractmethod
-    def _most_counted(self, num: int) -> Tensor:
-        """The rows that most batches used, most frequent first."""
-
-    @abstractmethod
-    def _count(self, rows: Tensor) -> None:
-        """Counts a use of each row."""
 
     def _feed(self, rows: Tensor) -> None:
         self.num_fed += 1
@@ -231,35 +203,16 @@ class SlotMap(ABC):
         self._last_wait = batch if drained else waits_for
         return waits_for
 
-
-class NativeSlotMap(SlotMap):
-    """A slot map in the native core."""
-
-    _handle: ctypes.c_void_p | None = None
-
-    def __init__(self, num_slots: int, policy: Policy, in_flight: int = 1, **options: Any) -> None:
-        super().__init__(num_slots, policy, in_flight, **options)
-        self._buffers = torch.empty(4, 0, dtype=torch.int64)
-        self._core: Any = native.load()
-        self._cases = native.codes("slot_case", "overlapped", "drained", "passes_through")
-        window = 0 if self.hinted else self._known_window()
-        order = self._past, self._future, window, isinstance(policy, Newest), self.hinted
-        counted, rows = policies.num_counted(num_slots), _ANY if self.num_rows is None else self.num_rows
-        sizes = ctypes.c_int64(counted), ctypes.c_int64(rows)
-        self._handle = self._call(
-            "new", ctypes.c_int64(num_slots), *order, *sizes, returns=ctypes.c_void_p
-        )
-
-    def __del__(self) -> None:
-        if self._handle is not None:
-            self._call("free", self._handle)
+    # ---- the native core
 
     @property
     def num_resident(self) -> int:
+        """Rows that have a slot."""
         return self._sizes()[0]
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of metadata."""
         queued = sum(rows.numel() * rows.element_size() for rows in self._queue)
         return sum(self.bytes_by_part().values()) + queued
 
@@ -270,6 +223,7 @@ class NativeSlotMap(SlotMap):
         return dict(zip(("slots", "known_rows", "uses", "counted_rows"), parts, strict=True))
 
     def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
+        """Brings in the first distinct rows, most preferred first; once, before the first batch."""
         if self.num_allocated or self.num_resident:
             raise RuntimeError("warm() comes once, before allocate()")
         distinct, first = np.unique(rows.numpy(), return_index=True)
@@ -281,22 +235,28 @@ class NativeSlotMap(SlotMap):
         return Moves(rows_in, torch.arange(rows_in.numel()), none, none)
 
     def residents(self) -> Int64[Tensor, "_"]:
+        """The rows that have a slot, ascending."""
         rows = torch.empty(self.num_resident, dtype=torch.int64)
         self._call("residents", self._handle, pointer(rows))
         return rows
 
     def hint(self, rows: Int64[Tensor, "_"], next_uses: Int32[Tensor, "_"]) -> None:
+        """Says of all rows that have a slot, ascending, which batch uses them next; NEVER: none."""
         self._call("hint", self._handle, pointer(rows), pointer(next_uses), _size(rows))
 
     def _allocate(
         self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None
     ) -> tuple[Int64[Tensor, "U"], Moves, bool]:
+        """The slots of the batch's rows, its moves, and whether it is drained."""
         slots = torch.empty_like(rows)
         pairs = self._buffers_for(rows.numel())
         num_in, num_out = ctypes.c_int64(), ctypes.c_int64()
-        batch = pointer(rows), pointer(next_uses), _size(rows), pointer(slots)
-        room = *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out)
-        case = self._call("take", self._handle, *batch, *room, returns=ctypes.c_int64)
+        case = self._call(
+            "take", self._handle,
+            pointer(rows), pointer(next_uses), _size(rows), pointer(slots),
+            *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out),
+            returns=ctypes.c_int64,
+        )  # fmt: skip
         if case < 0:
             raise RuntimeError("allocate() got other rows than feed()")
         rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
@@ -311,10 +271,12 @@ class NativeSlotMap(SlotMap):
         return list(self._buffers)
 
     def _add_uses(self, batch: int, rows: Tensor) -> None:
+        """Notes that a batch to come uses these rows."""
         self._call("feed", self._handle, pointer(rows), _size(rows))
 
     @property
     def _lookahead_bytes(self) -> int:
+        """Bytes of metadata of batches to come."""
         _, num_uses, num_known = self._sizes()
         return Window.num_bytes(num_uses, num_known)
 
@@ -325,9 +287,11 @@ class NativeSlotMap(SlotMap):
         return self.policy.window if isinstance(self.policy.window, int) else _FAR
 
     def _protect(self, rows: Tensor) -> None:
+        """Evicts these rows after all others, in place of those protected before."""
         self._call("want", self._handle, pointer(rows), _size(rows))
 
     def _most_counted(self, num: int) -> Tensor:
+        """The rows that most batches used, most frequent first."""
         rows = torch.empty(num, dtype=torch.int64)
         num_rows = self._call(
             "most_counted", self._handle, _size(rows), pointer(rows), returns=ctypes.c_int64
@@ -335,6 +299,7 @@ class NativeSlotMap(SlotMap):
         return rows[:num_rows]
 
     def _count(self, rows: Tensor) -> None:
+        """Counts a use of each row."""
         self._call("count", self._handle, pointer(rows), _size(rows))
 
     def _sizes(self) -> list[int]:

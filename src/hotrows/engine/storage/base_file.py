@@ -25,6 +25,7 @@ from hotrows.engine.storage import record_io
 from hotrows.engine.storage.disk_io import BLOCK, CUT_OFF, Disk, RecordFile, explained, unreadable
 from hotrows.engine.storage.record_io import ABSENT, Fetcher
 from hotrows.runtime import native
+from hotrows.runtime.device import aligned
 from hotrows.runtime.json_file import check_version
 
 KIND, FORMAT = "hotrows file store", 2
@@ -54,16 +55,16 @@ class Form:
 
     @property
     def records_at(self) -> int:
-        return _up(BLOCK + self.bit_bytes, _RECORDS_ALIGN)
+        return aligned(BLOCK + self.bit_bytes, _RECORDS_ALIGN)
 
     @property
     def bit_bytes(self) -> int:
-        return _up(-(-self.rows // 8), BLOCK)
+        return aligned(-(-self.rows // 8), BLOCK)
 
     @property
     def base_bytes(self) -> int:
         """Of a file that has all rows."""
-        return self.records_at + _up(self.rows * self.stride, BLOCK)
+        return self.records_at + aligned(self.rows * self.stride, BLOCK)
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": KIND, "records_at": self.records_at} | asdict(self)
@@ -152,7 +153,7 @@ class BaseWriter:
     ) -> None:
         """Adds the next rows, from `first` on: the old records of those set in `bits`, and new ones of
         `rows`, ascending."""
-        size = _up(self._held + (len(old) + len(rows)) * self._form.stride, BLOCK)
+        size = aligned(self._held + (len(old) + len(rows)) * self._form.stride, BLOCK)
         if size > len(self._buffer):
             larger = mmap.mmap(-1, size)
             larger[: self._held] = self._buffer[: self._held]
@@ -171,7 +172,7 @@ class BaseWriter:
 
     def finish(self) -> tuple[int, int]:
         """Makes the file durable; returns its length and checksum."""
-        tail = np.frombuffer(self._buffer, np.uint8)[: _up(self._held, BLOCK)]
+        tail = np.frombuffer(self._buffer, np.uint8)[: aligned(self._held, BLOCK)]
         tail[self._held :] = 0
         self._write(tail)
         with explained(self.path, 0):
@@ -217,7 +218,3 @@ def count(bits: np.ndarray, counts: np.ndarray) -> None:
 def _header(form: Form, version: int = FORMAT) -> bytes:
     fields = (_MAGIC, version, form.stride, form.rows, form.records_at)
     return _HEADER.pack(*fields, zlib.crc32(_HEADER.pack(*fields, 0)))
-
-
-def _up(size: int, to: int) -> int:
-    return -(-size // to) * to

@@ -78,7 +78,7 @@ class Cache:
         device: Device = HOST,
         zero_copy: bool = True,
     ) -> None:
-        self.store, self._device, self.zero_copy = store, device, zero_copy
+        self.store, self._device, self.zero_copy = store, device, zero_copy or device.on_host
         sizes = [aligned(stride) for stride in strides]
         self._sizes = sizes if store.stride == sum(sizes) else list(strides)
         self._slots = tuple(empty_records(num_slots, size, device) for size in self._sizes)
@@ -123,8 +123,9 @@ class Cache:
         """
         device, stride, device_moves = self._device, self.store.stride, device_moves or moves
         vacated = device_moves.slots_out
-        if device.on_host:
+        if device.on_host:  # a device writes back what is unchanged, too: nobody there has counted it
             moves = device_moves = self._without_unchanged(moves)
+            self._state[vacated] = _SAME
         # Read rows that come in on the host, unless the device reads them itself.
         staged = device.empty(MOVE, moves.rows_in.numel(), stride)
         leaving = device.empty(MOVE, moves.rows_out.numel(), stride)
@@ -146,9 +147,7 @@ class Cache:
                 self._row_of.index_fill_(0, vacated, -1)
 
         mark = device.launch(MOVE, copy, after, _blocks(device_moves))
-        # Vacate slots, and keep the transfer until it is written back.
-        if device.on_host:  # a device writes back what is unchanged, too: nobody there has counted it
-            self._state[vacated] = _SAME
+        # Keep the transfer until it is written back.
         self._residents = None
         transfer = Transfer(moves, device_moves, staged, leaving, mark)
         self._transfers[id(transfer)] = self._staged[id(transfer)] = transfer

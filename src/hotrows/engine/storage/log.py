@@ -24,6 +24,7 @@ import numpy as np
 
 from hotrows.engine.storage import record_io
 from hotrows.engine.storage.disk_io import BLOCK, CUT_OFF, Disk, RecordFile, explained, unreadable
+from hotrows.runtime.device import aligned
 
 SEGMENT_BYTES = 8 << 20  # a longer write becomes several segments
 KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; old ones without records
@@ -72,7 +73,7 @@ class RecordLog:
         was."""
         header, row_bytes = _HEADER.size, rows.size * 8
         size = header + row_bytes + rows.size * self.stride
-        padded = -(-size // BLOCK) * BLOCK
+        padded = aligned(size, BLOCK)
         if len(self._buffer) < padded:
             self._buffer = mmap.mmap(-1, padded)
         bytes_ = np.frombuffer(self._buffer, np.uint8, padded)

@@ -59,8 +59,10 @@ class Fetcher:
             return
         counters = np.zeros(3, np.int64)  # requests, bytes, where it failed
         places, targets = np.ascontiguousarray(places), np.ascontiguousarray(targets)
-        to_read = (places, targets, places.size, self.stride)
-        failure = _call("fetch", self._handle, file.fd, file.align, *to_read, out, counters)
+        failure = _call(
+            "fetch", self._handle, file.fd, file.align, places, targets, places.size, self.stride,
+            out, counters,
+        )  # fmt: skip
         self.num_requests += int(counters[0])
         self.num_bytes += int(counters[1])
         if failure:
@@ -116,8 +118,10 @@ def merge(
     """Merges new records of `rows`, ascending, into the old ones of the rows set in bits, of which the
     first is row `first`. Fills out and the bits `merged`; returns how many records there are."""
     rows, stride = np.ascontiguousarray(rows), records.shape[1]
-    new = rows, rows.size, np.ascontiguousarray(records)
-    return _call("merge", bits, bits.size, first, old, *new, stride, merged, out)
+    return _call(
+        "merge", bits, bits.size, first, old, rows, rows.size, np.ascontiguousarray(records),
+        stride, merged, out,
+    )  # fmt: skip
 
 
 def _call(name: str, *arguments: Any) -> int:

@@ -118,6 +118,11 @@ class MemoryStore:
                     self.copy_in(begin, records)
 
     @property
+    def is_plain(self) -> bool:
+        """True if its records have host memory of their own."""
+        return self.device.on_host and self.block is None
+
+    @property
     def views(self) -> RecordViews:
         """Weights [R, D], state [R, S] and step [R] of all rows, as views of the records."""
         return views(self.records, self.layout.as_ints())

@@ -45,8 +45,8 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         seen = moments(x, self.ranks)
         if seen.num_rows < 2:
             return None
-        how = seen.num_rows, self.momentum, self.eps
-        return seen.num_rows, seen.mean, remember(seen.mean, seen.var, *averages, *how)
+        rstd = remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
+        return seen.num_rows, seen.mean, rstd
 
     def _by_averages(self, input: Tensor) -> Tensor:
         return functional.batch_norm(

@@ -110,8 +110,10 @@ class TransductionLayer(nn.Module):
             offsets, starts = lists.offsets, lists.starts
         else:
             offsets, starts = lists, torch.arange(len(queries) + 1, device=queries.device)
-        inputs = queries, keys, None if causal else starts, offsets, self.distances
-        return _PointwiseAttention.apply(*inputs, *(times or (None, None)), self.intervals)
+        return _PointwiseAttention.apply(
+            queries, keys, None if causal else starts, offsets, self.distances,
+            *(times or (None, None)), self.intervals,
+        )  # fmt: skip
 
     def _output(self, attended: Tensor, gate: Tensor, x: Tensor) -> Tensor:
         return self.to_output(self.norm_attended(attended) * gate) + x

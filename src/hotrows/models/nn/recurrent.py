@@ -65,10 +65,13 @@ class _Cell(nn.Module):
         attention = None if attention is None else attention.to(dtype)
         if isinstance(offsets, PaddedLists):
             parts = nn.functional.linear(x.to(dtype), self.weight_ih, self.bias_ih)
-            hidden = self.weight_hh, self.bias_hh
-            return padded.recurrent(parts, attention, offsets, *hidden, kind, self.reset)
-        weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
-        return _Recurrence.apply(x.to(dtype), attention, offsets, *weights, kind, self.reset, lengths)
+            return padded.recurrent(
+                parts, attention, offsets, self.weight_hh, self.bias_hh, kind, self.reset
+            )
+        return _Recurrence.apply(
+            x.to(dtype), attention, offsets, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh,
+            kind, self.reset, lengths,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, reset={self.reset!r}"
@@ -160,10 +163,10 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx, grad):
         x, attention, offsets, weight_ih, weight_hh, states, gates, inner, order = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
-            options = ctx.kind, ctx.reset, ctx.lengths, order
             grad_parts, grad_attention, grad_weight_hh, *grad_biases = recurrent.recurrent_backward(
-                grad, states, gates, inner, attention, offsets, weight_hh, *options
-            )
+                grad, states, gates, inner, attention, offsets, weight_hh,
+                ctx.kind, ctx.reset, ctx.lengths, order,
+            )  # fmt: skip
             if ctx.shared is not None:
                 grad_parts = sum_lists(grad_parts, ctx.shared.offsets, ctx.shared.starts)
             grad_x = grad_parts.mm(weight_ih) if ctx.needs_input_grad[0] else None

@@ -109,9 +109,10 @@ class TargetAttention(nn.Module):
         sizes = torch.tensor([layer.in_features for layer in layers])
         network = attention.TargetNetwork(sizes, name, self.scale, self.normalize)
         others = torch.cat([p.flatten() for layer in layers for p in layer.parameters()])
-        parameters = self.first.weight, self.first.bias, others, torch.cat(slopes) if slopes else None
-        lists = offsets, starts
-        return _TargetAttention.apply(network, pooled, widened(queries), read, *lists, *parameters)
+        return _TargetAttention.apply(
+            network, pooled, widened(queries), read, offsets, starts,
+            self.first.weight, self.first.bias, others, torch.cat(slopes) if slopes else None,
+        )  # fmt: skip
 
 
 class _TargetAttention(torch.autograd.Function):
@@ -127,8 +128,9 @@ class _TargetAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         queries, keys, offsets, starts, weights, out, *parameters = ctx.saved_tensors
-        inputs = queries, keys, offsets, starts, grad.contiguous(), weights, out
-        gradients = attention.target_attention_backward(ctx.network, parameters, *inputs)
+        gradients = attention.target_attention_backward(
+            ctx.network, parameters, queries, keys, offsets, starts, grad.contiguous(), weights, out
+        )
         return None, None, *gradients[:2], None, None, *gradients[2:]
 
 
@@ -187,7 +189,8 @@ class _TargetProjection(torch.autograd.Function):
         if grad is None:
             return None, more, None, None, None, None
         queries, keys, offsets, weight, starts = ctx.saved_tensors
-        inputs = queries, keys, offsets, weight, more, starts
         with torch.autocast(grad.device.type, enabled=False):
-            gradients = attention.target_projection_backward(grad, *inputs)
+            gradients = attention.target_projection_backward(
+                grad, queries, keys, offsets, weight, more, starts
+            )
         return *gradients[:2], None, *gradients[2:], None

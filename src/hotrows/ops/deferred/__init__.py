@@ -177,9 +177,10 @@ def lookup(
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     scratch = table.new_empty(slots.numel(), table.shape[1])
     out = table.new_empty(num_bags, table.shape[1])
-    ids = *map(pointer, (slots, bounds, inverse)), c_int64(inverse.numel())
-    bags = pointer(bag_starts), pointer(weights), c_int64(num_bags)
-    packed.core.hotrows_deferred_look_up(*_tables(packed), *ids, *bags, pointer(scratch), pointer(out))
+    packed.core.hotrows_deferred_look_up(
+        *_tables(packed), *map(pointer, (slots, bounds, inverse)), c_int64(inverse.numel()),
+        pointer(bag_starts), pointer(weights), c_int64(num_bags), pointer(scratch), pointer(out),
+    )  # fmt: skip
     return out
 
 

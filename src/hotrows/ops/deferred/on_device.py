@@ -60,8 +60,9 @@ def update(
 ) -> None:
     dtype = targets[0].weights.dtype
     grad, weights = grad.to(dtype), None if weights is None else weights.to(dtype)
-    runs = order, starts, bags, weights
-    torch.ops.hotrows.step_tables(kind, *_parts(targets), slots, bounds, *runs, grad, scales, squares)
+    torch.ops.hotrows.step_tables(
+        kind, *_parts(targets), slots, bounds, order, starts, bags, weights, grad, scales, squares
+    )
 
 
 def lookup(

@@ -41,8 +41,10 @@ def target_projection(
     bias = None if bias is None else bias.contiguous()
     num, lists = _lists(offsets, starts, len(queries), len(keys))
     out = torch.empty(num, len(weight))
-    sizes = len(offsets) - 1, queries.shape[1], len(weight)
-    call("target_projection", queries, keys, *lists, weight, bias, *sizes, out)
+    call(
+        "target_projection", queries, keys, *lists, weight, bias,
+        len(offsets) - 1, queries.shape[1], len(weight), out,
+    )  # fmt: skip
     return out
 
 
@@ -67,10 +69,11 @@ def target_projection_backward(
     weight, (_, lists) = weight.contiguous(), _lists(offsets, starts, len(queries), len(keys))
     grad_queries, grad_keys, grad_weight = (torch.empty_like(t) for t in (queries, keys, weight))
     grad_bias = torch.empty(len(weight))
-    sizes = len(offsets) - 1, queries.shape[1], len(weight)
-    inputs = grad, queries, keys, *lists, weight
     grads = grad_queries, grad_keys, grad_weight, grad_bias
-    call("target_projection_backward", *inputs, *sizes, *grads)
+    call(
+        "target_projection_backward", grad, queries, keys, *lists, weight,
+        len(offsets) - 1, queries.shape[1], len(weight), *grads,
+    )  # fmt: skip
     if more is not None:
         grad_keys += more
     return grads
@@ -102,9 +105,12 @@ def target_attention(
     `nn.TargetAttention` has the formula, layer by layer.
     """
     num, lists = _lists(offsets, starts, len(queries), len(keys))
-    inputs = queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters)
     weights, out = torch.empty(num), torch.empty_like(queries) if pooled else None
-    call("target_attention", *inputs, weights, out)
+    call(
+        "target_attention",
+        queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters),
+        weights, out,
+    )  # fmt: skip
     return weights, out
 
 
@@ -116,10 +122,13 @@ def target_attention_backward(
     if not len(weights):  # whose address is null, as that of what is not given
         return [None if t is None else torch.zeros_like(t) for t in (queries, keys, *parameters)]
     _, lists = _lists(offsets, starts, len(queries), len(keys))
-    inputs = queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters)
     gradients = [None if t is None else torch.empty_like(t) for t in (queries, keys, *parameters)]
     by = (None, grad) if out is None else (grad, None)
-    call("target_attention_backward", *by, weights, out, *inputs, *gradients)
+    call(
+        "target_attention_backward", *by, weights, out,
+        queries, keys, *lists, len(offsets) - 1, queries.shape[1], *network.inputs(parameters),
+        *gradients,
+    )  # fmt: skip
     return gradients
 
 

@@ -37,8 +37,10 @@ def co_action(
     offsets = checked_offsets(offsets, len(weights), len(inputs))
     weights, inputs = weights.contiguous(), inputs.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
-    network = (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders
-    call("co_action", weights, inputs, offsets, len(weights), *network, out)
+    call(
+        "co_action", weights, inputs, offsets, len(weights),
+        (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders, out,
+    )  # fmt: skip
     return out
 
 
@@ -59,9 +61,10 @@ def co_action_backward(
     grad, offsets = grad.contiguous(), offsets.contiguous()
     weights, inputs = weights.contiguous(), inputs.contiguous()
     grads = torch.empty_like(weights), torch.empty_like(inputs)
-    network = (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders
-    arguments = grad, weights, inputs, offsets, len(weights), *network, *grads
-    call("co_action_backward", *arguments)
+    call(
+        "co_action_backward", grad, weights, inputs, offsets, len(weights),
+        (c_int64 * len(sizes))(*sizes), len(sizes) - 1, orders, shared_orders, *grads,
+    )  # fmt: skip
     return grads
 
 

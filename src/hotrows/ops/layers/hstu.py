@@ -78,8 +78,9 @@ def pointwise_attention_reference(
     queries: Tensor, keys: Tensor, starts: Tensor | None, offsets: Tensor, bias: Tensor,
     query_times: Tensor | None, times: Tensor | None, time_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    inputs = queries, keys, starts, offsets, bias, query_times, times, time_bias
-    _, is_read, _, values, _, scores = _pairs(*inputs)
+    _, is_read, _, values, _, scores = _pairs(
+        queries, keys, starts, offsets, bias, query_times, times, time_bias
+    )
     weights = (torch.nn.functional.silu(scores) / bias.shape[1]).masked_fill(~is_read, 0)
     return torch.einsum("mph,mphd->mhd", weights, values).flatten(1)
 
@@ -89,8 +90,9 @@ def pointwise_attention_backward_reference(
     grad: Tensor, queries: Tensor, keys: Tensor, starts: Tensor | None, offsets: Tensor, bias: Tensor,
     query_times: Tensor | None, times: Tensor | None, time_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    inputs = queries, keys, starts, offsets, bias, query_times, times, time_bias
-    place, is_read, k, v, interval, scores = _pairs(*inputs)
+    place, is_read, k, v, interval, scores = _pairs(
+        queries, keys, starts, offsets, bias, query_times, times, time_bias
+    )
     heads, num_places = bias.shape
     g, q = (t.unflatten(1, (heads, -1)) for t in (grad, queries))  # [M, H, D]
     share = scores.sigmoid()

@@ -37,8 +37,7 @@ def _dot_interaction(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tenso
     bottom, vectors = bottom.contiguous(), _by_sample(vectors)
     size, count, width = vectors.shape
     out = bottom.new_empty(size, width + count * (count + 1) // 2)
-    itemsizes = bottom.itemsize, vectors.itemsize
-    call("dot_interaction", bottom, vectors, *_sizes(vectors), *itemsizes, out)
+    call("dot_interaction", bottom, vectors, *_sizes(vectors), bottom.itemsize, vectors.itemsize, out)
     return out
 
 
@@ -49,8 +48,10 @@ def _dot_interaction_backward(grad: Tensor, bottom: Tensor, vectors: Tensor) -> 
     _, count, width = vectors.shape
     grad = grad[:, : width + count * (count + 1) // 2].contiguous()  # without that of padding
     grads = torch.empty_like(bottom), vectors.new_empty(vectors.shape)
-    sizes = *_sizes(vectors), bottom.itemsize, vectors.itemsize
-    call("dot_interaction_backward", grad, bottom, vectors, *sizes, *grads)
+    call(
+        "dot_interaction_backward", grad, bottom, vectors,
+        *_sizes(vectors), bottom.itemsize, vectors.itemsize, *grads,
+    )  # fmt: skip
     return grads
 
 

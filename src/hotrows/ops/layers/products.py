@@ -4,7 +4,7 @@
     input gradient    dX = dY W                                                      [B, K]
     weight gradient   dW = dY^T X                                                    [N, K]
 
-Path `torch` is plain PyTorch, the specification of the others; some are for runs of earlier versions.
+Path `torch` is plain PyTorch, the specification of the others.
 `paths_of` has one rule for each kind of processor (figures: docs/explanation/kernels.md):
 
     float32    AMD with AVX-512   layers of 4,096 weights or more with several outputs: oneDNN, twice as
@@ -28,7 +28,6 @@ from torch import Tensor
 from hotrows.runtime.machine import vendor
 
 PLAIN = "torch"
-_CHUNKS = 8
 _LEAST_WEIGHTS, _FEW_INPUTS = 4096, 32
 
 
@@ -49,29 +48,12 @@ def forward_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -
     return _onednn(x, weight, bias, "relu" if relu else "none")
 
 
-def forward_sum(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """For N = 1."""
-    y = torch.mv(x, weight[0]).unsqueeze_(1)
-    if bias is not None:
-        y += bias
-    return y.relu_() if relu else y
-
-
 def input_gradient_onednn(grad: Tensor, weight: Tensor) -> Tensor:
     return _onednn(grad, weight.t())
 
 
-def input_gradient_onednn_copied(grad: Tensor, weight: Tensor) -> Tensor:
-    return _onednn(grad, weight.t().contiguous())
-
-
 def weight_gradient_torch(grad: Tensor, x: Tensor) -> Tensor:
     return grad.t().mm(x)
-
-
-def weight_gradient_turned(grad: Tensor, x: Tensor) -> Tensor:
-    """The transpose of X^T dY."""
-    return x.t().mm(grad).t().contiguous()
 
 
 def weight_gradient_onednn(grad: Tensor, x: Tensor) -> Tensor:
@@ -79,45 +61,23 @@ def weight_gradient_onednn(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def weight_gradient_onednn_turned(grad: Tensor, x: Tensor) -> Tensor:
+    """The transpose of X^T dY: faster where X is narrow."""
     return _onednn(x.t(), grad.t()).t().contiguous()
 
 
-def weight_gradient_chunked(grad: Tensor, x: Tensor) -> Tensor:
-    """Chunks of samples side by side, then their sum: small N and K keep all threads busy."""
-    size = x.shape[0] // _CHUNKS * _CHUNKS
-    chunks = [t[:size].view(_CHUNKS, -1, t.shape[1]) for t in (grad, x)]
-    total = torch.bmm(chunks[0].transpose(1, 2), chunks[1]).sum(0)
-    return total if size == x.shape[0] else total + grad[size:].t().mm(x[size:])
-
-
-FORWARD: dict[str, Callable[..., Tensor]] = {
-    PLAIN: forward_torch,
-    "onednn": forward_onednn,
-    "sum": forward_sum,
-}
-INPUT_GRADIENT: dict[str, Callable[..., Tensor]] = {
-    PLAIN: torch.mm,
-    "onednn": input_gradient_onednn,
-    "onednn_copied": input_gradient_onednn_copied,
-    "outer": torch.mul,  # for N = 1
-}
+FORWARD: dict[str, Callable[..., Tensor]] = {PLAIN: forward_torch, "onednn": forward_onednn}
+INPUT_GRADIENT: dict[str, Callable[..., Tensor]] = {PLAIN: torch.mm, "onednn": input_gradient_onednn}
 WEIGHT_GRADIENT: dict[str, Callable[..., Tensor]] = {
     PLAIN: weight_gradient_torch,
-    "turned": weight_gradient_turned,
     "onednn": weight_gradient_onednn,
     "onednn_turned": weight_gradient_onednn_turned,
-    "chunked": weight_gradient_chunked,
 }
 BY_PRODUCT = {"forward": FORWARD, "input_gradient": INPUT_GRADIENT, "weight_gradient": WEIGHT_GRADIENT}
-_ONE_OUTPUT = ("sum", "outer")
 
 
-def paths_for(product: str, num_outputs: int, dtype: torch.dtype = torch.float32) -> list[str]:
-    """The paths that this PyTorch offers on this processor for a product of a layer with N outputs."""
-    names = BY_PRODUCT[product]
-    if not has_onednn(dtype):
-        names = {name: path for name, path in names.items() if "onednn" not in name}
-    return [name for name in names if num_outputs == 1 or name not in _ONE_OUTPUT]
+def paths_for(product: str, dtype: torch.dtype = torch.float32) -> list[str]:
+    """The paths that this PyTorch offers on this processor for a product."""
+    return list(BY_PRODUCT[product]) if has_onednn(dtype) else [PLAIN]
 
 
 @functools.cache

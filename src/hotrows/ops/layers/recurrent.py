@@ -56,9 +56,10 @@ def recurrent(
     weight, bias = weight.contiguous(), bias.contiguous()
     states = parts.new_empty(len(parts), weight.shape[1])
     inner = torch.empty_like(states) if reset == "after" else None
-    lists = attention, offsets, len(offsets) - 1
-    form = weight.shape[1], KINDS[kind], reset == "after"
-    call("recurrent", parts, *lists, weight, bias, *form, inner, states)
+    call(
+        "recurrent", parts, attention, offsets, len(offsets) - 1,
+        weight, bias, weight.shape[1], KINDS[kind], reset == "after", inner, states,
+    )  # fmt: skip
     return states, parts, inner
 
 
@@ -88,10 +89,11 @@ def recurrent_backward(
     grad_attention = None if attention is None else torch.empty_like(attention)
     grad_bias_ih, grad_bias_hh = weight.new_empty(len(weight)), weight.new_empty(len(weight))
     grads = grad_parts, grad_attention, grad_weight, grad_bias_ih, grad_bias_hh
-    lists = attention, offsets, len(offsets) - 1
-    form = weight.shape[1], KINDS[kind], reset == "after"
-    passed = grad_states, states, gates, inner
-    call("recurrent_backward", *passed, *lists, weight, *form, *grads)
+    call(
+        "recurrent_backward", grad_states, states, gates, inner,
+        attention, offsets, len(offsets) - 1,
+        weight, weight.shape[1], KINDS[kind], reset == "after", *grads,
+    )  # fmt: skip
     return grads
 
 

@@ -92,8 +92,10 @@ class _Product(torch.autograd.Function):
                 continue
             chunks = min(max(columns.shape[1] // _WIDTH_OF_CHUNK, 1), _MOST_CHUNKS, read.num_features)
             scratch = weight.new_empty(chunks, batch_size, -(-len(weight) // 16) * 16)
-            sizes = columns, weight.stride(0), len(weight), chunks
-            call("row_products", *_arguments(part, read), *sizes, scratch, y)
+            call(
+                "row_products", *_arguments(part, read), columns, weight.stride(0), len(weight), chunks,
+                scratch, y,
+            )  # fmt: skip
         return y
 
     @staticmethod
@@ -113,9 +115,10 @@ class _Product(torch.autograd.Function):
                 grad_columns.copy_(grad.t() @ part)
                 continue
             of_rows = torch.empty_like(part)
-            sizes = columns, weight.stride(0), len(weight)
-            arguments = *_arguments(part, read), *sizes, grad, of_rows, grad_columns
-            call("row_products_backward", *arguments)
+            call(
+                "row_products_backward", *_arguments(part, read), columns, weight.stride(0), len(weight),
+                grad, of_rows, grad_columns,
+            )  # fmt: skip
             gradients.append(of_rows)
         return grad_weight, None, *gradients
 

@@ -45,8 +45,7 @@ def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_column
     source = torch.empty(num_ids, dtype=torch.int64)
     num_bags = num_columns * batch_size + num_sequence_ids
     bag_starts = torch.empty(num_bags + 1, dtype=torch.int32)
-    results = rows, source, bag_starts
-    bad = call("resolve_jagged", ids, offsets.contiguous(), batch_size, *tables, *results)
+    bad = call("resolve_jagged", ids, offsets.contiguous(), batch_size, *tables, rows, source, bag_starts)
     return rows, source, bag_starts, torch.tensor([bad])
 
 
@@ -71,8 +70,10 @@ def _cut(runs: tuple[Tensor, ...], num_distinct: int) -> tuple[Tensor, ...]:
 
 def unique_of_columns(ids, batch_size, features, first_rows, num_rows):
     results = _results_of_unique(features.numel() * batch_size)
-    columns = features, first_rows, num_rows, features.numel()
-    num_distinct = call("unique_of_columns", ids.contiguous(), batch_size, *columns, *results)
+    num_distinct = call(
+        "unique_of_columns", ids.contiguous(), batch_size,
+        features, first_rows, num_rows, features.numel(), *results,
+    )  # fmt: skip
     return *_cut(results, max(num_distinct, 0)), -1 - min(num_distinct, 0)
 
 
@@ -82,9 +83,10 @@ def pool(records, layout, slots, inverse, bag_starts, weights, narrow=False):
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, layout[0])
     scratch = torch.empty(slots.numel(), layout[0])
-    rows = records, _layout(records, layout), slots, slots.numel()
-    bags = inverse, inverse.numel(), bag_starts, weights, num_bags
-    call("pool", *rows, *bags, scratch, out)
+    call(
+        "pool", records, _layout(records, layout), slots, slots.numel(),
+        inverse, inverse.numel(), bag_starts, weights, num_bags, scratch, out,
+    )  # fmt: skip
     return out
 
 
@@ -92,9 +94,10 @@ def collect(records, layout, slots):
     if dtype_of(layout) == torch.float16 or not records.is_cpu:
         return reference.collect(records, layout, slots)
     out = torch.empty(slots.numel(), layout[0])
-    rows = records, _layout(records, layout), slots, slots.numel()
-    no_bags = torch.empty(0, dtype=torch.int32), 0, None, None, 0
-    call("pool", *rows, *no_bags, out, out)
+    call(
+        "pool", records, _layout(records, layout), slots, slots.numel(),
+        torch.empty(0, dtype=torch.int32), 0, None, None, 0, out, out,
+    )  # fmt: skip
     return out
 
 
@@ -102,8 +105,7 @@ def sum_gradients(grad, order, starts, bags, weights):
     grad = grad.float().contiguous()
     num_rows = starts.numel() - 1
     out = torch.empty(num_rows, grad.shape[1])
-    runs = order, starts, num_rows, bags, weights
-    call("sum_gradients", grad, grad.shape[1], *runs, out)
+    call("sum_gradients", grad, grad.shape[1], order, starts, num_rows, bags, weights, out)
     return out
 
 
@@ -113,30 +115,36 @@ def update(
 ):  # fmt: skip
     runs = order, starts, bags, weights, grad.float().contiguous()
     if dtype_of(layout) == torch.float16 or kind not in _KINDS:
-        step = kind, hyper, first_rows, pieces
-        reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)
+        reference.update(
+            records, layout, slots, rows, *runs, kind, hyper, first_rows, pieces, decay, mean_squares
+        )
         return
     if hyper.dtype != torch.float64 or not hyper.is_contiguous():
         raise ValueError(f"expected contiguous float64 numbers of a RowRule, not {hyper.dtype}")
-    places = records, _layout(records, layout), slots, rows, rows.numel()
-    rule = _KINDS[kind], hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
-    call("update", *places, *runs, *rule, decay, mean_squares)
+    call(
+        "update", records, _layout(records, layout), slots, rows, rows.numel(),
+        *runs, _KINDS[kind], hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces),
+        decay, mean_squares,
+    )  # fmt: skip
 
 
 def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
     if dtype_of(layout) == torch.float16:
         reference.initialize(records, layout, rows, first_rows, pieces, kind, scale, state)
         return
-    places = records, _layout(records, layout), rows, rows.numel()
-    keys = first_rows, _checked(pieces), len(pieces)
-    values = _INITIALIZERS[kind], c_double(scale), (c_float * len(state))(*state)
-    call("initialize", *places, *keys, *values)
+    call(
+        "initialize", records, _layout(records, layout), rows, rows.numel(),
+        first_rows, _checked(pieces), len(pieces),
+        _INITIALIZERS[kind], c_double(scale), (c_float * len(state))(*state),
+    )  # fmt: skip
 
 
 def copy_rows(source, source_rows, target, target_rows):
     count = next(len(rows) for rows in (source_rows, target_rows, source) if rows is not None)
-    places = source, source.stride(0), source_rows, target, target.stride(0), target_rows
-    call("copy_rows", *places, count, source.shape[1])
+    call(
+        "copy_rows", source, source.stride(0), source_rows, target, target.stride(0), target_rows,
+        count, source.shape[1],
+    )  # fmt: skip
 
 
 def _count(offsets: Tensor, batch_size: int, features: Tensor, num_columns: int) -> tuple[int, int]:

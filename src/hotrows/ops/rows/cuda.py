@@ -59,6 +59,5 @@ def initialize(
     for begin in range(0, len(records), chunk):
         part, part_rows = records[begin : begin + chunk], rows[begin : begin + chunk]
         host = torch.empty(part.shape, dtype=torch.uint8)
-        keys = first_rows, pieces
-        torch.ops.hotrows.initialize(host, layout, part_rows, *keys, kind, scale, state)
+        torch.ops.hotrows.initialize(host, layout, part_rows, first_rows, pieces, kind, scale, state)
         part.copy_(host)

@@ -78,10 +78,9 @@ def update(
     heads, tails = sum_windows(grad, order, starts, bags, weights)
     changes = _changes(slots.numel(), bounds, squares)
     sizes, tile = _sizes(kind, targets, launch.BAG_ELEMENTS)
-    runs = grad, order, starts, bags, weights, heads, tails
     _step[(launch.cdiv(slots.numel(), tile["ROWS"]),)](
-        lines, slots, bounds, *runs, scales, changes, *sizes, **tile, **launch.OPTIONS,
-        WINDOW=launch.WINDOW, UNROLL=launch.UNROLL,
+        lines, slots, bounds, grad, order, starts, bags, weights, heads, tails,
+        scales, changes, *sizes, **tile, **launch.OPTIONS, WINDOW=launch.WINDOW, UNROLL=launch.UNROLL,
     )  # fmt: skip
     _add_changes(changes, bounds, squares)
 

@@ -53,11 +53,11 @@ def recurrent_backward(
     grad_products = None if inner is None else torch.empty_like(gates)
     reset_state = torch.empty_like(states) if inner is None else None
     if num > 0:
-        passed = states, gates, inner, attention, offsets, order, weight
-        results = grad_parts, grad_products, grad_attention, entered, reset_state
         _backward[(launch.cdiv(size, _SAMPLES),)](
-            grad_states, *passed, *results, size, num, KIND=kind, H=width, **_tile(width)
-        )
+            grad_states, states, gates, inner, attention, offsets, order, weight,
+            grad_parts, grad_products, grad_attention, entered, reset_state,
+            size, num, KIND=kind, H=width, **_tile(width),
+        )  # fmt: skip
     by_ih = by_hh = grad_parts.sum(0)
     if grad_products is not None:
         grad_weight, by_hh = grad_products.t() @ entered, grad_products.sum(0)

@@ -30,11 +30,11 @@ def sum_windows(
     dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
     heads, tails = (grad.new_empty(num_windows, dim, dtype=dtype) for _ in range(2))
     columns = min(launch.next_power_of_2(dim), launch.WINDOW_COLUMNS)
-    sizes = num_ids, num_runs, num_wide_steps(num_runs + 1, launch.SEARCHED)
     tile = {"D": dim, "WINDOW": launch.WINDOW, "COLUMNS": columns, "SEARCHED": launch.SEARCHED}
     _sum_windows[(num_windows, launch.cdiv(dim, columns))](
-        grad, order, starts, bags, weights, heads, tails, *sizes, **tile, **launch.OPTIONS
-    )
+        grad, order, starts, bags, weights, heads, tails,
+        num_ids, num_runs, num_wide_steps(num_runs + 1, launch.SEARCHED), **tile, **launch.OPTIONS,
+    )  # fmt: skip
     return heads, tails
 
 

@@ -43,17 +43,16 @@ def update(
         return
     stored, grad = views(records, layout), grad.contiguous()
     heads, tails = sum_windows(grad, order, starts, bags, weights)
-    places = stored.weights, stored.scale, stored.state, stored.step, slots, rows
-    gradients = grad, order, starts, bags, weights, heads, tails
-    options = hyper, first_rows, pieces, decay, mean_squares
-    sizes = num_rows, num_pieces, (num_pieces + 1).bit_length()
     tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, MAX_KERNEL_DIM)
     row = {"KIND": kind, "D": dim, "BITS": stored.bits}
     strides = {"WEIGHTS_STRIDE": stored.weights.stride(0), "STATE_STRIDE": stored.state.stride(0)}
     tile = {"ROWS": tile_rows, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _update[(launch.cdiv(num_rows, tile_rows),)](
-        *places, *gradients, *options, *sizes, **row, **strides, **tile, **launch.OPTIONS
-    )
+        stored.weights, stored.scale, stored.state, stored.step, slots, rows,
+        grad, order, starts, bags, weights, heads, tails,
+        hyper, first_rows, pieces, decay, mean_squares,
+        num_rows, num_pieces, (num_pieces + 1).bit_length(), **row, **strides, **tile, **launch.OPTIONS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_pieces", "num_steps"])

@@ -237,8 +237,9 @@ def _write_table(
     of_file = files.write_file(folder / name, content())
     rms = (squares / (rows * table.dim)) ** 0.5
     most = None if rows == table.rows else table.rows
-    sizes = table.role, table.features, rows, table.dim
-    return StoredTable(table.name, *sizes, dtype, name, largest, rms, most), of_file
+    return StoredTable(
+        table.name, table.role, table.features, rows, table.dim, dtype, name, largest, rms, most
+    ), of_file
 
 
 def _npy_header(dtype: np.dtype, shape: tuple[int, int]) -> bytes:

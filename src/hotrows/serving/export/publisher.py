@@ -336,7 +336,7 @@ class Publisher(Callback):
         histories = snapshot.histories
         events = {} if histories is None else histories.since(self._num_appended)
         scales = np.array(snapshot.progress.calibration.scales)
-        self._head = write_delta(path, Delta(following, rows, dense, keys, gone, events, scales))
+        self._head = write_delta(path, Delta(following, rows, dense, scales, keys, gone, events))
         self._num_appended = self._num_appended if histories is None else histories.count
         self._bytes += path.stat().st_size
         if self._wants_base(number):

@@ -36,6 +36,7 @@ from hotrows.engine.caching import FILE
 from hotrows.engine.distributed.comm import OneRank, Ranks
 from hotrows.engine.planning.routing import RankSignals
 from hotrows.runtime.machine import available_memory
+from hotrows.runtime.sums import Summed
 from hotrows.runtime.utilization import Utilization
 from hotrows.train.config import TrainConfig
 from hotrows.train.costs.placement import ShardingPlan
@@ -196,7 +197,7 @@ class PairedBenchmark:
 
 
 @dataclass(frozen=True)
-class TimedSteps:
+class TimedSteps(Summed):
     """Steps that were timed: samples of all ranks and seconds of the slowest one; seconds of this rank's
     processors, and its rows that came into fast memory."""
 
@@ -205,10 +206,6 @@ class TimedSteps:
     seconds: float = 0.0
     processor_seconds: float = 0.0
     rows_in: int = 0
-
-    def __add__(self, other: TimedSteps) -> TimedSteps:
-        names = [f.name for f in dataclasses.fields(self)]
-        return TimedSteps(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 class TimedTraining:

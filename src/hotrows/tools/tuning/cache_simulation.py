@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any
 
@@ -35,7 +36,7 @@ from hotrows.engine.planning.packing import Group, group_packs, pack_tables
 from hotrows.engine.planning.planner import Planner
 from hotrows.engine.planning.policy import BELADY, SIMULATED, Hot, Lookahead, Policy
 from hotrows.engine.planning.slot_budget import divide
-from hotrows.engine.planning.slots import Allocation, NativeSlotMap, SlotMap
+from hotrows.engine.planning.slots import Allocation, SlotMap
 from hotrows.optim import RowOptimizer
 from hotrows.tools.tuning.file_replay import FileCounts, FileReplay
 from hotrows.tools.tuning.owned_rows import SHARES, Owned, with_rows
@@ -176,13 +177,21 @@ def simulate(
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
     data, rows_of = with_rows(data, config, rows_budget)
-    how = (batches, fast_memory, in_flight, in_file, report)
+    replayed = partial(
+        _simulate,
+        data,
+        batches=batches,
+        fast_memory=fast_memory,
+        in_flight=in_flight,
+        in_file=in_file,
+        report=report,
+    )
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
-    simulation = replace(_simulate(data, config, chosen, *how), **rows_of)
+    simulation = replace(replayed(config, chosen), **rows_of)
     if parse_order(order) == 1:
         return simulation
     plain, bounds = (replace(config, order="shuffle"), {name: SIMULATED[name] for name in BOUNDS})
-    return replace(simulation, shuffled=_simulate(data, plain, bounds, *how))
+    return replace(simulation, shuffled=replayed(plain, bounds))
 
 
 def _simulate(
@@ -347,9 +356,9 @@ def _replay(
         reads, drained_before = [batch[g] for batch in trace.batches], 0
         group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
         bound = Caching(fast_memory).lookahead_bytes // len(groups)
-        bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
-        bounds = {"lookahead_bytes": bound if bounded else None, "num_rows": group.rows}
-        allocator = NativeSlotMap(slots[g], group_policy, in_flight, **bounds)
+        is_bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
+        most = bound if is_bounded else None
+        allocator = SlotMap(slots[g], group_policy, in_flight, lookahead_bytes=most, num_rows=group.rows)
         # Plan batch by batch; those before `skipped` fill the cache and do not count.
         for j, read in enumerate(reads):
             if j == trace.skipped:

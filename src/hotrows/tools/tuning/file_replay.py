@@ -11,19 +11,20 @@ rows of the cache, too, and a merge rewrites the base with them, until the next 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hotrows.engine.storage.file_store import rows_of_log
 from hotrows.engine.storage.record_io import READ_GAP, REQUEST
+from hotrows.runtime.sums import Summed
 
 _SECTOR = 512  # where direct reads begin, on most disks
 
 
 @dataclass(frozen=True)
-class FileCounts:
+class FileCounts(Summed):
     """The work of a file store for a batch, on average.
 
     requests, bytes_fetched: of reads. checkpoints: that close a full log; closing: share of batches
@@ -39,9 +40,6 @@ class FileCounts:
     bytes_flushed: float = 0.0
     rows_merged: float = 0.0
     bytes_merged: float = 0.0
-
-    def __add__(self, other: FileCounts) -> FileCounts:
-        return FileCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,18 @@ def reads(data: EncodedData, tables: Sequence[Table]) -> tuple[Vocabularies, Voc
             counts.add(keys.numpy())
     dynamic, static = {}, {}
     for (name, v), counts in zip(ids.vocabularies.items(), seen, strict=True):
-        sizes = (row_bytes[name], v.dynamic.partitions, reserved[name])
-        dynamic[name] = ValueReads(np.sort(counts.merged()[1])[::-1], *sizes)
+        by_key = np.sort(counts.merged()[1])[::-1]
+        dynamic[name] = ValueReads(by_key, row_bytes[name], v.dynamic.partitions, reserved[name])
     for name, lookups in (row_counts(data) if data.vocabularies else {}).items():
         if row_bytes[name] and name not in dynamic:
             values, unknown = lookups[reserved[name] :], lookups[FIRST_UNKNOWN : reserved[name]]
-            sizes = (row_bytes[name], len(values), reserved[name])
-            static[name] = ValueReads(np.sort(values)[::-1], *sizes, int(unknown.sum()))
+            static[name] = ValueReads(
+                counts=np.sort(values)[::-1],
+                row_bytes=row_bytes[name],
+                least=len(values),
+                reserved=reserved[name],
+                unknown=int(unknown.sum()),
+            )
     return dynamic, static
 
 

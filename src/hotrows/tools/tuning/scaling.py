@@ -133,9 +133,9 @@ def _point(
         choice = choose_sharding(loads, machine, num_ranks, at_once, memory, sharding)
     except ValueError as refused:
         return Point(num_ranks, None, None, str(refused))
-    placed = machine, loads, choice.placements, num_ranks, step
-    num = step.micro_batches or _micro_batches(*placed)
-    return Point(num_ranks, cost_of(*placed, num), choice)
+    placements = choice.placements
+    num = step.micro_batches or _micro_batches(machine, loads, placements, num_ranks, step)
+    return Point(num_ranks, cost_of(machine, loads, placements, num_ranks, step, num), choice)
 
 
 def _micro_batches(

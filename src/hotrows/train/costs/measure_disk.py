@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hotrows.engine.storage.disk_io import BLOCK, full
 from hotrows.engine.storage.file_store import FileStore
+from hotrows.runtime.sums import Summed
 
 SLOW_READS, SLOW_BYTES = 10_000, 50e6  # below, training waits most of the time
 
@@ -149,16 +150,13 @@ def measure_disk(
 
 
 @dataclass(frozen=True)
-class _Spent:
+class _Spent(Summed):
     """Seconds that something took, those of processors, and what was read meanwhile."""
 
     seconds: float = 0.0
     processor: float = 0.0
     rows: int = 0
     requests: int = 0
-
-    def __add__(self, other: _Spent) -> _Spent:
-        return _Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def _timed(call: Callable[[], object]) -> _Spent:

@@ -82,8 +82,6 @@ def place(
     rank is to have, those that regrouped data calls hot.
     """
     parts: tuple[int, ...] = (config.pack_parts or 1,)
-    if ranks.num_ranks == 1 and config.pack_parts != 0:
-        return ShardingPlan(pack_parts=parts)
     choice = _Choice(data, config, model, ranks)
     if config.pack_parts == 0:
         parts = choice.balanced_parts()
@@ -169,8 +167,10 @@ class _Choice:
         step = dataclasses.replace(step, micro_batches=num_micro_batches)
         packs = packing.pack_tables(self.tables, self.model.sequences, sharding)
         volumes, tables = self._volumes(packs), [len(pack.tables) for pack in packs]
-        work = machine, loads, [sharding[load.name] for load in loads], self.ranks.num_ranks, step
-        parts, why = choose_pack_parts(*work, volumes, tables)
+        parts, why = choose_pack_parts(
+            machine, loads, [sharding[load.name] for load in loads], self.ranks.num_ranks, step,
+            volumes, tables,
+        )  # fmt: skip
         self.reasons.append(why)
         return parts
 

@@ -161,10 +161,8 @@ def wire_seconds(machine: Machine, num_bytes: float, num_ranks: int) -> float:
     Of the others, n - 1 of P - 1 are on the same node. Both links are used at once; the slower one
     counts: max(bytes (n - 1) / (P - 1) / inner, bytes (P - n) / (P - 1) / outer).
     """
-    if num_ranks == 1:
-        return 0.0
-    inside = min(machine.ranks_per_node, num_ranks)
-    near, far = (inside - 1) / (num_ranks - 1), (num_ranks - inside) / (num_ranks - 1)
+    inside, others = min(machine.ranks_per_node, num_ranks), max(num_ranks - 1, 1)
+    near, far = (inside - 1) / others, (num_ranks - inside) / others
     inner, outer = _links(machine, num_ranks)
     return max(num_bytes * near / inner.bandwidth, num_bytes * far / outer.bandwidth)
 
@@ -188,7 +186,7 @@ def reduce_seconds(machine: Machine, num_bytes: float, num_ranks: int, messages:
     Pieces go through both at once, so of the bytes the slower one counts; messages add up. Where an
     all-reduce was measured: one ring of 2 (P - 1) messages, each of bytes / P.
     """
-    if num_ranks == 1 or num_bytes == 0:
+    if num_bytes == 0:
         return 0.0
     if machine.reducing is not None:
         piece = num_bytes / num_ranks / machine.reducing.bandwidth
@@ -233,10 +231,9 @@ def step_cost(
         volumes = volumes + volumes_of(load, place, num_ranks, step)
     placed = list(zip(loads, placements, strict=True))
     packs = {(load.dim, load.record_bytes) for load, place in placed if place.hot < load.rows}
-    rounds = len(packs) if num_ranks > 1 else 0
     work = work_seconds(machine, volumes, num_ranks)
     samples = step.batch_size / num_ranks
-    latency = 2 * rounds * message_seconds(machine, num_ranks) if rounds else 0.0
+    latency = 2 * len(packs) * message_seconds(machine, num_ranks)
     most_bytes = float(np.maximum(volumes.sent, volumes.received).max())
     return StepCost(
         num_ranks=num_ranks,
@@ -257,7 +254,7 @@ def step_cost(
         held=float(volumes.held.max()),
         dense_bytes=step.dense_bytes,
         sent=float(volumes.sent.max()),
-        messages=2 * rounds * (num_ranks - 1),
+        messages=2 * len(packs) * (num_ranks - 1),
         imbalance=float(work.max() / work.mean()) if work.any() else 1.0,
     )
 
@@ -266,7 +263,7 @@ def _planning_seconds(machine: Machine, volumes: Volumes, num_ranks: int) -> flo
     """Seconds to plan a batch: ranks exchange counts, then the row numbers of all packs at once."""
     numbers = float(np.maximum(volumes.numbers_sent, volumes.numbers_received).max())
     on_wire = wire_seconds(machine, numbers, num_ranks)
-    messages = 2 * message_seconds(machine, num_ranks) if num_ranks > 1 else 0.0
+    messages = 2 * message_seconds(machine, num_ranks)
     return float(volumes.looked_up.max()) / machine.planning_rate + on_wire + messages
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.engine.planning.sharding import Placement
+from hotrows.runtime.sums import Summed
 from hotrows.train.costs.frequencies import Frequencies
 
 _ROW_NUMBER = 4  # bytes of a row's number on the wire
@@ -75,7 +76,7 @@ class StepWork:
 
 
 @dataclass(frozen=True)
-class Volumes:
+class Volumes(Summed):
     """The work of tables on each rank in a step: [P] each, unless a number.
 
     gathered_rows, gathered_bytes: rows and bytes read at random places.
@@ -109,10 +110,6 @@ class Volumes:
         no = np.zeros(num_ranks)
         return Volumes(no, no, no, no, no, no, no, no, no, no, no)
 
-    def __add__(self, other: Volumes) -> Volumes:
-        names = [field.name for field in dataclasses.fields(Volumes)]
-        return Volumes(*(getattr(self, name) + getattr(other, name) for name in names))
-
     def from_rank(self, first: int) -> Volumes:
         """Moves what rank 0 has to rank `first`, what rank 1 has to the next one, and so on."""
         names = [field.name for field in dataclasses.fields(Volumes)]
@@ -128,8 +125,9 @@ def volumes_of(load: TableLoad, place: Placement, num_ranks: int, step: StepWork
             f"table {load.name!r} has {load.rows:,} rows and there are {num_ranks} ranks; it cannot "
             f"be placed as {place}"
         )
-    alike = dataclasses.replace(load, name=""), dataclasses.replace(place, first_rank=0)
-    return _volumes(*alike, num_ranks, step).from_rank(place.first_rank)
+    return _volumes(
+        dataclasses.replace(load, name=""), dataclasses.replace(place, first_rank=0), num_ranks, step
+    ).from_rank(place.first_rank)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,7 +161,7 @@ def _by_rows(
     # Where sums of lookups are fewer than rows, sums are sent.
     share = np.minimum(cold.sums_by_owner(cold.chances, place.num_ranks), 1 - 1e-16)
     sums = -np.expm1(load.lookups * np.log1p(-share)) * step.batch_size / num_ranks
-    as_sums = load.pooled and step.send_sums and sums.sum() < requested.sum() and num_ranks > 1
+    as_sums = load.pooled and step.send_sums and sums.sum() < requested.sum()
     answers, numbers = (sums, n * share) if as_sums else (requested, requested)
     row = load.dim * load.weight_bytes
     wire = load.dim * step.wire_bytes

@@ -58,10 +58,10 @@ class Step:
         self.recommender, self.optimizer, self.config = recommender, optimizer, config
         self.model, self.embedding = recommender.model, recommender.embedding
         self._shared = shared or SharedGradients(self.model, OneRank())
-        on_host = self.embedding.device.on_host
-        # As a captured step reads it, so that bits are equal.
-        self._rate: Callable[[float], float] = float if on_host else _in_float32
-        self._gradient_of: Callable[[Tensor], Tensor | None] = _of_pytorch if on_host else _Ones()
+        self._rate: Callable[[float], float] = float
+        self._gradient_of: Callable[[Tensor], Tensor | None] = _of_pytorch
+        if not self.embedding.device.on_host:  # as a captured step reads it, so that bits are equal
+            self._rate, self._gradient_of = _in_float32, _Ones()
         self._forward: Callable = self.model
         if config.compile:
             self._forward = compiled(self.model, self.embedding.packs)

@@ -93,8 +93,9 @@ class StreamRun(Callback):
             self._sizes = {batch.step: batch.size for batch in batches}
             cuts = None if repeat is None else [batch.reads for batch in batches]
             histories = run_folder.histories_at(run, window or {})
-            how = (self._config, state.stream, letters, cuts, histories)
-            events = EventStream(source, encoder, size, *how)
+            events = EventStream(
+                source, encoder, size, self._config, state.stream, letters, cuts, histories
+            )
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
             self._batches = steps.train_on(events, self.window.add)

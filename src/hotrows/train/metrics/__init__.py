@@ -111,10 +111,10 @@ def fitted(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None, 
 
 def better(loss: Loss, other: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
     """The other scale of a loss if it fits these samples better, by more than chance; else the first."""
-    scales = (other.scale, other.shift), (loss.scale, loss.shift)
-    if loss == other or not is_better(*scales, loss.unbiased(outputs.double()), labels, weights):
+    if loss == other:
         return loss
-    return other
+    one, two, outputs = (other.scale, other.shift), (loss.scale, loss.shift), outputs.double()
+    return other if is_better(one, two, loss.unbiased(outputs), labels, weights) else loss
 
 
 def _order_metrics(

@@ -23,7 +23,6 @@ _WORDS = {
     "calibration": "calibration",
 }
 LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance", "calibration_error")
-_OLD_NAMES = {"click_rate": "positive_rate"}  # in files of earlier commits
 _OF_PROBABILITIES = ("auc", "log_loss", "calibration")
 
 
@@ -150,7 +149,6 @@ class Metrics:
         nested = ("tasks", "ranking")
         if not isinstance(fields, dict) or not all(isinstance(fields.get(n, {}), dict) for n in nested):
             raise ValueError("expected an object of metrics")
-        fields = {_OLD_NAMES.get(name, name): value for name, value in fields.items()}
         tasks = {name: Metrics.from_json(task) for name, task in fields.get("tasks", {}).items()}
         decides, ranking = fields.get("decides", "auc"), _with_nan(fields.get("ranking", {}))
         known = _with_nan({n: v for n, v in fields.items() if n not in (*nested, "decides")})

@@ -28,7 +28,6 @@ class RunState:
     position: in the order of the batches, where the step does not say it: of regrouped data.
     stream: how far the stream was trained, of a run on one.
     calibration: how outputs are turned into predictions, by the last evaluation; {}: as trained.
-    scales: in files of earlier commits, the scale and the shift of each label in its place.
     """
 
     step: int = 0
@@ -41,18 +40,15 @@ class RunState:
     position: dict[str, Any] | None = None
     stream: StreamState | None = None
     calibration: dict[str, StoredLoss] = dataclasses.field(default_factory=dict)
-    scales: tuple[tuple[float, float], ...] = ()
 
     def calibration_of(self, losses: Calibration) -> Calibration:
         """The calibration of this run for labels and losses of a model, whatever their scales are."""
-        if self.scales:
-            return losses.with_scales(self.scales)
         return losses.scaled_as(Calibration.of_stored(self.calibration))
 
     def to_json(self) -> dict[str, Any]:
         best = self.best.to_json() if self.best else None
         fields = {**dataclasses.asdict(self), "best": best}
-        absent = [name for name in ("stream", "calibration", "scales") if not fields[name]]
+        absent = [name for name in ("stream", "calibration") if not fields[name]]
         return {name: value for name, value in fields.items() if name not in absent}
 
     @staticmethod

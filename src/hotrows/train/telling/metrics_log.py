@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,6 @@ from hotrows.runtime.json_file import parse
 log = logging.getLogger("hotrows")
 
 METRICS = "metrics.jsonl"
-_OLD_RATE = re.compile(rb'"click_rate": (?=[-\dn])')  # of a run by an earlier commit; no label's name
 _KINDS = ("train", "evaluation", "window")
 Listener = Callable[[str, int, Mapping[str, float]], None]  # of kind, step and numbers of a line
 
@@ -27,8 +25,7 @@ def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
     """Reads the lines of metrics.jsonl; those that a crash cut off, or that are damaged, are left out."""
     path = run / file
     records, text = [], path.read_bytes() if path.exists() else b""
-    lines = _OLD_RATE.sub(b'"positive_rate": ', text).splitlines()
-    for line in lines:
+    for line in text.splitlines():
         try:
             record = parse(line)
         except ValueError:
