@@ -34,12 +34,14 @@ MOST_STEPS = 20
 
 
 class Equalities(RuleBasedStateMachine):
-    """folder: of the data, the plain runs and the runs of the machine; given by the test."""
+    """folder: of the data, the plain runs and the runs of the machine; given by the test. tasks: that are
+    drawn."""
 
     folder: Path
+    tasks = TASKS
     _number = itertools.count()
 
-    @initialize(task=TASKS, arm=ARMS)
+    @initialize(task=st.runner().flatmap(lambda machine: machine.tasks), arm=ARMS)
     def begin(self, task: Task, arm: Arm) -> None:
         self.task, self.has_ended = task, False
         self.place = self.folder / f"run-{next(self._number)}"

@@ -7,7 +7,7 @@ import random
 import shutil
 import signal
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -84,20 +84,6 @@ def test_a_full_log_is_closed_once_although_batches_are_planned_ahead(encoded, t
     assert full > 2 and full >= len(closed) - 1, closed  # the evaluation at the end saves, too
 
 
-@pytest.mark.parametrize("store", ["memory", "file"])
-def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, store):
-    config = in_file(tmp_path / "store") if store == "file" else SMALL
-    run, calls, result = tmp_path / "run", random.Random(1), None
-    while result is None:
-        try:
-            resume = run.exists()
-            progress = interrupt_after(calls.randint(1, 30))
-            result = Trainer(encoded, config, run, resume=resume, progress=progress).fit()
-        except Interrupted:
-            pass
-    assert_same_run(run, result, whole)
-
-
 def test_an_order_that_reuses_rows_has_equal_bits_behind_a_cache_and_when_resumed(encoded, tmp_path):
     order = dataclasses.replace(SMALL, order="reuse:4")
     in_memory = dataclasses.replace(order, fast_memory=None)
@@ -108,14 +94,6 @@ def test_an_order_that_reuses_rows_has_equal_bits_behind_a_cache_and_when_resume
     assert_same_run(tmp_path / "run", result, (tmp_path / "memory", expected))
     with pytest.raises(ValueError, match="order"):
         Trainer(encoded, SMALL, tmp_path / "run", resume=True)
-
-
-def test_fast_memory_and_policy_may_change_when_a_run_goes_on(encoded, whole, tmp_path):
-    run, config = tmp_path / "run", in_file(tmp_path / "store")
-    with pytest.raises(Interrupted):
-        Trainer(encoded, config, run, progress=interrupt_after(11)).fit()
-    config = dataclasses.replace(config, fast_memory=4000, policy="lru", in_flight=3)
-    assert_same_run(run, Trainer(encoded, config, run, resume=True).fit(), whole)
 
 
 def test_rows_in_a_file_are_read_in_the_packs_that_they_were_written_in(encoded, whole, tmp_path):
@@ -283,10 +261,14 @@ def test_next_uses_from_files_change_no_bit_and_save_reads(
 def test_a_run_with_next_uses_from_files_goes_on_to_the_same_bits(encoded, tmp_path, monkeypatch):
     """Wherever it ends: the inspector begins again from there, and nothing of it is left."""
     monkeypatch.setattr("hotrows.engine.known_order.LEAST_BATCHES", 1)
-    test_an_interrupted_run_goes_on_to_the_same_bits(
-        encoded, (tmp_path / "whole", Trainer(encoded, dataclasses.replace(SMALL, fast_memory=None),
-                                              tmp_path / "whole").fit()), tmp_path, "file"
-    )  # fmt: skip
+    run, result = tmp_path / "run", None
+    in_memory = dataclasses.replace(SMALL, fast_memory=None)
+    whole = tmp_path / "whole", Trainer(encoded, in_memory, tmp_path / "whole").fit()
+    while result is None:
+        with suppress(Interrupted):
+            config, progress = in_file(tmp_path / "store"), interrupt_after(17)
+            result = Trainer(encoded, config, run, resume=run.exists(), progress=progress).fit()
+    assert_same_run(run, result, whole)
 
 
 def test_a_disk_too_full_for_next_uses_is_said_and_training_goes_on(

@@ -160,20 +160,6 @@ def test_a_step_waits_for_nothing(encoded, tmp_path, settings, monkeypatch):
     assert max(seen.values()) > 0  # an evaluation does wait
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path):
-    config = dataclasses.replace(CONFIG, checkpoint_every=3, fast_memory=1500)
-    on_device(encoded, config, tmp_path / "whole")
-
-    def stop(progress):
-        if progress.stage == "train" and progress.done == 4:
-            raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        on_device(encoded, config, tmp_path / "parts", progress=stop)
-    on_device(encoded, config, tmp_path / "parts", resume=True)
-    assert_same(tmp_path / "whole", tmp_path / "parts")
-
-
 def test_a_checkpoint_of_the_device_trains_on_the_host_and_back(encoded, tmp_path):
     on_device(encoded, CONFIG, tmp_path / "first")
     second = dataclasses.replace(CONFIG, start_from=str(tmp_path / "first"), seed=4)

@@ -22,9 +22,9 @@ from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.engine.keys.partitions import partition_of
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.serving.export.whole import export
-from hotrows.train import Callback, Interrupted, Trainer, load_run
+from hotrows.train import Callback, Trainer, load_run
 from tests.support.choice import everything
-from tests.support.runs import CONFIG, assert_same_run, interrupt_after, same_bits, write_rows
+from tests.support.runs import CONFIG, same_bits, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 
@@ -55,29 +55,6 @@ def test_values_are_keys_in_prepared_data(encoded):
     assert ids.dtype == np.int64 and len(np.unique(ids)) == 30 and encoded.schema.rows_of("a") == 23
     assert encoded.vocabularies["a"].num_distinct == 0
     assert encoded.vocabularies["b"].num_distinct == 30
-
-
-@pytest.mark.parametrize("store", ["memory", "file"])
-def test_a_run_behind_a_cache_has_the_bits_of_one_in_memory(encoded, whole, tmp_path, store):
-    path = "memory" if store == "memory" else f"file:{tmp_path / 'store'}"
-    config = dataclasses.replace(SMALL, fast_memory=40 * 40, in_flight=2, store=path)
-    result = Trainer(encoded, config, tmp_path / "run").fit()
-    assert_same_run(tmp_path / "run", result, whole)
-
-
-@pytest.mark.parametrize("options", [{}, {"full_every": 3}, {"fast_memory": 1600, "plan_depth": 3}])
-def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, options):
-    config = dataclasses.replace(SMALL, **options)
-    run, calls, result = tmp_path / "run", random.Random(1), None
-    while result is None:
-        try:
-            resume, progress = run.exists(), interrupt_after(calls.randint(1, 6))
-            result = Trainer(encoded, config, run, resume=resume, progress=progress).fit()
-        except Interrupted:
-            pass
-    assert_same_run(run, result, whole)
-    if not options:
-        assert same_bits(run, whole[0])
 
 
 def test_one_rank_goes_on_with_the_keys_of_two_and_ends_with_those_of_one(encoded, whole, tmp_path):

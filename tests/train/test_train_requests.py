@@ -7,10 +7,9 @@ import pytest
 from hotrows.data import prepare
 from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.optim import SGD, Adagrad
-from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train import Trainer, load_run
 from hotrows.train.config import TrainConfig
 from tests.support.requests import PLAIN, SCHEMA, file_of, rows_of
-from tests.support.runs import interrupt_after, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 CONFIG = TrainConfig(
@@ -44,14 +43,6 @@ def test_a_run_behind_a_cache_is_that_on_the_expanded_rows(data, tmp_path):
     for name in ("auc", "gauc", "log_loss"):
         assert getattr(ours.test, name) == pytest.approx(getattr(expected.test, name), abs=1e-5), name
     assert load_run(tmp_path / "once").evaluate(once.parts["test"]).auc == ours.test.auc
-
-
-def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
-    Trainer(data[0], CONFIG, tmp_path / "whole").fit()
-    with pytest.raises(Interrupted):
-        Trainer(data[0], CONFIG, tmp_path / "cut", progress=interrupt_after(4)).fit()
-    Trainer(data[0], CONFIG, tmp_path / "cut", resume=True).fit()
-    assert same_bits(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.slow
