@@ -439,7 +439,7 @@ def base_of(folder: Path, number: int) -> Base:
     if not folder.exists():
         prepare(pa.table(columns), schema, folder, events=events, split="fraction:1,0,0", threads=1)
     encoder = Encoder.open(folder, 1, 1 << 20)
-    requests = RequestEncoder(encoder, has_histories=encoder.histories is not None)
+    requests = RequestEncoder(encoder, histories=lambda: encoder.histories)
     past = past_of(events, encoder) if schema.histories else {}
     return Base(folder, encoder, requests, events, past)
 

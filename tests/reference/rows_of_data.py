@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,7 @@ from hotrows.data.raw import values as canonical_text
 from hotrows.data.raw.cells import Fields
 from hotrows.data.raw.files import Chunk
 from hotrows.data.raw.text import WRONG_COLUMNS, Layout, cut_line
-from hotrows.data.raw.values import (
-    LAST_EXACT,
-    MACHINE,
-    MISSING_TIME,
-    UNIX,
-    Marks,
-    RawIds,
-    plain_number,
-    plain_time,
-)
+from hotrows.data.raw.values import LAST_EXACT, MACHINE, MISSING_TIME, UNIX, Marks, RawIds, plain_number
 from hotrows.data.stored import order
 from tests.reference.vocabularies import PlainCounts, PlainVocabularies
 
@@ -36,6 +28,12 @@ _WORDS = {b"True": b"true", b"TRUE": b"true", b"False": b"false", b"FALSE": b"fa
 _WORDS |= {b"NaN": b"", b"nan": b"", b"-0": b"0", b"-0.0": b"0"}
 _WHOLE = re.compile(rb"(-?(?:0|[1-9][0-9]*))\.0")
 _EXPONENT = re.compile(rb"(-?)([1-9])(?:\.([0-9]*[1-9]))?e\+([0-9]{2})")
+_LAST_SECOND = 253_402_300_799  # of the year 9999
+_DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
+_ISO = re.compile(
+    rb"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.[0-9]{1,9})?)?"
+    rb" ?(?:(Z|UTC)|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?"
+)
 _OFFSET = re.compile(rb"(:.*?) ?[+-][0-9]{2}(:?[0-9]{2})?")
 _TIME = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
@@ -127,6 +125,58 @@ def parse_times(column: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
             continue
         seconds[:, n] = time, plain_time(_OFFSET.sub(rb"\1", value), format) if format == "iso" else time
     return seconds, bad
+
+
+def plain_time(value: bytes, format: str) -> int | None:
+    """Parses a time by its format: seconds since 1970, None if it is no time."""
+    if format in UNIX:
+        number = plain_number(value)
+        if number is None or math.isnan(number):
+            return None
+        seconds = math.floor(number / UNIX[format])
+        return seconds if abs(seconds) <= _LAST_SECOND else None
+    if format == "iso":
+        return _plain_iso(value)
+    parts = re.split(r"%(.)", format)
+    pattern = "".join(
+        f"({_DIRECTIVES[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)
+    )
+    match = re.fullmatch(pattern.encode(), value, re.DOTALL)
+    if not match:
+        return None
+    fields = dict(zip(parts[1::2], map(int, match.groups()), strict=True))
+    year = fields.get("Y", 1970)
+    for directive in parts[1::2]:  # the last directive that holds a year counts
+        if directive == "y":
+            year = fields["y"] + (2000 if fields["y"] < 69 else 1900)
+        elif directive == "Y":
+            year = fields["Y"]
+    hour, minute, second = (fields.get(name, 0) for name in "HMS")
+    month, of_month = fields.get("m", 1), fields.get("d", 1)
+    return _seconds(year, month, of_month, hour, minute, second)
+
+
+def _plain_iso(value: bytes) -> int | None:
+    """Parses a date, or a date and time of ISO 8601; without an offset it is UTC."""
+    match = _ISO.fullmatch(value)
+    if match is None:
+        return None
+    *moment, _, sign, hours, minutes = match.groups()
+    seconds = _seconds(*(int(number or 0) for number in moment))
+    offset = int(hours or 0) * 3600 + int(minutes or 0) * 60
+    if seconds is None or int(hours or 0) > 23 or int(minutes or 0) > 59:
+        return None
+    seconds += offset if sign == b"-" else -offset
+    return seconds if seconds <= _LAST_SECOND else None
+
+
+def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
+    """Seconds since 1970; None where there is no such time."""
+    try:
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    return int(moment.timestamp())
 
 
 def cut_in_python(chunk: Chunk, layout: Layout, how: Any) -> tuple[Fields, tuple | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading, check_histories
 from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
-from hotrows.data.rows import Rows, ends_of
+from hotrows.data.rows import Rows
 from hotrows.data.stored.user_histories import NEWEST, ShortLists, UserHistories
 from hotrows.schema import Schema
 from hotrows.serving.served_values import ServedValues
@@ -39,7 +39,8 @@ class Request:
     feature with lists [B + 1], or [2] where all B rows have the one list; None: one id a row.
     dense: [B, num_dense] float32, transformed. shared: the features that all rows have in common.
     Weights of a feature's ids are among the ids and offsets, by `weights_of(feature)`.
-    users: [B] or [1], hashes where histories are those that a version has, before times, [B] or [1].
+    users: [B] or [1], hashes where histories are those that a version has, before times, [B] or [1]; of
+    these there are offsets, and ids from `with_histories` on.
     """
 
     size: int
@@ -67,14 +68,6 @@ class Request:
             users=None,
         )
 
-    def with_lengths(self, histories: UserHistories | None) -> Request:
-        """The request with the offsets of the lists of its users, and without their ids."""
-        if histories is None or self.users is None or self.times is None:
-            return self
-        lengths = histories.lengths_of(*np.broadcast_arrays(self.users, self.times))
-        offsets = {name: ends_of(of_lists) for name, of_lists in lengths.items()}
-        return dataclasses.replace(self, offsets={**self.offsets, **offsets})
-
     def lengths(self, feature: str) -> np.ndarray:
         """[B], or [1] where all rows have one list: how many ids each has."""
         offsets = self.offsets[feature]
@@ -89,8 +82,8 @@ def weights_of(feature: str) -> str:
 class RequestEncoder:
     """Encodes raw rows as the training data was.
 
-    encoder: of the prepared data; crosses, equal_lengths: of the bundle. has_histories: whether versions
-    have the histories of users.
+    encoder: of the prepared data; crosses, equal_lengths: of the bundle. histories: gives those of users
+    that the present version has, None if it has none.
     """
 
     def __init__(
@@ -98,14 +91,14 @@ class RequestEncoder:
         encoder: Encoder,
         crosses: Sequence[Cross] = (),
         equal_lengths: Sequence[Sequence[str]] = (),
-        has_histories: bool = False,
+        histories: Callable[[], UserHistories | None] = lambda: None,
     ) -> None:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
-        self._has_histories = has_histories and self.schema.time is not None and bool(self.schema.user)
-        histories = "either" if self._has_histories else "lists"
-        self._of_schema = encoder.columns_with(histories)
-        self._how = Reading(self.schema, encoder.threads, False, histories=histories)
+        self._histories, self._has_histories = histories, histories() is not None
+        how = "either" if self._has_histories else "lists"
+        self._of_schema = encoder.columns_with(how)
+        self._how = Reading(self.schema, encoder.threads, False, histories=how)
         self._columns = dict.fromkeys(self._of_schema.of_features)
         self.value_counts = ServedValues(encoder)
 
@@ -174,6 +167,8 @@ class RequestEncoder:
             for section, name in (("ids", column.name), ("weights", weights_of(column.name))):
                 if (values := encoded.get(f"{section}/{column.name}")) is not None:
                     ids[name], offsets[name] = values, encoded.bounds.get(column.name)
+        if users is not None and (histories := self._histories()) is not None:
+            offsets |= histories.offsets_of(*np.broadcast_arrays(*users))
         request = Request(
             size,
             ids | self._crossed(ids),

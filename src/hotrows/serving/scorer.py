@@ -60,9 +60,8 @@ class Scorer:
         self.bundle: Bundle = self._fixed.bundle
         checked = False  # as files of the bundle
         encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
-        has_histories = self._fixed.histories is not None
         self.requests = RequestEncoder(
-            encoder, self.bundle.crosses, self.bundle.equal_lengths, has_histories
+            encoder, self.bundle.crosses, self.bundle.equal_lengths, lambda: self.version.histories
         )
         self.schema, self.short_lists = encoder.schema, ShortLists()
         _check_rows(self._fixed, encoder)
@@ -173,7 +172,6 @@ class Scorer:
     def places_of(self, request: Request) -> int:
         """The rows of a request times its longest sequence, to which the program pads all, and the values
         of its lists that are pooled."""
-        request = request.with_lengths(self.version.histories)
         pooled = [o for n, o in request.offsets.items() if o is not None and n not in self._sequences]
         return request.size * self._longest([request]) + sum(int(offsets[-1]) for offsets in pooled)
 

@@ -43,7 +43,7 @@ from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.raw.inputs import Input, inputs_of, zone_of
 from hotrows.data.raw.snapshots import SnapshotInput
-from hotrows.data.raw.values import plain_time
+from hotrows.data.raw.values import time_of
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.part import NAMES
@@ -269,7 +269,7 @@ def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
     def parse(word: str) -> int:
         assert schema.time is not None
         for form in (schema.time.format, "iso"):
-            if (seconds := plain_time(word.encode(), form)) is not None:
+            if (seconds := time_of(word.encode(), form)) is not None:
                 return seconds
         raise ValueError(f"split {text!r}: {word!r} is no time in the format {schema.time.format!r}")
 

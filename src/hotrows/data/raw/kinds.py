@@ -16,7 +16,15 @@ from typing import Any
 
 from hotrows.data.raw.names import TIME_NAME, meaning
 from hotrows.data.raw.sampled_rows import RawColumn
-from hotrows.data.raw.values import LAST_EXACT, MISSING_WORDS, UNIX, plain_number, plain_time
+from hotrows.data.raw.values import (
+    LAST_EXACT,
+    MISSING_WORDS,
+    UNIX,
+    joined,
+    parse_times,
+    plain_number,
+    time_of,
+)
 
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
 FORMATS = (
@@ -163,16 +171,13 @@ def _as_unix_time(column: Column) -> Column | None:
 
 def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column | None:
     """Times as text in a format that all values have; digits alone need a name that says so."""
+    if not known or (known[0].isdigit() and not TIME_NAME.search(sample.name)):
+        return None
+    texts = joined([*map(_bytes, known)])
     for format in ("iso", *FORMATS):
-        if not known or (known[0].isdigit() and not TIME_NAME.search(sample.name)):
-            return None
-        seconds: dict[str, int] = {}
-        for word in known:
-            parsed = plain_time(word.encode("utf-8", "surrogateescape"), format)
-            if parsed is None or not -_LAST <= parsed <= 2 * _LAST:
-                break
-            seconds[word] = parsed
-        else:
+        (parsed, _), bad = parse_times(texts, format, 1)
+        if bad is None and parsed.min() >= -_LAST and parsed.max() <= 2 * _LAST:
+            seconds = dict(zip(known, parsed.tolist(), strict=True))
             values = [None if x is None else seconds.get(x.strip(" ")) for x in sample.values]
             possible = dict.fromkeys((*MISSING_WORDS, *column.words))
             words = tuple(word for word in possible if word in set(sample.values))
@@ -274,7 +279,7 @@ def _are_few(some: list[str], known: list[str], column: Column) -> bool:
 
 def _is_time(value: str) -> bool:
     text = _bytes(value.strip(" ")) if _MAY_BE_TIME.fullmatch(value) else b""
-    return any(plain_time(text, format) is not None for format in ("iso", *FORMATS))
+    return any(time_of(text, format) is not None for format in ("iso", *FORMATS))
 
 
 def _bytes(value: str) -> bytes:

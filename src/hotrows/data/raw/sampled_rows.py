@@ -18,7 +18,7 @@ from hotrows.data.raw.arrow_arrays import is_list
 from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, pyarrow, sampled_lines
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
-from hotrows.data.raw.values import MACHINE, Marks, plain_number, plain_time
+from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
 _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least number of rows
@@ -230,7 +230,7 @@ def _has_header(table: Sequence[Sequence[bytes]]) -> tuple[bool, list[str]]:
 
 def _is_typed(value: bytes) -> bool:
     number = plain_number(value)
-    return (number is not None and not math.isnan(number)) or plain_time(value, "iso") is not None
+    return (number is not None and not math.isnan(number)) or time_of(value, "iso") is not None
 
 
 def _of_table(source: TypedInput) -> SampledRows:

@@ -1,8 +1,7 @@
 """Raw values of a column: their canonical text, trimming, cutting into lists, parsing, hashing.
 
-The native core runs them on several threads. `plain_number` and `plain_time` read single values, for the
-draft of a schema and for a split. **Canonical text** is one spelling for what programs write in several,
-whatever the format:
+The native core runs them on several threads; `plain_number` and `time_of` read single values.
+**Canonical text** is one spelling for what programs write in several, whatever the format:
 
     value                written by CSV writers as                      canonical text
     whole float          42.0, 1e+10, -0.0                              42, 10000000000, 0
@@ -24,7 +23,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import lru_cache
 
 import numpy as np
@@ -44,11 +42,6 @@ _WORDS = dict.fromkeys((b"true", b"True", b"TRUE"), 1.0) | dict.fromkeys((b"NaN"
 _WORDS |= dict.fromkeys((b"false", b"False", b"FALSE"), 0.0)
 UNIX = {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}  # units of a second
 _UNITS = dict(zip(UNIX, ("seconds", "milliseconds", "microseconds", "nanoseconds"), strict=True))
-_ISO = re.compile(
-    rb"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.[0-9]{1,9})?)?"
-    rb" ?(?:(Z|UTC)|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?"
-)
-_DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
 
 
 @dataclass(frozen=True)
@@ -279,7 +272,7 @@ def kind_of_time(format: str) -> str:
 
 def check_time_format(format: str) -> None:
     directives = re.findall(r"%(.?)", format)
-    legal = all(name in _DIRECTIVES for name in directives)
+    legal = all(name and name in "YymdHMS" for name in directives)
     if format not in (*UNIX, "iso") and not (directives and legal):
         raise ValueError(
             f"the format of a time must be {', '.join(map(repr, UNIX))}, 'iso', or made of %Y %y %m %d "
@@ -342,53 +335,7 @@ def _without_marks(text: bytes, marks: Marks) -> bytes:
     return number + (b"." if point else b"") + fraction
 
 
-def plain_time(value: bytes, format: str) -> int | None:
-    """Parses a time by its format: seconds since 1970, None if it is no time."""
-    if format in UNIX:
-        number = plain_number(value)
-        if number is None or math.isnan(number):
-            return None
-        seconds = math.floor(number / UNIX[format])
-        return seconds if abs(seconds) <= _LAST_SECOND else None
-    if format == "iso":
-        return _plain_iso(value)
-    parts = re.split(r"%(.)", format)
-    pattern = "".join(
-        f"({_DIRECTIVES[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)
-    )
-    match = re.fullmatch(pattern.encode(), value, re.DOTALL)
-    if not match:
-        return None
-    fields = dict(zip(parts[1::2], map(int, match.groups()), strict=True))
-    year = fields.get("Y", 1970)
-    for directive in parts[1::2]:  # the last directive that holds a year counts
-        if directive == "y":
-            year = fields["y"] + (2000 if fields["y"] < 69 else 1900)
-        elif directive == "Y":
-            year = fields["Y"]
-    hour, minute, second = (fields.get(name, 0) for name in "HMS")
-    month, of_month = fields.get("m", 1), fields.get("d", 1)
-    return _seconds(year, month, of_month, hour, minute, second)
-
-
-def _plain_iso(value: bytes) -> int | None:
-    """Parses a date, or a date and time of ISO 8601; without an offset it is UTC."""
-    match = _ISO.fullmatch(value)
-    if match is None:
-        return None
-    *moment, _, sign, hours, minutes = match.groups()
-    seconds = _seconds(*(int(number or 0) for number in moment))
-    offset = int(hours or 0) * 3600 + int(minutes or 0) * 60
-    if seconds is None or int(hours or 0) > 23 or int(minutes or 0) > 59:
-        return None
-    seconds += offset if sign == b"-" else -offset
-    return seconds if seconds <= _LAST_SECOND else None
-
-
-def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
-    """Seconds since 1970; None where there is no such time."""
-    try:
-        moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
-    except ValueError:
-        return None
-    return int(moment.timestamp())
+def time_of(value: bytes, format: str) -> int | None:
+    """Parses one time: seconds since 1970, None if it is missing or no time."""
+    seconds, bad = parse_times(joined([value]), format, 1)
+    return None if bad is not None or seconds[0, 0] == MISSING_TIME else int(seconds[0, 0])

@@ -172,12 +172,13 @@ class UserHistories:
         """The lists of users [n] before times [n], and how many of these may lack dropped events."""
         return self._lists_before(users, times, self._left(users, times))
 
-    def lengths_of(self, users: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
-        """The lengths [n] of these lists, by history; the lists are not made."""
+    def offsets_of(self, users: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+        """The offsets [n + 1] of these lists, by history; the lists are not made."""
         bounds = (run.before(users, times) for run in self.runs)
         prepared, *appended = (ends - begins for begins, ends in bounds)
         lengths = prepared + np.minimum(sum(appended), self._left(users, times))
-        return {name: np.minimum(lengths, most or _UNBOUNDED) for name, most in self.lengths.items()}
+        pairs = self.lengths.items()
+        return {name: ends_of(np.minimum(lengths, most or _UNBOUNDED)) for name, most in pairs}
 
     def _left(self, users: np.ndarray, times: np.ndarray) -> np.ndarray:
         """How many of the appended events before times [n] are not dropped: `kept`, less those after."""
