@@ -24,7 +24,7 @@ from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
 from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.tables import TableInput, as_table
 from hotrows.data.raw.text import TextInput
-from hotrows.data.raw.typed_files import TypedFileInput, open_typed_file
+from hotrows.data.raw.typed_files import TypedFileInput
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
 TypedInput = JsonInput | TypedFileInput | TableInput | RayInput | SnapshotInput
@@ -50,12 +50,10 @@ def inputs_of(raw: Any) -> list[Input]:
 def zone_of(inputs: Sequence[Input], column: str) -> str | None:
     """The zone that the type of a column of timestamps names, in the first input that has one."""
     for source in inputs:
-        if isinstance(source, TypedFileInput):
-            schema = open_typed_file(source, source.kind).schema
+        if isinstance(source, TypedFileInput | SnapshotInput):
+            schema = source.groups.schema
         elif isinstance(source, TableInput):
             schema = source.table.schema
-        elif isinstance(source, SnapshotInput):
-            schema = source.schema
         elif isinstance(source, RayInput):  # whose own types may be those of pandas
             schema = source.sample_rows(lambda num_columns: 1)[0].schema
         else:

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, cells_of_tables
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.reading import Reading, check_present
-from hotrows.data.raw.typed_files import sampled_batches, slices
-from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.typed_files import Groups, slices
 from hotrows.runtime.suggestions import one_line
 from hotrows.schema import Schema
 
@@ -30,46 +29,24 @@ _MAPPING = "delta.columnMapping.mode"  # other names in files than in the table
 
 @dataclass(frozen=True)
 class SnapshotInput:
-    """A table at a snapshot, which its name ends with.
-
-    schema: of its columns, in Arrow; size: its rows; files: those of its data; read: yields the record
-    batches of a file, of these columns.
-    """
+    """A table at a snapshot, which its name ends with. size: its rows; groups: the files of its data."""
 
     name: str
-    schema: Any
     size: int
-    files: Sequence[Any]
-    read: Callable[[Any, list[str]], Iterator[Any]]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its columns."""
-        return tuple(self.schema.names)
+    groups: Groups
 
     @property
     def stamp(self) -> list:
-        return [self.name, self.size, *self.names]
+        return [self.name, self.size, *self.groups.schema.names]
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
-        names = check_present(how, self.name, self.names)
-        batches = (batch for file in self.files for batch in self._batches(file, names))
-        tables = (pyarrow().Table.from_batches([batch]) for batch in batches)
-        return cells_of_tables(prefetch(tables, 1), self.name, how, skip)
+        return self.groups.chunks(self.name, self.size, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
         return self.size
 
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
-        def batches(file: int, num_rows: int) -> Iterator[Any]:
-            stored = self._batches(self.files[file], self.names)
-            return (piece for batch in stored for piece in slices(batch, num_rows))
-
-        return sampled_batches(len(self.files), self.size, limit(len(self.names)), batches)
-
-    def _batches(self, file: Any, names: Sequence[str]) -> Iterator[Any]:
-        with _explained(f"{self.name} cannot be read"):
-            yield from self.read(file, list(names))
+        return self.groups.sample(limit)
 
 
 def open_snapshot(item: str) -> SnapshotInput:
@@ -115,7 +92,7 @@ def _iceberg(name: str, number: int | None) -> SnapshotInput:
             yield from pyarrow().Table.from_batches([batch]).cast(kinds).select(names).to_batches()
 
     schema = scan.projection().as_arrow()
-    return SnapshotInput(f"iceberg:{name}@{number}", schema, scan.count(), files, read)
+    return _snapshot(f"iceberg:{name}@{number}", schema, scan.count(), files, read)
 
 
 def _delta(path: str, number: int | None) -> SnapshotInput:
@@ -136,4 +113,21 @@ def _delta(path: str, number: int | None) -> SnapshotInput:
         return fragment.to_batches(schema=dataset.schema, columns=names, batch_size=ROWS_PER_CHUNK)
 
     size = dataset.count_rows()
-    return SnapshotInput(f"delta:{path}@{table.version()}", dataset.schema, size, files, read)
+    return _snapshot(f"delta:{path}@{table.version()}", dataset.schema, size, files, read)
+
+
+def _snapshot(
+    name: str,
+    schema: Any,
+    size: int,
+    files: Sequence[Any],
+    read: Callable[[Any, list[str]], Iterator[Any]],
+) -> SnapshotInput:
+    """read: yields the record batches of a file, of these columns."""
+
+    def batches(file: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        with _explained(f"{name} cannot be read"):
+            for batch in read(files[file], list(columns)):
+                yield from slices(batch, num_rows)
+
+    return SnapshotInput(name, size, Groups(schema, len(files), lambda: size, batches))

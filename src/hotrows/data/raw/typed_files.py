@@ -1,6 +1,7 @@
 """Files whose columns have types: Parquet, Arrow IPC (Feather version 2) and ORC, group by group.
 
-A group is what a file stores together: a row group, a record batch, a stripe. One is read at a time.
+A group is what is stored together: a row group, a record batch, a stripe, or a file of a table. One is
+read at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,80 +25,94 @@ from hotrows.schema import Schema
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Rows that are stored in groups.
+
+    schema: of the columns, as Arrow has them. count: counts the rows of all groups. batches: called with
+    a group, columns and a number of rows, yields record batches of at most so many rows.
+    """
+
+    schema: Any
+    num_groups: int
+    count: Callable[[], int]
+    batches: Callable[[int, Sequence[str], int], Iterator[Any]]
+
+    def chunks(self, name: str, size: int, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
+        """See `inputs`. size: of all groups, of which each has an equal share of the progress."""
+        first_row = 0
+        for number, (read, batch) in enumerate(prefetch(self._batches(name, how), 1)):
+            cells = cells_of(batch, name, first_row, how)
+            yield int(read / self.num_groups * size), cells.num_rows if number < skip else cells
+            first_row += batch.num_rows
+
+    def _batches(self, name: str, how: Reading) -> Iterator[tuple[int, Any]]:
+        """Yields (groups that were read, record batch)."""
+        columns = check_present(how, name, tuple(self.schema.names))
+        for group in range(self.num_groups):
+            for batch in self.batches(group, columns, rows_per_chunk(how.schema)):
+                yield group + 1, batch
+
+    def sample(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        """A table of at most `limit(columns)` rows, from all groups or BLOCKS of them; and whether it has
+        all rows. Of fewer groups than BLOCKS each is read through."""
+        names, num_rows = self.schema.names, self.count()
+        most = limit(len(names))
+        is_all, num_of_block = num_rows <= most, most // BLOCKS
+        at_once = ROWS_PER_CHUNK if is_all else min(ROWS_PER_CHUNK, max(num_of_block, num_rows // BLOCKS))
+        step, few = (
+            (self.num_groups // BLOCKS, 1) if self.num_groups >= BLOCKS and not is_all else (1, None)
+        )
+        chosen = [
+            batch
+            if is_all
+            else batch.take(np.arange(min(num_of_block, batch.num_rows)))  # a slice would hold all
+            for group in range(0, self.num_groups, step)
+            for batch in islice(self.batches(group, names, at_once), few)
+        ]
+        if not is_all:
+            chosen = [chosen[len(chosen) * i // BLOCKS] for i in range(min(BLOCKS, len(chosen)))]
+        return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
+
+
+@dataclass(frozen=True)
 class TypedFileInput(File):
     """A Parquet, Arrow or ORC file; its progress counts its groups, by their share of the bytes."""
 
     kind: str = "Parquet"
 
+    @property
+    def groups(self) -> Groups:
+        """The file, opened: checked, and with the columns that its path holds as `key=value`."""
+        opened, pa = open_typed_file(self, self.kind), pyarrow()
+        schema, inside = opened.schema, set(opened.schema.names)
+        for name in (name for name in self.partitions if name not in inside):
+            schema = schema.append(pa.field(name, pa.string()))
+
+        def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+            with explained(f"{self.name} is damaged"):
+                for batch in opened.batches(group, [c for c in columns if c in inside], num_rows):
+                    yield _with_partitions(checked(batch, self.name, self.kind), columns, self)
+
+        def count() -> int:
+            with explained(f"{self.name} is damaged"):
+                return opened.count()
+
+        return Groups(schema, opened.num_groups, count, batches)
+
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
-        size, batches = self.size, prefetch(_batches(self, self.kind, how), 1)
-        for number, (share, first_row, batch) in enumerate(batches):
-            cells = cells_of(batch, self.name, first_row, how)
-            yield int(share * size), cells.num_rows if number < skip else cells
+        return self.groups.chunks(self.name, self.size, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
-        opened = open_typed_file(self, self.kind)
-        with explained(f"{self.name} is damaged"):
-            return opened.num_rows
+        return self.groups.count()
 
     def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
-        opened = open_typed_file(self, self.kind)
-        names, columns = opened.schema.names, _with_names_of_path(opened, self)
-
-        def batches(group: int, num_rows: int) -> Iterator[Any]:
-            read = (checked(b, self.name, self.kind) for b in opened.batches(group, names, num_rows))
-            return (with_partitions(batch, columns, self) for batch in read)
-
-        with explained(f"{self.name} is damaged"):
-            return sampled_batches(opened.num_groups, opened.num_rows, limit(len(columns)), batches)
+        return self.groups.sample(limit)
 
 
-def sampled_batches(
-    num_groups: int, num_rows: int, most: int, batches: Callable[[int, int], Iterator[Any]]
-) -> tuple[Any, bool]:
-    """A table of at most `most` rows, from all groups or BLOCKS of them; and whether it has all rows.
-
-    num_rows: of all groups; batches: called with a group and a number of rows, yields record batches of
-    at most so many. Of fewer groups than BLOCKS each is read through.
-    """
-    is_all, num_of_block = num_rows <= most, most // BLOCKS
-    at_once = ROWS_PER_CHUNK if is_all else min(ROWS_PER_CHUNK, max(num_of_block, num_rows // BLOCKS))
-    step, few = (num_groups // BLOCKS, 1) if num_groups >= BLOCKS and not is_all else (1, None)
-    chosen = [
-        batch
-        if is_all
-        else batch.take(np.arange(min(num_of_block, batch.num_rows)))  # a slice would hold all
-        for group in range(0, num_groups, step)
-        for batch in islice(batches(group, at_once), few)
-    ]
-    if not is_all:
-        chosen = [chosen[len(chosen) * i // BLOCKS] for i in range(min(BLOCKS, len(chosen)))]
-    return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
-
-
-class TypedFile(Protocol):
-    """An open file of a kind."""
-
-    @property
-    def schema(self) -> Any:
-        """The columns, as Arrow has them."""
-        ...
-
-    @property
-    def num_groups(self) -> int: ...
-
-    @property
-    def num_rows(self) -> int: ...
-
-    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
-        """Yields the columns of a group as record batches of at most so many rows."""
-        ...
-
-
-def open_typed_file(file: File, kind: str) -> TypedFile:
+def open_typed_file(file: File, kind: str) -> Groups:
     """Opens a file of a kind; an error if it is damaged."""
     if kind == "Parquet":
-        return _Parquet(open_parquet_file(file))
+        return _parquet(open_parquet_file(file))
     with explained(f"{file.name} is no whole {kind} file"):
         source = _mapped(file) if file.system is None else file.open()
         return _OPEN[kind](source)
@@ -115,22 +130,6 @@ def open_parquet_file(file: File, **options: Any) -> Any:
 
 def _mapped(file: File) -> Any:
     return pyarrow().memory_map(os.fsencode(file.path))
-
-
-def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, Any]]:
-    """Yields (share of the groups that was read, number of the first row, record batch)."""
-    opened = open_typed_file(file, kind)
-    with explained(f"{file.name} is damaged"):
-        names = _with_names_of_path(opened, file)
-        columns = check_present(how, file.name, names)
-        inside = set(opened.schema.names)
-        stored = [column for column in columns if column in inside]
-        first_row = 0
-        for group in range(opened.num_groups):
-            for batch in opened.batches(group, stored, rows_per_chunk(how.schema)):
-                read = with_partitions(checked(batch, file.name, kind), columns, file)
-                yield (group + 1) / opened.num_groups, first_row, read
-                first_row += batch.num_rows
 
 
 def checked(batch: Any, name: str, kind: str) -> Any:
@@ -154,12 +153,6 @@ def checked(batch: Any, name: str, kind: str) -> Any:
     return batch
 
 
-def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
-    """Names of the columns in a file, and of those that its path holds as `key=value`."""
-    names = opened.schema.names
-    return (*names, *(name for name in file.partitions if name not in names))
-
-
 @contextmanager
 def explained(problem: str) -> Iterator[None]:
     """Turns errors of Arrow into one that names the file."""
@@ -170,84 +163,57 @@ def explained(problem: str) -> Iterator[None]:
         raise ValueError(f"{problem} ({first_line(error)}); write it again") from error
 
 
-@dataclass(frozen=True)
-class _Parquet:
-    file: Any
+def _parquet(file: Any) -> Groups:
+    def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        return file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns))
 
-    @property
-    def schema(self) -> Any:
-        return self.file.schema_arrow
-
-    @property
-    def num_groups(self) -> int:
-        return self.file.num_row_groups
-
-    @property
-    def num_rows(self) -> int:
-        return self.file.metadata.num_rows
-
-    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
-        return self.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns))
+    return Groups(file.schema_arrow, file.num_row_groups, lambda: file.metadata.num_rows, batches)
 
 
-class _Ipc:
+def _ipc(source: Any) -> Groups:
     """An Arrow IPC file; of compressed ones only the columns that are read are decompressed."""
+    ipc = pyarrow().ipc
+    file = ipc.open_file(source)
+    names = file.schema.names
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self._file = pyarrow().ipc.open_file(source)
-        self.schema = self._file.schema
-        self.num_groups = self._file.num_record_batches
-
-    @property
-    def num_rows(self) -> int:
-        narrow = self._of_columns(self.schema.names[:1])
-        return sum(narrow.get_batch(group).num_rows for group in range(self.num_groups))
-
-    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
-        batch = self._of_columns(columns).get_batch(group)
-        return slices(batch.select(list(columns)), num_rows)
-
-    def _of_columns(self, columns: Sequence[str]) -> Any:
-        ipc = pyarrow().ipc
+    def batch_of(group: int, columns: Sequence[str]) -> Any:
         wanted = set(columns)
-        places = [place for place, name in enumerate(self.schema.names) if name in wanted]
-        return ipc.open_file(self._source, options=ipc.IpcReadOptions(included_fields=places))
+        places = [place for place, name in enumerate(names) if name in wanted]
+        opened = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=places))
+        return opened.get_batch(group)
+
+    def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        return slices(batch_of(group, columns).select(list(columns)), num_rows)
+
+    def count() -> int:
+        return sum(batch_of(group, names[:1]).num_rows for group in range(file.num_record_batches))
+
+    return Groups(file.schema, file.num_record_batches, count, batches)
 
 
-class _IpcStream:
+def _ipc_stream(source: Any) -> Groups:
     """An Arrow stream, as one group: record batches until its end."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self.schema = self._opened().schema
-        self.num_groups = 1
+    def opened() -> Any:
+        source.seek(0)
+        return pyarrow().ipc.open_stream(source)
 
-    @property
-    def num_rows(self) -> int:
-        return sum(batch.num_rows for batch in self._opened())
+    def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        return (piece for b in opened() for piece in slices(b.select(list(columns)), num_rows))
 
-    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
-        for batch in self._opened():
-            yield from slices(batch.select(list(columns)), num_rows)
-
-    def _opened(self) -> Any:
-        self._source.seek(0)
-        return pyarrow().ipc.open_stream(self._source)
+    return Groups(opened().schema, 1, lambda: sum(batch.num_rows for batch in opened()), batches)
 
 
-class _Orc:
-    def __init__(self, source: Any) -> None:
-        from pyarrow import orc
+def _orc(source: Any) -> Groups:
+    from pyarrow import orc
 
-        self._file = orc.ORCFile(source)
-        self.schema = self._file.schema
-        self.num_groups = self._file.nstripes
-        self.num_rows = self._file.nrows
+    file = orc.ORCFile(source)
 
-    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
-        batch = self._file.read_stripe(group, columns=list(columns))
-        return slices(batch.select(list(columns)), num_rows)
+    def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        stripe = file.read_stripe(group, columns=list(columns))
+        return slices(stripe.select(list(columns)), num_rows)
+
+    return Groups(file.schema, file.nstripes, lambda: file.nrows, batches)
 
 
 def slices(batch: Any, num_rows: int) -> Iterator[Any]:
@@ -255,7 +221,7 @@ def slices(batch: Any, num_rows: int) -> Iterator[Any]:
     return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))
 
 
-def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
+def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
     pa, stored = pyarrow(), set(batch.schema.names)
     for name in (name for name in columns if name not in stored):
@@ -266,8 +232,4 @@ def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     return batch
 
 
-_OPEN: dict[str, Callable[[Any], TypedFile]] = {
-    "Arrow IPC": _Ipc,
-    "Arrow stream": _IpcStream,
-    "ORC": _Orc,
-}
+_OPEN: dict[str, Callable[[Any], Groups]] = {"Arrow IPC": _ipc, "Arrow stream": _ipc_stream, "ORC": _orc}

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Protocol
 from hotrows.data.raw.encodings import COMPRESSIONS
 from hotrows.data.raw.files import File, kind_of, pyarrow
 from hotrows.data.raw.text import Layout
-from hotrows.data.raw.typed_files import TypedFile, checked, explained, open_typed_file
+from hotrows.data.raw.typed_files import Groups, checked, explained, open_typed_file
 from hotrows.data.streams.events import (
     LineEvents,
     RawEvents,
@@ -102,10 +102,8 @@ class _RowsFile:
 
     line = 1
 
-    def __init__(
-        self, path: Path, kind: str, opened: TypedFile, status: os.stat_result, sum_: int
-    ) -> None:
-        self._path, self._kind, self._opened, self._num_rows = path, kind, opened, opened.num_rows
+    def __init__(self, path: Path, kind: str, opened: Groups, status: os.stat_result, sum_: int) -> None:
+        self._path, self._kind, self._opened, self._num_rows = path, kind, opened, opened.count()
         self.offset, self.status, self._sum = 0, status, sum_
         self._batches = self._from_group(0)
         self._batch: Any = None
