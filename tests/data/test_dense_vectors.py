@@ -103,7 +103,7 @@ def test_shards_hold_float16_where_all_vectors_say_so_and_a_shuffle_moves_whole_
 
 def test_chunks_of_wide_vectors_have_fewer_rows(tmp_path, monkeypatch):
     whole = prepared(TABLE, tmp_path)
-    monkeypatch.setattr("hotrows.data.raw.arrow._NUMBERS_PER_CHUNK", 7 * WIDTH)
+    monkeypatch.setattr("hotrows.data.raw.cells._NUMBERS_PER_CHUNK", 7 * WIDTH)
     (tmp_path / "cut").mkdir()
     np.testing.assert_array_equal(dense_of(whole), dense_of(prepared(TABLE, tmp_path / "cut")))
 

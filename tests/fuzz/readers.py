@@ -26,7 +26,7 @@ from pyarrow import orc
 from hotrows.data import prepare
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.stream import stream
-from hotrows.data.raw import arrow as arrow_reader
+from hotrows.data.raw import cells as arrow_reader
 from hotrows.data.raw import files
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading

@@ -17,7 +17,7 @@ import numpy as np
 from hotrows.data.columns.history import USERS
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.encoder import Encoder, check_columns
-from hotrows.data.raw.arrow import cells_of
+from hotrows.data.raw.cells import cells_of
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading, check_histories
 from hotrows.data.raw.tables import as_table

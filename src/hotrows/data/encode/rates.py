@@ -23,11 +23,10 @@ import numpy as np
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import MISSING
 from hotrows.data.columns.of_schema import SchemaColumns, missing_of
-from hotrows.data.columns.tally import no_tally, tally_of
 from hotrows.data.raw.reading import show
 from hotrows.data.rows import Rows
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.shards import Written, written_of
+from hotrows.data.stored.shards import Written, no_tally, tally_of, written_of
 from hotrows.runtime.sums import Summed
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import TIME_TRANSFORMS

@@ -14,8 +14,8 @@ import numpy as np
 from hotrows.data.columns.id import IdColumn
 from hotrows.data.columns.list import ListColumn
 from hotrows.data.columns.of_schema import SchemaColumns
-from hotrows.data.raw.arrow import cells_of
 from hotrows.data.raw.arrow_arrays import first_line, is_list, unnested, value_at
+from hotrows.data.raw.cells import cells_of
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.typed_files import open_parquet_file

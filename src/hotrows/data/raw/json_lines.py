@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import cells_of
 from hotrows.data.raw.arrow_arrays import first_line, is_list
-from hotrows.data.raw.cells import Cells
+from hotrows.data.raw.cells import Cells, cells_of
 from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, pyarrow, sampled_lines
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.schema import Schema

@@ -46,6 +46,8 @@ _AFFIXED = (  # a sign or a currency before, a sign or a unit behind, a number i
 _MOST_AFFIXES = 3  # codes such as 12A have more
 _MAY_BE_TIME = re.compile(r" *\d+[-/.]\d+[-/.T\d:+ Z]*")
 _LOOKED_AT = 200  # values, for times
+_TYPED_NAME = re.compile(r"(.+):(token|token_seq|float|float_seq)")
+_OF_TYPED_NAMES = " "  # of lists
 
 
 @dataclass(frozen=True)
@@ -288,3 +290,31 @@ def _bytes(value: str) -> bytes:
 
 def _shown(values: list[str]) -> str:
     return ", ".join(map(repr, values[:3]))
+
+
+def columns_of_types(columns: Sequence[RawColumn]) -> tuple[list[Column], dict[str, str]]:
+    """The columns by their names without types, of the kinds that these say, and the names in the file by
+    those names. Nothing is renamed unless every column has a type."""
+    matches = [_TYPED_NAME.fullmatch(column.name) for column in columns]
+    names = [match[1] for match in matches if match]
+    if len(set(names)) < len(columns):
+        return [column_of_kind(column) for column in columns], {}
+    understood = [
+        _of_type(replace(column, name=match[1]), match[2])
+        for column, match in zip(columns, matches, strict=True)
+        if match
+    ]
+    return understood, dict(zip(names, (column.name for column in columns), strict=True))
+
+
+def _of_type(column: RawColumn, kind: str) -> Column:
+    values = column.values
+    if kind == "float":
+        return replace(column_of_kind(column), is_typed=True)
+    if kind == "float_seq":
+        return Column(column.name, "other", [], Counter())
+    if kind == "token":
+        return Column(column.name, "text", values, Counter(x for x in values if x is not None))
+    lists = [x if x is None else str(x).split(_OF_TYPED_NAMES) for x in values]
+    counts = Counter(x for cell in lists if cell for x in cell)
+    return Column(column.name, "list", lists, counts, separator=_OF_TYPED_NAMES, is_typed=True)

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import cells_of_tables
 from hotrows.data.raw.arrow_arrays import is_pickled
-from hotrows.data.raw.cells import Cells
+from hotrows.data.raw.cells import Cells, cells_of_tables
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK
-from hotrows.data.raw.cells import Cells
+from hotrows.data.raw.cells import ROWS_PER_CHUNK, Cells
 from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.typed_files import Groups, slices

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import cells_of_tables
 from hotrows.data.raw.arrow_arrays import first_line, is_list
-from hotrows.data.raw.cells import Cells
+from hotrows.data.raw.cells import Cells, cells_of_tables
 from hotrows.data.raw.files import BLOCKS, pyarrow
 from hotrows.data.raw.reading import Reading
 from hotrows.runtime.user_warnings import warn

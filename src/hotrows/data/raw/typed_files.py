@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, cells_of, rows_per_chunk
 from hotrows.data.raw.arrow_arrays import first_line
-from hotrows.data.raw.cells import Cells
+from hotrows.data.raw.cells import ROWS_PER_CHUNK, Cells, cells_of, rows_per_chunk
 from hotrows.data.raw.files import BLOCKS, File, pyarrow
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.engine.pipeline.prefetch import prefetch

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.raw.arrow import cells_of
-from hotrows.data.raw.cells import Cells
+from hotrows.data.raw.cells import Cells, cells_of
 from hotrows.data.raw.encodings import recoded
 from hotrows.data.raw.files import chunk_of, pyarrow
 from hotrows.data.raw.json_lines import table_of_lines, with_columns

@@ -39,7 +39,6 @@ from typing import Any, TypeVar, cast
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import ColumnMoments
 from hotrows.data.columns.of_schema import SchemaColumns
-from hotrows.data.columns.tally import Tally, no_tally
 from hotrows.data.encode.cluster import tasks
 from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, EncodedBlocks, Surveyed
 from hotrows.data.encode.encoder import Encoder, owners_of
@@ -50,7 +49,7 @@ from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.raw.values import joined
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
-from hotrows.data.stored.shards import Written, rows_per_shard, written_of
+from hotrows.data.stored.shards import Tally, Written, no_tally, rows_per_shard, written_of
 from hotrows.schema import Schema
 
 _RETRIES = 10  # of a task whose worker or machine was killed; an error of its own is not retried

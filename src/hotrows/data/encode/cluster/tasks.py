@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.candidates import rows_of_candidates
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.columns.stream import rows_of_candidates
 from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
 from hotrows.data.encode.events import EventIndex, Matches
 from hotrows.data.encode.passes import CountedRows, without_features
@@ -31,7 +31,7 @@ from hotrows.data.encode.passes import count as count_rows
 from hotrows.data.encode.passes import encode as encode_rows
 from hotrows.data.encode.split import FirstRow, SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
-from hotrows.data.raw.arrow import table_cells
+from hotrows.data.raw.cells import table_cells
 from hotrows.data.raw.ray_dataset import table_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import RawIds, hash_values, mix64
