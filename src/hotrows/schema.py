@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
@@ -296,7 +297,7 @@ class Schema:
         """Every raw column that is read, each once: of features, labels, weight, group, time, request."""
         others = (self.weight, self.group, self.time and self.time.column, self.request, self.user)
         columns = [self.column_of(feature) for feature in self.features]
-        columns += [str(feature.weights) for feature in self.weighted]
+        columns += [feature.weights for feature in self.sparse if feature.weights is not None]
         columns += [column_of(label) for label in self.labels]
         return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))
 
@@ -304,7 +305,7 @@ class Schema:
         """The raw column a feature reads: the time's, or, of a history, that of lists to predict."""
         if feature.name in self.histories:
             return feature.name
-        if isinstance(feature, Sparse) and feature.transform in TIME_TRANSFORMS:
+        if getattr(feature, "transform", None) in TIME_TRANSFORMS:
             assert self.time is not None
             return self.time.column
         return column_of(feature)
@@ -343,9 +344,9 @@ class Schema:
         return tuple(f for f in self.features if isinstance(f, Sparse))
 
     @cached_property
-    def weighted(self) -> tuple[Sparse, ...]:
-        """The features whose ids have weights."""
-        return tuple(feature for feature in self.sparse if feature.weights is not None)
+    def single(self) -> tuple[Sparse, ...]:
+        """The features of one id per sample."""
+        return tuple(feature for feature in self.sparse if not feature.many)
 
     @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -383,11 +384,12 @@ class Schema:
 
     def with_rows(self, rows: dict[str, int]) -> Schema:
         """Fills in the number of rows of every vocabulary: {vocabulary: rows}."""
-        sized = tuple(
-            f if isinstance(f, Dense) else dataclasses.replace(f, rows=rows[vocabulary_of(f)])
-            for f in self.features
-        )
-        return dataclasses.replace(self, features=sized)
+        return self.with_fields({f.name: {"rows": rows[vocabulary_of(f)]} for f in self.id_features})
+
+    def with_fields(self, fields: Mapping[str, Mapping[str, Any]]) -> Schema:
+        """Changes fields of features, {feature: {field: value}}."""
+        features = (dataclasses.replace(f, **fields.get(f.name, {})) for f in self.features)
+        return dataclasses.replace(self, features=tuple(features))
 
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]

@@ -476,7 +476,7 @@ def of_requests(base: Base, tables: Callable[[], tuple[Any, Any]]) -> Read:
 
 def names_of(schema: Schema) -> list[str]:
     """The features with ids, and the weights of ids."""
-    return [f.name for f in schema.id_features] + [weights_of(f.name) for f in schema.weighted]
+    return [f.name for f in schema.id_features] + [weights_of(f.name) for f in schema.sparse if f.weights]
 
 
 def lists_of(ids: np.ndarray, offsets: np.ndarray | None, size: int) -> list[list[int]]:
@@ -491,7 +491,7 @@ def of_file(base: Base, path: str, is_past: bool) -> Read:
     features = names_of(schema)
     read: Read = {name: [] for name in [*features, "dense"]}
     sections = [f"ids/{f.name}" for f in schema.id_features]
-    sections += [f"weights/{f.name}" for f in schema.weighted]
+    sections += [f"weights/{f.name}" for f in schema.sparse if f.weights]
     for _, columns in stream(inputs_of(path), Reading(schema, 1, False)):
         rows = base.encoder.encode_rows(columns)
         for section, name in zip(sections, features, strict=True):

@@ -226,8 +226,7 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
             for part_name, part in parts.items()
         }
 
-    numbers = (*data.schema.dense, *data.schema.vectors)
-    dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in numbers)
+    dense = (FieldUse(name, "dense", share("missing", name), None) for name in data.schema.dense_places)
     ids = (
         FieldUse(f.name, type(f).__name__.lower(), share("missing", f.name), share("unknown", f.name))
         for f in data.schema.id_features

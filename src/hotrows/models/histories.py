@@ -75,10 +75,10 @@ def histories_of(
 
     The target of a sequence is the first feature of one id per sample that shares its vocabulary.
     """
-    targets = {vocabulary_of(f): f.name for f in reversed(schema.sparse) if not f.many}
+    targets = {vocabulary_of(f): f.name for f in reversed(schema.single)}
     sequences = {f.name: f for f in schema.sequences}
     if histories is None:
-        histories = [f.name for f in schema.sequences if vocabulary_of(f) in targets]
+        histories = [name for name, f in sequences.items() if vocabulary_of(f) in targets]
         if not histories:
             raise ValueError(
                 f"{model} compares a sequence of ids with a feature that shares its vocabulary, but "

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hotrows.optim import RowOptimizer
-from hotrows.schema import Schema, is_list, vocabulary_of
+from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Constant, Cross, Initializer, Table, Uniform
 
 VECTOR = "vector"
@@ -103,7 +103,7 @@ def cross_tables(
 
 def crosses_of(schema: Schema, crosses: Sequence[Sequence[str]], rows: int) -> tuple[Cross, ...]:
     """Crosses of features by name, `rows` buckets each; crosses: [["user", "item"]]."""
-    crossable = [feature.name for feature in schema.sparse if not is_list(feature)]
+    crossable = [feature.name for feature in schema.single]
     for names in crosses:
         if isinstance(names, str):
             raise ValueError(

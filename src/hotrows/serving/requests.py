@@ -96,6 +96,7 @@ class RequestEncoder:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
         self._histories, self._has_histories = histories, histories() is not None
+        self._lists = encoder.schema.histories  # names of columns, too, that have them as lists
         how = "either" if self._has_histories else "lists"
         self._of_schema = encoder.columns_with(how)
         self._how = Reading(self.schema, encoder.threads, False, histories=how)
@@ -124,7 +125,7 @@ class RequestEncoder:
                 f"{', '.join(names) or 'none'}"
             )
         columns = {*read, *shared.column_names}
-        of_users = columns & {*self.schema.histories, self.schema.user}
+        of_users = columns & {*self._lists, self.schema.user}
         if not self._has_histories or of_users != {self.schema.user}:
             check_histories(self.schema, "the request", columns)
         table = table.select(read or names[:1]).combine_chunks()  # without a column it has no rows
@@ -186,7 +187,7 @@ class RequestEncoder:
 
     def _users(self, raw: RawRows, names: set[str]) -> tuple[np.ndarray, np.ndarray] | None:
         """Users and times whose histories a version has; None where there are lists."""
-        if not self._has_histories or names & {*self.schema.histories}:
+        if not self._has_histories or names & {*self._lists}:
             return None
         times = raw.get("times")
         times = np.array([NEWEST]) if times is None else times
@@ -194,9 +195,8 @@ class RequestEncoder:
 
     def _uncounted(self, rows: Rows) -> Rows:
         """Encoded rows whose histories are not counted as empty: a version has them."""
-        names, nothing = self.schema.histories, np.zeros(0, np.int64)
-        ids = {f"ids/{name}": nothing for name in names}
-        return rows.with_arrays(ids, dict.fromkeys(names, np.zeros(1, np.int64)))
+        ids = {f"ids/{name}": np.zeros(0, np.int64) for name in self._lists}
+        return rows.with_arrays(ids, dict.fromkeys(self._lists, np.zeros(1, np.int64)))
 
     def _read(self, table: Any) -> RawRows:
         (batch,) = table.combine_chunks().to_batches()

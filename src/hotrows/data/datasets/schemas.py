@@ -17,7 +17,7 @@ from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.json_file import build
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Dense, Schema, vocabulary_of
+from hotrows.schema import Schema, vocabulary_of
 
 BY_NAME = {data_set.name: data_set.schema for data_set in datasets.ALL}
 criteo = BY_NAME["criteo"]
@@ -33,13 +33,8 @@ def with_min_count(schema: Schema, min_count: int) -> Schema:
     >>> with_min_count(schema, 5).id_features[0].min_count
     5
     """
-    features = tuple(
-        feature
-        if isinstance(feature, Dense) or feature.dynamic is not None
-        else dataclasses.replace(feature, min_count=min_count)
-        for feature in schema.features
-    )
-    return dataclasses.replace(schema, features=features)
+    counted = [feature.name for feature in schema.id_features if feature.dynamic is None]
+    return schema.with_fields({key: {"min_count": min_count} for key in counted})
 
 
 def with_dynamic(schema: Schema, declared: Iterable[str]) -> Schema:
@@ -60,15 +55,8 @@ def with_dynamic(schema: Schema, declared: Iterable[str]) -> Schema:
             )
         numbers = {what: int(value) for what, value in pairs.items() if value.isdigit()}
         dynamic, vocabulary = build(Dynamic, {**pairs, **numbers}), vocabulary_of(features[name])
-        schema = dataclasses.replace(
-            schema,
-            features=tuple(
-                dataclasses.replace(feature, dynamic=dynamic, min_count=1)
-                if not isinstance(feature, Dense) and vocabulary_of(feature) == vocabulary
-                else feature
-                for feature in schema.features
-            ),
-        )
+        reading = [f.name for f in schema.id_features if vocabulary_of(f) == vocabulary]
+        schema = schema.with_fields({key: {"dynamic": dynamic, "min_count": 1} for key in reading})
     return schema
 
 

@@ -261,8 +261,7 @@ class EventFiles(EventIndex):
         if not path.exists():
             into = {
                 column.name: self._mapped(f"ids-{number}", column.lookup.dtype)
-                for number, column in enumerate(encoder.columns.ids)
-                if column.name in self.schema.histories
+                for number, column in enumerate(histories_of(encoder.schema))
             }
             for columns in self._chunks(self._values_read, progress):
                 places = self._places_of(columns)

@@ -211,9 +211,9 @@ def _with_zone(schema: Schema, inputs: Sequence[Input]) -> Schema:
 
 def _check_events(schema: Schema, events: Sequence[Input]) -> None:
     """Raises ValueError unless there are events if and only if the schema has histories."""
-    if bool(events) != bool(schema.histories):
+    if bool(events) != bool(histories := schema.histories):
         raise ValueError(
-            f"schema {schema.name!r} has histories {list(schema.histories)}, and events were "
+            f"schema {schema.name!r} has histories {list(histories)}, and events were "
             f"{'' if events else 'not '}given: histories=(SEQUENCE, ...) in the schema and events=FILE "
             f"(--events FILE) belong together"
         )

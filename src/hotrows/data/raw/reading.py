@@ -39,14 +39,12 @@ class Reading:
     @property
     def columns(self) -> tuple[str, ...]:
         """The raw columns that are read, each once, without those to keep."""
-        columns, unread = self.schema.raw_columns, self.schema.histories
+        schema, columns = self.schema, list(self.schema.raw_columns)
         if self.histories in ("references", "lines"):
-            others = {self.schema.column_of(f) for f in self.schema.features if f.name not in unread}
-            columns = tuple(c for c in columns if c in others or c not in unread)
-        if self.histories == "lines":
-            columns += tuple(
-                column_of(f) for f in self.schema.sequences if f.name in self.schema.histories
-            )
+            unread = [feature for feature in schema.features if feature.name in schema.histories]
+            others = {schema.column_of(f) for f in schema.features if f not in unread}
+            columns = [c for c in columns if c in others or c not in {f.name for f in unread}]
+            columns += map(column_of, unread if self.histories == "lines" else ())
         return tuple(dict.fromkeys([*columns, *([self.by] if self.by else [])]))
 
     @property

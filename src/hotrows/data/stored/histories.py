@@ -76,12 +76,8 @@ def cut_histories(schema: Schema, last: int) -> Schema:
             f"expected histories in schema {schema.name!r}, and at least 1 as the number of last events, "
             f"not {last}; longer lists are cut when data is prepared (max_length)"
         )
-    cut = {
-        column.name: dataclasses.replace(column.feature, max_length=min(last, column.max_length or last))
-        for column in histories_of(schema)
-    }
-    features = tuple(cut.get(f.name, f) for f in schema.features)
-    return dataclasses.replace(schema, features=features)
+    lengths = {column.name: column.max_length or last for column in histories_of(schema)}
+    return schema.with_fields({name: {"max_length": min(last, n)} for name, n in lengths.items()})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

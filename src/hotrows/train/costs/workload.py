@@ -24,7 +24,7 @@ from hotrows.ops.record import layout_of
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.runtime.random_numbers import restored
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Schema, is_list, vocabulary_of
+from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import BITS, Table
 from hotrows.train.costs.frequencies import Frequencies
 from hotrows.train.costs.volumes import StepWork, TableLoad
@@ -156,10 +156,7 @@ def _lookups(data: EncodedData) -> dict[str, float]:
     """Mean number of ids of each feature in a sample."""
     train = data.parts["train"]
     features = [feature for readers in readers_of(data.schema).values() for feature in readers]
-    return {
-        feature.name: train.values.get(feature.name, train.rows) / train.rows if is_list(feature) else 1.0
-        for feature in features
-    }
+    return {f.name: train.values.get(f.name, train.rows) / train.rows for f in features}
 
 
 def _criteo_kaggle() -> Workload:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from hotrows.data import EncodedData, Loader
-from hotrows.schema import is_list
 
 _SAMPLES, _FEATURES = 60_000, 28  # that are looked at, at most
 _PAIRS, _LEAST = 4, 40.0  # that are chosen at most; nats that each one gains
@@ -23,7 +22,7 @@ _BATCH, _STEPS = 4096, 6  # of reading; of Newton's method
 
 def chosen(data: EncodedData, label: str | None) -> list[list[str]]:
     """The names of the features of each pair, the best one first; none of labels that are not 0 and 1."""
-    names = [feature.name for feature in data.schema.sparse if not is_list(feature)]
+    names = [feature.name for feature in data.schema.single]
     labels = [one.name for one in data.schema.labels]
     task = labels.index(label) if label in labels else 0  # another one is refused later, with advice
     if len(names) < 2 or not data.schema.labels[task].values.binary:

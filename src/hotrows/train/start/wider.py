@@ -79,11 +79,11 @@ class _Widening:
         columns = [(place.get(n, _OLD), p.tables[t]) for p in packs for n, t in p.columns]
         fields = [place for place, table in columns if table.role == VECTOR]
         dims = [table.dim for _, table in columns if table.role == VECTOR]
-        numbers = (*schema.dense, *schema.vectors)
-        dense = np.repeat([place[f.name] for f in numbers], [f.width or 1 for f in numbers])
+        numbers, spans = list(map(place.__getitem__, schema.dense_places)), schema.dense_places.values()
+        dense = np.repeat(numbers, [span.stop - span.start for span in spans])
         inputs = {n: m for n, m in steps.model.named_modules() if isinstance(m, DenseInput)}
         widths = next((module.widths for module in inputs.values()), [])
-        narrow = np.repeat([place[f.name] for f in numbers], widths) if inputs else dense
+        narrow = np.repeat(numbers, widths) if inputs else dense
         vectors = np.repeat(fields, dims).tolist()
         pairs = [min(a, b) for i, a in enumerate(fields) for b in (_OLD, *fields[:i])]  # those of DLRM
         behind = [*vectors, *narrow, *vectors]

@@ -23,10 +23,10 @@ log = logging.getLogger("hotrows")
 
 def of_model(config: TrainConfig, data: EncodedData) -> None:
     """Names the model that was chosen, and what it was chosen by; another kind where data are for it."""
-    schema = data.schema
+    schema, num_sequences = data.schema, len(data.schema.sequences)
     labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
     log.info(
-        f"model: {config.model} ({labels}sequences {len(schema.sequences) or 'none'}, "
+        f"model: {config.model} ({labels}sequences {num_sequences or 'none'}, "
         f"{len(schema.sparse)} id features, {len(schema.dense_places)} dense); choose with --model, or "
         f"model="
     )
@@ -34,7 +34,7 @@ def of_model(config: TrainConfig, data: EncodedData) -> None:
         joined = ", ".join("*".join(names) for names in crosses)
         log.info(f"pairs that say more of the label together are ids of their own: {joined}")
     most = max((stored.num_distinct for stored in data.vocabularies.values()), default=0)
-    if data.parts["train"].rows <= _SMALL and most <= _FEW_VALUES and not schema.sequences:
+    if data.parts["train"].rows <= _SMALL and most <= _FEW_VALUES and not num_sequences:
         log.info(
             f"few rows, and no column of more than {most:,} values: gradient boosting (LightGBM, "
             f"CatBoost) is often as good on such data, or better"
