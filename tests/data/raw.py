@@ -37,12 +37,12 @@ def read(data: EncodedData, part: str = "train") -> tuple[np.ndarray, np.ndarray
     stored_part = data.parts[part]
     if not stored_part.rows:
         return (
-            np.zeros((len(stored_part.features), 0)),
+            np.zeros((len(stored_part.columns.ids), 0)),
             np.zeros((0, len(stored_part.schema.dense))),
             np.zeros(0),
         )
     (batch,) = Loader(stored_part, stored_part.rows, shuffle=False).batches(0)
-    ids = batch.ids.reshape(len(stored_part.features), stored_part.rows)
+    ids = batch.ids.reshape(len(stored_part.columns.ids), stored_part.rows)
     return ids.numpy(), batch.dense.numpy(), batch.labels.numpy()
 
 

@@ -11,7 +11,7 @@ from hotrows.data import describe, draft_schema, prepare
 from hotrows.data.raw.kinds import column_of_kind
 from hotrows.data.raw.list_order import are_newest_first
 from hotrows.data.raw.names import meaning
-from hotrows.data.raw.sampled_rows import RawColumn
+from hotrows.data.raw.sampled_rows import Column
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from tests.data.header_names import kinds
 
@@ -103,7 +103,7 @@ def test_text_of_few_words_is_no_list(name):
     """Text with a sign that separates lists was drafted as `many`: pieces of a list come in any place."""
     make, kind = TEXTS[name]
     draw = random.Random(0)
-    column = column_of_kind(RawColumn(name, "text", [make(draw) or None for _ in range(1000)]))
+    column = column_of_kind(Column(name, "text", [make(draw) or None for _ in range(1000)]))
     assert column.kind == kind
 
 

@@ -112,7 +112,7 @@ def test_time_cuts_where_it_says():
     parts = Sharing(split, 0).parts(columns(0, 5, times=[19, 20, 29, 30, 99]))
     assert parts.tolist() == [0, 1, 1, 2, 2]
     assert parse_split("time:20", int).before == (20, 20)
-    assert parse_split("time:0.8,0.1,0.1", int).needs_times
+    assert parse_split("time:0.8,0.1,0.1", int).before is None
     with pytest.raises(ValueError, match="split must be"):
         parse_split("time:30,20", int)
     missing = columns(0, 2, times=[1, np.iinfo(np.int64).min])

@@ -13,8 +13,9 @@ import numpy as np
 
 from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
-from hotrows.data.raw.values import Bad, RawIds, groups_of, hash_values, mix64
+from hotrows.data.raw.values import Bad, RawIds, hash_values, mix64
 from hotrows.data.rows import Section
+from hotrows.losses import NO_GROUP
 from hotrows.schema import Schema
 
 
@@ -25,7 +26,6 @@ class GroupColumns:
 
     def __init__(self, schema: Schema) -> None:
         self._columns = {"groups": schema.group, "requests": schema.request}
-        self._is_grouped = schema.grouping is not None
         self.sections = tuple(
             Section(name, np.dtype(np.int64), shared=name == "requests")
             for name, column in self._columns.items()
@@ -40,7 +40,7 @@ class GroupColumns:
 
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
         if (groups := raw.get("groups")) is not None:
-            arrays["groups"] = groups_of(groups)
+            arrays["groups"] = np.where(groups.lengths == 0, NO_GROUP, hash_values(groups).view(np.int64))
         if (requests := raw.get("requests")) is not None:
             arrays["requests"] = numbers_of(requests, raw.first_row)
 

@@ -8,7 +8,7 @@ as an id is by its vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +21,6 @@ from hotrows.schema import Schema
 
 BEGIN, END = "ids/histories/begin", "ids/histories/end"
 USERS = "users"  # the raw values of the users whose events histories are
-
-
-class EventFinder(Protocol):
-    """The events of all users, `rows` of them, in which each sample's are found."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def find(self, raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
-        """Begin and end of the events of each sample's user before its time: [rows], [rows] int64."""
-        ...
 
 
 class HistoryColumn(ListColumn):
@@ -51,7 +40,8 @@ class HistoryColumn(ListColumn):
 
 
 class ReferenceColumns:
-    """The references of all histories of a schema, which have the same events."""
+    """The references of all histories of a schema, which have the same events: `rows` of them, in which
+    `find` gives begin and end of those of each sample's user before its time."""
 
     def __init__(self, schema: Schema, events: Any) -> None:
         self._events, shared = events, set(schema.histories) <= set(schema.shared)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
@@ -37,13 +36,19 @@ from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import ShardWriter, Written
 from hotrows.runtime.atomic_files import write_text
-from hotrows.runtime.json_file import build, parse
+from hotrows.runtime.json_file import JsonFile, build
 from hotrows.schema import Schema
 
 Progress = Callable[[str, int, int], None]
 StageProgress = Callable[[int, int], None]
 _BESIDE = 768 << 20  # bytes of memory for libraries, chunks and shards, beside counts
 STATE_FILE = "state.json"
+_STATE = JsonFile(
+    "prepare again",
+    "prepare again",
+    editable=False,
+    problem="is damaged, so the preparation that was interrupted cannot go on and its files are removed",
+)
 SAVE_SECONDS = 120.0  # between two saved states of the count
 
 
@@ -94,10 +99,6 @@ class Job:
 
     def progress_of(self, stage: str) -> StageProgress | None:
         return None if self.progress is None else partial(self.progress, stage)
-
-    def parts(self, position: InputPosition, columns: RawRows, sharing: Sharing) -> np.ndarray:
-        """[rows] uint8, the part of each row."""
-        return parts_of(self.declared_parts[position.input], columns, sharing)
 
     def identity(self) -> dict[str, Any] | None:
         """Inputs and settings that an interrupted preparation must share with this one to be resumed."""
@@ -230,7 +231,7 @@ class Executor:
             if time.monotonic() - saved > SAVE_SECONDS and self.events is None:  # else begins again
                 write_state(folder, _count_state(totals, position, counts, sharing))
                 saved = time.monotonic()
-            parts = job.parts(position, columns, sharing)
+            parts = parts_of(job.declared_parts[position.input], columns, sharing)
             counted = count(read, columns, parts, counts, self.events)
             totals.add(counted, job.threads)
             if self.events is not None and counted.references is not None:
@@ -259,7 +260,7 @@ class Executor:
         ):
             before = _StreamState(position, tuple(rows), sharing.state)
             in_shards = [writer.rows_in_shards for writer in writers]
-            parts = job.parts(position, columns, sharing)
+            parts = parts_of(job.declared_parts[position.input], columns, sharing)
             encoded = encode(encoder, by, columns, parts, shared)
             extremes = extremes.joined(encoded.extremes)
             for part, (writer, piece) in enumerate(zip(writers, encoded.pieces, strict=True)):
@@ -335,26 +336,15 @@ def without_features(schema: Schema) -> Schema:
     """A schema of the same rows, of which fewer columns are read."""
     kept = tuple(f for f in schema.features if f.name in schema.shared and f.name not in schema.histories)
     shared = tuple(f.name for f in kept)
-    plain = dataclasses.replace(schema, features=kept, shared=shared, user=None, histories=())
-    return dataclasses.replace(plain, weight=None, group=None)
+    nothing: dict[str, Any] = {"user": None, "histories": (), "weight": None, "group": None}
+    return dataclasses.replace(schema, features=kept, shared=shared, **nothing)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     if not (folder / STATE_FILE).exists():
         return {}
-    try:
-        stored = parse((folder / STATE_FILE).read_bytes())
-        text, checksum = stored["state"], stored["crc32"]
-        if zlib.crc32(text.encode()) == checksum:
-            return parse(text)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass
-    raise ValueError(
-        f"{folder / STATE_FILE} is damaged, so the preparation that was interrupted cannot go on and its "
-        f"files are removed; prepare again"
-    )
+    return _STATE.read(folder / STATE_FILE)
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    text = json.dumps(state)
-    write_text(folder / STATE_FILE, json.dumps({"state": text, "crc32": zlib.crc32(text.encode())}))
+    write_text(folder / STATE_FILE, json.dumps(_STATE.sign(state)))

@@ -301,9 +301,9 @@ def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
 def _sharing(executor: Executor, state: Mapping[str, Any]) -> Sharing:
     """The split before the first row, or where it was interrupted; counts what it must know before."""
     job, total, before = executor.job, state.get("total"), state.get("before")
-    if job.split.needs_total and total is None:
+    if job.split.kind == "position" and total is None:
         total = executor.num_rows()
-    if job.split.needs_times and before is None:
+    if job.split.kind == "time" and before is None and job.split.before is None:
         before = _time_bounds(job, executor.times())
     of_split = state.get("sharing", {}) if state.get("stage") == "count" else {}
     return Sharing(job.split, job.seed, total, before and (before[0], before[1]), of_split)

@@ -57,16 +57,6 @@ class Split:
         shares = self.shares or (True, end > train, end < _NEVER)
         return {name: bool(share) for name, share in zip(NAMES, shares, strict=True)}
 
-    @property
-    def needs_total(self) -> bool:
-        """True if the number of rows must be known before the first is assigned to a part."""
-        return self.kind == "position"
-
-    @property
-    def needs_times(self) -> bool:
-        """True if all times must be known before the first row is assigned to a part."""
-        return self.kind == "time" and self.before is None
-
 
 def parse_split(
     text: str, parse_time: Callable[[str], int] | None = None, declared: Sequence[str] = ()

@@ -141,7 +141,7 @@ class Sample:
     """Mapped rows of blocks, in pieces within one shard each."""
 
     def __init__(self, part: Part, blocks: np.ndarray) -> None:
-        self._places = {feature: f for f, feature in enumerate(part.features)}
+        self._places = {column.name: f for f, column in enumerate(part.columns.ids)}
         self._pieces = [piece for first, end in blocks.tolist() for piece in part.mapped(first, end)]
         self.sizes = np.array([len(piece) for piece in self._pieces])  # [K]
         self._starts = np.cumsum(self.sizes) - self.sizes

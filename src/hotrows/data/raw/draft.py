@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.kinds import Column, columns_of_types
+from hotrows.data.raw.kinds import columns_of_types
 from hotrows.data.raw.names import GROUPS, words_of
 from hotrows.data.raw.read_as import DraftedColumn, Drafting, examples_of
-from hotrows.data.raw.sampled_rows import changed_names, sampled_rows_of
+from hotrows.data.raw.sampled_rows import Column, changed_names, sampled_rows_of
 from hotrows.data.raw.suspects import giveaways, outcomes, times_after
 from hotrows.data.raw.target import label_of
 from hotrows.runtime.pages import notebook

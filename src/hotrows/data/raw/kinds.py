@@ -5,17 +5,16 @@ Of text that is numbers or times to a reader, and none to a machine, it is said 
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from hotrows.data.raw.names import TIME_NAME, meaning
-from hotrows.data.raw.sampled_rows import RawColumn
+from hotrows.data.raw.sampled_rows import Column
 from hotrows.data.raw.values import (
     LAST_EXACT,
     MISSING_WORDS,
@@ -35,7 +34,6 @@ FORMATS = (
 _FIRST, _LAST = 788_918_400, 2_208_988_800  # 1995 and 2040: between them are times of samples
 FEW = 20  # different whole numbers that are ids rather than amounts
 _MOST_WORDS = 5  # that may mean a missing number, of one column
-_LEAST = 20  # rows from which on different values in all rows say something
 _NUMBER = r"[+-]?(\d{1,3}([,.\' \u00a0]\d{3})+([.,]\d+)?|(?!0\d)\d+([.,]\d+)?|\.\d+)"
 _SIGN = r"[^\w\s.+-]"
 _AFFIXED = (  # a sign or a currency before, a sign or a unit behind, a number in brackets, 1,234
@@ -50,56 +48,7 @@ _TYPED_NAME = re.compile(r"(.+):(token|token_seq|float|float_seq)")
 _OF_TYPED_NAMES = " "  # of lists
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a sample, as it was understood.
-
-    kind: "text", "number", "time", "list", "vector" or "other", which no feature reads. values: one per
-    row, None where missing: of a list its values, of a time seconds since 1970, of a vector its width.
-    counts: of the values (of lists, of theirs), without missing ones. words: those that stand for a
-    missing number.
-    format: of a time; separator: of lists in text. is_typed: whether the data itself says the kind.
-    """
-
-    name: str
-    kind: str
-    values: Sequence[Any]
-    counts: Counter
-    words: tuple[str, ...] = ()
-    format: str = "unix"
-    separator: str = "|"
-    is_typed: bool = False
-
-    @property
-    def missing(self) -> int:
-        """Number of rows without a value."""
-        return sum(value is None for value in self.values)
-
-    @property
-    def is_constant(self) -> bool:
-        return not self.counts or (
-            len(self.counts) == 1 and not self.missing and self.kind not in ("list", "vector")
-        )
-
-    @property
-    def is_unique(self) -> bool:
-        """True if every row has another value."""
-        return self.kind in ("text", "number") and len(self.counts) == len(self.values) >= _LEAST
-
-    @property
-    def is_whole(self) -> bool:
-        return self.kind == "number" and all(x == math.floor(x) for x in self.counts)
-
-    @property
-    def is_padded(self) -> bool:
-        """True if most values of text have spaces around them."""
-        padded = sum(
-            count for x, count in self.counts.items() if isinstance(x, str) and x != x.strip(" ")
-        )
-        return 2 * padded > len(self.values)
-
-
-def column_of_kind(sample: RawColumn) -> Column:
+def column_of_kind(sample: Column) -> Column:
     """Finds the kind of a column."""
     if sample.kind == "text":
         return _of_text(sample)
@@ -114,7 +63,7 @@ def column_of_kind(sample: RawColumn) -> Column:
     return _as_unix_time(column) or column
 
 
-def _of_text(sample: RawColumn) -> Column:
+def _of_text(sample: Column) -> Column:
     counts = _counted(sample.values)
     stripped = {word: word.strip(" ") for word in counts}
     words = [word for word in MISSING_WORDS if word in stripped.values()]
@@ -171,7 +120,7 @@ def _as_unix_time(column: Column) -> Column | None:
     return None
 
 
-def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column | None:
+def _as_time(column: Column, sample: Column, known: Sequence[str]) -> Column | None:
     """Times as text in a format that all values have; digits alone need a name that says so."""
     if not known or (known[0].isdigit() and not TIME_NAME.search(sample.name)):
         return None
@@ -292,7 +241,7 @@ def _shown(values: list[str]) -> str:
     return ", ".join(map(repr, values[:3]))
 
 
-def columns_of_types(columns: Sequence[RawColumn]) -> tuple[list[Column], dict[str, str]]:
+def columns_of_types(columns: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
     """The columns by their names without types, of the kinds that these say, and the names in the file by
     those names. Nothing is renamed unless every column has a type."""
     matches = [_TYPED_NAME.fullmatch(column.name) for column in columns]
@@ -307,7 +256,7 @@ def columns_of_types(columns: Sequence[RawColumn]) -> tuple[list[Column], dict[s
     return understood, dict(zip(names, (column.name for column in columns), strict=True))
 
 
-def _of_type(column: RawColumn, kind: str) -> Column:
+def _of_type(column: Column, kind: str) -> Column:
     values = column.values
     if kind == "float":
         return replace(column_of_kind(column), is_typed=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.files import BLOCKS
-from hotrows.data.raw.kinds import FEW, Column, almost_numbers, quantiles
+from hotrows.data.raw.kinds import FEW, almost_numbers, quantiles
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.names import HISTORY_NAME, TIME_NAME, meaning
-from hotrows.data.raw.sampled_rows import RawColumn, SampledRows
+from hotrows.data.raw.sampled_rows import Column, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
 from hotrows.data.raw.target import PANDAS_INDEX, is_called_label, sentinel
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
@@ -245,7 +245,7 @@ class Drafting:
         return False, "whole numbers; a guess, they may be ids"
 
 
-def examples_of(raw: RawColumn) -> tuple[str, ...]:
+def examples_of(raw: Column) -> tuple[str, ...]:
     """The first three different values of a column, as text that can be printed."""
     shown: dict[str, None] = {}
     for value in raw.values:

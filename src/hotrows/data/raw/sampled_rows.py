@@ -23,6 +23,7 @@ from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
 _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least number of rows
 _LEAST_ROWS = 1_000
+_LEAST_UNIQUE = 20  # rows from which on different values in all rows say something
 _SNIFFED = 100  # lines that the delimiter is found from
 _CHUNK_BYTES = 16 << 20
 _PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm or libfm
@@ -30,18 +31,54 @@ _ONE = re.compile(rb"\d+:1(\.0*)?")
 
 
 @dataclass(frozen=True)
-class RawColumn:
+class Column:
     """A column of a sample.
 
-    kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of
-        str), "vector" (its width), or "other", which no feature reads. values: one per row, None where
-        missing. marks: of numbers in text.
+    kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of str),
+        "vector" (its width), or "other", which no feature reads. values: one per row, None where missing.
+        marks: of numbers in text.
+    counts: of the values (of lists, of theirs), without missing ones, once the kind is understood. words:
+    those that stand for a missing number. format: of a time; separator: of lists in text. is_typed:
+    whether the data itself says the kind.
     """
 
     name: str
     kind: str
-    values: list[Any]
+    values: Sequence[Any]
+    counts: Counter = field(default_factory=Counter)
+    words: tuple[str, ...] = ()
+    format: str = "unix"
+    separator: str = "|"
+    is_typed: bool = False
     marks: Marks = MACHINE
+
+    @property
+    def missing(self) -> int:
+        """Number of rows without a value."""
+        return sum(value is None for value in self.values)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.counts or (
+            len(self.counts) == 1 and not self.missing and self.kind not in ("list", "vector")
+        )
+
+    @property
+    def is_unique(self) -> bool:
+        """True if every row has another value."""
+        return self.kind in ("text", "number") and len(self.counts) == len(self.values) >= _LEAST_UNIQUE
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind == "number" and all(x == math.floor(x) for x in self.counts)
+
+    @property
+    def is_padded(self) -> bool:
+        """True if most values of text have spaces around them."""
+        padded = sum(
+            count for x, count in self.counts.items() if isinstance(x, str) and x != x.strip(" ")
+        )
+        return 2 * padded > len(self.values)
 
 
 @dataclass(frozen=True)
@@ -53,7 +90,7 @@ class SampledRows:
     """
 
     name: str
-    columns: tuple[RawColumn, ...]
+    columns: tuple[Column, ...]
     num_rows: int
     is_all: bool
     delimiter: str | None = None
@@ -117,7 +154,7 @@ def _of_text(file: TextInput) -> SampledRows:
     return SampledRows(
         name=file.name,
         columns=tuple(
-            RawColumn(name, "text", [_text(value) or None for value in column])
+            Column(name, "text", [_text(value) or None for value in column])
             for name, column in zip(names, columns, strict=True)
         ),
         num_rows=len(table),
@@ -239,34 +276,34 @@ def _of_table(source: TypedInput) -> SampledRows:
     return SampledRows(source.name, columns, table.num_rows, is_all)
 
 
-def _of_array(name: str, array: Any) -> RawColumn:
+def _of_array(name: str, array: Any) -> Column:
     pa = pyarrow()
     types, array = pa.types, array.combine_chunks()
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
     if types.is_boolean(kind):
-        return RawColumn(name, "boolean", array.to_pylist())
+        return Column(name, "boolean", array.to_pylist())
     if types.is_decimal(kind):
         array = array.cast(pa.float64(), safe=False)
     if any(test(array.type) for test in (types.is_integer, types.is_floating, types.is_null)):
         numbers = (x if x == x else None for x in array.to_pylist())
-        return RawColumn(name, "number", list(numbers))
+        return Column(name, "number", list(numbers))
     if types.is_date(kind) or types.is_timestamp(kind):
         ticks = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
-        return RawColumn(name, "time", ticks.to_pylist())
+        return Column(name, "time", ticks.to_pylist())
     if is_list(kind):
         if types.is_nested(kind.value_type):
-            return RawColumn(name, "other", [])
+            return Column(name, "other", [])
         lengths = pa.compute.list_value_length(array).to_pylist()
         widths = set(lengths) - {None}
         if types.is_floating(kind.value_type) and len(widths) == 1 and max(widths) > 1:
-            return RawColumn(name, "vector", lengths)
+            return Column(name, "vector", lengths)
         lists = array.to_pylist()
         if types.is_floating(kind.value_type) and any(y and y % 1 > 0 for x in lists for y in x or ()):
-            return RawColumn(name, "other", [])
-        return RawColumn(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
+            return Column(name, "other", [])
+        return Column(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
     if types.is_nested(kind) or types.is_duration(kind):
-        return RawColumn(name, "other", [])
+        return Column(name, "other", [])
     words = (_text(x) if isinstance(x, bytes) else x if x is None else str(x) for x in array.to_pylist())
-    return RawColumn(name, "text", [word or None for word in words])
+    return Column(name, "text", [word or None for word in words])

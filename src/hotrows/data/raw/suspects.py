@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hotrows.data.raw.kinds import Column
+from hotrows.data.raw.sampled_rows import Column
 from hotrows.schema import Label
 
 _LEAST_VALUES, _LEAST_COUNT = 50, 3  # distinct numbers, and rows of each on average

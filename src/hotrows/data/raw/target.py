@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from hotrows.data.raw.kinds import Column, quantiles
+from hotrows.data.raw.kinds import quantiles
 from hotrows.data.raw.names import LABELS, RATINGS, plain
+from hotrows.data.raw.sampled_rows import Column
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Label
 

@@ -57,17 +57,12 @@ class Layout:
     """The columns of one raw file.
 
     names: every column, in order; places: for each column that is read, its index among those read.
-    quoted: whether fields may be in double quotes, which holds for every delimiter but tab.
     """
 
     names: tuple[str, ...]
     places: Mapping[str, int]
     delimiter: str
     has_header: bool
-
-    @property
-    def quoted(self) -> bool:
-        return _is_quoted(self.delimiter)
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -233,7 +228,12 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | No
     changing = np.full(len(layout.places), how.schema.strip)
     problem = np.zeros(2, np.int64)
     text = np.frombuffer(chunk.text, np.uint8)
-    of_lines = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
+    of_lines = (
+        ord(layout.delimiter),
+        int(_is_quoted(layout.delimiter)),
+        len(layout.names),
+        layout.wanted,
+    )
     to = (chunk.num_lines, starts, lengths, changing.view(np.uint8), problem, how.threads)
     kind = call("tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None

@@ -27,7 +27,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from hotrows.losses import NO_GROUP
 from hotrows.runtime.native import call
 
 TEXT_RULE = 3
@@ -293,11 +292,6 @@ def hash_values(raw: RawIds) -> np.ndarray:
             word[has] |= values << np.uint64(8 * byte)
         hashes[longer] = mix64(hashes[longer] ^ word)
     return hashes
-
-
-def groups_of(raw: RawIds) -> np.ndarray:
-    """The group that each value names, [N] int64; NO_GROUP where it is missing."""
-    return np.where(raw.lengths == 0, NO_GROUP, hash_values(raw).view(np.int64))
 
 
 def mix64(x: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,29 +61,24 @@ class Extremes:
     @staticmethod
     def of_rows(features: Sequence[Dense], raw: RawRows) -> Extremes:
         """The extremes of some rows. features: the single numbers."""
-        ranges = ranges_of(features, raw.values["dense"])
-        logs = [f.name for f in features if f.transform == "log" and f.name in ranges]
-        least = {name: ranges[name][0] for name in logs if ranges[name][0] < 0.0}
         times = raw.get("times")
         times = np.zeros(0, np.int64) if times is None else times[times != MISSING_TIME]
-        return Extremes(least, (int(times.min()), int(times.max())) if len(times) else (), ranges)
+        first_and_last = (int(times.min()), int(times.max())) if len(times) else ()
+        return Extremes({}, first_and_last, ranges_of(features, raw.values["dense"]))
 
     def joined(self, other: Extremes) -> Extremes:
         """The extremes of both."""
-        least = dict(self.least)
-        for name, number in other.least.items():
-            least[name] = min(number, least.get(name, 0.0))
         times, ranges = (*self.times, *other.times), dict(self.ranges)
         for name, (low, high) in other.ranges.items():
             before = ranges.get(name, (low, high))
             ranges[name] = min(low, before[0]), max(high, before[1])
-        return Extremes(least, (min(times), max(times)) if times else (), ranges)
+        return Extremes({}, (min(times), max(times)) if times else (), ranges)
 
     def ordered(self, schema: Schema) -> Extremes:
-        """The extremes in the order of the schema, in whatever order they were found."""
-        names = [feature.name for feature in schema.dense]
-        least = {name: self.least[name] for name in names if name in self.least}
-        return Extremes(least, self.times, {n: self.ranges[n] for n in names if n in self.ranges})
+        """The extremes in the order of the schema, in whatever order they were found, with `least`."""
+        ranges = {f.name: self.ranges[f.name] for f in schema.dense if f.name in self.ranges}
+        logs = [f.name for f in schema.dense if f.transform == "log" and f.name in ranges]
+        return Extremes({n: ranges[n][0] for n in logs if ranges[n][0] < 0.0}, self.times, ranges)
 
 
 @dataclass(frozen=True, repr=False)
@@ -278,21 +274,11 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         written = build(Written, {key: fields[key] for key in fields if key != "rows"}, "part")
         return Part(name=name, folder=path, schema=schema, events=manifest.events, **vars(written))
 
-    return EncodedData(
-        path=path,
-        schema=schema,
-        parts={name: part(name, manifest.parts.get(name, {})) for name in NAMES},
-        fingerprint=manifest.fingerprint,
-        split=manifest.split,
-        seed=manifest.seed,
-        vocabularies=manifest.vocabularies,
-        statistics=manifest.statistics,
-        encodes_raw=manifest.encodes_raw,
-        extends=manifest.extends,
-        extremes=manifest.extremes,
-        events=manifest.events,
-        halves={name: part(name, fields) for name, fields in manifest.halves.items()},
-    )
+    known = {field.name for field in dataclasses.fields(EncodedData)}
+    fields = {name: value for name, value in vars(manifest).items() if name in known}
+    parts = {name: part(name, manifest.parts.get(name, {})) for name in NAMES}
+    halves = {name: part(name, of_half) for name, of_half in manifest.halves.items()}
+    return EncodedData(path, **{**fields, "schema": schema, "parts": parts, "halves": halves})
 
 
 def _problem(data: EncodedData) -> str | None:

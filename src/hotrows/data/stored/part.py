@@ -59,11 +59,6 @@ class Part(Written):
             if mean is None or (label.values.binary and mean in (0, 1))
         }
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The features that carry ids, in the order of a batch."""
-        return tuple(feature.name for feature in self.schema.id_features)
-
     def shard(self, index: int) -> Rows:
         """The rows of a shard, mapped, or copied if features are shared or in the events."""
         return self.expanded(self.stored(index))
