@@ -106,3 +106,57 @@ def test_an_address_is_three_ids_wherever_a_column_is_met(tmp_path):
         (streamed,) = events
     (encoded,) = encoder.encode(later)
     assert streamed.ids.tolist() == encoded.ids.tolist()
+
+
+def encoded(folder, name, schema, *lines):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = prepare(folder / f"{name}.jsonl", schema, folder / name, split="fraction:1,0,0")
+    (batch,) = Loader(data.parts["train"], 99).batches(0)
+    return batch.expanded()
+
+
+def test_lists_of_addresses_are_lists_of_networks(tmp_path):
+    seen, plain = Schema((IPv4("seen", many=True),)), Schema((Sparse("seen", many=True),))
+    lists = [["11.1.1.1", "11.2.1.1"], [], ["12.1.1.1", None, "11.1.1.9"], None]
+    batch = encoded(tmp_path, "kind", seen, *({"seen": x, "label": 1} for x in lists))
+    for place, bits in enumerate(BITS):  # as if a file had the networks
+        networks = [x and [a and a.rsplit(".", 4 - bits // 8)[0] for a in x] for x in lists]
+        of_bits = encoded(tmp_path, f"of {bits}", plain, *({"seen": x, "label": 1} for x in networks))
+        ends = batch.offsets[4 * place : 4 * place + 5]
+        assert batch.ids[ends[0] : ends[-1]].tolist() == of_bits.ids.tolist()
+        assert (ends - ends[0]).tolist() == of_bits.offsets.tolist() == [0, 2, 2, 5, 5]
+    wrong = {"seen": ["11.1.1.1", "11.300.1.1"], "label": 1}
+    with pytest.raises(
+        ValueError, match=r"line 2, column 'seen': expected a IPv4 address, found .*11\.300"
+    ):
+        encoded(tmp_path, "wrong", seen, {"seen": [], "label": 1}, wrong)
+
+
+def test_lists_of_candidates_may_be_addresses(tmp_path):
+    schema = Schema(
+        (IPv4("ip"), IPv4("seen", many=True), Sparse("user")),
+        "click",
+        request="r",
+        shared=("seen/8", "user"),
+    )
+    requests = [
+        {"r": 1, "user": "a", "seen": ["9.1.1.1"], "ip": ["11.1.1.1", "12.1.1.1"], "click": [0, 1]},
+        {"r": 2, "user": "b", "seen": [], "ip": ["11.1.1.1", None, "11.9.1.1"], "click": [1, 0, 0]},
+    ]
+    rows = [
+        {**of_request, "ip": ip, "click": click}
+        for of_request in requests
+        for ip, click in zip(of_request["ip"], of_request["click"], strict=True)
+    ]
+    one, other = (
+        encoded(tmp_path, "requests", schema, *requests),
+        encoded(tmp_path, "rows", schema, *rows),
+    )
+    assert one.all_features == other.all_features
+    assert one.ids.tolist() == other.ids.tolist() and one.offsets.tolist() == other.offsets.tolist()
+    assert one.labels.tolist() == [0, 1, 1, 0, 0]
+    requests[1]["ip"][2] = "11.9.1"
+    with pytest.raises(
+        ValueError, match=r"line 2, column 'ip': expected a IPv4 address, found '11\.9\.1'"
+    ):
+        encoded(tmp_path, "wrong", schema, *requests)
