@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+OF_SAMPLES = ("dense", "labels", "sample_weights", "groups", "times")  # fields
+
 
 @dataclass(frozen=True)
 class NewIds:
@@ -160,18 +162,10 @@ class Batch:
             **_ids_of(self.requests.shared, self.requests.of_samples),
         }
         pieces = {**by_feature(vars(self)), **by_feature(repeated)}
-        names = tuple(features or self.all_features)
-        ids, lengths, weights = zip(*(pieces[name] for name in names), strict=True)
+        ordered = {name: pieces[name] for name in features or self.all_features}
         has_lists = self.offsets is not None or self.requests.shared.offsets is not None
         has_weights = self.weights is not None or self.requests.shared.weights is not None
-        return replace(
-            self,
-            features=names,
-            ids=torch.cat(ids),
-            offsets=functional.pad(torch.cat(lengths).cumsum(0), (1, 0)) if has_lists else None,
-            weights=torch.cat(weights) if has_weights else None,
-            requests=None,
-        )
+        return replace(self, requests=None, **of_features(ordered, has_lists, has_weights))
 
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory, for copies to a device that need not wait."""
@@ -191,15 +185,22 @@ def samples(batch: Batch, first: int, end: int) -> Batch:
     if (first, end) == (0, batch.size):
         return batch
     changes: dict[str, Any] = {} if batch.new_ids is None else {"new_ids": ()}
-    changes |= {
-        name: value[first:end]
-        for name in ("dense", "labels", "sample_weights", "groups", "times")
-        if (value := getattr(batch, name)) is not None
-    }
     if batch.requests is not None:
         changes["requests"] = batch.requests.among(first, end)
     number = batch.first_sample + first
-    return replace(batch, first_sample=number, **_ids_of(batch, slice(first, end)), **changes)
+    return replace(batch, first_sample=number, **_chosen(batch, slice(first, end)), **changes)
+
+
+def taken(batch: Batch, order: Tensor) -> Batch:
+    """The samples of these numbers [n], in this order, of a batch whose requests share nothing."""
+    return replace(batch, **_chosen(batch, order))
+
+
+def _chosen(batch: Batch, chosen: slice | Tensor) -> dict[str, Any]:
+    """The fields of chosen samples."""
+    values = {name: getattr(batch, name) for name in OF_SAMPLES}
+    of_samples = {name: value[chosen] for name, value in values.items() if value is not None}
+    return {**_ids_of(batch, chosen), **of_samples}
 
 
 def _ids_of(batch: Batch, chosen: slice | Tensor) -> dict[str, Any]:
@@ -230,3 +231,13 @@ def by_feature(fields: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor, Ten
     sizes = lengths.sum(1).tolist()
     pieces = zip(ids.split(sizes), lengths, weights.split(sizes), strict=True)
     return dict(zip(features, pieces, strict=True))
+
+
+def of_features(
+    pieces: Mapping[str, tuple[Tensor, ...]], has_lists: bool, has_weights: bool
+) -> dict[str, Any]:
+    """The fields of a batch with these features. pieces: see `by_feature`; has_lists, has_weights:
+    whether it has offsets, and weights."""
+    ids, lengths, weights = (torch.cat(values) for values in zip(*pieces.values(), strict=True))
+    fields = {"features": tuple(pieces), "ids": ids, "weights": weights if has_weights else None}
+    return {**fields, "offsets": functional.pad(lengths.cumsum(0), (1, 0)) if has_lists else None}

@@ -125,18 +125,14 @@ def test_few_units_have_no_interval():
 
 
 def sample():
-    lengths = {"a": torch.tensor([1, 1, 1]), "list": torch.tensor([2, 0, 1])}
-    ids = {
-        "a": (torch.tensor([10, 11, 12]), lengths["a"], torch.ones(3)),
-        "list": (torch.tensor([1, 2, 3]), lengths["list"], torch.tensor([0.5, 1.0, 2.0])),
-    }
-    dense = torch.tensor([[0.0], [1], [2]])
-    return RowSample(ids, Batch(features=(), ids=torch.zeros(0, dtype=torch.int64), dense=dense), 3)
+    ids, offsets = torch.tensor([10, 11, 12, 1, 2, 3]), torch.tensor([0, 1, 2, 3, 5, 5, 6])
+    weights, dense = torch.tensor([1, 1, 1, 0.5, 1.0, 2.0]), torch.tensor([[0.0], [1], [2]])
+    return RowSample(Batch(("a", "list"), ids, dense, offsets=offsets, weights=weights), 3)
 
 
 def test_permuting_a_feature_moves_its_values_and_nothing_else():
-    order = torch.tensor([2, 0, 1])
-    (before,), (after,) = sample().batches(), sample().permuted(("list",), order).batches()
+    others = sample().taken(torch.tensor([2, 0, 1]))
+    (before,), (after,) = sample().batches(), sample().with_ids(("list",), others).batches()
     assert before.ids.tolist() == [10, 11, 12, 1, 2, 3] and before.offsets.tolist() == [
         0,
         1,
@@ -149,7 +145,7 @@ def test_permuting_a_feature_moves_its_values_and_nothing_else():
     assert before.weights.tolist() == [1, 1, 1, 0.5, 1, 2]
     assert after.weights.tolist() == [1, 1, 1, 2, 0.5, 1]
     assert after.ids.tolist() == [10, 11, 12, 3, 1, 2] and after.offsets.tolist() == [0, 1, 2, 3, 4, 6, 6]
-    (numbers,) = sample().permuted_number(0, order).batches()
+    (numbers,) = sample().with_numbers(slice(0, 1), others).batches()
     assert numbers.dense[:, 0].tolist() == [2, 0, 1] and torch.equal(numbers.ids, before.ids)
     (first,) = sample().first(2).batches()
     assert (first.size, first.ids.tolist()) == (2, [10, 11, 1, 2])

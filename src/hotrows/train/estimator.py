@@ -226,12 +226,13 @@ class Estimator(ABC):
                 "the estimator was fitted, or call sklearn.inspection.permutation_importance"
             )
         order = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(0))
+        others = held_out.taken(order)
         before, lost = self._badness(predictor, held_out), []
         for feature in predictor.schema.features:
             if (place := predictor.schema.dense_places.get(feature.name)) is not None:
-                permuted = held_out.permuted_number(place, order)
+                permuted = held_out.with_numbers(place, others)
             else:
-                permuted = held_out.permuted((feature.name,), order)
+                permuted = held_out.with_ids((feature.name,), others)
             lost.append(self._badness(predictor, permuted) - before)
         return np.array(lost)
 

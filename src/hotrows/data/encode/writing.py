@@ -12,7 +12,7 @@ import numpy as np
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.encode.encoder import owners_of, readers_of, stored_encoders
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values, write_values
-from hotrows.data.rows import Rows
+from hotrows.data.rows import Rows, ends_of
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.part import NAMES
@@ -102,6 +102,8 @@ def prepare_schema(schema: Schema, out: Path | str) -> EncodedData:
 
 def _checked(columns: SchemaColumns, part: str, first_row: int, batch: Batch) -> Rows:
     """Converts a batch to rows; an error if it does not fit the schema."""
+    from hotrows.batch import by_feature
+
     schema = columns.schema
 
     def where(row: int) -> str:
@@ -122,27 +124,30 @@ def _checked(columns: SchemaColumns, part: str, first_row: int, batch: Batch) ->
     if requests is not None:
         arrays["requests"] = requests.numpy()
     # Ids and their weights by feature; ids must have rows.
-    offsets, bounds = _offsets(columns, where(0), batch), {}
-    weights = None if batch.weights is None else batch.weights.numpy()
+    _check_offsets(where(0), batch)
+    bounds, pieces = {}, by_feature(vars(batch))
     is_weighted = any(column.has_weights for column in columns.ids)
-    for place, column in enumerate(columns.ids):
-        ends = offsets[place * batch.size : (place + 1) * batch.size + 1]
-        span = slice(int(ends[0]), int(ends[-1]))
-        ids = arrays[f"ids/{column.name}"] = batch.ids.numpy()[span]
+    for column in columns.ids:
+        ids, lengths, weights = (tensor.numpy() for tensor in pieces[column.name])
+        arrays[f"ids/{column.name}"], ends = ids, ends_of(lengths)
         if column.is_list:
-            bounds[column.name] = ends - ends[0]
-        if column.has_weights and weights is not None:
-            arrays[f"weights/{column.name}"] = weights[span]
-        if (weights is None) == is_weighted or (
-            weights is not None and not column.has_weights and (weights[span] != 1).any()
-        ):
+            bounds[column.name] = ends
+        elif len(wrong_rows := np.flatnonzero(lengths != 1)):
+            row = int(wrong_rows[0])
+            raise ValueError(
+                f"{where(0)}: feature {column.name!r} has {int(lengths[row])} ids in row {row} of the "
+                f"batch, expected one; declare it many=True"
+            )
+        if column.has_weights and batch.weights is not None:
+            arrays[f"weights/{column.name}"] = weights
+        if (batch.weights is None) == is_weighted or (not column.has_weights and (weights != 1).any()):
             raise ValueError(
                 f"{where(0)}: shards store no weights of single ids but those that features "
                 f"declare (weights=COLUMN), which all batches must have; found others"
             )
         if (wrong := column.lookup.wrong(ids)) is not None:
             n, expected = wrong
-            row = int(np.searchsorted(ends - ends[0], n, "right")) - 1
+            row = int(np.searchsorted(ends, n, "right")) - 1
             raise ValueError(
                 f"feature {column.name!r}: expected {expected}, found {int(ids[n])} in row "
                 f"{first_row + row} of {part}; declare more rows, or map it to an unknown id "
@@ -194,23 +199,12 @@ def _requests(schema: Schema, first_row: int, batch: Batch) -> Tensor | None:
     return first_row + starts[:-1][of_samples]
 
 
-def _offsets(columns: SchemaColumns, where: str, batch: Batch) -> np.ndarray:
-    """The offsets of a batch, checked."""
-    size = batch.size
-    if batch.offsets is None:
-        return np.arange(len(columns.ids) * size + 1)
-    offsets = batch.offsets.numpy()
-    lengths = np.diff(offsets)
-    if len(lengths) and (offsets[0] != 0 or offsets[-1] != len(batch.ids) or lengths.min() < 0):
+def _check_offsets(where: str, batch: Batch) -> None:
+    offsets = np.zeros(0) if batch.offsets is None else batch.offsets.numpy()
+    if len(offsets) > 1 and (
+        offsets[0] != 0 or offsets[-1] != len(batch.ids) or np.diff(offsets).min() < 0
+    ):
         raise ValueError(f"{where}: expected offsets that rise from 0 to {len(batch.ids)}")
-    for f, column in enumerate(columns.ids):
-        wrong = np.flatnonzero(lengths[f * size : (f + 1) * size] != 1)
-        if len(wrong) and not column.is_list:
-            raise ValueError(
-                f"{where}: feature {column.name!r} has {int(lengths[f * size + wrong[0]])} ids in "
-                f"row {int(wrong[0])} of the batch, expected one; declare it many=True"
-            )
-    return offsets
 
 
 def _save_counts(folder: Path, schema: Schema, counts: Mapping[str, IdCounts]) -> dict:

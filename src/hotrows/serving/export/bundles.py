@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrows.batch import Batch
+from hotrows.batch import Batch, by_feature, of_features
 from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.rows import ends_of
 from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.checkpoint import files
@@ -286,37 +287,30 @@ def _random_ids(recommender: Recommender, version: Version) -> Batch:
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
     # Put them end to end, with weights where a feature has them.
-    ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
-    weighted = {column.name for column in columns if column.has_weights}
-    weights = [
-        random.normal(size=len(values)) if name in weighted else np.ones(len(values))
-        for name, values in ids.items()
-    ]
-    return Batch(
-        features=tuple(ids),
-        ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids.values()])),
-        dense=torch.from_numpy(dense),
-        offsets=torch.from_numpy(ends) if any(column.is_list for column in columns) else None,
-        weights=torch.from_numpy(np.concatenate(weights)).float() if weighted else None,
-    )
+    if not columns:
+        return Batch((), torch.zeros(0, dtype=torch.int64), torch.from_numpy(dense))
+    has_lists, has_weights = any(c.is_list for c in columns), any(c.has_weights for c in columns)
+    pieces = {}
+    for column in columns:
+        values, size = ids[column.name], len(ids[column.name])
+        weights = random.normal(size=size) if column.has_weights else np.ones(size)
+        tensors = map(torch.from_numpy, (values, lengths[column.name], weights.astype(np.float32)))
+        pieces[column.name] = tuple(tensors)
+    return Batch(dense=torch.from_numpy(dense), **of_features(pieces, has_lists, has_weights))
 
 
 def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
     """The samples of an encoded batch as a request of a bundle."""
     batch = batch.expanded()
-    size, all_ids = batch.size, batch.ids.numpy()
     columns = {column.name: column for column in SchemaColumns(schema).ids}
-    starts = np.arange(len(batch.features) * size + 1) if batch.offsets is None else batch.offsets.numpy()
     ids: dict[str, np.ndarray] = {}
     offsets: dict[str, np.ndarray | None] = {}
-    for place, name in enumerate(batch.features):
-        ends = starts[place * size : (place + 1) * size + 1]
-        ids[name] = all_ids[ends[0] : ends[-1]]
-        offsets[name] = ends - ends[0] if columns[name].is_list else None
+    for name, (values, lengths, weights) in by_feature(vars(batch)).items():
+        ids[name] = values.numpy()
+        offsets[name] = ends_of(lengths.numpy()) if columns[name].is_list else None
         if columns[name].has_weights and batch.weights is not None:
-            ids[weights_of(name)] = batch.weights.numpy()[ends[0] : ends[-1]]
-            offsets[weights_of(name)] = offsets[name]
+            ids[weights_of(name)], offsets[weights_of(name)] = weights.numpy(), offsets[name]
     for cross in bundle.crosses:
         ids[cross.name] = bucket_of([ids[name] for name in cross.features], cross.rows)
         offsets[cross.name] = None
-    return Request(size, ids, offsets, batch.dense.numpy())
+    return Request(batch.size, ids, offsets, batch.dense.numpy())

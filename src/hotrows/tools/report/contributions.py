@@ -8,11 +8,9 @@ features say together is left over.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from hotrows.tools.report.importance import permuted_together
 from hotrows.train.loop.predictor import Predictor
@@ -53,18 +51,8 @@ def contributions(predictor: Predictor, rows: RowSample, number: int, others: Ro
         return {label: outputs[label] - without for label, without in mean(sample).items()}
 
     outputs = mean(row)
-    adds = {names: added(_with_ids(row, names, others)) for names in permuted_together(others)}
+    adds = {names: added(row.with_ids(names, others)) for names in permuted_together(others)}
     for name, place in predictor.schema.dense_places.items():
-        dense = row.rows.dense.clone()
-        dense[:, place] = others.rows.dense[:, place]
-        adds[name,] = added(_with_dense(row, dense))
+        adds[name,] = added(row.with_numbers(place, others))
     order = sorted(adds, key=lambda names: -max(map(abs, adds[names].values())))
     return Contributions(outputs, mean(others), {names: adds[names] for names in order})
-
-
-def _with_ids(row: RowSample, names: tuple[str, ...], others: RowSample) -> RowSample:
-    return dataclasses.replace(row, ids={**row.ids, **{name: others.ids[name] for name in names}})
-
-
-def _with_dense(row: RowSample, dense: Tensor) -> RowSample:
-    return dataclasses.replace(row, rows=dataclasses.replace(row.rows, dense=dense))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from hotrows.tools.report.quality import MetricInterval, measure
 from hotrows.train.loop.predictor import Predictor
@@ -41,15 +40,16 @@ def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple
     sample = sample.first(min(max(num_rows, _LEAST_ROWS), _MOST_ROWS))
     order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))
     before = {label: measure(s, times=_TIMES, seed=seed) for label, s in score(predictor, sample).items()}
-    permute: dict[tuple[str, ...], Callable[[Tensor], RowSample]] = {
-        **{(name,): partial(sample.permuted_number, place) for name, place in dense.items()},
-        **{names: partial(sample.permuted, names) for names in together},
+    others = sample.taken(order)
+    permute: dict[tuple[str, ...], Callable[[RowSample], RowSample]] = {
+        **{(name,): partial(sample.with_numbers, place) for name, place in dense.items()},
+        **{names: partial(sample.with_ids, names) for names in together},
     }
     features = []
     for names, permuted in permute.items():
         after = {
             label: measure(s, times=_TIMES, seed=seed)
-            for label, s in score(predictor, permuted(order)).items()
+            for label, s in score(predictor, permuted(others)).items()
         }
         losses = {
             label: quality.gain(after[label], quality.decisive)

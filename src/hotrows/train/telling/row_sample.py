@@ -2,81 +2,61 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from hotrows.batch import Batch, by_feature, samples
+from hotrows.batch import OF_SAMPLES, Batch, by_feature, of_features, samples, taken
 from hotrows.data import Loader, Part
 from hotrows.losses import Loss
 from hotrows.train.loop.evaluate import EVALUATION_BATCH
 from hotrows.train.loop.predictor import Predictor
 
-Ids = tuple[Tensor, ...]  # of a feature: ids of all rows, how many each has, and their weights
-_OF_ROWS = ("dense", "labels", "sample_weights", "groups", "times")
+Ids = tuple[Tensor, Tensor, Tensor]  # of a feature: ids of all rows, how many each has, their weights
 
 
 @dataclass(frozen=True)
 class RowSample:
-    """Rows of a part: all, or a sample. ids: by feature; rows: a batch of all rows without ids; total:
-    number of rows of the part."""
+    """Rows of a part: all, or a sample, in one batch. total: number of rows of the part."""
 
-    ids: Mapping[str, Ids]
     rows: Batch
     total: int
 
     def __len__(self) -> int:
         return self.rows.size
 
+    @cached_property
+    def ids(self) -> dict[str, Ids]:
+        """The ids of each feature."""
+        return by_feature(vars(self.rows))
+
     def first(self, num_rows: int) -> RowSample:
         """The first rows, which are as random as all of them."""
-        if num_rows >= len(self):
-            return self
-        ids = {
-            name: (ids[:end], lengths[:num_rows], weights[:end])
-            for name, (ids, lengths, weights) in self.ids.items()
-            for end in (int(lengths[:num_rows].sum()),)
-        }
-        return RowSample(ids, samples(self.rows, 0, num_rows), self.total)
-
-    def permuted(self, names: tuple[str, ...], order: Tensor) -> RowSample:
-        """Gives each row the values of another row, in the order [N], of the features of these names."""
-        ids = {name: _taken(one, order) if name in names else one for name, one in self.ids.items()}
-        return dataclasses.replace(self, ids=ids)
+        return replace(self, rows=samples(self.rows, 0, min(num_rows, len(self))))
 
     def taken(self, order: Tensor) -> RowSample:
         """The rows of these numbers [N], in this order."""
-        ids = {name: _taken(one, order) for name, one in self.ids.items()}
-        columns = {name: getattr(self.rows, name) for name in _OF_ROWS}
-        tensors: dict[str, Any] = {
-            name: None if column is None else column[order] for name, column in columns.items()
-        }
-        return RowSample(ids, dataclasses.replace(self.rows, **tensors), self.total)
+        return replace(self, rows=taken(self.rows, order))
 
-    def permuted_number(self, place: slice, order: Tensor) -> RowSample:
-        """Gives each row the value of another row, in the order [N], of a dense feature by its place."""
+    def with_ids(self, names: Sequence[str], others: RowSample) -> RowSample:
+        """The rows with the values of other rows, equally many, of the features of these names."""
+        ids = {name: others.ids[name] if name in names else one for name, one in self.ids.items()}
+        return replace(self, rows=replace(self.rows, **_fields(ids)))
+
+    def with_numbers(self, place: slice, others: RowSample) -> RowSample:
+        """The rows with the values of other rows of a dense feature by its place."""
         dense = self.rows.dense.clone()
-        dense[:, place] = dense[order, place]
-        return dataclasses.replace(self, rows=dataclasses.replace(self.rows, dense=dense))
+        dense[:, place] = others.rows.dense[:, place]
+        return replace(self, rows=replace(self.rows, dense=dense))
 
     def batches(self) -> Iterator[Batch]:
         """Yields the rows in batches of an evaluation."""
-        nothing = self.rows.ids, self.rows.ids, torch.ones(0)
-        ids, lengths, weights = map(torch.cat, zip(nothing, *self.ids.values(), strict=True))
-        batch = dataclasses.replace(
-            self.rows,
-            features=tuple(self.ids),
-            ids=ids,
-            offsets=functional.pad(lengths.cumsum(0), (1, 0)) if bool((lengths != 1).any()) else None,
-            weights=weights if bool((weights != 1).any()) else None,
-        )
         for first in range(0, len(self), EVALUATION_BATCH):
-            yield samples(batch, first, min(first + EVALUATION_BATCH, len(self)))
+            yield samples(self.rows, first, min(first + EVALUATION_BATCH, len(self)))
 
 
 @dataclass(frozen=True)
@@ -109,7 +89,7 @@ class ScoredRows:
             for name in ("outputs", "labels", "weights", "groups", "rows")
             for value in (getattr(self, name),)
         }
-        return dataclasses.replace(self, **tensors)
+        return replace(self, **tensors)
 
 
 def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
@@ -131,10 +111,17 @@ def rows_of(pieces: Sequence[Batch], names: Sequence[str], total: int) -> RowSam
     ids = {name: tuple(map(torch.cat, zip(*(b[name] for b in by_batch), strict=True))) for name in names}
     tensors: dict[str, Any] = {
         name: None if getattr(pieces[0], name) is None else torch.cat([getattr(b, name) for b in pieces])
-        for name in _OF_ROWS
+        for name in OF_SAMPLES
     }
-    rows = Batch(features=(), ids=torch.zeros(0, dtype=torch.int64), **tensors)
-    return RowSample(ids, rows, total)
+    return RowSample(Batch(**_fields(ids), **tensors), total)
+
+
+def _fields(ids: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a batch with these ids; offsets and weights where one is not 1."""
+    if not ids:
+        return {"features": (), "ids": torch.zeros(0, dtype=torch.int64)}
+    has_lists, has_weights = (any(bool((of[i] != 1).any()) for of in ids.values()) for i in (1, 2))
+    return of_features(ids, has_lists, has_weights)
 
 
 def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
@@ -166,12 +153,3 @@ def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
             rows=rows,
         )
     return scored
-
-
-def _taken(ids: Ids, order: Tensor) -> Ids:
-    """The ids of the rows of these numbers [N], in this order."""
-    of_all, lengths, weights = ids
-    starts, lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
-    ends = lengths.cumsum(0)
-    places = torch.arange(int(lengths.sum())) + (starts - ends + lengths).repeat_interleave(lengths)
-    return of_all[places], lengths, weights[places]
