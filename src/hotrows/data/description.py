@@ -164,8 +164,9 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
             f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "
             f"or train without a description"
         )
-    columns = len(data.schema.features) + len(data.schema.labels)
-    block_rows = min(_BLOCK_ROWS, max(1, _CELLS // _BLOCKS // columns))
+    columns = data.parts["train"].columns
+    num_columns = len(data.schema.features) + len(data.schema.labels)
+    block_rows = min(_BLOCK_ROWS, max(1, _CELLS // _BLOCKS // num_columns))
     samples = {name: part.sample(_BLOCKS, block_rows) for name, part in data.parts.items() if part.rows}
     train = samples.get("train")
     readers = readers_of(data.schema)
@@ -177,10 +178,10 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
             for name, counts in row_counts(data).items()
         ),
         dim=dim,
-        lists=() if train is None else tuple(_list_uses(data.schema, train)),
-        missing_together=() if train is None else _missing_together(data.parts["train"].columns, train),
+        lists=() if train is None else tuple(_list_uses(columns, train)),
+        missing_together=() if train is None else _missing_together(columns, train),
         same=() if train is None else tuple(_same(data.schema, train)),
-        drift=_drift(data.schema, samples),
+        drift=_drift(columns, samples),
         oddities=(*lost_digits(data), *oddities(data)),
         dense=() if train is None else tuple(_dense_uses(data, train)),
     )
@@ -279,12 +280,12 @@ def _between_whole_numbers(edges: np.ndarray) -> np.ndarray:
     return between[: np.searchsorted(between, edges[-1] * (1 - _WHOLE)) + 1]
 
 
-def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
-    for feature in (feature for feature in schema.id_features if feature.name in rows.bounds):
-        lengths = np.sort(np.diff(rows.bounds[feature.name].astype(np.int64)))
+def _list_uses(columns: SchemaColumns, rows: Rows) -> Iterator[ListUse]:
+    for name in (column.name for column in columns.ids if column.is_list):
+        lengths = np.sort(np.diff(rows.bounds[name].astype(np.int64)))
         places = {share: min(int(share * len(lengths)), len(lengths) - 1) for share in QUANTILES}
         yield ListUse(
-            name=feature.name,
+            name=name,
             mean=float(lengths.mean()),
             empty=float((lengths == 0).mean()),
             quantiles={share: int(lengths[place]) for share, place in places.items()},
@@ -331,27 +332,21 @@ def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
                 yield known, feature.name
 
 
-def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
+def _drift(columns: SchemaColumns, samples: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
     if "train" not in samples:
         return {}
     others = {name: rows for name, rows in samples.items() if name != "train"}
     drift: dict[str, dict[str, float]] = {}
-    for d, dense in enumerate(schema.dense):
+    for d, dense in enumerate(columns.numbers.features):
         values = {name: rows.arrays["dense"][:, d] for name, rows in samples.items()}
         bounds = np.unique(np.quantile(values["train"], np.arange(0.1, 1, 0.1)))
         bins = {name: np.searchsorted(bounds, of_part) for name, of_part in values.items()}
         drift[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
-    for feature in schema.id_features:
-        if getattr(feature, "transform", "none") in TIME_TRANSFORMS:
-            continue
-        unknown = range(FIRST_UNKNOWN, FIRST_UNKNOWN + feature.num_unknown)
-        known = {n: _without(rows.values(f"ids/{feature.name}"), unknown) for n, rows in samples.items()}
-        drift[feature.name] = {name: _stability(*_bins(known["train"], known[name])) for name in others}
+    for column in (column for column in columns.ids if column.transform not in TIME_TRANSFORMS):
+        ids = {name: rows.values(f"ids/{column.name}") for name, rows in samples.items()}
+        known = {name: of_part[~column.is_unknown(of_part)] for name, of_part in ids.items()}
+        drift[column.name] = {name: _stability(*_bins(known["train"], known[name])) for name in others}
     return drift
-
-
-def _without(ids: np.ndarray, unknown: range) -> np.ndarray:
-    return ids[(ids < unknown.start) | (ids >= unknown.stop)]
 
 
 def _bins(train: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -207,6 +207,17 @@ def take_lists(
     return out
 
 
+def lists_between(
+    ids: np.ndarray, begins: np.ndarray, ends: np.ndarray, array: Callable[..., np.ndarray] = np.empty
+) -> tuple[np.ndarray, np.ndarray]:
+    """ids begin .. end - 1 of each row, end to end, and their offsets. array: makes one of a shape and a
+    type."""
+    bounds = np.stack([begins, ends], 1).reshape(-1)
+    order = np.arange(0, len(bounds), 2)
+    offsets = ends_of(measured(bounds, len(ids), order))
+    return take_lists(ids, bounds, order, offsets, array((int(offsets[-1]),), ids.dtype)), offsets
+
+
 def ends_of(lengths: np.ndarray) -> np.ndarray:
     """Returns the offsets [n + 1] int64 of n lists of these lengths: 3 0 1  ->  0 3 3 4."""
     offsets = np.zeros(len(lengths) + 1, np.int64)

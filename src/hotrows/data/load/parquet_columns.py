@@ -19,7 +19,7 @@ from hotrows.data.raw.cells import cells_of
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.rows import Rows, ends_of, take_lists
+from hotrows.data.rows import Rows, lists_between
 from hotrows.losses import NO_GROUP
 from hotrows.schema import MISSING_KEY
 
@@ -161,10 +161,7 @@ def _last(
     lengths = np.diff(offsets)
     if max_length is None or not len(lengths) or lengths.max() <= max_length:
         return values, offsets
-    kept = np.minimum(lengths, max_length)
-    starts, ends = np.append(offsets[1:] - kept, 0), ends_of(kept)
-    out = np.empty(ends[-1], values.dtype)
-    return take_lists(values, starts, np.arange(len(kept)), ends, out), ends
+    return lists_between(values, offsets[1:] - np.minimum(lengths, max_length), offsets[1:])
 
 
 def _array(pa: ModuleType, column: Any) -> Any:

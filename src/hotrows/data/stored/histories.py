@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from hotrows.data.columns.history import BEGIN, END
 from hotrows.data.columns.of_schema import histories_of
-from hotrows.data.rows import Room, Rows, ends_of, measured, take_lists
+from hotrows.data.rows import Room, Rows, ends_of, lists_between
 from hotrows.data.stored.request_rows import RequestRows
 from hotrows.data.stored.sections import open_sections
 from hotrows.schema import Schema
@@ -122,12 +123,8 @@ class StoredHistories:
 
     def _lists(self, name: str, begins: np.ndarray, ends: np.ndarray, room: Room) -> Lists:
         """The ids of events begin .. end - 1 of each row, at most the last `max_length`, end to end."""
-        ids = self.columns[name]
-        bounds = np.stack([last_begins(begins, ends, self.lengths[name]), ends], 1).reshape(-1)
-        order = np.arange(0, len(bounds), 2)
-        offsets = ends_of(measured(bounds, len(ids), order))
-        into = room.array(name, (int(offsets[-1]),), ids.dtype)
-        return take_lists(ids, bounds, order, offsets, into), offsets
+        firsts = last_begins(begins, ends, self.lengths[name])
+        return lists_between(self.columns[name], firsts, ends, partial(room.array, name))
 
 
 def places_between(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from hotrows.data.raw.encodings import COMPRESSIONS
 from hotrows.data.raw.files import File, kind_of, pyarrow
@@ -35,41 +35,6 @@ _BLOCK = 1 << 20  # bytes of text that are read at once
 _MOST_TEXT = 1 << 24  # bytes of text that are read for one call; a longer line is none
 _MAGIC = 16  # bytes that tell what a file holds
 _TAIL = 1 << 14  # bytes by which a file is known again
-
-
-class Reader(Protocol):
-    """An open file. offset: bytes or rows before the next event; line: its number, from 1.
-
-    is_read: whether all that the file had when it was last looked at was read. size: bytes of the file
-    that were read. sum: the checksum by which it is known again. status: when it was opened.
-    """
-
-    offset: int
-    line: int
-    status: os.stat_result
-
-    @property
-    def is_read(self) -> bool: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def sum(self) -> int: ...
-
-    def is_same(self, status: os.stat_result) -> bool:
-        """True if a file of this status is the one that is open."""
-        ...
-
-    def skip(self, offset: int, line: int, sum_: int | None) -> None:
-        """Goes to a place; ValueError where the file is another one. sum_: None in older positions."""
-        ...
-
-    def read(self, limit: int, is_complete: bool) -> RawEvents:
-        """The next events; is_complete: nothing will be added to the file."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def open_file(path: Path, schema: Schema) -> Reader | None:
@@ -98,7 +63,12 @@ def open_file(path: Path, schema: Schema) -> Reader | None:
 
 
 class _RowsFile:
-    """A file of rows and columns with types: Parquet, Arrow or ORC."""
+    """A file of rows and columns with types: Parquet, Arrow or ORC.
+
+    offset: rows before the next event; line: its number, from 1. is_read: whether all that the file had
+    when it was last looked at was read. size: bytes of the file that were read. sum: the checksum by
+    which it is known again. status: when it was opened.
+    """
 
     line = 1
 
@@ -121,6 +91,7 @@ class _RowsFile:
         return self._sum if self.offset else 0
 
     def is_same(self, status: os.stat_result) -> bool:
+        """True if a file of this status is the one that is open."""
         before = self.status
         is_same = (status.st_size, status.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         return is_same and os.path.samestat(status, before)
@@ -132,7 +103,8 @@ class _RowsFile:
                     yield checked(batch, str(self._path), self._kind)
 
     def skip(self, offset: int, line: int, sum_: int | None) -> None:
-        """Reads the rows before, and drops them."""
+        """Goes to a place, by reading the rows before; ValueError where the file is another one. sum_:
+        None in older positions."""
         if offset > self._num_rows:
             raise ValueError(
                 f"{self._path} has {self._num_rows:,} rows, of which {offset:,} were read: it was "
@@ -143,6 +115,7 @@ class _RowsFile:
             self.read(offset - self.offset, True)
 
     def read(self, limit: int, is_complete: bool) -> RawEvents:
+        """The next events; is_complete: nothing will be added to the file."""
         while self._batch is None or not self._batch.num_rows:
             self._batch = next(self._batches, None)
             if self._batch is None:
@@ -158,7 +131,7 @@ class _RowsFile:
 
 
 class _TextFile:
-    """A file of lines, which may be appended to."""
+    """A file of lines, which may be appended to; as `_RowsFile`, its offset counts bytes."""
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._path, self._schema = path, schema
@@ -263,6 +236,9 @@ class _TextFile:
         content = self._file.read(len(known) + _BLOCK)
         _check_sum(self._path, content.startswith(known), end, "bytes")
         return content[len(known) :]
+
+
+Reader = _RowsFile | _TextFile
 
 
 def _tail(file: BinaryIO, end: int) -> bytes:
