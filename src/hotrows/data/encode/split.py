@@ -15,7 +15,7 @@ from hotrows.data.columns.history import BEGIN, END
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.label import MISSING_LABEL
 from hotrows.data.columns.of_schema import SchemaColumns
-from hotrows.data.raw.values import MISSING_TIME, mix64
+from hotrows.data.raw.values import MISSING_TIME, joined, mix64
 from hotrows.data.rows import Room, Rows, gathered
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES
@@ -220,24 +220,16 @@ def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:
     return (bits >> np.uint64(11)).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class FirstRow:
-    """The first row of some, encoded; its request, and its place, for an error."""
-
-    row: Rows
-    request: bytes
-    where: str
-
-
 class SharedChecks:
     """Checks that rows of a request share features, chunk after chunk.
 
-    first, last: the first row, and the last one of the chunk before; None before there are any.
+    first: the first row, encoded and raw, which can be sent; last: the last one of the chunk before,
+    encoded; None before there are any.
     """
 
     def __init__(self, columns: SchemaColumns) -> None:
         self._division = Division(columns.sections)
-        self.first: FirstRow | None = None
+        self.first: tuple[Rows, RawRows] | None = None
         self.last: Rows | None = None
 
     def check(self, rows: Rows, raw: RawRows) -> None:
@@ -246,7 +238,9 @@ class SharedChecks:
         if requests is None or not len(rows):
             return
         if self.first is None:
-            self.first = FirstRow(rows.take(np.zeros(1, np.int64)), requests.value(0), raw.where(0))
+            request, where = joined([requests.value(0)]), [raw.where(0)].__getitem__
+            first = rows.take(np.zeros(1, np.int64))
+            self.first = first, RawRows(0, 1, {"requests": request}, where)
         if self.last is not None:
             self._check(gathered([self.last, rows[:1]], np.arange(2), Room()), raw, 0)
         self._check(rows, raw, 1)

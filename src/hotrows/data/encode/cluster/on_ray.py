@@ -36,17 +36,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import ColumnMoments
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.encode.cluster import tasks
-from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, EncodedBlocks, Surveyed
+from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, Surveyed
 from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.passes import Executor, Job, Totals
 from hotrows.data.encode.split import SharedChecks, Sharing
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
-from hotrows.data.raw.values import joined
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import Tally, Written, no_tally, rows_per_shard, written_of
@@ -181,7 +179,9 @@ class OnRay(Executor):
         extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(columns)
         try:
             for places, encoded, pieces in self._in_order(calls):
-                _check_edge(shared, encoded)
+                if encoded.first is not None:  # may be of the request of the last sample before
+                    shared.check(*encoded.first)
+                    shared.last = encoded.last
                 for part, piece, rows in zip(shards, pieces, encoded.rows, strict=True):
                     part.append(piece, rows)
                 extremes = extremes.joined(encoded.extremes)
@@ -386,13 +386,3 @@ class PartShards:
 def _as_they_are(blocks: Iterator[RayBlock]) -> Iterator[tuple[RayBlock, Surveyed]]:
     """Blocks each row of which is a sample."""
     return ((block, Surveyed(block.rows, {})) for block in blocks)
-
-
-def _check_edge(shared: SharedChecks, encoded: EncodedBlocks) -> None:
-    """Compares the first sample of a block with the last one before it, which may be of its request."""
-    if encoded.first is None:
-        return
-    row, where = encoded.first.row, encoded.first.where
-    raw = RawRows(0, 1, {"requests": joined([encoded.first.request])}, lambda _: where)
-    shared.check(row, raw)
-    shared.last = encoded.last

@@ -29,7 +29,7 @@ from hotrows.data.encode.events import EventIndex, Matches
 from hotrows.data.encode.passes import CountedRows, without_features
 from hotrows.data.encode.passes import count as count_rows
 from hotrows.data.encode.passes import encode as encode_rows
-from hotrows.data.encode.split import FirstRow, SharedChecks, Sharing, Split, parts_of
+from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
 from hotrows.data.raw.cells import table_cells
 from hotrows.data.raw.ray_dataset import table_of
@@ -205,7 +205,7 @@ class EncodedBlocks:
     rows: tuple[int, ...]
     extremes: Extremes
     digest: int
-    first: FirstRow | None
+    first: tuple[Rows, RawRows] | None
     last: Rows | None
     matches: Matches | None
 
