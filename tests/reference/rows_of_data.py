@@ -14,7 +14,6 @@ import pytest
 from hotrows.data import rows
 from hotrows.data.columns.number import ColumnMoments, Transform
 from hotrows.data.encode import encoder, passes, writing
-from hotrows.data.load import parquet_columns
 from hotrows.data.raw import reading, text, values
 from hotrows.data.raw import values as canonical_text
 from hotrows.data.raw.cells import Fields
@@ -284,7 +283,6 @@ _TWINS: dict[Any, dict[str, Any]] = {
     rows: {"take": take, "measured": measured, "take_lists": take_lists},
     writing: {"Counts": PlainCounts},
     order: {"permutation": permutation, "_dealt": dealt},
-    parquet_columns: {"take_lists": take_lists},
     text: {"_cut": cut_in_python},
     values: {
         "blank": blank,

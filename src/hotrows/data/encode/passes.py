@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,78 @@ class Totals:
         self.training_rows += counted.numbers.shape[1]
 
 
+@dataclass(frozen=True)
+class _StreamState:
+    """The state before a chunk: position in the stream, rows per part, and state of the split."""
+
+    position: InputPosition = field(default_factory=InputPosition)
+    rows: tuple[int, ...] = (0,) * len(NAMES)
+    sharing: dict[str, int] = field(default_factory=dict)
+
+
+class PartWriters:
+    """The shards of all parts while they are written; after each the state is saved from which a stopped
+    preparation goes on: that before the oldest row that is in no shard.
+
+    start: where it begins; sharing: the split, as it was there. state: of the preparation.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        columns: SchemaColumns,
+        folder: Path,
+        state: dict[str, Any],
+        histories: StoredHistories | None,
+    ) -> None:
+        encoding = state.get("encoding", {"start": {}, "writers": [None] * len(NAMES)})
+        self.start = start = build(_StreamState, encoding["start"])
+        self.sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
+        self._writers = [
+            ShardWriter(folder, name, columns, histories=histories)
+            if saved is None
+            else ShardWriter.resume(folder, name, columns, saved, saved["rows"] - rows, histories)
+            for name, saved, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
+        ]
+        self._extremes = build(Extremes, encoding.get("extremes", {}))
+        self._folder, self._state = folder, state
+        self._rows, self._drawn = list(start.rows), self.sharing.state
+        self._oldest = [start] * len(NAMES)  # per part, before the first row that is in no shard
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows so far, those before the start included."""
+        return self.start.position.rows + sum(self._rows) - sum(self.start.rows)
+
+    def append(self, position: InputPosition, encoded: EncodedRows) -> None:
+        """Adds the rows of a chunk, whose parts were drawn by `sharing`."""
+        before = _StreamState(position, tuple(self._rows), self._drawn)
+        in_shards = [writer.rows_in_shards for writer in self._writers]
+        self._extremes = self._extremes.joined(encoded.extremes)
+        for part, (writer, piece) in enumerate(zip(self._writers, encoded.pieces, strict=True)):
+            if piece is not None:
+                writer.append(piece)
+            if in_shards[part] == self._rows[part] or writer.rows_in_shards > in_shards[part]:
+                self._oldest[part] = before
+            self._rows[part] += 0 if piece is None else len(piece)
+        self._drawn = self.sharing.state
+        if [writer.rows_in_shards for writer in self._writers] != in_shards:
+            self._save()
+
+    def _save(self) -> None:
+        start = min(self._oldest, key=lambda before: before.position.rows)
+        encoding = {
+            "start": asdict(start),
+            "writers": [writer.state() for writer in self._writers],
+            "extremes": asdict(self._extremes),
+        }
+        write_state(self._folder, self._state | {"encoding": encoding})
+
+    def close(self) -> tuple[dict[str, Written], Extremes]:
+        """Writes the last shards."""
+        return dict(zip(NAMES, (w.close() for w in self._writers), strict=True)), self._extremes
+
+
 class Executor:
     """Runs both functions over all rows: on this machine, chunk after chunk.
 
@@ -243,44 +315,24 @@ class Executor:
     def encode(
         self, encoder: Encoder, folder: Path, state: dict[str, Any]
     ) -> tuple[dict[str, Written], Extremes]:
-        """Encodes every row into the shards of its part; saves the state after every shard."""
-        # Open the writers, and go to where a stopped preparation left off.
-        job, histories = self.job, None
-        if self.events is not None:
-            histories = self.events.write(encoder, job.progress_of("encode"))
-        by = encoder.columns_with("references", self.events)
-        writers, start = _writers(by, folder, state, histories)
-        sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
-        rows, num_rows = list(start.rows), start.position.rows
-        extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
-        shared = SharedChecks(by)
-        oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
-        for position, columns in stream(
-            job.inputs, job.reading, job.progress_of("encode"), start.position
-        ):
-            before = _StreamState(position, tuple(rows), sharing.state)
-            in_shards = [writer.rows_in_shards for writer in writers]
-            parts = parts_of(job.declared_parts[position.input], columns, sharing)
-            encoded = encode(encoder, by, columns, parts, shared)
-            extremes = extremes.joined(encoded.extremes)
-            for part, (writer, piece) in enumerate(zip(writers, encoded.pieces, strict=True)):
-                if piece is not None:
-                    writer.append(piece)
-                if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
-                    oldest[part] = before
-                rows[part] += 0 if piece is None else len(piece)
-            num_rows += columns.num_rows
-            # After every shard, save where to go on from.
-            if [writer.rows_in_shards for writer in writers] != in_shards:
-                encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
-                write_state(folder, state | {"encoding": encoding})
+        """Encodes every row into the shards of its part: the way of a row.
+
+        raw rows --stream--> columns --encode--> sections --append--> shards
+        """
+        job, progress = self.job, self.job.progress_of("encode")
+        histories = None if self.events is None else self.events.write(encoder, progress)
+        columns = encoder.columns_with("references", self.events)
+        writers, shared = PartWriters(job, columns, folder, state, histories), SharedChecks(columns)
+        for position, raw in stream(job.inputs, job.reading, progress, writers.start.position):
+            parts = parts_of(job.declared_parts[position.input], raw, writers.sharing)
+            writers.append(position, encode(encoder, columns, raw, parts, shared))
         # The second pass must have seen the rows of the first.
-        if state["rows"] not in (None, num_rows):
+        if state["rows"] not in (None, writers.num_rows):
             raise ValueError(
                 f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
-                f"pass, {num_rows:,} in the second; prepare again"
+                f"pass, {writers.num_rows:,} in the second; prepare again"
             )
-        return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
+        return writers.close()
 
 
 def _count_state(
@@ -297,39 +349,6 @@ def _count_state(
         "sharing": sharing.state,
         **sharing.settled,
     }
-
-
-@dataclass(frozen=True)
-class _StreamState:
-    """The state before a chunk: position in the stream, rows per part, and state of the split."""
-
-    position: InputPosition
-    rows: tuple[int, ...]
-    sharing: dict[str, int]
-
-
-def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:
-    """The shards written, and the state from which to resume without losing a row."""
-    start = min(oldest, key=lambda before: before.position.rows)
-    return {"start": asdict(start), "writers": [writer.state() for writer in writers]}
-
-
-def _writers(
-    columns: SchemaColumns, folder: Path, state: Mapping[str, Any], histories: StoredHistories | None
-) -> tuple[list[ShardWriter], _StreamState]:
-    """Returns the writers of the parts and the state to start from, new or saved."""
-    encoding = state.get("encoding")
-    if encoding is None:
-        start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
-        return [ShardWriter(folder, name, columns, histories=histories) for name in NAMES], start
-    start = build(_StreamState, encoding["start"])
-    writers = [
-        ShardWriter.resume(
-            folder, name, columns, writer_state, writer_state["rows"] - rows, histories=histories
-        )
-        for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
-    ]
-    return writers, start
 
 
 def without_features(schema: Schema) -> Schema:
