@@ -111,7 +111,9 @@ class RequestEncoder:
         are left out are missing; names of `shared` and of a list of objects that no feature reads are
         refused, as a misspelt one would change scores in silence.
         """
-        table, shared = self._table(rows), self._shared(shared)
+        table = table_of_rows(rows, self.names) if isinstance(rows, list | tuple) else as_table(rows)
+        if not isinstance(shared, pyarrow().Table):
+            shared = table_of_shared(shared or {}, self.names)
         names = table.column_names
         if twice := sorted(set(shared.column_names) & set(names)):
             raise ValueError(f"{twice[0]!r} is shared and a column of the rows; give it once")
@@ -137,14 +139,6 @@ class RequestEncoder:
         """The names of columns that objects may have."""
         return Names(self.schema.raw_columns, tuple(self._columns))
 
-    def _table(self, rows: Any) -> Any:
-        return table_of_rows(rows, self.names) if isinstance(rows, list | tuple) else as_table(rows)
-
-    def _shared(self, shared: Any) -> Any:
-        if isinstance(shared, pyarrow().Table):
-            return shared
-        return table_of_shared(shared or {}, self.names)
-
     def _request(self, table: Any, shared: Any) -> Request:
         pa, size, names = pyarrow(), table.num_rows, shared.column_names
         once = dict(zip(shared.column_names, shared.columns, strict=True))
@@ -158,7 +152,7 @@ class RequestEncoder:
                 once[name], table = column.slice(0, 1), table.drop_columns([name])
         raw = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
         if once:
-            raw = self._joined(raw, self._read(pa.table(once)), set(once))
+            raw = self._of_schema.joined(raw, self._read(pa.table(once)), set(once))
         users = self._users(raw, {*table.column_names, *once})
         encoded = self._encoder.encode_rows(raw, self._of_schema)
         given_once = {f.name for f in self.schema.features if self.schema.column_of(f) in names}
@@ -180,10 +174,6 @@ class RequestEncoder:
         )
         self._check_lengths(request)
         return request
-
-    def _joined(self, raw: RawRows, once: RawRows, names: set[str]) -> RawRows:
-        """Raw values of all rows, those of `names` from the one row that all have in common."""
-        return dataclasses.replace(raw, values=self._of_schema.joined(raw, once, names))
 
     def _users(self, raw: RawRows, names: set[str]) -> tuple[np.ndarray, np.ndarray] | None:
         """Users and times whose histories a version has; None where there are lists."""

@@ -188,8 +188,8 @@ class SchemaColumns:
             numbers.copy() if vectors is None else np.concatenate([numbers, vectors], 1, dtype=np.float32)
         )
 
-    def joined(self, raw: RawRows, once: RawRows, names: set[str]) -> dict[str, Any]:
-        """Raw values of rows, and of raw columns `names` those of the one row that all have in common."""
+    def joined(self, raw: RawRows, once: RawRows, names: set[str]) -> RawRows:
+        """Raw rows with the values of raw columns `names` from the one row that all have in common."""
         values = dict(raw.values)
         shared = (column.name for column in self.ids if column.column in names)
         sections = [f"{kind}/{name}" for name in shared for kind in ("ids", "weights")]
@@ -207,7 +207,7 @@ class SchemaColumns:
             np.broadcast_to(one, of_rows.shape) if self.schema.column_of(f) in names else of_rows
             for f, of_rows, one in pairs
         ]
-        return values
+        return replace(raw, values=values)
 
     def among(self, rows: Rows) -> list[IdColumn]:
         """The columns of ids that rows have."""

@@ -207,10 +207,6 @@ def _nearest(counts: ValueCounts, kind: str, usual: tuple[float, float] | None) 
 
 def is_chance(values: int, rate: float, usual: float) -> bool:
     """True if so many values may show a rate by chance where another one is usual."""
-    return values * _divergence(rate, usual) <= -math.log(CHANCE)
-
-
-def _divergence(p: float, q: float) -> float:
-    """KL(p, q) of two coins."""
-    parts = ((p, q), (1 - p, 1 - q))
-    return sum(a * math.log(a / b) for a, b in parts if a > 0)
+    sides = ((rate, usual), (1 - rate, 1 - usual))
+    divergence = sum(p * math.log(p / q) for p, q in sides if p > 0)  # KL of two coins
+    return values * divergence <= -math.log(CHANCE)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hotrows.batch import Batch, RequestFeatures
-from hotrows.data.columns.of_schema import SchemaColumns, batch_of
+from hotrows.data.columns.of_schema import batch_of
 from hotrows.data.rows import Room, Rows, empty_rows
 from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
@@ -166,7 +166,11 @@ class _BatchBuilder:
         rows, histories, columns = self._rows(), self._part.histories, self._part.columns
         if isinstance(rows, RequestRows):
             rows = rows if histories is None else histories.parts_of(rows, self._lists)
-            return _batch_of_requests(columns, rows, self._first_sample)
+            # What samples of a request share is there once.
+            shared = batch_of(columns, rows.shared.without("dense", "requests"))
+            starts = torch.from_numpy(rows.starts.astype(np.int64))
+            batch = batch_of(columns, rows.with_wide(), self._first_sample)
+            return replace(batch, requests=RequestFeatures(shared, starts))
         rows = rows if histories is None else histories.rows_of(rows, self._lists)
         return batch_of(columns, rows, self._first_sample)
 
@@ -179,14 +183,6 @@ class _BatchBuilder:
         columns = self._part.stored_columns
         empty = empty_rows(columns.sections, 0)
         return packed(empty, Division(columns.sections)) if columns.has_requests else empty
-
-
-def _batch_of_requests(columns: SchemaColumns, rows: RequestRows, first_sample: int) -> Batch:
-    """A batch in which what samples of a request share is there once."""
-    starts = torch.from_numpy(rows.starts.astype(np.int64))
-    shared = batch_of(columns, rows.shared.without("dense", "requests"))
-    batch = batch_of(columns, rows.with_wide(), first_sample)
-    return replace(batch, requests=RequestFeatures(shared, starts))
 
 
 class BatchSource(Protocol):

@@ -157,7 +157,13 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Cells:
     """Cuts a chunk into the fields of the columns in use; of lines that cannot be read the first one is
     the problem of the cells, which end before it."""
     fields, problem = _cut(chunk, layout, how)
-    errors = {row: _header_again(chunk, row) for row in _headers(fields, layout)[:1]}
+    errors = {
+        row: ValueError(
+            f"{chunk.name} line {chunk.first_line + row} names the columns, as a header does: files with "
+            f"headers were appended to each other; give them one by one, or leave this line out"
+        )
+        for row in _headers(fields, layout)[:1]
+    }
     if problem is not None:
         errors[problem[1]] = error_of_line(chunk, layout, *problem)
     if chunk.not_utf8 is not None:
@@ -211,13 +217,6 @@ def _headers(fields: Fields, layout: Layout) -> list[int]:
         rows = rows[values.is_one_of(some, names)] if len(rows) else rows
     distinct = (len({fields.spans_of(c).value(row) for c in columns}) for row in rows.tolist())
     return [row for row, num in zip(rows.tolist(), distinct, strict=True) if num == len(columns)]
-
-
-def _header_again(chunk: Chunk, row: int) -> ValueError:
-    return ValueError(
-        f"{chunk.name} line {chunk.first_line + row} names the columns, as a header does: files with "
-        f"headers were appended to each other; give them one by one, or leave this line out"
-    )
 
 
 def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | None]:

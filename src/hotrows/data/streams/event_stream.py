@@ -100,14 +100,22 @@ class EventStream:
         histories: UserHistories | None = None,
     ) -> None:
         self._source, self._batch_size, self._config = source, batch_size, config or StreamConfig()
-        _check_time(self._config, encoder)
+        if self._config.lateness is not None and encoder.schema.time is None:
+            raise ValueError(
+                "lateness needs the time of events: say in the schema which column it is, "
+                "time=Time(COLUMN)"
+            )
         if (worker := torch.utils.data.get_worker_info()) is not None and worker.num_workers > 1:
             raise ValueError(
                 f"each of {worker.num_workers} workers of a DataLoader would read all events of "
                 f"{source.name}: leave num_workers out, an EventStream has a thread that reads ahead"
             )
         if state is not None:
-            _check_source(source, state)
+            if source.name != state.source:
+                raise ValueError(
+                    f"the run was trained on the stream {state.source}, not on {source.name}: resume it "
+                    f"on that one, or begin a new run from this one (--init-from)"
+                )
             source.seek(state.position)
         self.state = state or StreamState(source.name, source.position)
         self.histories = histories or encoder.histories
@@ -192,7 +200,9 @@ class EventStream:
                 self._refill(batch, reads)
         if not batch.size or self._queue.has_ended:
             return None
-        rows = batch.pieces[0] if len(batch.pieces) == 1 else _joined(batch.pieces, batch.size)
+        rows = batch.pieces[0]
+        if len(batch.pieces) > 1:
+            rows = gathered(batch.pieces, np.arange(batch.size), Room())
         state = self._decoder.state = dataclasses.replace(
             self._decoder.state,
             position=self._source.position,
@@ -327,22 +337,3 @@ class _Decoder:
         self.state = dataclasses.replace(self.state, **{reason: getattr(self.state, reason) + 1})
         if self._letters is not None:
             self._letters.write(read, event.place(0), reason, what, event.texts()[0])
-
-
-def _joined(pieces: Sequence[Rows], size: int) -> Rows:
-    return gathered(pieces, np.arange(size), Room())
-
-
-def _check_time(config: StreamConfig, encoder: Encoder) -> None:
-    if config.lateness is not None and encoder.schema.time is None:
-        raise ValueError(
-            "lateness needs the time of events: say in the schema which column it is, time=Time(COLUMN)"
-        )
-
-
-def _check_source(source: EventSource, state: StreamState) -> None:
-    if source.name != state.source:
-        raise ValueError(
-            f"the run was trained on the stream {state.source}, not on {source.name}: resume it on that "
-            f"one, or begin a new run from this one (--init-from)"
-        )

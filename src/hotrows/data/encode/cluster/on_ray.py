@@ -230,7 +230,8 @@ class OnRay(Executor):
                 continue
             first, columns = 0, job.reading.columns
             blocks = self._blocks.blocks(number, cast("RayInput", source), columns, keep)
-            for block, summary in self._surveys(work, blocks) if surveyed else _as_they_are(blocks):
+            as_they_are = ((block, Surveyed(block.rows, {})) for block in blocks)  # each row is a sample
+            for block, summary in self._surveys(work, blocks) if surveyed else as_they_are:
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
                     block,
@@ -381,8 +382,3 @@ class PartShards:
         file, rows, tally = self._cluster.result(self._pending.popleft())
         self._shards.append((file, rows))
         self._tallies.append(Tally.from_json(tally))
-
-
-def _as_they_are(blocks: Iterator[RayBlock]) -> Iterator[tuple[RayBlock, Surveyed]]:
-    """Blocks each row of which is a sample."""
-    return ((block, Surveyed(block.rows, {})) for block in blocks)
