@@ -180,11 +180,14 @@ def _job(
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
     _check_events(schema, events)
-    schema = _with_zone(schema, inputs=[source for group in groups for source in group])
+    inputs = tuple(source for group in groups for source in group)
+    if (time := schema.time) and time.zone is None and time.utc_offset is None:
+        # Later rows are read by the clock of the zone that the type of the time names.
+        schema = replace(schema, time=replace(time, zone=zone_of(inputs, time.column)))
     declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
     text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
     return Job(
-        inputs=tuple(source for group in groups for source in group),
+        inputs=inputs,
         declared_parts=tuple(
             part for part, group in zip((None, 1, 2), groups, strict=True) for _ in group
         ),
@@ -199,14 +202,6 @@ def _job(
         progress=progress,
         events=tuple(events),
     )
-
-
-def _with_zone(schema: Schema, inputs: Sequence[Input]) -> Schema:
-    """The schema with the zone that the type of its time names: later rows are read by that clock."""
-    time = schema.time
-    if time is None or time.zone is not None or time.utc_offset is not None:
-        return schema
-    return replace(schema, time=replace(time, zone=zone_of(inputs, time.column)))
 
 
 def _check_events(schema: Schema, events: Sequence[Input]) -> None:

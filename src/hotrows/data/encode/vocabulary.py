@@ -119,8 +119,15 @@ class Counts:
         self._settling, self._settled = Lock(), False
         name = np.frombuffer(os.fsencode(folder) + b"\0", np.uint8)
         self._handle = call("counts_create", self._num_vocabularies, memory, name)
-        runs = [[] for _ in range(self._num_vocabularies)] if state is None else state["runs"]
-        self._adopt(runs, 0 if state is None else state["num_runs"])
+        # Open the runs that the state names, and remove other files of earlier counts.
+        known: dict[str, Any] = state or {"runs": [], "num_runs": 0}
+        named = {run for names in known["runs"] for run in names}
+        for path in list(folder.iterdir()):
+            if _SPILLED.fullmatch(path.name) and path.name not in named:
+                path.unlink()
+        for v, names in enumerate(known["runs"]):
+            numbers = np.array([int(run.rsplit("-", 1)[1]) for run in names], np.int64)
+            call("counts_resume", self._handle, v, numbers, len(names), known["num_runs"])
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -178,16 +185,6 @@ class Counts:
     def peak(self) -> int:
         """The largest number of bytes that the tables have used."""
         return self._sizes()[1]
-
-    def _adopt(self, runs: list[list[str]], num_runs: int) -> None:
-        """Opens the runs that a state names, and removes other files of earlier counts."""
-        named = {run for names in runs for run in names}
-        for path in list(self._folder.iterdir()):
-            if _SPILLED.fullmatch(path.name) and path.name not in named:
-                path.unlink()
-        for v, names in enumerate(runs):
-            numbers = np.array([int(run.rsplit("-", 1)[1]) for run in names], np.int64)
-            call("counts_resume", self._handle, v, numbers, len(names), num_runs)
 
     def _settle(self) -> None:
         """Spills all vocabularies if one was spilled, before the first is written.

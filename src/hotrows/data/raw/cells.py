@@ -103,7 +103,11 @@ class Cells:
         """The values of a column of lists, with offsets."""
         array = None if self.fields is not None else self.batch.column(column)
         if array is None or not is_list(array.type):
-            cut = values.cut_lists(self._cells_of_lists(column), separator, self.how.threads)
+            if self.fields is not None:  # where a word that means missing is a list of it
+                cells = self.fields.unblanked.get(column) or self.fields.spans_of(column)
+            else:
+                cells = self._trimmed(self._text(array, column))
+            cut = values.cut_lists(cells, separator, self.how.threads)
             return self.how.text(self._trimmed(cut, column), column)
         if is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
@@ -227,15 +231,9 @@ class Cells:
             raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
         return self._trimmed(self._text(array, column), column)
 
-    def _cells_of_lists(self, column: str) -> RawIds:
-        """The text of lists, in which a word that means missing is a list of it."""
-        if self.fields is not None:
-            return self.fields.unblanked.get(column) or self.fields.spans_of(column)
-        return self._trimmed(self._text(self.batch.column(column), column))
-
     def _text(self, array: Any, column: str) -> RawIds:
         """The values of a flat array as bytes; text is not copied."""
-        types, kind = pyarrow().types, array.type
+        pa, types, kind = pyarrow(), pyarrow().types, array.type
         if types.is_large_binary(kind) and is_pickled(self.batch.schema.field(column)):
             what = "Ray pickled its objects: map_batches(.., batch_format='pyarrow') keeps lists"
             raise self._unfit(column, _IDS, what)
@@ -245,16 +243,12 @@ class Cells:
             array = self._whole(array, column)
         elif has_many_texts(kind):
             raise self._unfit(column, _IDS, "convert the column")
-        if not is_text(array.type):
-            array = self._as_text(array, column)
-        return spans_of(array)
-
-    def _as_text(self, array: Any, column: str) -> Any:
-        """Casts to text; bytes are left unchanged and need not be UTF-8."""
-        pa = pyarrow()
-        is_bytes = pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type)
+        if is_text(array.type):
+            return spans_of(array)
+        # Bytes are left unchanged and need not be UTF-8.
+        is_bytes = types.is_binary_view(array.type) or types.is_fixed_size_binary(array.type)
         try:
-            return array.cast(pa.large_binary() if is_bytes else pa.large_string())
+            return spans_of(array.cast(pa.large_binary() if is_bytes else pa.large_string()))
         except pa.ArrowException:
             raise self._unfit(column, _IDS, "convert the column") from None
 

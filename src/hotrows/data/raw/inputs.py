@@ -14,11 +14,12 @@ memory, a table of Iceberg or Delta Lake, or a dataset of Ray. Every kind of inp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hotrows.data.raw import snapshots
-from hotrows.data.raw.files import File, content_of, find_files
+from hotrows.data.raw.files import content_of, find_files
 from hotrows.data.raw.json_lines import JsonInput
 from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
 from hotrows.data.raw.snapshots import SnapshotInput
@@ -39,7 +40,11 @@ def inputs_of(raw: Any) -> list[Input]:
         if isinstance(item, str) and item.startswith(snapshots.KINDS):
             inputs.append(snapshots.open_snapshot(item))
         elif isinstance(item, str | Path):
-            inputs += [_file_input(file) for file in find_files(item)]
+            for file in find_files(item):
+                content = content_of(file)
+                kinds: dict[str, Any] = {"text": TextInput, "JSON lines": JsonInput}
+                kind = kinds.get(content, partial(TypedFileInput, kind=content))
+                inputs.append(kind(**vars(file)))
         elif is_ray_dataset(item):
             inputs.append(RayInput(item))
         else:
@@ -62,12 +67,3 @@ def zone_of(inputs: Sequence[Input], column: str) -> str | None:
         if zone := next((zone for kind in kinds if (zone := getattr(kind, "tz", None))), None):
             return zone
     return None
-
-
-def _file_input(file: File) -> Input:
-    content = content_of(file)
-    if content == "text":
-        return TextInput(**vars(file))
-    return (
-        JsonInput(**vars(file)) if content == "JSON lines" else TypedFileInput(**vars(file), kind=content)
-    )

@@ -147,7 +147,10 @@ def _of_text(file: TextInput) -> SampledRows:
     if has_header:
         stored = [_text(name).removeprefix("\ufeff") for name in table.pop(0)]
         names = [name.strip() for name in stored]
-        table = _without_headers(table, stored, notes)
+        kept = [line for line in table if [*map(_text, line)] != stored]
+        if len(kept) < len(table):  # files with headers were appended
+            notes.append("the header stands among the lines, too, which `prepare` refuses: take it out")
+            table = kept
         notes += changed_names(zip(stored, names, strict=True))
     _check_quotes(chunk, lines[: limit + 1], Layout(tuple(names), {}, delimiter, has_header))
     columns = zip(*table, strict=True) if table else [()] * num_fields
@@ -163,14 +166,6 @@ def _of_text(file: TextInput) -> SampledRows:
         has_header=has_header,
         notes=tuple(notes),
     )
-
-
-def _without_headers(table: list, header: list[str], notes: list[str]) -> list:
-    """The lines without copies of the header, which files that were appended have, and a note of them."""
-    kept = [line for line in table if [*map(_text, line)] != header]
-    if len(kept) < len(table):
-        notes.append("the header stands among the lines, too, which `prepare` refuses: take it out")
-    return kept
 
 
 def _text(value: bytes) -> str:
