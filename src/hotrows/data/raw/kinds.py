@@ -124,9 +124,9 @@ def _as_time(column: Column, sample: Column, known: Sequence[str]) -> Column | N
     """Times as text in a format that all values have; digits alone need a name that says so."""
     if not known or (known[0].isdigit() and not TIME_NAME.search(sample.name)):
         return None
-    texts = joined([*map(_bytes, known)])
-    for format in ("iso", *FORMATS):
-        (parsed, _), bad = parse_times(texts, format, 1)
+    formats = [f for f in ("iso", *FORMATS) if time_of(_bytes(known[0]), f) is not None]
+    for format in formats:
+        (parsed, _), bad = parse_times(joined([*map(_bytes, known)]), format, 1)
         if bad is None and parsed.min() >= -_LAST and parsed.max() <= 2 * _LAST:
             seconds = dict(zip(known, parsed.tolist(), strict=True))
             values = [None if x is None else seconds.get(x.strip(" ")) for x in sample.values]
@@ -229,8 +229,8 @@ def _are_few(some: list[str], known: list[str], column: Column) -> bool:
 
 
 def _is_time(value: str) -> bool:
-    text = _bytes(value.strip(" ")) if _MAY_BE_TIME.fullmatch(value) else b""
-    return any(time_of(text, format) is not None for format in ("iso", *FORMATS))
+    times = (time_of(_bytes(value.strip(" ")), format) for format in ("iso", *FORMATS))
+    return _MAY_BE_TIME.fullmatch(value) is not None and any(time is not None for time in times)
 
 
 def _bytes(value: str) -> bytes:
