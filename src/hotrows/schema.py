@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
@@ -386,7 +385,7 @@ class Schema:
         """Fills in the number of rows of every vocabulary: {vocabulary: rows}."""
         return self.with_fields({f.name: {"rows": rows[vocabulary_of(f)]} for f in self.id_features})
 
-    def with_fields(self, fields: Mapping[str, Mapping[str, Any]]) -> Schema:
+    def with_fields(self, fields: dict[str, dict[str, Any]]) -> Schema:
         """Changes fields of features, {feature: {field: value}}."""
         features = (dataclasses.replace(f, **fields.get(f.name, {})) for f in self.features)
         return dataclasses.replace(self, features=tuple(features))
@@ -442,7 +441,7 @@ def is_list(feature: Feature) -> bool:
 
 def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
-    if kind not in _KINDS:
+    if str(kind) not in _KINDS:
         load_kind(str(kind))
     kinds = {**KINDS, **_KINDS}
     if kind not in list(kinds):

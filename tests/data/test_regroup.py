@@ -94,7 +94,8 @@ def test_lists_labels_weights_and_groups_move_with_their_row(tmp_path, monkeypat
     sizes = dict.fromkeys(("one", "many", "sequence", "two"), 8)
     hot_profile = profile(data, bytes_per_row=sizes, fast_memory=8 * 40_000, sample=0.5)
     regrouped = regroup(data, hot_profile, tmp_path / "hot", force=True)
-    hot = [set(hot_profile.hot[name].tolist()) for name in regrouped.parts["train"].features]
+    columns = regrouped.parts["train"].columns.ids
+    hot = [set(hot_profile.hot[column.name].tolist()) for column in columns]
 
     def rows_of(part):
         (batch,) = Loader(part, 1500, shuffle=False).batches(0)

@@ -43,7 +43,7 @@ def simulation(encoded):
 def textbook_lru(encoded, num_slots, batch_size, batches, stride_free=None):
     """Lookups and rows missed per batch after the first quarter, by a list of rows in order of use."""
     loader = Loader(encoded.parts["train"], batch_size, shuffle=True, seed=0)
-    features, cache, counted = encoded.parts["train"].features, [], []
+    features, cache, counted = [c.name for c in encoded.parts["train"].columns.ids], [], []
     for j, batch in zip(range(batches), loader.batches(0), strict=False):
         ids = batch.ids.view(len(features), -1).tolist()
         lookups = [(f, i) for f, column in enumerate(ids) for i in column]
