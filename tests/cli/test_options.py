@@ -6,7 +6,8 @@ import click
 import pytest
 
 from hotrows.cli import cli
-from hotrows.cli.options import COUNT, FOLDER, INTEGER, of_function
+from hotrows.cli.options import COUNT, INTEGER, of_function
+from hotrows.cli.paths import FOLDER
 from hotrows.serving.limits import Limits
 
 COMMANDS = {**cli.commands, **cli.commands["checkpoint"].commands}

@@ -1,8 +1,8 @@
 """The command line: a thin skin over the Python API, which prints nothing that the API could not.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done,
-1 failed, 2 wrong usage, 130 interrupted; of alarms of a stream 3 (calibration), 4 (no event) and 5 (no
-finite predictions).
+1 failed, 2 wrong usage, 75 stopped by a notice (`--notice`), 130 interrupted; of alarms of a stream
+3 (calibration), 4 (no event) and 5 (no finite predictions).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from hotrows.cli.commands import Commands
 from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import STDOUT
 
+_TRY_AGAIN = 75  # a machine is taken away, and has no time to wait
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDIES = {
     errno.ENOSPC: "free some space, or write to another disk",
@@ -73,7 +74,8 @@ def _run(arguments: Sequence[str] | None) -> None:
         error.show()
         _exit(error.exit_code, error.format_message() if session.meets else "")
     except (click.Abort, KeyboardInterrupt) as stopped:
-        _fail(str(stopped.__cause__ or "") or "interrupted", 130, session.meets)
+        code = getattr(stopped.__cause__, "exit_code", 130)
+        _fail(str(stopped.__cause__ or "") or "interrupted", code, session.meets)
     except BrokenPipeError as error:  # hotrows predict ... | head
         if error.filename not in (None, str(STDOUT)):
             _fail(f"{error.filename}: its reader is gone", 1)
@@ -146,7 +148,8 @@ def _crash(error: Exception, meets: bool) -> NoReturn:
 
 def _exit(code: int, words: str = "") -> NoReturn:
     """Ends the process. words: for the ranks that wait to meet this one."""
-    if job.name():  # a normal exit would wait for threads that wait for other ranks
+    # A normal exit would wait for threads, which wait for other ranks, or for storage.
+    if job.name() or code == _TRY_AGAIN:
         if words:
             from hotrows.engine.distributed import process_group
 

@@ -14,8 +14,6 @@ from hotrows import models, optim
 from hotrows.cli.commands import command, declare
 from hotrows.cli.options import (
     BYTES,
-    FOLDER,
-    PICTURE,
     POSITIVE,
     bar,
     name_and_value,
@@ -25,8 +23,10 @@ from hotrows.cli.options import (
     setting_option,
     with_options,
 )
+from hotrows.cli.paths import FOLDER, PICTURE
 from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import local
+from hotrows.runtime.remote import named
 from hotrows.runtime.units import format_bytes
 from hotrows.tools.tuning.advice import SlowMemory, advise
 
@@ -115,7 +115,9 @@ def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> No
 
         regrouped = data.regroup(encoded, profile, out, force=force, progress=progress)
     rows, hot = regrouped.parts["train"].rows, hot_and_cold(regrouped)[0].rows
-    click.echo(f"{out}: {hot:,} all-hot and {rows - hot:,} cold training rows ({hot / rows:.1%} hot)")
+    click.echo(
+        f"{named(out)}: {hot:,} all-hot and {rows - hot:,} cold training rows ({hot / rows:.1%} hot)"
+    )
 
 
 def _profile(encoded: data.EncodedData, progress: Callable[..., None], **sampling: Any) -> data.Profile:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FOLDER, PICTURE, bar, new_table, of_function, print_table
+from hotrows.cli.options import bar, new_table, of_function, print_table
+from hotrows.cli.paths import FOLDER, NEW, PICTURE
+from hotrows.runtime.remote import named
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
     group=checkpoint_group,
 )
 @click.argument("place", type=FOLDER)
-@click.argument("out", type=FOLDER)
+@click.argument("out", type=NEW)
 @_WHICH
 @of_function("serving.merging:merge", number={"spelling": "--version"}, trust={})
 def merge_command(place: Path, out: Path, which: str, number: int | None, trust: bool) -> None:
@@ -91,10 +93,10 @@ def merge_command(place: Path, out: Path, which: str, number: int | None, trust:
 
         if number is not None or chain.look(place).newest:
             merged = merging.merge(place, out, number, progress, trust)
-            click.echo(f"{out}: version {merged.number:,}, {_size(out)}")
+            click.echo(f"{named(out)}: version {merged.number:,}, {_size(out)}")
             return
         checkpoint.merge(_folder(place, which), out, progress)
-    click.echo(f"{out}: {_size(out)}")
+    click.echo(f"{named(out)}: {_size(out)}")
 
 
 @command("tables", "hotrows tables runs/a --dims", "hotrows tables runs/a --picture keys.svg")

@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import (
-    FOLDER,
-    OUT,
-    PICTURE,
-    POSITIVE,
-    Name,
-    Suffixed,
-    bar,
-    new_table,
-    of_function,
-    print_table,
-)
+from hotrows.cli.options import POSITIVE, Name, bar, new_table, of_function, print_table
+from hotrows.cli.paths import FOLDER, OUT, PICTURE, Suffixed
+from hotrows.runtime.remote import named
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -147,9 +138,10 @@ def schema_command(
     if out == STDOUT:
         return
     split = f" --split {draft.split}" if draft.split else ""
-    click.echo(f"{out}: {draft.schema}", err=True)
+    click.echo(f"{named(out)}: {draft.schema}", err=True)
     split += " --events FILE" if histories else ""
-    click.echo(f"next: hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True)
+    made = f"--schema {named(out)}{split} --out enc"
+    click.echo(f"next: hotrows prepare {shlex.quote(raw)} {made}", err=True)
 
 
 @command(
@@ -255,7 +247,7 @@ def prepare_with_bar(prepare: Callable[..., EncodedData], out: Path) -> EncodedD
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on where it stopped") from None
     rows = ", ".join(f"{part.rows:,} {name}" for name, part in encoded.parts.items())
-    click.echo(f"{out}: {rows}")
+    click.echo(f"{named(out)}: {rows}")
     return encoded
 
 

@@ -10,7 +10,8 @@ import click
 
 from hotrows.cli.commands import command
 from hotrows.cli.data import data_set_names, prepare_with_bar
-from hotrows.cli.options import FOLDER, Name, bar, new_table, of_function, print_table
+from hotrows.cli.options import Name, bar, new_table, of_function, print_table
+from hotrows.cli.paths import HERE, NEW
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     "hotrows data taobao_ad --raw taobao --out enc --samples taobao-samples",
 )
 @click.argument("name", required=False, type=Name(data_set_names), metavar="[NAME]")
-@of_function("data.datasets.building:prepare", raw={"type": FOLDER, "required": False})
+@of_function("data.datasets.building:prepare", raw={"type": HERE, "required": False})
 @click.option("--download", is_flag=True, help="Download them into --raw first, or go on with it.")
-@click.option("--out", type=FOLDER, help="A new folder for the encoded data.")
+@click.option("--out", type=NEW, help="A new folder for the encoded data.")
 @of_function("data.datasets.building:prepare", "samples", "split")
 @of_function("data.datasets.schemas:with_min_count", min_count={"required": False})
 @of_function("data.datasets.building:prepare", "seed")

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FOLDER
+from hotrows.cli.paths import HERE
 
 
 @command("doctor", "hotrows doctor", "hotrows doctor --store tables", "hotrows doctor --renew")
 @click.option(
     "--store",
-    type=FOLDER,
+    type=HERE,
     help="Measure the disk of a file store that is going to be, and warn where it is too slow.",
 )
 @click.option(

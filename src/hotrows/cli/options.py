@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
-from hotrows.cli.commands import OVERWRITE, declare
+from hotrows.cli.commands import declare
+from hotrows.cli.paths import FOLDER, NEW, RUN
 from hotrows.engine.distributed import job
 from hotrows.runtime import terminal
-from hotrows.runtime.atomic_files import STDOUT, local
 from hotrows.runtime.settings import Setting
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
@@ -32,75 +32,6 @@ from hotrows.train.config import SETTINGS
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-class Place(click.Path):
-    """A path on this machine, which may not be empty: that would be this folder."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value == "":
-            self.fail("the name is empty", param, ctx)
-        if value == "-":
-            self.fail("it must be a path: ./- is a file or folder of that name", param, ctx)
-        try:
-            local(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class Run(Place):
-    """The folder of a run; what is none is refused before PyTorch is imported."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        run = super().convert(value, param, ctx)
-        if not (run / "config.json").exists():
-            problem = "is not a run folder: it has no config.json" if run.exists() else "does not exist"
-            raise ValueError(f"{run} {problem}; correct the path")
-        return run
-
-
-FOLDER = Place(file_okay=False, path_type=Path)
-RUN = Run(file_okay=False, path_type=Path)
-FILE = Place(dir_okay=False, path_type=Path)
-
-
-class Output(Place):
-    """A file to write, which replaces another one only with --overwrite; a link, a pipe and a device are
-    written as they are. `-` is standard output: what the command prints besides is then for people."""
-
-    is_written = True  # a command with one has --overwrite
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value == "-":
-            ctx.with_resource(redirect_stdout(sys.stderr))
-            return STDOUT
-        path = super().convert(value, param, ctx)
-        is_kept = path.is_file() and not path.is_symlink() and not self.dir_okay
-        if is_kept and not (ctx.meta.get(OVERWRITE) or job.restarted()):
-            self.fail(f"{path} exists; name another file, or replace it: --overwrite", param, ctx)
-        return path
-
-
-OUT = Output(dir_okay=False, readable=False, path_type=Path)
-
-
-class Suffixed(Output):
-    """A file whose name ends as what is written into it; what: it, in words."""
-
-    def __init__(self, suffix: str, what: str) -> None:
-        super().__init__(dir_okay=False, readable=False, path_type=Path)
-        self._suffix, self._what = suffix, what
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        path = super().convert(value, param, ctx)
-        if path.suffix != self._suffix and path != STDOUT:
-            right = path.with_suffix(self._suffix) if path.name else self._suffix
-            self.fail(f"{self._what}: {right}, not {value}", param, ctx)
-        return path
-
-
-PICTURE = Suffixed(".svg", "pictures are SVG")
 
 
 class Bytes(click.ParamType):
@@ -130,7 +61,17 @@ class Positive(click.ParamType):
         return number
 
 
-POSITIVE = Positive()
+class Seconds(click.ParamType):
+    """A number of seconds, such as 25s or 25."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        text = value.removesuffix("s") if isinstance(value, str) else value
+        return POSITIVE.convert(text, param, ctx)
+
+
+POSITIVE, SECONDS = Positive(), Seconds()
 THREADS = click.IntRange(1, 1024)
 
 
@@ -213,6 +154,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "label_weights": {"multiple": True, "metavar": "LABEL=NUMBER"},
     "pretrained": {"multiple": True, "metavar": "TABLE=FILE"},
     "start_from": {"type": RUN, "metavar": "RUN", "old": ("--from",)},
+    "notice": {"type": SECONDS, "metavar": "SECONDS"},
     "row_optimizer": {"type": click.Choice(sorted(optim.BY_NAME))},
 }
 
@@ -276,7 +218,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "format": {"type": click.Choice(["safetensors", "onnx", "pt2"])},
     "memory": {"type": BYTES, "metavar": "SIZE"},
     "model": {"type": MODEL, "help": "The model of the run, if it is your own."},
-    "out": {"type": FOLDER},
+    "out": {"type": NEW},
     "part": {"type": click.Choice(["train", "validation", "test"])},
     "seconds": {"type": POSITIVE},
     "seed": {"type": INTEGER},

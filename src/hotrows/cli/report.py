@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FOLDER, OUT, RUN, bar, new_table, of_function, print_table, run_options
+from hotrows.cli.options import bar, new_table, of_function, print_table, run_options
+from hotrows.cli.paths import FOLDER, OUT, RUN
+from hotrows.runtime.remote import origin_of
 
 
 @command(
@@ -53,6 +55,10 @@ def report_command(
     reliability, slices, importance of features, speed, cache, settings, and the command that repeats it.
     Several runs stand side by side, with their differences marked.
     """
+    copies = [url for run in runs if (url := origin_of(run))]
+    if copies and (out is None or follow):
+        problem = "cannot be followed" if follow else "has no folder for the page: give --out FILE"
+        raise click.UsageError(f"{copies[0]} {problem}")
     out = out or runs[0] / "report.html"
     with bar() as progress:
         from hotrows.tools.report import Scope, write_report

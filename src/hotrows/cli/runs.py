@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import FOLDER, OUT, Output, bar, names_of, of_function, option, run_options
+from hotrows.cli.options import bar, names_of, of_function, option, run_options
+from hotrows.cli.paths import FOLDER, OUT, Output
 from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.atomic_files import STDOUT
+from hotrows.runtime.remote import named
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ def export_command(
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
     program = "model.safetensors" if format == "safetensors" else f"model.{format}"
-    click.echo(f"{out}: {program} and {len(files):,} tables, {size}")
+    click.echo(f"{named(out)}: {program} and {len(files):,} tables, {size}")
     if program != "model.safetensors":
         _print_differences(out, table_dtype or "float32")
 
@@ -220,7 +222,7 @@ def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
         predictor.embedding.close()
     write_vectors(table, out)
     dim = table.schema.field("vector").type.list_size
-    click.echo(f"{out}: {table.num_rows:,} vectors of {dim:,} numbers")
+    click.echo(f"{named(out)}: {table.num_rows:,} vectors of {dim:,} numbers")
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:

@@ -14,15 +14,14 @@ from hotrows import optim
 from hotrows.cli.commands import command, declare
 from hotrows.cli.options import (
     BYTES,
-    FOLDER,
     NUMBERS,
-    PICTURE,
     name_and_value,
     new_table,
     option,
     print_table,
     setting_option,
 )
+from hotrows.cli.paths import FOLDER, PICTURE
 from hotrows.runtime.units import format_bytes
 from hotrows.train.costs.machines import MACHINES, Machine
 

@@ -9,16 +9,8 @@ from typing import Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import (
-    BYTES,
-    COUNT,
-    FOLDER,
-    POSITIVE,
-    new_table,
-    of_function,
-    option,
-    print_table,
-)
+from hotrows.cli.options import BYTES, COUNT, POSITIVE, new_table, of_function, option, print_table
+from hotrows.cli.paths import FOLDER
 from hotrows.runtime.units import format_bytes
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import declare
-from hotrows.cli.options import FOLDER, setting_option, with_options
+from hotrows.cli.options import setting_option, with_options
+from hotrows.cli.paths import RUN
 from hotrows.data.streams.settings import ONE_RANK, SETTINGS, StreamConfig
 from hotrows.data.streams.source import KINDS
 from hotrows.engine.distributed import job
@@ -26,7 +27,7 @@ stream_options = with_options(
         "--replay-batches-of",
         "repeat",
         old=("--repeat",),
-        type=FOLDER,
+        type=RUN,
         metavar="RUN",
         help="Make the batches of this run again, of the same events.",
     ),

@@ -14,9 +14,11 @@ import click
 from hotrows import models, optim
 from hotrows.cli import config_files, publishing, streams, tracking
 from hotrows.cli.commands import command, declare
-from hotrows.cli.options import FILE, FOLDER, OUT, bar, name_and_value, setting_option, with_options
+from hotrows.cli.options import bar, name_and_value, setting_option, with_options
+from hotrows.cli.paths import FILE, OUT, TO_TRAIN
 from hotrows.cli.runs import print_metrics
 from hotrows.engine.distributed import job
+from hotrows.runtime.remote import is_url, named, origin_of
 from hotrows.runtime.units import format_bytes
 from hotrows.table import BITS
 from hotrows.train.config import GROUPS, SETTINGS, TrainConfig
@@ -122,8 +124,8 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "--run",
     "--run-dir",
     "run",
-    type=FOLDER,
-    help="Folder of the run; under torchrun use --run-dir.  [default: runs/MODEL-NUMBER]",
+    type=TO_TRAIN,
+    help="Folder or URL of the run; under torchrun --run-dir.  [default: runs/MODEL-NUMBER]",
 )
 @click.option(
     "--config",
@@ -155,7 +157,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @publishing.publish_options
 @setting_options()
 def train_command(
-    run: Path | None,
+    run: Path | str | None,
     config_file: Path | None,
     set_texts: tuple[str, ...],
     resume: bool,
@@ -177,10 +179,11 @@ def train_command(
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
     if resume and config_file is not None:
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
-    exists = run is not None and (run / "config.json").exists()
+    folder = None if run is None else _copy_of(run, options["scratch"])
+    exists = folder is not None and (folder / "config.json").exists()
     resume = resume or (exists and job.restarted())
     with bar() as progress:
-        resumed = run if resume and exists else None
+        resumed = folder if resume and exists else None
         fit = streams.stream_fit(options, resumed)
         callbacks = [*publishing.publishers(options), *tracking.trackers(trackers)]
         config, read = _first_config(resumed, config_file, set_texts, options["start_from"])
@@ -190,13 +193,13 @@ def train_command(
         config = config_with(config, options)
         if fit is not None:  # a stream is read once
             config = dataclasses.replace(config, epochs=config.epochs or 1)
-        run, result = _train(
-            config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
+        folder, result = _train(
+            config, folder, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
         )
     if job.is_first() and as_json:
-        click.echo(json.dumps({**result.to_json(), "run": str(run)}, indent=2))
+        click.echo(json.dumps({**result.to_json(), "run": named(folder)}, indent=2))
     elif job.is_first():
-        _print_result(result, run, is_stream=fit is not None)
+        _print_result(result, folder, is_stream=fit is not None)
 
 
 def _train(
@@ -213,18 +216,19 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
-    # What may fail on one rank alone: the others, which wait to meet it, then end with it.
-    encoded = open_data(**source)
-    from hotrows.engine.distributed import process_group
+    alone = None if job.is_several() else open_data(**source)  # before PyTorch is imported
+    from hotrows.engine.distributed import machines, process_group
     from hotrows.train.loop.trainer import Trainer
     from hotrows.train.run import folder as run_folder
+    from hotrows.train.run.signals import Interrupted
     from hotrows.train.start.defaults import settle
     from hotrows.train.telling.reports import shown_by
 
-    model = str(settle(config, encoded).model)
-    run = run or run_folder.next_folder(model)
     ranks = process_group.start(config.timeout)
-    run = ranks.gather_objects(run)[0]
+    encoded = machines.met(ranks, lambda: alone or open_data(**source))
+    model = str(settle(config, encoded).model)
+    of_first = ranks.gather_objects(run or run_folder.next_folder(model))[0]
+    run = run if run and origin_of(run) else of_first
     shown = shown_by(progress) if ranks.rank == 0 else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
@@ -232,11 +236,23 @@ def _train(
         result = fit(trainer, callbacks=callbacks)
         return run, result
     except KeyboardInterrupt as stopped:
-        named = f" --model {shlex.quote(model)}" if ":" in model else ""
+        code = ["--model", model] if ":" in model else []
         words = publishing.words(callbacks) + tracking.words(callbacks)
         option = "--run-dir" if job.is_several() else "--run"
-        again = f"{_command_line(**source)} {option} {run} --resume{named} {shlex.join(words)}".rstrip()
-        raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
+        words = [option, named(run), "--resume", *code, *words]
+        again = f"{_command_line(**source)} {shlex.join(words)}"
+        error = Interrupted(f"{str(stopped) or 'interrupted'}; go on with: {again}")
+        error.exit_code = getattr(stopped, "exit_code", error.exit_code)
+        raise error from None
+
+
+def _copy_of(run: Path | str, scratch: str | None) -> Path:
+    """The folder of a run; of a URL this rank's copy of it."""
+    if not is_url(run):
+        return Path(run)
+    from hotrows.engine.checkpoint.fetch import opened
+
+    return opened(run, job.rank(), scratch)
 
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
@@ -356,6 +372,6 @@ def _print_result(result: Result, run: Path, is_stream: bool) -> None:
         click.echo("throughput  none: there was nothing left to train")
     for line in _utilization(run):
         click.echo(line)
-    click.echo(f"run         {run}")
-    if (run / "report.svg").exists():
+    click.echo(f"run         {named(run)}")
+    if not origin_of(run) and (run / "report.svg").exists():
         click.echo(f"picture     {run / 'report.svg'}")

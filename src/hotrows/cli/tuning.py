@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import OUT, bar, new_table, of_function, option, print_table
+from hotrows.cli.options import bar, new_table, of_function, option, print_table
+from hotrows.cli.paths import OUT
 from hotrows.cli.training import (
     COMMON,
     SECTIONS,
@@ -22,6 +23,7 @@ from hotrows.cli.training import (
 )
 from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import is_special, write_text
+from hotrows.runtime.remote import named
 from hotrows.train.config import MAY_CHANGE, TrainConfig
 
 if TYPE_CHECKING:
@@ -102,12 +104,13 @@ def _tune(
     **how: Any,
 ) -> Tuned:
     """Tunes on all ranks. source: arguments of `open_data`; how: further arguments of `tune`."""
-    encoded = open_data(**source)
-    from hotrows.engine.distributed import process_group
+    alone = None if job.is_several() else open_data(**source)  # before PyTorch is imported
+    from hotrows.engine.distributed import machines, process_group
     from hotrows.tools.tuning.tune import check_may_change, tune
 
     check_may_change(may_change)
     ranks = process_group.start(config.timeout)
+    encoded = machines.met(ranks, lambda: alone or open_data(**source))
 
     def shown(what: str, done: float, total: float) -> None:
         progress("tuning", min(done, total), total, what)
@@ -183,5 +186,5 @@ def _write(tuned: Tuned, out: Path) -> None:
         return
     measurements = out.with_suffix(".measurements.json")
     write_text(measurements, json.dumps(tuned.to_json(), indent=2) + "\n")
-    click.echo(f"configuration  {out}: hotrows train ... --config {out}")
+    click.echo(f"configuration  {named(out)}: hotrows train ... --config {named(out)}")
     click.echo(f"measurements   {measurements}")

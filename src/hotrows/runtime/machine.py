@@ -64,6 +64,17 @@ def _gpu() -> dict[str, Any]:
     }
 
 
+def cache_folder() -> Path:
+    """Where this user keeps what can be made again; OSError: the user has no home."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError:
+            raise OSError("there is no home for a cache folder: set HOME or XDG_CACHE_HOME") from None
+    return cache / "hotrows"
+
+
 def num_cores() -> int:
     """Cores that this process may run on: by its affinity and by any container's limits, at least 1."""
     return max(1, min([_usable_cores(), *_core_limits()]))

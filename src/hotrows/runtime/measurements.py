@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -87,13 +86,7 @@ class Measurement:
 
 def folder() -> Path:
     """Where measurements are kept; OSError: the user has no home."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():
-        try:
-            cache = Path.home() / ".cache"
-        except RuntimeError:
-            raise OSError("there is no home for a cache folder: set HOME or XDG_CACHE_HOME") from None
-    return cache / "hotrows" / "measurements"
+    return machine.cache_folder() / "measurements"
 
 
 def forget() -> None:

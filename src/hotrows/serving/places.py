@@ -21,6 +21,8 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from hotrows.runtime.atomic_files import address, part_of, publish, replaced
 from hotrows.runtime.extras import needs
+from hotrows.runtime.remote.copies import is_url
+from hotrows.runtime.remote.files import RemoteFiles
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving import chain
 from hotrows.serving.bundle import MANIFEST, open_bundle
@@ -31,6 +33,7 @@ _OTHER_RUN = (
     "the place has {}, which is not of this run, or is damaged: publish each run to a URL of its own, or "
     "delete it, if nobody needs it"
 )
+_PATIENCE = 10.0  # seconds; what could not be published goes with the next version
 _TIMEOUT = 30.0  # seconds for an answer of Redis; older clients wait without an end
 
 
@@ -227,13 +230,13 @@ class Mirror:
             read_delta(part)
 
 
-def is_url(to: Path | str) -> bool:
-    return "://" in address(to)
-
-
 def open_place(url: str) -> RemotePlace:
     """The place of a URL; ValueError where a package for it is missing."""
-    return _Redis(url) if url.startswith(("redis://", "rediss://", "unix://")) else _Files(url)
+    return (
+        _Redis(url)
+        if url.startswith(("redis://", "rediss://", "unix://"))
+        else RemoteFiles(url, _PATIENCE)
+    )
 
 
 def _complete(remote: chain.Chain, names: set[str]) -> dict[str, int]:
@@ -249,60 +252,6 @@ def _heads(top: str) -> set[str]:
 def _top(names: Iterable[str]) -> list[str]:
     """The first part of each name, sorted."""
     return sorted({name.partition("/")[0] for name in names})
-
-
-class _Files:
-    """The files below a URL of fsspec."""
-
-    def __init__(self, url: str) -> None:
-        with needs(url, "fsspec"):
-            import fsspec
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ValueError(f"{url} cannot be opened: {one_line(error)}") from None
-        self._root = self._root.rstrip("/")
-
-    def names(self) -> set[str]:
-        self._files.invalidate_cache()
-        if not self._files.exists(self._root):
-            return set()
-        return {str(path)[len(self._root) + 1 :] for path in self._files.find(self._root)}
-
-    def put(self, name: str, file: Path) -> None:
-        path = self._path(name)
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._files.put_file(str(file), path)
-
-    def put_new(self, name: str, file: Path) -> bool:
-        path = self._path(name)
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        try:
-            with self._files.open(path, "xb") as target:
-                try:
-                    target.write(file.read_bytes())
-                    target.flush()
-                except OSError:  # the disk is full: a part of the file is nobody's
-                    self._files.rm_file(path)
-                    raise
-        except FileExistsError:
-            return False
-        except (NotImplementedError, ValueError):  # a file system without that mode
-            if self._files.exists(path):
-                return False
-            self.put(name, file)
-        return True
-
-    def get(self, name: str, file: Path) -> None:
-        self._files.get_file(self._path(name), str(file))
-
-    def remove(self, name: str) -> None:
-        path = self._path(name)
-        if self._files.exists(path):
-            self._files.rm_file(path)
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
 
 
 class _Redis:

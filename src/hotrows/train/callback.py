@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,9 +134,11 @@ class RunControl:
     """
 
     def __init__(self, ranks: Ranks, cached_tables: CachedTables, every: int | None) -> None:
+        self._ranks = ranks
         self._is_alone, self._cached_tables, self._every = ranks.num_ranks == 1, cached_tables, every
         self._stop_called = self._all_stop = self._checkpoint_requested = False
         self.is_interrupted: Callable[[], bool] = lambda: False
+        self.noticed_at: Callable[[], float | None] = lambda: None
 
     def stop(self) -> None:
         self._stop_called = True
@@ -166,6 +169,13 @@ class RunControl:
     def has_ended(self) -> bool:
         """True if the run ends here: `stop` was called, and all ranks know it."""
         return self._all_stop or (self._stop_called and self._is_alone)
+
+    def seconds_left(self, notice: float | None) -> float | None:
+        """Collective: the seconds until the first of the machines is taken away, which were `notice` when
+        it said so (SIGTERM); None: none has."""
+        begun = self.noticed_at()
+        left = None if notice is None or begun is None else notice - (time.monotonic() - begun)
+        return min((s for s in self._ranks.gather_objects(left) if s is not None), default=None)
 
     def stop_if_interrupted(self) -> None:
         """Raises StopRequested after Ctrl-C; ranks stop together, with a batch."""

@@ -163,19 +163,14 @@ class TrainConfig:
     )
     keep_last: int = setting(1, "Checkpoints that stay beside the best one", least=1, changes="no bit")
     full_every: int = setting(
-        1,
-        "Write a full checkpoint every N saves, and increments (rows changed since) between",
-        least=1,
-        changes="no bit",
+        1, "Write a full checkpoint every N saves, increments between", least=1, changes="no bit"
     )
     background_checkpoints: bool = setting(
         True, "Train on while checkpoints are written, where memory has room for a copy", changes="no bit"
     )
     warmup_steps: int = setting(0, "Steps over which both learning rates rise evenly from 0", least=0)
     decay_factor: float = setting(
-        0.3,
-        "Factor of both learning rates after decay_patience evaluations without a better score",
-        above=0,
+        0.3, "Factor of both rates after decay_patience evaluations without a better score", above=0
     )
     decay_patience: int | None = setting(
         2, "Evaluations without a better score that lower the learning rates", least=1, resumable=True
@@ -279,6 +274,12 @@ class TrainConfig:
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
+    )
+    scratch: str | None = setting(
+        None, "Local folder for the copy of a run at a URL", unset="in the user's cache", changes="no bit"
+    )
+    notice: float | None = setting(
+        None, "Seconds from SIGTERM until the machine is gone", unset="none", above=0, changes="no bit"
     )
     timeout: float = setting(
         300.0, "Seconds after which a silent rank is given up", above=0, most=10**9, changes="no bit"
@@ -436,7 +437,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "wire_dtype", "timeout"),
+    "Ranks": ("sharding", "wire_dtype", "timeout", "notice", "scratch"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

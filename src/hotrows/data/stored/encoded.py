@@ -22,6 +22,7 @@ from hotrows.data.stored.shards import Shard, Written
 from hotrows.runtime.atomic_files import absolute, link_or_copy
 from hotrows.runtime.json_file import JsonFile, build, is_name
 from hotrows.runtime.pages import notebook
+from hotrows.runtime.remote import fetched
 from hotrows.schema import FIRST_UNKNOWN, Dense, Schema, vocabulary_of
 
 VERSION = 3
@@ -153,7 +154,8 @@ class EncodedData:
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
-        folder, path = absolute(path), Path(path)
+        path = fetched(path)
+        folder = absolute(path)
         manifest = read_manifest(path)
         with _FILE.naming(path / MANIFEST):
             data = _from_manifest(folder, build(_Manifest, manifest))

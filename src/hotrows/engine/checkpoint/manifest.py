@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hotrows.engine.checkpoint.fetch import MANIFEST as NAME
+from hotrows.engine.checkpoint.fetch import bring
 from hotrows.engine.checkpoint.files import REMEDY, check_size, damaged
 from hotrows.engine.checkpoint.reshard import ColumnSlice, common_range
 from hotrows.engine.planning.sharding import Placement
@@ -25,7 +27,6 @@ from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.json_file import JsonFile, build, is_name
 from hotrows.table import BITS
 
-NAME = "manifest.json"
 DENSE = ("model.safetensors", "trainer.safetensors")
 KEYS = "keys.safetensors"  # the key tables of dynamic features; of rank R > 0 keys-R.safetensors
 FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", number=3, editable=False)
@@ -148,7 +149,16 @@ def manifest_crc32(folder: Path) -> int:
 
 
 def chain(folder: Path | str) -> Chain:
-    """The full checkpoint below the one in `folder`, then the increments up to that in `folder`."""
+    """The full checkpoint below the one in `folder`, then the increments up to that in `folder`; their
+    files are fetched where they are those of a copy."""
+    checkpoints = manifests(folder)
+    for path, manifest in checkpoints:
+        bring(path, manifest.files)
+    return checkpoints
+
+
+def manifests(folder: Path | str) -> Chain:
+    """The full checkpoint below the one in `folder`, then the increments; files may be missing."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     checkpoints = [(folder, manifest)]
@@ -178,12 +188,13 @@ def bases(folder: Path) -> list[str]:
     return names
 
 
-def check_files(checkpoints: Chain) -> None:
+def check_files(checkpoints: Chain, read: Chain | None = None) -> None:
     """Finds missing and truncated files, tables of other records than before, and rows that no piece
-    holds or several do, before anything is read."""
-    for folder, manifest in checkpoints:
+    holds or several do, before anything is read. read: the files that are (default: all)."""
+    for folder, manifest in read or checkpoints:
         for name, expected in manifest.files.items():
             check_size(folder / name, expected)
+    for folder, manifest in checkpoints:
         with naming(folder):
             _check_pieces(manifest)
             if not _are_of(manifest.tables, checkpoints[-1][1].tables):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hotrows.engine.checkpoint.fetch import FOLDER
 from hotrows.engine.checkpoint.files import verify
 from hotrows.engine.checkpoint.manifest import NAME, bases, read_manifest
 from hotrows.runtime.atomic_files import write_json
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.json_file import JsonFile, build, is_name
 
-FOLDER = "checkpoints"
-_POINTER = "checkpoints.json"
+POINTER = "checkpoints.json"
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,27 @@ class Pointer:
         return tuple(dict.fromkeys((self.last, self.best, *self.kept)))
 
 
-def point(run: Path | str, pointer: Pointer, manifest: FileSum | None = None) -> None:
+def point(
+    run: Path | str, pointer: Pointer, manifest: FileSum | None = None, used: Collection[str] = ()
+) -> None:
     """Makes these the checkpoints of `run`; deletes every other one that is not a base of them.
 
-    manifest: of the last one, as it was written; where another one is found, nothing changes.
+    manifest: of the last one, as it was written; where another one is found, nothing changes. used: names
+    of others that stay.
     """
     run = Path(run)
     if manifest is not None:
         _check_manifest(run / FOLDER / pointer.last, manifest)
-    needed = {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
-    write_json(run / _POINTER, _file(run).sign(asdict(pointer)))
+    needed = {*used, *needed_by(run, pointer)}
+    write_json(run / POINTER, _file(run).sign(asdict(pointer)))
     for folder in (run / FOLDER).iterdir():
         if folder.name not in needed:
             shutil.rmtree(folder)
+
+
+def needed_by(run: Path, pointer: Pointer) -> set[str]:
+    """The names of the checkpoints that a pointer names, and of their bases."""
+    return {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
 
 
 def _check_manifest(folder: Path, expected: FileSum) -> None:
@@ -58,7 +67,7 @@ def _check_manifest(folder: Path, expected: FileSum) -> None:
 def pointed(run: Path | str) -> Pointer | None:
     """The pointer of `run`, None where it has no checkpoint yet."""
     run = Path(run)
-    path, file = run / _POINTER, _file(run)
+    path, file = run / POINTER, _file(run)
     if not path.exists():
         return None
     fields = file.read(path)

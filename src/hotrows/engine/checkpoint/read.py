@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from hotrows import optim
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.checkpoint import files, key_state, sources
+from hotrows.engine.checkpoint.fetch import bring
 from hotrows.engine.checkpoint.files import bytes_of, damaged
 from hotrows.engine.checkpoint.manifest import (
     DENSE,
     Chain,
     Manifest,
     SavedPiece,
-    chain,
     check_files,
+    manifests,
     read_manifest,
 )
 from hotrows.engine.checkpoint.reshard import check_scales
@@ -39,6 +40,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.engine.storage.file_store import FileStore
 from hotrows.ops.record import RankShard, TableSlice, below, layout_of
 from hotrows.optim import DenseRowOptimizer
+from hotrows.runtime.remote.copies import origin_of
 
 Widen = Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
@@ -119,7 +121,8 @@ def _checked(
     folder: Path, embedding: Embedding, fingerprints: str | Sequence[str] | None, converts: bool
 ) -> Chain:
     """The checkpoint and its bases, once it is known that the embedding can read them."""
-    checkpoints = chain(folder)
+    all_ranks = manifests(folder)
+    checkpoints = _needed(all_ranks, embedding)
     manifest = checkpoints[-1][1]
     legal = [fingerprints] if isinstance(fingerprints, str) else fingerprints
     if legal is not None and manifest.fingerprint not in legal:
@@ -128,7 +131,9 @@ def _checked(
             f"({manifest.fingerprint or 'none'}, not {legal[0]}); use the data folder that "
             f"the run was trained on, or train a new run"
         )
-    check_files(checkpoints)
+    for path, of_rank in checkpoints:
+        bring(path, of_rank.files)
+    check_files(all_ranks, checkpoints)
     if manifest.stores and not embedding.cached_tables.is_in_files:
         raise ValueError(
             f"checkpoint {folder} has its rows in a file store; load it with the store that the run "
@@ -136,6 +141,25 @@ def _checked(
         )
     check_tables(folder, manifest, embedding, converts=converts)
     return checkpoints
+
+
+def _needed(checkpoints: Chain, embedding: Embedding) -> Chain:
+    """The checkpoints with the pieces and files that this rank reads: of a copy of a run those of its own
+    rows, if ranks had the same rows when they were written; else all."""
+    ranks = embedding.ranks
+    sharding = ranks.num_ranks, placements_of(embedding)
+    if origin_of(checkpoints[-1][0].parent.parent) is None or ranks.num_ranks == 1:
+        return checkpoints
+    if any((each.num_ranks, each.placements) != sharding for _, each in checkpoints):
+        return checkpoints
+    needed = []
+    for folder, manifest in checkpoints:
+        pieces = tuple(piece for piece in manifest.pieces if piece.rank in (None, ranks.rank))
+        others = {name for piece in manifest.pieces for name in (piece.file, piece.listed)}
+        read = {name for piece in pieces for name in (piece.file, piece.listed)}
+        files = {name: of for name, of in manifest.files.items() if name in read or name not in others}
+        needed.append((folder, replace(manifest, pieces=pieces, files=files)))
+    return needed
 
 
 def check_tables(
@@ -194,7 +218,10 @@ def _is_dense(kind: str) -> bool:
 
 
 def _verify(checkpoints: Chain, ranks: Ranks) -> None:
-    """Collective: verifies every file of records, each on one of the ranks."""
+    """Collective: verifies every file of records, each on one of the ranks; those of copies were verified
+    as they came."""
+    if origin_of(checkpoints[-1][0].parent.parent) is not None:
+        return
     all_files = {
         folder / name: manifest.files[name]
         for folder, manifest in checkpoints

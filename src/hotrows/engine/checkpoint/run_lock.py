@@ -13,7 +13,9 @@ from hotrows.engine.distributed import job
 from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.runtime.atomic_files import make_folder
-from hotrows.runtime.locks import NAME, Held, Lock, gone
+from hotrows.runtime.locks import NAME, Held, Lock, LockLost, gone
+from hotrows.runtime.remote.copies import named, origin_of
+from hotrows.runtime.remote.files import open_files
 
 _PATIENCE = 2.0  # seconds for a process to end that has just been stopped
 _LOOKS = 50  # for a file of rank 0, over 5 s, until a rank calls the folder another one
@@ -24,7 +26,8 @@ class RunLock:
     """Keeps other processes from writing the folder `run`; rank 0 holds it for all ranks.
 
     Collective where it is taken, which fails on all ranks or on none; taken when it is made. All ranks
-    then read the file of the lock: the folder is one that they share.
+    then read the file of the lock: the folder is one that they share. Of a run at a URL each rank locks
+    its own copy, and the file that all read is at the URL.
     """
 
     def __init__(self, run: Path, ranks: Ranks) -> None:
@@ -32,6 +35,7 @@ class RunLock:
         self._lock: Lock | None = None
         self._is_taken = False
         self._is_new = not run.exists()
+        self.url = origin_of(run)
         self.take()
 
     def take(self) -> None:
@@ -40,7 +44,11 @@ class RunLock:
             self.check()
             return
         try:
-            text = of_rank_0(self._ranks, self._take)
+            if self.url is None:
+                text = of_rank_0(self._ranks, self._take)
+            else:
+                together(self._ranks, self._take)
+                text = of_rank_0(self._ranks, self._take_remote)
             together(self._ranks, partial(self._check_shared, text))
         except BaseException:
             self.release()
@@ -54,6 +62,14 @@ class RunLock:
         elif not self._run.is_dir():
             raise gone(self._run)
 
+    def check_remote(self) -> None:
+        """Raises `LockLost` on rank 0 where another job has taken the run at its URL."""
+        if self.url is not None and self._lock is not None:
+            text = open_files(self.url).read(NAME)
+            if text is not None and text != self._lock.text:
+                holder = text.decode(errors="replace").strip()
+                raise LockLost(f"{self.url} was taken over by {holder}: this job ends, that one goes on")
+
     def release(self) -> None:
         """Lets other processes write; each rank for itself."""
         self._is_taken = False
@@ -66,14 +82,20 @@ class RunLock:
 
     def _check_shared(self, text: bytes) -> None:
         for _ in range(_LOOKS):
+            if self.url is not None:
+                if open_files(self.url).read(NAME) == text:
+                    return
+                time.sleep(0.1)
+                continue
             with suppress(OSError):
                 os.listdir(self._run.parent)  # NFS asks its server again for what it noted as absent
                 if (self._run / NAME).read_bytes() == text:
                     return
             time.sleep(0.1)
         raise ValueError(
-            f"the run folder {self._run} is not shared: {platform.node()} does not see there what rank 0 "
-            f"has written; name a folder that is the same on all machines, such as one on NFS"
+            f"the run folder {named(self._run)} is not shared: {platform.node()} does not see there what "
+            f"rank 0 has written; name a folder that is the same on all machines, such as one on NFS, or "
+            f"a URL, --run-dir s3://bucket/run"
         )
 
     def _take(self) -> bytes:
@@ -86,4 +108,9 @@ class RunLock:
                 f"run {self._run} is being written by {held.holder}; wait until that ends, or "
                 f"stop it, or name another folder"
             ) from None
+        return self._lock.text
+
+    def _take_remote(self) -> bytes:
+        assert self.url is not None and self._lock is not None, "the copy is locked first"
+        open_files(self.url).write(NAME, self._lock.text)
         return self._lock.text

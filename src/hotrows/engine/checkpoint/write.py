@@ -37,7 +37,7 @@ from hotrows.engine.checkpoint.manifest import (
     to_json,
 )
 from hotrows.engine.checkpoint.pointer import FOLDER
-from hotrows.engine.distributed.all_or_none import gathered, of_rank_0
+from hotrows.engine.distributed.all_or_none import gathered, of_rank_0, together
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.ops.record import RankShard, TableSlice, below, layout_of
@@ -154,18 +154,22 @@ def take(
     )
 
 
-def write(run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot]) -> tuple[str, FileSum]:
+def write(
+    run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot], apart: bool = False
+) -> tuple[str, FileSum]:
     """Collective: writes the ranks' snapshots as one checkpoint; returns its name, and the size and
-    checksum of its manifest."""
-    folder = run / FOLDER / f"step-{step}"
-    part: Path | None = None
+    checksum of its manifest. apart: `run` is a folder of each rank's own, with its part of the checkpoint
+    and the manifest of all."""
+    folder, part = run / FOLDER / f"step-{step}", None
+    on_first = together if apart else of_rank_0
     try:
-        folder = of_rank_0(ranks, lambda: _begin(run, step))
+        folder = run / FOLDER / of_rank_0(ranks, lambda: _free_name(run, step))
         part = part_of(folder)
+        on_first(ranks, lambda: _begin(folder))
         written = gathered(ranks, lambda: _write_records(part_of(folder), snapshot()))
-        manifest = of_rank_0(ranks, lambda: _publish(folder, written))
+        manifest = on_first(ranks, lambda: _publish(folder, written))
     except BaseException as error:
-        if part is not None and ranks.rank == 0:
+        if part is not None and (apart or ranks.rank == 0):
             shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, OSError):
             raise OSError(
@@ -187,22 +191,27 @@ def placements_of(embedding: Embedding) -> dict[str, Any] | None:
     }
 
 
-def _begin(run: Path, step: int) -> Path:
-    """The folder of the new checkpoint: step-1200, or step-1200-2 where one of that step was made
-    before an evaluation. Its folder step-1200.part is made empty."""
-    folder, number = run / FOLDER / f"step-{step}", 1
-    while folder.exists():
+def _free_name(run: Path, step: int) -> str:
+    """The name of a new checkpoint: step-1200, or step-1200-2 where one of that step was made before an
+    evaluation."""
+    name, number = f"step-{step}", 1
+    while (run / FOLDER / name).exists():
         number += 1
-        folder = run / FOLDER / f"step-{step}-{number}"
+        name = f"step-{step}-{number}"
+    return name
+
+
+def _begin(folder: Path) -> None:
+    """Makes the folder step-1200.part empty for the checkpoint step-1200, which is not there yet."""
     part = part_of(folder)
-    shutil.rmtree(part, ignore_errors=True)
+    for old in (folder, part):
+        shutil.rmtree(old, ignore_errors=True)
     try:
         folder.parent.mkdir(exist_ok=True)  # not the run's folder: one that is gone stays gone
         part.mkdir()
     except OSError:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return folder
 
 
 @dataclass(frozen=True)

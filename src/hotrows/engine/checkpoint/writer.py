@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,12 +25,15 @@ from pathlib import Path
 from torch import nn
 
 from hotrows.engine.changed_rows import ChangeReader
+from hotrows.engine.checkpoint.fetch import FOLDER
 from hotrows.engine.checkpoint.manifest import bases
 from hotrows.engine.checkpoint.pointer import moved_on, point, pointed, retained
 from hotrows.engine.checkpoint.run_lock import RunLock
+from hotrows.engine.checkpoint.uploads import Uploads
 from hotrows.engine.checkpoint.write import Snapshot, State, take, write
 from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.job import RankLost
+from hotrows.engine.distributed.machines import check_room
 from hotrows.engine.embedding import Embedding
 from hotrows.ops.record import layout_of
 from hotrows.runtime.background import Worker
@@ -39,6 +43,7 @@ from hotrows.runtime.machine import available_memory
 
 log = logging.getLogger("hotrows")
 
+_USUAL_RATE = 100e6  # bytes of a checkpoint that are written in a second, until one was
 _SPARE = 0.8  # of the memory that is available, what copies may take
 _MOST = 0.5  # of the records, what an increment may hold
 
@@ -62,6 +67,7 @@ class Writer:
     full_every: write a full checkpoint every N saves, increments between (default 1).
     background: copy the rows, and write them while training goes on, where memory has room for the copy.
     Rows in file stores are made durable by the stores, at once.
+    leaves: note changed rows for a last increment, `save(leaving=True)`, whatever full_every says.
     lock: of the run, where the caller has taken it; None: taken here, until `close`.
 
     >>> embedding = hotrows.Embedding([hotrows.Table("user", rows=100, dim=8, features=("user",))])
@@ -75,7 +81,8 @@ class Writer:
 
     def __init__(
         self, run: Path | str, embedding: Embedding, model: nn.Module, fingerprint: str = "", *,
-        keep_last: int = 1, full_every: int = 1, background: bool = False, lock: RunLock | None = None,
+        keep_last: int = 1, full_every: int = 1, background: bool = False, leaves: bool = False,
+        lock: RunLock | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("keep_last", keep_last), ("full_every", full_every)):
             if value < 1:
@@ -85,15 +92,40 @@ class Writer:
         self._ranks = embedding.ranks.channel("checkpoint")
         self._lock, self._is_lock_ours = lock or RunLock(self.run, self._ranks), lock is None
         self._in_files = embedding.cached_tables.is_in_files
+        self._uploads: Uploads | None = None
+        if (url := self._lock.url) is not None:
+            if self._in_files:
+                raise ValueError(
+                    f"the run is at {url}, and its rows are in a file store on this machine: train in a "
+                    f"folder, or without --store file:, where checkpoints have the rows"
+                )
+            self._uploads = Uploads(self.run, url, self._ranks, self._lock)
         self._background = background and not self._in_files
-        self._increments = full_every > 1 and not self._in_files
+        self._increments = (full_every > 1 or leaves) and not self._in_files
         self._last: str | None = None  # the checkpoint since which changed rows are noted
         self._num_increments = 0
-        self._has_warned = False
+        self._has_warned = self._leaving = False
+        self._rate = _USUAL_RATE
         self._worker: Worker[None] | None = None
         self._changed: ChangeReader | None = None
         if self._increments:  # before planning begins, which must be on the host then
             self._changed = embedding.packed.changed.reader("increments of checkpoints (full_every)")
+
+    def check_room(self) -> None:
+        """Raises ValueError where a disk has no room for a full checkpoint."""
+        check_room(self._ranks, self.run, self._sizes().full)
+
+    def leaves_within(self, end: float) -> bool:
+        """Collective: whether a last checkpoint would be written, and sent, by this time of
+        `time.monotonic`, as fast as the ones before; it is then an increment if it can be one."""
+        self._leaving = True
+        self.wait()
+        sizes = self._ranks.gather_objects(self._sizes())
+        num_bytes = self._sizes().touched if self._may_be_increment(sizes) else self._sizes().full
+        seconds = num_bytes / self._rate
+        if self._uploads is not None:
+            seconds += self._uploads.seconds_for(num_bytes)
+        return max(self._ranks.gather_objects(seconds)) <= end - time.monotonic()
 
     def save(self, state: State, is_best: bool = True) -> None:
         """Writes a checkpoint and makes it the last one, and the best one if it is."""
@@ -125,6 +157,20 @@ class Writer:
                 self._last = None
                 raise error
 
+    def send(self, end: float | None = None) -> None:
+        """Waits until the checkpoints of a run at a URL are there, or until this time of
+        `time.monotonic`, when it gives up. Raises the error of one that could not be sent."""
+        self.wait()
+        if self._uploads is not None and not self._uploads.finish(end):
+            self._uploads.close()
+
+    def safe(self) -> str:
+        """The name of the last complete checkpoint, of a run at a URL of the last one there; "": none."""
+        if self._uploads is not None:
+            return self._uploads.safe
+        pointer = pointed(self.run)
+        return pointer.last if pointer else ""
+
     def went_to(self, folder: Path | str) -> None:
         """Notes that the embedding has the rows of this checkpoint of the run, which was just loaded."""
         self.wait()
@@ -137,11 +183,16 @@ class Writer:
         `RankLost` and `LockLost`, with which the run ends anyway."""
         try:
             self.wait()
+            if not self._leaving:
+                self.send()
         except (RankLost, LockLost):
             pass
         except Exception as error:
             log.error("%s", error)
         finally:
+            if self._uploads is not None:
+                self._uploads.close()
+            self._leaving = False
             if self._changed is not None:
                 self.embedding.packed.changed.readers.remove(self._changed)
                 self._changed = None
@@ -163,7 +214,7 @@ class Writer:
         )
 
     def _may_be_increment(self, sizes: list[_Sizes]) -> bool:
-        if self._last is None or self._num_increments + 1 >= self._full_every:
+        if self._last is None or (self._num_increments + 1 >= self._full_every and not self._leaving):
             return False
         return sum(size.touched for size in sizes) <= _MOST * sum(size.full for size in sizes)
 
@@ -201,14 +252,22 @@ class Writer:
     def _write(self, step: int, snapshot: Callable[[], Snapshot], is_best: bool) -> None:
         run, ranks, keep_last = self.run, self._ranks, self._keep_last
 
+        apart = self._uploads is not None
+        on_first = together if apart else of_rank_0
+
         def point_to(name: str, manifest: FileSum) -> None:
             self._lock.check()
-            point(run, moved_on(pointed(run), name, is_best, keep_last), manifest)
+            used = self._uploads.names if self._uploads else ()
+            point(run, moved_on(pointed(run), name, is_best, keep_last), manifest, used)
 
         try:
-            of_rank_0(ranks, self._lock.check)
-            name, manifest = write(run, step, ranks, snapshot)
-            of_rank_0(ranks, lambda: point_to(name, manifest))
+            on_first(ranks, self._lock.check)
+            begin = time.monotonic()
+            name, manifest = write(run, step, ranks, snapshot, apart)
+            self._rate = _bytes_of(run, name) / max(time.monotonic() - begin, 1e-3)
+            on_first(ranks, lambda: point_to(name, manifest))
+            if self._uploads is not None:
+                self._uploads.add(name, waits=not self._leaving)
         except OSError:
             self._lock.check()  # a folder that was deleted is no full disk
             raise
@@ -216,3 +275,8 @@ class Writer:
         cached_tables = self.embedding.cached_tables
         if self._in_files:
             together(ranks, lambda: cached_tables.retain(retained(run, ranks.rank, ranks.num_ranks)))
+
+
+def _bytes_of(run: Path, name: str) -> int:
+    """The bytes of the files of a checkpoint."""
+    return sum(path.stat().st_size for path in (run / FOLDER / name).rglob("*"))

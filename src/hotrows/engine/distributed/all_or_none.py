@@ -13,7 +13,7 @@ from hotrows.engine.distributed.comm import Ranks
 from hotrows.runtime.background import Worker
 
 Result = TypeVar("Result")
-_POLL = 20.0  # seconds between two collectives, well below the timeout of one
+_POLL = 2.0  # seconds between two collectives, well below the timeout of one
 _KINDS = {kind.__name__: kind for kind in (OSError, ValueError, ImportError)}
 
 

@@ -19,9 +19,14 @@ def ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """The rank of this process, 0 where it is alone."""
+    return int(os.environ.get("RANK", "0")) if is_several() else 0
+
+
 def is_first() -> bool:
     """True if this process is rank 0, alone or among several."""
-    return not is_several() or os.environ.get("RANK", "0") == "0"
+    return rank() == 0
 
 
 def name() -> str:

@@ -37,6 +37,7 @@ from hotrows.runtime.background import Worker
 TIMEOUT = 300.0  # seconds
 _AS_BYTES = (torch.bfloat16, torch.float16)  # sent as bytes, since Gloo has no arithmetic of them
 _POLL = 0.02  # seconds
+_TO_CONNECT = 10.0  # seconds, once all ranks have met
 _TO_COME = 60.0  # seconds in which the other ranks start, where this one has failed
 _GRACE = 2.0  # seconds in which a step may end by its own timeout
 _TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
@@ -135,14 +136,18 @@ class Processes:
 
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
-            group = self._group_of(None, _backend())
+            group = self._group_of(_backend(), self._timeout)
             self._channels[name] = Processes(self._timeout, group, self.sent, self._on_gpus)
         return self._channels[name]
 
-    def _group_of(self, members: Sequence[int] | None, backend: str = "gloo") -> Any:
-        """Collective over all ranks: a new group of some of them; None: all."""
-        timeout, some = timedelta(seconds=self._timeout), None if members is None else list(members)
-        new_group = functools.partial(dist.new_group, some, backend=backend, timeout=timeout)
+    def within(self, seconds: float) -> Processes:
+        """Collective: these ranks on a channel whose collectives may take so many seconds."""
+        return Processes(seconds, self._group_of("gloo", seconds), self.sent)
+
+    def _group_of(self, backend: str, seconds: float) -> Any:
+        """Collective: a new group of all ranks, whose collectives may take so many seconds."""
+        timeout = timedelta(seconds=seconds)
+        new_group = functools.partial(dist.new_group, backend=backend, timeout=timeout)
         return self._guarded(_within, self._timeout, new_group)
 
     def _count(self, rows: Tensor, others: Sequence[int]) -> None:
@@ -207,7 +212,9 @@ def _join(timeout: timedelta) -> None:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
     room = _meet(store, rank, num_ranks, timeout)
-    dist.init_process_group(_backend(), store=room, rank=rank, world_size=num_ranks, timeout=timeout)
+    how: dict[str, Any] = {"store": room, "rank": rank, "world_size": num_ranks, "timeout": timeout}
+    # All ranks are there: one that does not connect now is lost.
+    _within(_TO_CONNECT, lambda: dist.init_process_group(_backend(), **how))
 
 
 def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:

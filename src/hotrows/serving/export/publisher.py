@@ -39,13 +39,14 @@ from hotrows.runtime.atomic_files import absolute, address, make_folder, new_fol
 from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import Lock
 from hotrows.runtime.random_numbers import restored
+from hotrows.runtime.remote import is_url
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.export.bundles import BundleForm
 from hotrows.serving.export.published import Published, num_events
 from hotrows.serving.export.whole import write_whole_bundle
 from hotrows.serving.key_ids import GONE, last_of_each
-from hotrows.serving.places import Mirror, is_url
+from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
 from hotrows.train.callback import Callback, Training
 from hotrows.train.telling.progress import Progress

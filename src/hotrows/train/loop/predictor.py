@@ -26,6 +26,7 @@ from hotrows import models
 from hotrows.batch import Batch
 from hotrows.data import Encoder, Loader, Part
 from hotrows.engine import checkpoint
+from hotrows.engine.checkpoint.fetch import fetched_run
 from hotrows.models import nn
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import absolute
@@ -177,7 +178,7 @@ def load_run(
     >>> load_run(run).predict(one).shape
     (1,)
     """
-    run = absolute(run)
+    run = absolute(fetched_run(run))
     config, data = run_folder.read_config(run), run_folder.read_data(run)
     name = None if model is None else models.name_of(model)
     name = models.confirmed(config.model, run / "config.json", name, trust)

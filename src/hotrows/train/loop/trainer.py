@@ -24,9 +24,11 @@ from typing import Any
 
 from hotrows.data import EncodedData
 from hotrows.data.streams import EventSource, StreamConfig
+from hotrows.engine.checkpoint.fetch import opened as run_copy
 from hotrows.engine.checkpoint.run_lock import RunLock
 from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.comm import OneRank, Ranks
+from hotrows.engine.distributed.machines import watched
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import absolute
 from hotrows.runtime.suggestions import refusing_unknown
@@ -40,7 +42,7 @@ from hotrows.train.metrics import Metrics
 from hotrows.train.run import folder as run_folder
 from hotrows.train.run.checkpoints import RunCheckpoints
 from hotrows.train.run.end import RunEnd
-from hotrows.train.run.signals import Interrupted, stop_signals
+from hotrows.train.run.signals import stop_signals
 from hotrows.train.run.state import RunState, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run.trace import RunTrace
 from hotrows.train.start.defaults import agreed
@@ -65,14 +67,16 @@ class Trainer:
 
     data: prepared data, or its folder.
     config: the settings (default: `TrainConfig()`).
-    run: a new folder, or with `resume` one to go on with (default: runs/MODEL-NUMBER).
+    run: a new folder, or with `resume` one to go on with (default: runs/MODEL-NUMBER). Of a URL, such as
+        s3://bucket/run, each rank has a copy on its machine, whose checkpoints go there as they are made.
     model: in place of the config's: a name, a class made of `hotrows.models.Model`, or an object of one,
         which is trained as it is. `train.config.model_options` are the arguments of the class.
     progress: called after every step, and after every batch of an evaluation.
     trace: a file for the stages of the last batches, which Perfetto opens; a picture goes beside it.
     ranks: the processes that train together (`hotrows.engine.distributed.process_group.start()`),
-        each with this Trainer; None: this one alone. They share the folder of the run and read the same
-        data. The first one writes what is written, and every other a log of its own (`ranks/`).
+        each with this Trainer; None: this one alone. They share the folder of the run, or its URL, and
+        read the same data. The first one writes what is written, and every other a log of its own
+        (`ranks/`).
 
     Makes malloc keep freed memory, for the whole process (`keep_freed_memory`).
 
@@ -96,7 +100,9 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or OneRank()
-        run = None if run is None else absolute(run)
+        scratch = config.scratch if isinstance(config, TrainConfig) else None
+        place = None if run is None else partial(run_copy, run, self.ranks.rank, scratch)
+        run = None if place is None else together(self.ranks, place)
         self.given_model = None if isinstance(model, str) else model
         self.data, config, self.config = agreed(self.ranks, data, config, model, run if resume else None)
         next_run = run_folder.next_folder(str(self.config.model))
@@ -107,7 +113,7 @@ class Trainer:
         self._trace = RunTrace(trace)
         self.validation: HeldOut | StreamRun = HeldOut()
         self._end, self._doing = RunEnd(self.run, self.config.store != "memory"), "starting"
-        with ExitStack() as on_error:
+        with watched(self.ranks), ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
             if self.is_first and config.model is None:
@@ -144,6 +150,7 @@ class Trainer:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
+            self.checkpoints.writer.check_room()
             self.checkpoints.first_values()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, self.data))
         if self.is_first:
@@ -257,7 +264,8 @@ class Trainer:
             stack.push(lambda kind, error, trace: self._end.note(self, error))
             stack.callback(setattr, self._control, "is_interrupted", lambda: False)
             stack.callback(self._lock.release)
-            self._control.is_interrupted = stack.enter_context(stop_signals(partial(_described, self)))
+            request = stack.enter_context(stop_signals(partial(_described, self)))
+            self._control.is_interrupted, self._control.noticed_at = request, lambda: request.noticed_at
             listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             if self.is_first:
@@ -270,13 +278,10 @@ class Trainer:
             stack.callback(self.recommender.mode.put, training=False)
             if is_first_fit:
                 self.cached_tables.warm()
-            try:
+            with self._end.explained(self):
                 _train_all(self, stack, signals or self._control.signals)
                 self._lock.check()
                 return self._end.finish(self)
-            except StopRequested:
-                stopped = f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
-                raise Interrupted(stopped) from None
 
     def fit_stream(
         self,
@@ -380,8 +385,7 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
             trainer._train(runner)
         except StopRequested:
             with runner.paused():
-                trainer._save()
-                trainer.checkpoints.writer.wait()
+                trainer._end.leave(trainer, trainer._control.seconds_left(trainer.config.notice))
             raise
         except BaseException:
             runner.abandon()

@@ -65,6 +65,7 @@ class RunCheckpoints:
             keep_last=config.keep_last,
             full_every=config.full_every,
             background=config.background_checkpoints,
+            leaves=config.notice is not None,
             lock=lock,
         )
 
@@ -81,6 +82,11 @@ class RunCheckpoints:
         self.writer.save(checkpoint.State(state.step, state.to_json(), tensors), is_best)
         self.saved = state
         return True
+
+    def safe(self) -> str:
+        """Which checkpoint is the last one that is complete, for messages."""
+        name, place = self.writer.safe(), run_folder.shown_place(self._run)
+        return f"the checkpoint is in {place}: {name}" if name else f"{place} has no checkpoint yet"
 
     def resume(self) -> None:
         """Reads the last checkpoint; where there is none yet, the run begins anew."""

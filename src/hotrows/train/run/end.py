@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hotrows.engine.distributed.job import RankLost
+from hotrows.train.callback import StopRequested
 from hotrows.train.loop.evaluate import HeldOut
 from hotrows.train.run import folder as run_folder
+from hotrows.train.run.signals import Interrupted
 from hotrows.train.run.state import stops_early
 from hotrows.train.telling import notes, pictures
 from hotrows.train.telling.result import Result
+
+_TRY_AGAIN = 75  # the exit code: the same command with --resume goes on
+_OF_NOTICE = 0.8  # of the seconds of a notice, those in which all is to be done
 
 
 class RunEnd:
@@ -21,7 +30,7 @@ class RunEnd:
 
     def __init__(self, run: Path, in_file: bool) -> None:
         self._run, self._in_file, self._how = str(run), in_file, ""
-        self.is_fitting = False
+        self.is_fitting, self._exit_code = False, Interrupted.exit_code
         self.result: Result | None = None
 
     def check(self, reads: bool = False) -> None:
@@ -43,6 +52,28 @@ class RunEnd:
             why = f" by {type(error).__name__}: {error}" if isinstance(error, Exception) else ""
             self._how = f"ended after {trainer.steps.place}{why}"
 
+    def leave(self, trainer: Any, seconds: float | None) -> None:
+        """Saves before the run stops; where the machine is gone in so many seconds, what can be saved."""
+        writer, end = trainer.checkpoints.writer, None
+        if seconds is not None:
+            self._exit_code, end = _TRY_AGAIN, time.monotonic() + seconds * _OF_NOTICE
+        if end is None or writer.leaves_within(end):
+            trainer._save()
+        trainer._doing = "sending the checkpoint"
+        writer.send(end)
+
+    @contextmanager
+    def explained(self, trainer: Any) -> Iterator[None]:
+        """Makes the error of a run that stops say which checkpoint it can go on from."""
+        try:
+            yield
+        except StopRequested:
+            stopped = Interrupted(f"stopped after {trainer.steps.place}; {trainer.checkpoints.safe()}")
+            stopped.exit_code = self._exit_code
+            raise stopped from None
+        except RankLost as error:
+            raise RankLost(f"{error}; {trainer.checkpoints.safe()}") from error
+
     def finish(self, trainer: Any) -> Result:
         """Reads the best checkpoint back, reports on it, and writes the result into the run's folder."""
         trainer.checkpoints.load_best()
@@ -61,5 +92,7 @@ class RunEnd:
             notes.of_pins(trainer.cached_tables)
             run_folder.write_json(trainer.run / "result.json", result.to_json())
             pictures.draw_run(trainer.run)
+        trainer._doing = "sending the run"
+        trainer.checkpoints.writer.send()
         self.result = result
         return result

@@ -48,6 +48,7 @@ from hotrows.runtime.atomic_files import link_or_copy, make_folder, shown, sync,
 from hotrows.runtime.json_file import JsonFile, PathText, build, value_of
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
+from hotrows.runtime.remote import is_url, origin_of
 from hotrows.schema import Schema
 from hotrows.train.config import SETTINGS, TrainConfig
 from hotrows.train.costs.placement import ShardingPlan
@@ -85,10 +86,10 @@ def check(run: Path, resume: bool) -> bool:
     """Returns whether `run` has begun; ValueError where it is to begin twice, or to resume and cannot."""
     begun = (run / "choices.json").exists()
     if resume and not (run / "config.json").exists():
-        raise ValueError(f"there is no run to resume in {shown(run)}; begin it without resume")
+        raise ValueError(f"there is no run to resume in {shown_place(run)}; begin it without resume")
     if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
         raise ValueError(
-            f"{shown(run)} exists already: resume it (resume=True, --resume), or name a new folder"
+            f"{shown_place(run)} exists already: resume it (resume=True, --resume), or name a new folder"
         )
     return begun
 
@@ -112,7 +113,8 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     make_folder(run)
     _write_config(run, config)
     write_json(run / "schema.json", _JSON.sign(json.loads(data.schema.to_json())))
-    source = {"path": str(Path(data.path).resolve())} if data.source is None else {"source": data.source}
+    path = origin_of(Path(data.path)) or str(Path(data.path).resolve())
+    source = {"path": path} if data.source is None else {"source": data.source}
     write_json(run / "data.json", _JSON.sign({"fingerprint": data.fingerprint, **source}))
     write_json(run / "environment.json", environment())
     if data.encodes_raw:  # what `Encoder.open` reads, as the run may outlive the data
@@ -123,6 +125,11 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
             link_or_copy(data.path / file, run / ENCODERS / file)
         sync(run / ENCODERS)
     write_json(run / "choices.json", _JSON.sign(choices))
+
+
+def shown_place(run: Path) -> Path | str:
+    """The folder of a run as it is written in the working directory, or its URL, for messages."""
+    return origin_of(run) or shown(run)
 
 
 def _shown(value: int | None) -> str:
@@ -153,14 +160,14 @@ def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
         then, now = getattr(stored, name), getattr(config, name)
         if then != now and not setting.resumable:
             raise ValueError(
-                f"run {shown(run)} was begun with {name}={then!r}, not {now!r}; resume it with the same "
-                f"settings, or begin a new run"
+                f"run {shown_place(run)} was begun with {name}={then!r}, not {now!r}; resume it with the "
+                f"same settings, or begin a new run"
             )
     if read_data(run).fingerprint != data.fingerprint or read_schema(run) != data.schema:
         difference = _difference(read_schema(run), data.schema)
         raise ValueError(
-            f"run {shown(run)} was begun on other data than {shown(data.path)}: {difference}; resume it "
-            f"with the same data, or begin a new run"
+            f"run {shown_place(run)} was begun on other data than {shown(data.path)}: {difference}; "
+            f"resume it with the same data, or begin a new run"
         )
 
 
@@ -216,7 +223,7 @@ def open_data(run: Path, folder: Path | None = None) -> EncodedData:
     if folder is None and stored.source is not None:
         with _JSON.naming(run / "data.json"):
             data = open_source(stored.source)
-    elif folder is None and not Path(stored.path).exists():
+    elif folder is None and not is_url(stored.path) and not Path(stored.path).exists():
         raise ValueError(
             f"the data of {run} was in {stored.path}, which is gone: say where it is now (--data FOLDER)"
         )

@@ -28,6 +28,8 @@ _INTERRUPTED = 130  # the exit code
 class Interrupted(KeyboardInterrupt):
     """A run has stopped on request and saved itself; resume it to go on.
 
+    exit_code: of the command: 130, or 75 (try again) where the machine is to be taken away, `notice`.
+
     >>> try:
     ...     raise Interrupted("stopped after step 7 of 10")
     ... except KeyboardInterrupt as stop:  # as Ctrl-C in a loop of your own
@@ -35,10 +37,26 @@ class Interrupted(KeyboardInterrupt):
     stopped after step 7 of 10
     """
 
+    exit_code = 130
+
+
+class StopRequest:
+    """Whether a stop was requested, by Ctrl-C or SIGTERM.
+
+    noticed_at: when the first SIGTERM came, by `time.monotonic`; None: none has.
+    """
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self.noticed_at: float | None = None
+
+    def __call__(self) -> bool:
+        return self.requested.is_set()
+
 
 @contextmanager
-def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a stop was requested, by Ctrl-C or SIGTERM.
+def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[StopRequest]:
+    """Yields an object that says whether a stop was requested.
 
     The second signal says what is under way, `doing()`. The third raises KeyboardInterrupt; a rank of
     several, which may wait for the others in code that nothing interrupts, ends its process. A step
@@ -46,13 +64,13 @@ def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Calla
     other than the main one nothing is caught.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield StopRequest()
         return
-    requested, ended = threading.Event(), threading.Event()
+    request, ended = StopRequest(), threading.Event()
     receiving, sending = socket.socketpair()
 
     def handle(number: int, frame: Any) -> None:
-        requested.set()
+        request.requested.set()
         if ended.is_set():
             ended.clear()  # once: the stack is unwound in peace
             raise KeyboardInterrupt
@@ -62,14 +80,16 @@ def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Calla
         while number := receiving.recv(1)[0]:
             if number in _NUMBERS:
                 count += 1
-                requested.set()
+                if number == signal.SIGTERM and request.noticed_at is None:
+                    request.noticed_at = time.monotonic()
+                request.requested.set()
                 _answer(count, doing, ended)
 
     with closing(receiving), closing(sending), _handled(handle, sending):
         # Ended by what is no signal's number; the socket stays, as one may still come.
         listener = Worker("hotrows-signals", listen, lambda: sending.send(bytes(1)))
         try:
-            yield requested.is_set
+            yield request
         finally:
             listener.close()
 

@@ -33,7 +33,15 @@ _LEAST_BATCH, _STEPS, _SMALL_STEPS = 64, 500, 125  # steps of an epoch; a small 
 # Features up to which L2 terms stand as they are, the rate of weights of single features follows their
 # number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
-_OF_A_RANK = {"device", "store", "start_from", "pretrained", "planning_threads"}  # of its machine
+_OF_A_RANK = {
+    "device",
+    "store",
+    "start_from",
+    "pretrained",
+    "planning_threads",
+    "scratch",
+    "notice",
+}  # of its machine
 
 
 def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
