@@ -7,70 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hotrows.data import prepare
 from hotrows.engine.checkpoint import uploads
-from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.runtime.locks import LockLost
 from hotrows.runtime.remote.files import open_files
 from hotrows.train import Trainer, load_run
 from hotrows.train.telling.metrics_log import read_metrics
+from tests.machines.runs import CONFIG, content, fit
 from tests.machines.storage import make_faulty, slow
-from tests.support.runs import CONFIG, Kill, Killed, schema, write_rows
+from tests.support.runs import Kill
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
-# Threads share PyTorch's random state: no dropout.
-CONFIG = dataclasses.replace(
-    CONFIG,
-    model_options={"dim": 4, "hidden": [16]},
-    full_every=3,
-    keep_last=2,
-    sharding="rows",
-    batch_size=128,
-    epochs=1,
-)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    raw = write_rows(folder / "raw.csv", 2000)
-    return prepare([raw], schema(), folder / "enc", split="position:0.8,0.1,0.1")
-
-
-def fit(data, run, num_ranks, scratch="disks", kill=None, **changes):
-    """Trains as so many ranks; kill: after this step they end as if they were killed."""
-    config = dataclasses.replace(CONFIG, **changes)
-    if "://" in str(run):
-        config = dataclasses.replace(config, scratch=str(scratch))
-
-    def work(ranks):
-        trainer = Trainer(data, config, run, ranks=ranks, resume=changes.get("steps") == 0 or _begun(run))
-        try:
-            return trainer.fit(callbacks=[Kill(kill)] if kill else ())
-        except Killed:
-            return None
-
-    return on_threads(work, num_ranks)
-
-
-def _begun(run):
-    return Path(str(run).removeprefix("file://"), "config.json").exists()
-
-
-def content(run):
-    """The files of the checkpoints of a run, and its pointer; without the random state, which threads
-    share, and its checksum."""
-    files = [*Path(run, "checkpoints").rglob("*"), Path(run, "checkpoints.json")]
-    return {
-        str(file.relative_to(run)): file.read_bytes()
-        for file in files
-        if file.is_file() and file.name not in ("trainer.safetensors", "manifest.json")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +103,9 @@ def test_training_waits_for_storage_only_if_two_checkpoints_are_behind(data, tmp
     slow(faulty, 0.2)
     add = uploads.Uploads.add
 
-    def added(self, name, waits=True):
+    def added(self, name):
         waited.append(len(self.names))
-        add(self, name, waits)
+        add(self, name)
         assert len(self.names) <= 2
 
     monkeypatch.setattr(uploads.Uploads, "add", added)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from hotrows.runtime.remote.files import open_files
 
 _BEHIND = 2  # checkpoints that wait or are sent; a further one waits for the first of these
 _USUAL_RATE = 20e6  # bytes that are sent in a second, until some were
+_LOOK = 0.5  # seconds between two looks at whether others wait
 _MOMENT = 2.0  # seconds
 _SMALL = 16 << 20  # bytes of a file that is read at once: it may grow meanwhile
 
@@ -50,12 +52,14 @@ class _Checkpoint:
 class Uploads:
     """The checkpoints of `run`, a rank's copy of a run at `url`, on their way there.
 
-    safe: the name of the last checkpoint that is there; "": none.
+    safe: the name of the last checkpoint that is there; "": none. is_stopping: whether this rank is to
+    stop, and has no time for storage that does not answer.
     """
 
     def __init__(self, run: Path, url: str, ranks: Ranks, lock: RunLock) -> None:
         self._run, self._files, self._lock = run, open_files(url), lock
-        self._ranks = ranks.channel("uploads")
+        self._ranks, self._waiting = ranks.channel("uploads"), ranks.channel("behind")
+        self.is_stopping: Callable[[], bool] = lambda: False
         self._queue: deque[_Checkpoint] = deque()  # the first one is being sent
         self._changed = threading.Condition()
         self._worker: Worker[None] | None = None
@@ -72,14 +76,22 @@ class Uploads:
         with self._changed:
             return {checkpoint.name for checkpoint in self._queue}
 
-    def add(self, name: str, waits: bool = True) -> None:
-        """Sends a checkpoint, to which the run has just been pointed; waits while two are on their way,
-        if it may. Raises the error of an earlier one."""
+    def add(self, name: str) -> None:
+        """Collective: sends a checkpoint, to which the run has just been pointed. Waits while two are on
+        their way, unless a rank is to stop; raises the error of an earlier one."""
         pointer = pointed(self._run)
         assert pointer is not None, "the run was pointed to the checkpoint"
         content, needed = (self._run / POINTER).read_bytes(), needed_by(self._run, pointer)
+        while True:
+            with self._changed:
+                is_full = len(self._queue) >= _BEHIND
+                ends = self._error is not None or self.is_stopping()
+            found = self._waiting.gather_objects((is_full, ends))
+            if not any(full for full, _ in found) or any(ends for _, ends in found):
+                break
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._queue) < _BEHIND or self._error, _LOOK)
         with self._changed:
-            self._changed.wait_for(lambda: not waits or len(self._queue) < _BEHIND or self._error)
             self._raise_error()
             self._queue.append(_Checkpoint(name, content, frozenset(needed)))
             if self._worker is None:

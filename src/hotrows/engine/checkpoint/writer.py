@@ -115,6 +115,11 @@ class Writer:
         """Raises ValueError where a disk has no room for a full checkpoint."""
         check_room(self._ranks, self.run, self._sizes().full)
 
+    def stops_with(self, is_stopping: Callable[[], bool]) -> None:
+        """Lets training wait for storage only until this says that the run is to stop."""
+        if self._uploads is not None:
+            self._uploads.is_stopping = is_stopping
+
     def leaves_within(self, end: float) -> bool:
         """Collective: whether a last checkpoint would be written, and sent, by this time of
         `time.monotonic`, as fast as the ones before; it is then an increment if it can be one."""
@@ -162,7 +167,7 @@ class Writer:
         `time.monotonic`, when it gives up. Raises the error of one that could not be sent."""
         self.wait()
         if self._uploads is not None and not self._uploads.finish(end):
-            self._uploads.close()
+            self._uploads.stop()
 
     def safe(self) -> str:
         """The name of the last complete checkpoint, of a run at a URL of the last one there; "": none."""
@@ -190,9 +195,8 @@ class Writer:
         except Exception as error:
             log.error("%s", error)
         finally:
-            if self._uploads is not None:
+            if self._uploads is not None and not self._leaving:
                 self._uploads.close()
-            self._leaving = False
             if self._changed is not None:
                 self.embedding.packed.changed.readers.remove(self._changed)
                 self._changed = None
@@ -267,7 +271,7 @@ class Writer:
             self._rate = _bytes_of(run, name) / max(time.monotonic() - begin, 1e-3)
             on_first(ranks, lambda: point_to(name, manifest))
             if self._uploads is not None:
-                self._uploads.add(name, waits=not self._leaving)
+                self._uploads.add(name)
         except OSError:
             self._lock.check()  # a folder that was deleted is no full disk
             raise

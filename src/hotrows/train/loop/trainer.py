@@ -266,6 +266,7 @@ class Trainer:
             stack.callback(self._lock.release)
             request = stack.enter_context(stop_signals(partial(_described, self)))
             self._control.is_interrupted, self._control.noticed_at = request, lambda: request.noticed_at
+            self.checkpoints.writer.stops_with(request)
             listeners = [partial(callback.on_log, self) for callback in listeners_of(callbacks)]
             stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             if self.is_first:
