@@ -83,9 +83,15 @@ class DataOfRun:
 
 
 def check(run: Path, resume: bool) -> bool:
-    """Returns whether `run` has begun; ValueError where it is to begin twice, or to resume and cannot."""
+    """Returns whether `run` has begun; ValueError where it is to begin twice, or to resume and cannot. To
+    resume at a URL is to begin, if there is no run yet."""
     begun = (run / "choices.json").exists()
-    if resume and not (run / "config.json").exists():
+    is_there = (run / "config.json").exists()
+    if resume and not is_there and (url := origin_of(run)):
+        resume = False  # a job that is started again has one command
+        if not run.exists():  # of two calls the first
+            log.info(f"{url} has no run yet, which begins")
+    if resume and not is_there:
         raise ValueError(f"there is no run to resume in {shown_place(run)}; begin it without resume")
     if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
         raise ValueError(
