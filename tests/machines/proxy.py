@@ -5,6 +5,7 @@ proxy.rate = 0.3                                  # of the requests fail from no
 """
 
 import http.client
+import logging
 import random
 import threading
 import time
@@ -101,6 +102,7 @@ def bucket(address="127.0.0.1"):
     where moto or s3fs is missing."""
     pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # which prints each request
     server.start()
     try:
         target = server.get_host_and_port()

@@ -96,7 +96,6 @@ import time
 from hotrows.engine.distributed import machines, process_group
 ranks = process_group.start(300)
 with machines.watched(ranks):
-    machines.compare(ranks)
     print("begun", flush=True)
     time.sleep(300 * ranks.rank)
     ranks.barrier()

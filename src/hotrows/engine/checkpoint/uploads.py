@@ -33,6 +33,7 @@ from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.remote.copies import put_all
 from hotrows.runtime.remote.files import open_files
 
+_ELSEWHERE = (f"{FOLDER}/", "published/")  # sent with a checkpoint, or to a URL of its own
 _BEHIND = 2  # checkpoints that wait or are sent; a further one waits for the first of these
 _USUAL_RATE = 20e6  # bytes that are sent in a second, until some were
 _LOOK = 0.5  # seconds between two looks at whether others wait
@@ -172,7 +173,7 @@ class Uploads:
         by_name = {path.relative_to(self._run).as_posix(): path for path in found}
         is_ours = self._ranks.rank == 0
         for name in sorted(by_name, key=lambda name: (name == "choices.json", name)):
-            if name.startswith(f"{FOLDER}/") or not (is_ours or name.startswith("ranks/")):
+            if name.startswith(_ELSEWHERE) or not (is_ours or name.startswith("ranks/")):
                 continue
             with suppress(FileNotFoundError):  # it was replaced, and comes the next time
                 stat = by_name[name].stat()

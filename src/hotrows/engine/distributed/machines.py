@@ -39,10 +39,9 @@ class _Machine:
 
 
 def met(ranks: Ranks, begin: Callable[[], Result]) -> Result:
-    """Collective: the result of a first step, such as opening the data, once it is known that the
-    machines fit together. What fails on one rank fails on all, in seconds."""
+    """Collective: the result of a first step, such as opening the data. What fails on one rank fails on
+    all, in seconds."""
     with watched(ranks):
-        compare(ranks)
         return together(ranks, begin)
 
 
@@ -90,8 +89,9 @@ def check_room(ranks: Ranks, run: Path, num_bytes: int) -> None:
 
 @contextmanager
 def watched(ranks: Ranks) -> Iterator[None]:
-    """Within the block a rank that is lost ends all processes in seconds, whatever they wait for, where a
-    collective alone would wait for `--timeout`. Collective, at its begin and its end."""
+    """Compares the machines. Within the block a rank that is lost ends all processes in seconds, whatever
+    they wait for, where a collective alone would wait for `--timeout`. Collective, at begin and end."""
+    compare(ranks)
     if not isinstance(ranks, Processes):
         yield
         return

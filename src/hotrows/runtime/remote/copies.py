@@ -165,4 +165,5 @@ def _known(path: Path) -> dict[str, Any]:
         fields = json.loads((path.parent / _ORIGIN).read_bytes())
     except (OSError, ValueError):
         return {}
-    return fields if fields.get("name") == path.name else {}
+    is_ours = isinstance(fields, dict) and fields.get("name") == path.name
+    return fields if is_ours else {}
