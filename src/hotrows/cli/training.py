@@ -216,7 +216,7 @@ def _train(
     source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
     `callbacks`. how: further arguments of `Trainer`.
     """
-    alone = None if job.is_several() else open_data(**source)  # before PyTorch is imported
+    check_data(**source)
     from hotrows.engine.distributed import machines, process_group
     from hotrows.train.loop.trainer import Trainer
     from hotrows.train.run import folder as run_folder
@@ -225,7 +225,7 @@ def _train(
     from hotrows.train.telling.reports import shown_by
 
     ranks = process_group.start(config.timeout)
-    encoded = machines.met(ranks, lambda: alone or open_data(**source))
+    encoded = machines.met(ranks, lambda: open_data(**source))
     model = str(settle(config, encoded).model)
     of_first = ranks.gather_objects(run or run_folder.next_folder(model))[0]
     run = run if run and origin_of(run) else of_first
@@ -333,15 +333,27 @@ def open_data(
     """Opens prepared data, or the Parquet files that a schema describes."""
     from hotrows import data
 
-    if schema is not None:
-        from hotrows.data.datasets import schemas
+    if schema is None:
+        return data.EncodedData.open(folder[0])
+    from hotrows.data.datasets import schemas
 
-        return data.open_parquet(schemas.load(schema), folder, validation, test)
+    return data.open_parquet(schemas.load(schema), folder, validation, test)
+
+
+def check_data(
+    folder: Sequence[str], schema: str | None, validation: Sequence[str], test: Sequence[str]
+) -> None:
+    """Raises what is wrong with arguments of `open_data`, and with a path, before PyTorch is imported."""
+    if schema is not None:
+        return
     if validation or test:
         raise click.UsageError("--validation and --test are of Parquet files: give their --schema")
     if len(folder) != 1:
         raise click.UsageError(f"expected one folder of prepared data, not {len(folder)} arguments")
-    return data.EncodedData.open(folder[0])
+    if not is_url(folder[0]):
+        from hotrows.data.stored.encoded import read_manifest
+
+        read_manifest(Path(folder[0]))
 
 
 def _utilization(run: Path) -> Iterator[str]:

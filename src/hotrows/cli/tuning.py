@@ -16,6 +16,7 @@ from hotrows.cli.training import (
     COMMON,
     SECTIONS,
     SOURCE_NAMES,
+    check_data,
     config_with,
     data_options,
     open_data,
@@ -104,13 +105,13 @@ def _tune(
     **how: Any,
 ) -> Tuned:
     """Tunes on all ranks. source: arguments of `open_data`; how: further arguments of `tune`."""
-    alone = None if job.is_several() else open_data(**source)  # before PyTorch is imported
+    check_data(**source)
     from hotrows.engine.distributed import machines, process_group
     from hotrows.tools.tuning.tune import check_may_change, tune
 
     check_may_change(may_change)
     ranks = process_group.start(config.timeout)
-    encoded = machines.met(ranks, lambda: alone or open_data(**source))
+    encoded = machines.met(ranks, lambda: open_data(**source))
 
     def shown(what: str, done: float, total: float) -> None:
         progress("tuning", min(done, total), total, what)

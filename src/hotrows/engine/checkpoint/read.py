@@ -148,7 +148,7 @@ def _needed(checkpoints: Chain, embedding: Embedding) -> Chain:
     rows, if ranks had the same rows when they were written; else all."""
     ranks = embedding.ranks
     sharding = ranks.num_ranks, placements_of(embedding)
-    if origin_of(checkpoints[-1][0].parent.parent) is None or ranks.num_ranks == 1:
+    if origin_of(checkpoints[-1][0].parent.parent) is None:
         return checkpoints
     if any((each.num_ranks, each.placements) != sharding for _, each in checkpoints):
         return checkpoints
