@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
-from hotrows.cli.commands import OVERWRITE, declare
+from hotrows.cli.commands import OVERWRITE, QUIET, declare, is_set
 from hotrows.engine.distributed import job
 from hotrows.runtime import terminal
 from hotrows.runtime.atomic_files import STDOUT, local
@@ -422,6 +422,8 @@ def bar() -> AbstractContextManager[Callable[..., None]]:
 
     It says `loading` from the start on, while the caller imports what it needs.
     """
+    if is_set(QUIET):
+        return nullcontext(lambda *done: None)
     return terminal.bar("loading" if job.is_first() else "")
 
 

@@ -13,7 +13,7 @@ import click
 
 from hotrows import models, optim
 from hotrows.cli import config_files, publishing, streams, tracking
-from hotrows.cli.commands import command, declare
+from hotrows.cli.commands import QUIET, command, declare, is_set
 from hotrows.cli.options import FILE, FOLDER, OUT, bar, name_and_value, setting_option, with_options
 from hotrows.cli.runs import print_metrics
 from hotrows.engine.distributed import job
@@ -225,7 +225,7 @@ def _train(
     run = run or run_folder.next_folder(model)
     ranks = process_group.start(config.timeout)
     run = ranks.gather_objects(run)[0]
-    shown = shown_by(progress) if ranks.rank == 0 else None
+    shown = shown_by(progress) if ranks.rank == 0 and not is_set(QUIET) else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         fit = fit or Trainer.fit
