@@ -181,8 +181,11 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
 
 
 def _forecast(embeddings: Sequence[EmbeddingWeight]) -> Forecast | None:
-    handled = (x for x in embeddings if isinstance(x.rule, Rule) and not x.rule.lazy)
-    return forecast((x.weight, x.rule, type(x.optimizer).__name__, x.sparse) for x in handled)
+    return forecast(
+        (x.weight, x.rule, type(x.optimizer).__name__, x.sparse)
+        for x in embeddings
+        if isinstance(x.rule, Rule) and not x.rule.lazy
+    )
 
 
 def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool) -> str:
