@@ -115,7 +115,8 @@ def accelerate(
             "that was made with model.parameters()"
         )
     expected = _forecast(embeddings)
-    if expected is not None and not (expected.pays or always or lazy or fast_memory is not None):
+    is_asked_for = any((always, lazy, fast_memory))  # another algorithm, or more rows than fit
+    if expected is not None and not (expected.pays or is_asked_for):
         warn(f"accelerate leaves the model plain: {expected}; accelerate(..., always=True) changes it")
         embeddings = [replace(x, rule=_ASIDE) if isinstance(x.rule, Rule) else x for x in embeddings]
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))

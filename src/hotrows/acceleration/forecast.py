@@ -18,6 +18,7 @@ from hotrows.runtime.units import format_bytes
 # Nanoseconds of a step of PyTorch for each weight, by the kind of rule, and by how many states it has.
 _ADAM = 12.5
 _OF_A_WEIGHT = {("sgd", 0): 2.3, ("sgd", 1): 5.0, ("adagrad", 1): 9.5, ("rmsprop", 1): 9.5}
+_MEASURED = ("cpu",)
 _OF_A_STEP, _OF_A_TABLE = 6e6, 0.5e6  # nanoseconds that hotrows adds, rows of usual batches included
 
 
@@ -52,7 +53,7 @@ def forecast(tables: Iterable[tuple[nn.Parameter, Rule, str, bool]]) -> Forecast
     None where nothing was measured: on a GPU, with sparse gradients, and without a table.
     """
     tables = list(tables)
-    if not tables or any(weight.device.type != "cpu" or sparse for weight, _, _, sparse in tables):
+    if not tables or any(w.device.type not in _MEASURED or sparse for w, _, _, sparse in tables):
         return None
     plain = sum(
         weight.numel() * _OF_A_WEIGHT.get((rule.kind, len(rule.states)), _ADAM)

@@ -25,8 +25,9 @@ _SCORE = (
 def schema_of(scorer: Scorer) -> dict[str, Any]:
     """The answer of GET /schema: the fields that requests have, what the scores are, and a request."""
     requests, names = scorer.requests, scorer.requests.names
-    values = requests.statistics, requests.values
-    columns = described(requests.schema, *values, names.read, requests.stored)
+    columns = described(
+        requests.schema, requests.statistics, requests.values, names.read, requests.stored
+    )
     row = {name: column.pop("example") for name, column in columns.items()}
     links = (loss.link for loss in scorer.version.calibration.losses.values())
     return {

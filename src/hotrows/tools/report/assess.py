@@ -137,8 +137,8 @@ def assess(
             for column in columns
             if number == 0 or column in slicer.columns
         }
-        measures = (quality, features, permuted, slices, explained)
-        assessments.append(Assessment(part, sample, scored, *measures))
+        assessed = Assessment(part, sample, scored, quality, features, permuted, slices, explained)
+        assessments.append(assessed)
     return assessments
 
 
