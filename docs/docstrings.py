@@ -1,6 +1,7 @@
-"""Parameters in docstrings as lists, for the reference: sentences `name: what it is` become items.
+"""Docstrings as Markdown, for the reference: sentences `name: what it is` become items, examples code.
 
-Docstrings here name parameters in plain lines; read as Markdown, these would run into one paragraph.
+Docstrings here name parameters in plain lines; read as Markdown, these would run into one paragraph, and
+the `>>>` of examples would be quotations in quotations.
 """
 
 import ast
@@ -42,6 +43,10 @@ def as_list(docstring: str, names: set[str]) -> str:
 def _items(paragraph: str, names: set[str]) -> str:
     if paragraph.startswith("    "):  # code, or a drawing
         return paragraph
+    words, prompt, example = paragraph.partition(">>>")
+    if prompt and (not words or words.endswith("\n")):  # an example: `>>>` would begin quotations
+        fenced = f"```pycon\n>>>{example.rstrip()}\n```"
+        return f"{_items(words.rstrip(), names)}\n\n{fenced}".strip()
     text = " ".join(line.strip() for line in paragraph.splitlines())
     starts = [
         match.start()

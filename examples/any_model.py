@@ -45,7 +45,7 @@ if __name__ == "__main__":
     plain = Plain()
     fast = copy.deepcopy(plain)
     adam = torch.optim.Adam(fast.parameters(), weight_decay=1e-6)
-    fast, adam = hotrows.accelerate(fast, adam)
+    fast, adam = hotrows.accelerate(fast, adam, always=True)
     print(hotrows.explain(fast, torch.zeros(4, len(ROWS), dtype=torch.int64)))
 
     slow_ms = train(plain, torch.optim.Adam(plain.parameters(), weight_decay=1e-6))

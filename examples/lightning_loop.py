@@ -45,7 +45,7 @@ class Clicks(lightning.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-3, weight_decay=1e-6)
         if self.accelerated:
-            hotrows.accelerate(self.network, optimizer)  # both stay the same objects
+            hotrows.accelerate(self.network, optimizer, always=True)  # both stay the same objects
         return optimizer
 
 

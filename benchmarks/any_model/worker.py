@@ -121,7 +121,7 @@ class Accelerate:
         dense: set[str] = set()
         self.tables = {"dense": dense}
         optimizer.register_step_pre_hook(lambda *_: dense.update(self._dense(embeddings)))
-        hotrows.accelerate(model, optimizer, packing=self._packing)
+        hotrows.accelerate(model, optimizer, packing=self._packing, always=True)
         embeddings = acceleration_of(model).embeddings
         left = {one.names[0]: one.rule for one in embeddings if isinstance(one.rule, str)}
         self.tables |= {"taken": len(embeddings) - len(left), "left": left}
@@ -148,7 +148,7 @@ def explained(recipe: Any, optimizer: str, weights: dict[str, Any]) -> dict[str,
     torch.manual_seed(check.SEED)
     model = recipe.build()
     model.load_state_dict(weights)
-    hotrows.accelerate(model, recipe.training(model, optimizer).optimizer)
+    hotrows.accelerate(model, recipe.training(model, optimizer).optimizer, always=True)
     model.train()
     try:
         batch = recipe.batches(torch.float32)[0]

@@ -58,6 +58,13 @@ def ratios(text: str) -> list[Claim]:
     return claims
 
 
+def let_through() -> tuple[float, float]:
+    """The least and the largest gain of models that `accelerate` does not leave plain."""
+    cells = at("break_even/models").values()
+    gains = [cell["times_as_fast"] for cell in cells if not cell["is_left_plain"]]
+    return min(gains), max(gains)
+
+
 def any_model_runs() -> tuple[int, int]:
     """Library configurations whose accelerated runs equal plain ones with every optimizer, of all."""
     models = [model for library in result("any_model").values() for model in library["models"].values()]
@@ -208,6 +215,12 @@ accelerate-cut-fuxictr: accelerate
         lambda: f"{percent(max(m['overhead'] for m in at('overhead/models').values()))} at most",
         "a plain step",
         Origin("overhead", "benchmarks.overhead"),
+    ),
+    Claim(
+        "models of 4 to 26 tables that the forecast of `accelerate` lets through, slowest and fastest",
+        lambda: "{:.2f}x to {:.0f}x".format(*let_through()),
+        "the same models, plain",
+        Origin("break_even", "benchmarks.break_even"),
     ),
     Claim(
         "library models that train equally under `accelerate`, every optimizer",

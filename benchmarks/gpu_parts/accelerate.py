@@ -47,7 +47,7 @@ def _train(setting: Setting, kind: type[torch.optim.Optimizer], accelerates: boo
     optimizer = kind(model.parameters(), lr=0.01)
     if accelerates:
         options = {} if setting.pick(True, False) else {"packing": False}  # which compiles
-        hotrows.accelerate(model, optimizer, **options)
+        hotrows.accelerate(model, optimizer, **options, always=True)
     draw, losses = torch.Generator().manual_seed(1), []
 
     def steps(num: int) -> None:

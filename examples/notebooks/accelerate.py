@@ -73,7 +73,7 @@ slow_ms = train(plain, torch.optim.Adam(plain.parameters(), 1e-3))
 
 # %%
 optimizer = torch.optim.Adam(fast.parameters(), 1e-3)
-fast, optimizer = hotrows.accelerate(fast, optimizer)
+fast, optimizer = hotrows.accelerate(fast, optimizer, always=True)
 fast_ms = train(fast, optimizer)
 
 example, _ = next(batches(1))

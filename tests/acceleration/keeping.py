@@ -70,7 +70,7 @@ def build(optimizer=ADAM, model=Model, **options):
     kind, settings = optimizer
     model = model()
     optimizer = kind(model.parameters(), **settings)
-    return hotrows.accelerate(model, optimizer, packing=False, **options)
+    return hotrows.accelerate(model, optimizer, packing=False, **options, always=True)
 
 
 def batches(num=20, size=SIZE, seed=1):

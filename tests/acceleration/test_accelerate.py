@@ -80,7 +80,7 @@ def test_learning_rates_that_change_and_groups_of_parameters():
         optimizer = torch.optim.Adam(groups, lr=0.01)
         before = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
         if accelerated:
-            hotrows.accelerate(model, optimizer, packing=False)
+            hotrows.accelerate(model, optimizer, packing=False, always=True)
         after = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.2], total_steps=40)
         for step in range(12):
             train(model, optimizer, steps=1, seed=step)
@@ -213,7 +213,7 @@ def test_restore_gives_the_plain_model_back():
     assert_same(plain[0].shared.weight.grad, model.shared.weight.grad)
     train(*plain, steps=5, seed=2)
     train(*fast, steps=5, seed=2)
-    hotrows.accelerate(*fast)
+    hotrows.accelerate(*fast, always=True)
     train(*plain, steps=5, seed=3)
     train(*fast, steps=5, seed=3)
     assert_equal_training(plain, fast)
@@ -290,7 +290,7 @@ def test_rows_that_are_read_and_not_learned_from_stay_as_they_are(packing):
     for model in (plain, fast):
         optimizer = torch.optim.SparseAdam(list(model.parameters()), 0.1)
         if model is fast:
-            hotrows.accelerate(model, optimizer, packing=packing)
+            hotrows.accelerate(model, optimizer, packing=packing, always=True)
         for ids in ([[0, 1, 2]], [[1, 0, 2]], [[2, 0, 1], [2, 1, 1]]):
             optimizer.zero_grad()
             model(torch.tensor(ids)).backward()
@@ -313,7 +313,7 @@ def test_no_gradient_is_recorded_in_inference_mode():
                 return [self.items(ids), self.items.weight.norm(), self.items.weight.square().sum()]
 
     model = Enabling()
-    hotrows.accelerate(model, torch.optim.SGD(model.parameters(), 0.1), packing=False)
+    hotrows.accelerate(model, torch.optim.SGD(model.parameters(), 0.1), packing=False, always=True)
     with torch.inference_mode():
         assert not any(result.requires_grad for result in model(torch.tensor([1, 2])))
 
@@ -376,7 +376,7 @@ def test_two_optimizers():
         others = [p for name, p in model.named_parameters() if not name.startswith("linear")]
         deep = torch.optim.Adam(others, lr=0.01)
         if accelerated:
-            model, (wide, deep) = hotrows.accelerate(model, [wide, deep], packing=False)
+            model, (wide, deep) = hotrows.accelerate(model, [wide, deep], packing=False, always=True)
         for step in range(8):
             wide.zero_grad()
             train(model, deep, steps=1, seed=step)
@@ -399,7 +399,7 @@ def test_an_optimizer_of_another_model_is_warned_of():
     """The model was made anew, and the optimizer is still that of the one before."""
     model, optimizer = nn.Sequential(nn.Embedding(ROWS, DIM), nn.Embedding(ROWS, DIM)), build()[1]
     with pytest.warns(UserWarning, match="the optimizer updates no embedding of this model"):
-        hotrows.accelerate(model, optimizer)
+        hotrows.accelerate(model, optimizer, always=True)
 
 
 def test_what_cannot_be_accelerated_stays_plain_and_says_why():
@@ -416,7 +416,7 @@ def test_what_cannot_be_accelerated_stays_plain_and_says_why():
 
     model = Mixed()
     optimizer = torch.optim.Adam([model.short.weight, model.frozen.weight, model.fine.weight])
-    hotrows.accelerate(model, optimizer)
+    hotrows.accelerate(model, optimizer, always=True)
     reasons = {x.names[0]: x.rule for x in model._hotrows.embeddings if isinstance(x.rule, str)}
     assert set(reasons) == {"short.weight", "frozen.weight", "forgotten.weight"}
     assert "bfloat16" in reasons["short.weight"] and "frozen" in reasons["frozen.weight"]
@@ -429,14 +429,14 @@ def test_what_cannot_be_accelerated_stays_plain_and_says_why():
 def test_wrong_arguments():
     model, optimizer = build()
     with pytest.raises(ValueError, match="must be a torch.optim.Optimizer"):
-        hotrows.accelerate(model, "adam")
+        hotrows.accelerate(model, "adam", always=True)
     with pytest.raises(ValueError, match="not accelerated"):
         hotrows.restore(model)
-    hotrows.accelerate(model, optimizer)
+    hotrows.accelerate(model, optimizer, always=True)
     with pytest.raises(ValueError, match="accelerated already"):
-        hotrows.accelerate(model, optimizer)
+        hotrows.accelerate(model, optimizer, always=True)
     with pytest.raises(ValueError, match="before it is wrapped"):
-        hotrows.accelerate(nn.DataParallel(build()[0]), optimizer)
+        hotrows.accelerate(nn.DataParallel(build()[0]), optimizer, always=True)
 
 
 def test_explain_tells_what_was_packed_and_what_stays_plain():
@@ -446,7 +446,7 @@ def test_explain_tells_what_was_packed_and_what_stays_plain():
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
     x = torch.randint(0, ROWS, (8, FIELDS))
     before = hotrows.explain(model, x)
-    hotrows.accelerate(model, optimizer)
+    hotrows.accelerate(model, optimizer, always=True)
     after = hotrows.explain(model, x)
     assert "13 lookups of 12 tables in 1 pack" in str(after) and "13 lookups" in str(before)
     assert "linear.0.weight (frozen" in str(after) and not before.refused

@@ -40,7 +40,7 @@ def test_ids_behind_the_last_offset_are_as_in_plain_pytorch(options, weighted, e
     torch.manual_seed(0)
     plain = Bags(**options)
     fast = copy.deepcopy(plain)
-    hotrows.accelerate(fast, torch.optim.Adam(fast.parameters()), packing=False)
+    hotrows.accelerate(fast, torch.optim.Adam(fast.parameters()), packing=False, always=True)
     ids, offsets = torch.arange(64) * 37 % 300, torch.tensor([0, 3, 3, 10, end])
     weights = torch.rand(64, dtype=plain.a.weight.dtype) if weighted else None
     exact = {"rtol": 1e-5, "atol": 1e-4}  # sums of some dozen numbers, in another order
@@ -58,7 +58,7 @@ def test_two_dimensions_have_no_last_offset():
     torch.manual_seed(0)
     plain = Bags(mode="sum")
     fast = copy.deepcopy(plain)
-    hotrows.accelerate(fast, torch.optim.Adam(fast.parameters()), packing=False)
+    hotrows.accelerate(fast, torch.optim.Adam(fast.parameters()), packing=False, always=True)
     ids = torch.arange(64).view(8, 8)
     torch.testing.assert_close(fast(ids, None), plain(ids, None))
 
@@ -66,6 +66,6 @@ def test_two_dimensions_have_no_last_offset():
 @pytest.mark.parametrize("offsets", [[0, 3, 70], [0, 5, 3, 50], [1, 64]])
 def test_offsets_that_are_no_bags_are_refused(offsets):
     fast = Bags(mode="sum")
-    hotrows.accelerate(fast, torch.optim.Adam(fast.parameters()), packing=False)
+    hotrows.accelerate(fast, torch.optim.Adam(fast.parameters()), packing=False, always=True)
     with pytest.raises(ValueError, match="offsets of a bag must begin at 0 and rise"):
         fast(torch.arange(64) * 37 % 300, torch.tensor(offsets))

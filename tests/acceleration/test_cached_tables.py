@@ -184,7 +184,7 @@ def test_an_optimizer_that_has_stepped_brings_its_states(store):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for ids in batches(3):
             step(model, optimizer, ids)
-        hotrows.accelerate(model, optimizer, packing=False, **options)
+        hotrows.accelerate(model, optimizer, packing=False, **options, always=True)
         for ids in quietly(batches(5, seed=3)):
             step(model, optimizer, ids)
         pairs.append((model, optimizer))
@@ -369,7 +369,7 @@ def test_several_optimizers_and_a_shared_table():
             torch.optim.Adagrad([table.weight for table in model.linear], lr=0.1),
             torch.optim.Adam(others, lr=0.01),
         ]
-        hotrows.accelerate(model, both, packing=False, **options)
+        hotrows.accelerate(model, both, packing=False, **options, always=True)
         for ids in quietly(batches(8)):
             model.zero_grad()
             model(ids.fmod(ROWS)).square().mean().backward()
@@ -395,7 +395,7 @@ def test_wrong_settings_are_refused_in_one_message(tmp_path):
         optimizer = torch.optim.Adam(model.parameters())
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(ValueError, match=message):
-            hotrows.accelerate(model, optimizer, packing=False, **options)
+            hotrows.accelerate(model, optimizer, packing=False, **options, always=True)
         assert_same(dict(model.state_dict()), dict(before))
         assert type(model) is Model and type(model.bag.weight) is nn.Parameter
 

@@ -70,7 +70,7 @@ def test_graphs_read_rows_that_are_up_to_date(model, how):
     for model in (plain, fast):
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
         if model is fast:
-            hotrows.accelerate(model, optimizer)
+            hotrows.accelerate(model, optimizer, always=True)
         losses.append([])
         for ids in ([0, 1], [2, 3], [2, 3], [0, 9], [4, 4]):
             optimizer.zero_grad()
@@ -88,7 +88,7 @@ def test_training_a_captured_model_equals_plain_pytorch(optimizer):
 
     plain = build(optimizer=OPTIMIZERS[optimizer])
     fast = build(optimizer=OPTIMIZERS[optimizer])
-    hotrows.accelerate(*fast)
+    hotrows.accelerate(*fast, always=True)
     for seed, settings in enumerate(({}, {"l2": True}, {"clip": "norm", "l2": True})):
         train(*plain, steps=5, seed=seed, **settings)
         train(*fast, steps=5, seed=seed, **settings)
@@ -122,7 +122,7 @@ def test_tables_within_what_others_compile(compiled):
         model = Whole().double()
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
         if accelerated:
-            hotrows.accelerate(model, optimizer)
+            hotrows.accelerate(model, optimizer, always=True)
         called = model
         if compiled == "part":
             model.part = torch.compile(model.part, backend="aot_eager")

@@ -23,7 +23,7 @@ def run(optimizer, accelerates, place="cpu", l2=False, clip=None, passes=1, **op
     model = accelerated.Model().double().to(place)
     made = kind(model.parameters(), **settings)
     if accelerates:
-        hotrows.accelerate(model, made, packing=False, **options)
+        hotrows.accelerate(model, made, packing=False, **options, always=True)
     draw, losses = torch.Generator().manual_seed(1), []
     for _ in range(7):
         made.zero_grad()
@@ -81,7 +81,9 @@ def test_a_cache_on_a_real_device_trains_what_the_host_trains(looks_ahead):
 @pytest.mark.gpu
 def test_a_step_on_a_real_device_waits_for_nothing_and_is_in_no_graph():
     model, x = Two().cuda(), torch.randint(0, 50, (8, 4)).cuda()
-    _, optimizer = hotrows.accelerate(model, torch.optim.AdamW(model.parameters()), packing=False)
+    _, optimizer = hotrows.accelerate(
+        model, torch.optim.AdamW(model.parameters()), packing=False, always=True
+    )
     for step in range(6):
         torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
         try:
@@ -182,7 +184,7 @@ def test_weights_that_a_model_lists_before_it_is_moved_are_those_on_the_device()
         model.to(place)
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
         if accelerates:
-            hotrows.accelerate(model, optimizer, packing=False)
+            hotrows.accelerate(model, optimizer, packing=False, always=True)
         for step in range(3):
             optimizer.zero_grad()
             x = torch.randint(0, 50, (8, 4), generator=torch.Generator().manual_seed(step))
@@ -200,7 +202,9 @@ def test_weights_that_a_model_lists_before_it_is_moved_are_those_on_the_device()
 def test_a_step_waits_for_nothing():
     with pretend_tables.gpu():
         model = Two().to(CUDA)
-        _, optimizer = hotrows.accelerate(model, torch.optim.AdamW(model.parameters()), packing=False)
+        _, optimizer = hotrows.accelerate(
+            model, torch.optim.AdamW(model.parameters()), packing=False, always=True
+        )
         for step in range(4):
             x = torch.randint(0, 50, (8, 4)).to(CUDA)
             before = sum(pretend.waits.values())
@@ -214,7 +218,9 @@ def test_a_graph_of_accelerated_tables_is_refused_and_training_goes_on():
     """It would repeat the rows and the number of one step."""
     with pretend_tables.gpu() as device:
         model, x = Two().to(CUDA), torch.randint(0, 50, (8, 4)).to(CUDA)
-        _, optimizer = hotrows.accelerate(model, torch.optim.Adam(model.parameters()), packing=False)
+        _, optimizer = hotrows.accelerate(
+            model, torch.optim.Adam(model.parameters()), packing=False, always=True
+        )
         for _ in range(2):
             with device.ahead_of_lanes(), pytest.raises(RuntimeError, match="part of a CUDA graph"):
                 device.capture(lambda: model(x).sum())
@@ -229,7 +235,7 @@ def test_tables_are_looked_up_together_with_padding_between():
     with pretend_tables.gpu():
         tables = [nn.Embedding(rows, 3).to(CUDA) for rows in (5, 9, 7)]
         model = nn.ModuleList(tables)
-        hotrows.accelerate(model, torch.optim.SGD(model.parameters(), lr=0.1), packing=False)
+        hotrows.accelerate(model, torch.optim.SGD(model.parameters(), lr=0.1), packing=False, always=True)
         weights = [table.weight for table in tables]
         ids = [
             torch.tensor(some, dtype=torch.int64).to(CUDA) for some in ([4, 0, 4, 4], [8, 1, 8, 2, 0], [])
@@ -251,7 +257,7 @@ def test_tables_are_looked_up_together_with_padding_between():
 def test_an_id_outside_of_its_table_is_an_error_once_the_host_hears_of_it():
     with pretend_tables.gpu():
         model = Two().to(CUDA)
-        hotrows.accelerate(model, torch.optim.Adam(model.parameters()), packing=False)
+        hotrows.accelerate(model, torch.optim.Adam(model.parameters()), packing=False, always=True)
         x = torch.zeros(8, 4, dtype=torch.int64)
         x[5, 0] = 50
         model(x.to(CUDA))
@@ -269,7 +275,7 @@ def test_scaled_losses_train_as_plain_ones(is_fused, place):
         model = Two().to(where)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=is_fused)
         if accelerates:
-            hotrows.accelerate(model, optimizer, packing=False)
+            hotrows.accelerate(model, optimizer, packing=False, always=True)
         scaler = torch.amp.GradScaler(torch.device(where).type, init_scale=64.0)
         for step in range(4):
             optimizer.zero_grad()
@@ -294,7 +300,7 @@ def test_under_autocast_it_trains_as_plain_pytorch_there():
         model = Two().to(CUDA)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         if accelerates:
-            hotrows.accelerate(model, optimizer, packing=False)
+            hotrows.accelerate(model, optimizer, packing=False, always=True)
         for step in range(5):
             optimizer.zero_grad()
             x = torch.randint(0, 50, (8, 4), generator=torch.Generator().manual_seed(step)).to(CUDA)

@@ -39,7 +39,7 @@ def run(accelerated):
     model = Model().double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
     if accelerated:
-        hotrows.accelerate(model, optimizer, packing={packing})
+        hotrows.accelerate(model, optimizer, packing={packing}, always=True)
     parallel = nn.parallel.DistributedDataParallel(model)
     draw = torch.Generator().manual_seed(rank)
     for step in range(6):
@@ -81,7 +81,7 @@ UNEVEN = """
 from tests.support.accelerated import Model, ROWS, FIELDS
 
 model = Model()
-hotrows.accelerate(model, torch.optim.Adam(model.parameters(), lr=0.01), packing=False)
+hotrows.accelerate(model, torch.optim.Adam(model.parameters(), lr=0.01), packing=False, always=True)
 parallel = nn.parallel.DistributedDataParallel(model)
 
 def train(**options):
@@ -110,7 +110,7 @@ def run(accelerates, place, narrow):
     model = Model().to(place, torch.float32 if narrow else torch.float64)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
     if accelerates:
-        hotrows.accelerate(model, optimizer, packing=False)
+        hotrows.accelerate(model, optimizer, packing=False, always=True)
     parallel = nn.parallel.DistributedDataParallel(model)
     scaler = torch.amp.GradScaler(kind, init_scale=64.0, enabled=narrow)
     draw = torch.Generator().manual_seed(rank)

@@ -31,7 +31,7 @@ def make(accelerated, **settings):
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     if accelerated:
-        hotrows.accelerate(model, optimizer, packing=False, **settings)
+        hotrows.accelerate(model, optimizer, packing=False, **settings, always=True)
     return model, optimizer
 
 
@@ -270,7 +270,7 @@ def test_lookups_of_one_weight_have_a_sparse_gradient_only_if_all_of_them_ask_fo
         model = Model()
         optimizer = torch.optim.Adamax(model.parameters())
         if accelerated:
-            model, optimizer = hotrows.accelerate(model, optimizer)
+            model, optimizer = hotrows.accelerate(model, optimizer, always=True)
         model(torch.arange(6).view(3, 2)).backward()
         assert not model.user.weight.grad.is_sparse
         optimizer.step()
@@ -310,7 +310,7 @@ def test_the_data_of_a_table_is_up_to_date_in_a_captured_forward(fast_memory):
         model = Model()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         if accelerated:
-            model, optimizer = hotrows.accelerate(model, optimizer, fast_memory=fast_memory)
+            model, optimizer = hotrows.accelerate(model, optimizer, fast_memory=fast_memory, always=True)
         outs = []
         for step in range(5):
             optimizer.zero_grad()
@@ -343,7 +343,7 @@ def test_a_checkpoint_in_the_forward_runs_its_lookups_as_plain_pytorch_does(reen
         model = Model()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         if accelerated:
-            model, optimizer = hotrows.accelerate(model, optimizer)
+            model, optimizer = hotrows.accelerate(model, optimizer, always=True)
         for _ in range(3):
             optimizer.zero_grad()
             out = model(torch.tensor([3, 1, 4, 1, 5]))

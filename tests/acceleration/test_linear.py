@@ -50,7 +50,7 @@ def trained(model, inputs, **options):
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if options.pop("accelerated", True):
-        model, optimizer = hotrows.accelerate(model, optimizer, **options)
+        model, optimizer = hotrows.accelerate(model, optimizer, **options, always=True)
     for _ in range(3):
         optimizer.zero_grad()
         model(inputs).square().sum().backward()

@@ -401,7 +401,7 @@ def test_captured_models_are_looked_ahead_of():
         torch.manual_seed(0)
         model = Captured()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        hotrows.accelerate(model, optimizer, **options)
+        hotrows.accelerate(model, optimizer, **options, always=True)
         for ids in quietly(hotrows.lookahead(batches(), model)):
             step(model, optimizer, ids)
         ends.append(state_of(model, optimizer))

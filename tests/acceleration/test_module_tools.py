@@ -25,7 +25,7 @@ def make(accelerated, **settings):
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     if accelerated:
-        hotrows.accelerate(model, optimizer, **settings)
+        hotrows.accelerate(model, optimizer, **settings, always=True)
     return model, optimizer
 
 

@@ -117,7 +117,7 @@ def test_hooks_around_a_step_see_gradients_of_tables():
     for (model, optimizer), gradients in zip((plain, fast), seen, strict=True):
         for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
             register(lambda *_, m=model, g=gradients: g.append(m.shared.weight.grad.clone() + 0))
-    hotrows.accelerate(*fast, packing=False)
+    hotrows.accelerate(*fast, packing=False, always=True)
     for pair in (plain, fast):
         train(*pair, steps=3)
     torch.testing.assert_close(*seen)
@@ -265,7 +265,7 @@ def test_sparse_adam_may_maximize():
         model = nn.ModuleList(nn.Embedding(ROWS, 3, sparse=True) for _ in range(2)).double()
         optimizer = SPARSE[0](model.parameters(), **SPARSE[1])
         if accelerated:
-            hotrows.accelerate(model, optimizer, packing=False)
+            hotrows.accelerate(model, optimizer, packing=False, always=True)
         for step in range(4):
             optimizer.param_groups[0]["maximize"] = step > 1
             optimizer.zero_grad()

@@ -63,7 +63,7 @@ def _trained(accelerates, loss_of, read, dtype=torch.float64, **options):
     model = nn.ModuleList([user, item, out]).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     if accelerates:
-        hotrows.accelerate(model, optimizer, **options)
+        hotrows.accelerate(model, optimizer, **options, always=True)
     seen, losses = [], []
     for step in range(5):
         u, i, y = torch.randint(ROWS, (16,)), torch.randint(ROWS, (16,)), torch.rand(16, 1, dtype=dtype)
@@ -107,7 +107,7 @@ def test_a_value_behind_a_cache_counts_every_row_as_it_is(name, read):
 def _accelerated(optimizer=torch.optim.Adam, **options):
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Embedding(ROWS, 8), nn.Embedding(ROWS, 8)])
-    return hotrows.accelerate(model, optimizer(model.parameters(), lr=0.1), **options)
+    return hotrows.accelerate(model, optimizer(model.parameters(), lr=0.1), **options, always=True)
 
 
 def test_an_added_sum_that_nobody_reads_brings_no_row_up_to_date():

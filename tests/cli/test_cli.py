@@ -123,6 +123,19 @@ def test_doctor_says_what_was_found(hotrows):
     assert not re.search(rf"\b{re.escape(os.uname().nodename)}\b", told.out)
 
 
+def test_doctor_names_extras_with_versions_or_how_to_install_them(hotrows, monkeypatch):
+    needed = [
+        "numpy>=1",
+        'onnx>=1.17; extra == "export"',
+        "nosuch; extra == 'wandb'",
+        'ruff; extra == "dev"',
+    ]
+    monkeypatch.setattr("hotrows.cli.doctor.metadata.requires", lambda name: needed)
+    lines = dict(line.split(maxsplit=1) for line in hotrows("doctor").out.splitlines() if " " in line)
+    assert lines["export"].startswith("onnx ") and "dev" not in lines
+    assert lines["wandb"] == "without nosuch: pip install 'hotrows[wandb]'"
+
+
 def test_doctor_says_what_is_kept_and_forgets_it(hotrows, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     Measurement("machine", {}).write({})

@@ -32,6 +32,8 @@ def test_help_shows_a_section_or_what_has_a_word():
     assert "--memory-split" in text and "Caching:" in text and "--learning" not in text
     text = shown("train", "--help=dropout")
     assert "--seed" in text and "--model" not in text.partition("Examples")[0].replace("--model-", "")
+    for word, option in (("early", "--stop-patience"), ("gpu", "--device"), ("dim", "--option")):
+        assert option in shown("train", f"--help={word}").partition("more: ")[0], word
     assert shown("train", "--help", "ranks") == shown("train", "--help=ranks")
 
 
@@ -59,10 +61,22 @@ def test_commands_are_listed_in_groups_each_once():
         ("--epoch", "Did you mean '--epochs'?"),
         ("--modle", "Did you mean '--model'?"),
         ("--zzz", "'--zzz'.\n"),
+        ("--dim", "Did you mean --option dim=32?"),
+        ("--use-gpu", "Did you mean --device cuda?"),
+        ("--threads", "Did you mean OMP_NUM_THREADS=4 before the command"),
+        ("--early-stopping", "Did you mean --stop-patience?"),
+        ("--output-dir", "Did you mean --run FOLDER?"),
     ],
 )
 def test_only_close_names_are_suggested(option, suggested):
     assert suggested in shown("train", "enc", option, "1", code=2)
+
+
+@pytest.mark.parametrize("name", ["train", "predict", "doctor", "serve"])
+def test_every_command_can_print_less_and_more_and_has_a_short_out(name):
+    text = shown(name, "--help=all") if name == "train" else shown(name, "--help")
+    assert "-q, --quiet" in text and "-v, --verbose" in text
+    assert ("-o, --out" in text) == (name == "predict")
 
 
 def test_an_old_name_works_and_is_not_shown():

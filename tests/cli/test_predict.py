@@ -123,6 +123,19 @@ def test_columns_that_are_not_there_are_refused(hotrows, arguments, code, messag
     assert told.code == code and re.search(message, told.err), told.err
 
 
+@pytest.mark.filterwarnings("ignore:values differ")
+def test_strict_fails_where_values_are_far_from_those_of_training(hotrows, lines, tmp_path):
+    far = tmp_path / "far.txt"
+    far.write_text("".join("\t".join([*line[:14], *["zz"] * 26]) + "\n" for line in lines[:400]))
+    plain = hotrows("predict", "runs/a", far, "-o", tmp_path / "plain.txt")
+    assert plain.code == 0 and (tmp_path / "plain.txt").exists()
+    strict = hotrows("predict", "runs/a", far, "-o", tmp_path / "strict.txt", "--strict")
+    assert strict.code == 1 and "--strict: " in strict.err and "unknown" in strict.err
+    assert not (tmp_path / "strict.txt").exists()
+    quiet = hotrows("predict", "runs/a", "raw/train.txt", "-q", "-o", tmp_path / "quiet.txt", "--strict")
+    assert (quiet.code, quiet.out) == (0, "") and "rows; missing" not in quiet.err
+
+
 def test_lists_are_no_column_of_csv(hotrows, clicks_run):
     told = hotrows("predict", "runs/clicks", "clicks.parquet", "--columns", "tags")
     assert told.code == 1 and "column 'tags' has lists, which CSV has not" in told.err

@@ -1,5 +1,8 @@
 """What the values of a row add to its prediction, against frames in which they are replaced by hand."""
 
+import json
+import re
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -7,7 +10,7 @@ import torch
 
 from hotrows import TrainConfig, Trainer, prepare
 from hotrows.losses import Calibration, parse
-from hotrows.tools.report.contributions import contributions
+from hotrows.tools.report.contributions import contributions, prediction_of
 from hotrows.train import load_run
 from hotrows.train.telling.row_sample import rows_of
 from tests.support.clicks import SCHEMA, table
@@ -36,6 +39,13 @@ def runs(tmp_path_factory):
             )
             Trainer(data, config, folder / model).fit(verbose=False)
     return folder
+
+
+@pytest.mark.parametrize(
+    "link, output, prediction", [("sigmoid", 0.0, 0.5), ("exp", 0.0, 1.0), ("identity", 3.5, 3.5)]
+)
+def test_an_output_becomes_the_prediction_that_people_read(link, output, prediction):
+    assert prediction_of(link, output) == prediction
 
 
 def sample(predictor, rows):
@@ -86,9 +96,17 @@ def test_the_command_names_values_and_refuses_rows_that_are_not_there(runs, hotr
     told = hotrows("contributions", "mmoe", "rows.parquet", "--row", "8", "--others", "20")
     assert told.code == 0, told.err
     lines = told.out.splitlines()
-    assert lines[0].startswith("click: output ") and lines[1].startswith("buy: output ")
-    assert "adds to click" in lines[2] and lines[-1].split()[0] == "together"
+    assert re.match(r"click: 0\.\d+, of a typical row 0\.\d+; features add log odds", lines[0])
+    assert lines[1].startswith("  raised ") and lines[2].startswith("  lowered ")
+    assert lines[3].startswith("buy: 0.")
+    assert "adds to click" in lines[6] and lines[-1].split()[0] == "together"
     user = next(line.split() for line in lines if line.split()[0] == "user")
     assert user[1] == str(ROWS["user"][7].as_py())
+    told = hotrows("contributions", "mmoe", "rows.parquet", "--row", "8", "--others", "20", "--json")
+    click = json.loads(told.out)["click"]
+    assert (click["unit"], len(click["adds"])) == ("log odds", 5) and 0 < click["prediction"] < 1
+    assert {"features": ["user"], "value": user[1]}.items() <= next(
+        one.items() for one in click["adds"] if one["features"] == ["user"]
+    )
     told = hotrows("contributions", "mmoe", "rows.parquet", "--row", "31")
     assert told.code == 1 and "--row 31: rows.parquet has 30 rows" in told.err

@@ -126,7 +126,13 @@ def test_the_same_runs_give_the_same_page(folder):
 def test_runs_side_by_side_have_their_differences_marked(folder):
     page = page_of(folder, "a", "b", scope=Scope(rows=100))
     assert "Of 100 random rows of the 180 rows of the test part." in " ".join(page.of("p"))
-    assert "b, better by" in page.of("th")
+    assert "b than a" in page.of("th")
+    (verdict,) = [text for text in page.of("p") if " in AUC" in text]
+    assert re.match(r"(a|b) (is better by 0\.\d{4} than (a|b)|and a are equal) in AUC", verdict)
+    assert not any(re.search(r"better by -|worse by -", text) for _, text in page.texts)
+    assert "Contributions" in page.of("h2") and "log odds" in page.of("th")
+    assert any(text.startswith("The highest prediction: ") for text in page.of("h3"))
+    assert any("; line at 0." in text for _, text in page.texts)  # the axis of slices
     html = compared(["x", "y"], [{"lr": "1", "seed": "2"}, {"lr": "1", "seed": "3"}])
     assert html.count("differs") == 1 and re.search(r'differs">3<', html)
 

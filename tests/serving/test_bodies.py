@@ -94,7 +94,7 @@ def test_names_of_columns_that_are_no_text_or_long_are_refused_in_a_short_line(s
     body = arrow_bytes(pa.table({"price": [1.0]})).replace(b"price", b"pri\xc8\xff")
     with pytest.raises(Refused, match="the body is no Arrow stream: .* codec can't decode byte 0xc8"):
         arrow_tables(body, 1000, 10, scorer.requests.names)
-    with pytest.raises(ValueError, match="no column 'xxx") as refused:
+    with pytest.raises(ValueError, match="the model reads no field 'xxx") as refused:
         json_tables(json.dumps([{"x" * 5000: 1}]).encode(), 10, scorer.requests.names)
     assert len(str(refused.value)) < 600
 
@@ -138,8 +138,8 @@ LARGE = b" " * 70_000  # a process of its own reads it
     [
         (b"{", 400, "the body is no JSON"),
         (b"[null]", 422, "found null as row 1"),
-        (b'[{"usr": 3}]', 422, "no column 'usr' is read; did you mean 'user'?"),
-        (b'{"rows": [{}], "shared": {"usr": 3}}', 422, "no column 'usr' is read"),
+        (b'[{"usr": 3}]', 422, "the model reads no field 'usr'; did you mean 'user'?"),
+        (b'{"rows": [{}], "shared": {"usr": 3}}', 422, "the model reads no field 'usr'"),
         (b"[" + b"{}," * 50 + b"{}]", 413, "expected 1 to 50 rows, found 51"),
         (b'[{"price": "much"}]', 422, "expected a number, found 'much'"),
         (b'[{"\xed\xa0\x80": 1}]', 422, "is read"),

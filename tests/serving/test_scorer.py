@@ -101,17 +101,17 @@ def test_a_table_of_any_length_is_scored_in_pieces(scorer, monkeypatch):
 @pytest.mark.parametrize(
     "rows, shared, why",
     [
-        ([], None, "expected rows, an object of columns each, found no row"),
-        ([3], None, "expected rows, an object of columns each, found int"),
-        ([{"usr": 3}], None, "no column 'usr' is read; did you mean 'user'?"),
-        ([{"user": 3}], {"itm": 3}, "no column 'itm' is read; did you mean 'item'?"),
-        ([{"user": 3}], {"user": 3}, "'user' is shared and a column of the rows; give it once"),
+        ([], None, "expected rows, an object of fields each, found no row"),
+        ([3], None, "expected rows, an object of fields each, found int"),
+        ([{"usr": 3}], None, "the model reads no field 'usr'; did you mean 'user'?"),
+        ([{"user": 3}], {"itm": 3}, "the model reads no field 'itm'; did you mean 'item'?"),
+        ([{"user": 3}], {"user": 3}, "'user' is in `shared` and in the rows; send it once"),
         (
             pa.table({"usr": [3]}),
             None,
-            "the rows have none of the columns that are read: price, user, item",
+            "the request has none of the fields that the model reads: price, user, item",
         ),
-        ([{"price": "much"}], None, "the request row 0, column 'price': expected a number, found 'much'"),
+        ([{"price": "much"}], None, "the request row 1, column 'price': expected a number, found 'much'"),
         ([{"user": {"a": 1}}], None, "column 'user': expected ids"),
     ],
 )

@@ -50,6 +50,91 @@ def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
     assert answer.json()["scores"] == pytest.approx(expected.tolist(), rel=1e-6)
 
 
+def test_the_server_describes_its_requests(client, scorer):
+    start = client.get("/").json()
+    assert (start["schema"], start["openapi"]) == ("GET /schema", "GET /openapi.json")
+    described = client.get("/schema").json()
+    kinds = {column["name"]: column["kind"] for column in described["columns"]}
+    assert kinds == {"price": "number", "user": "id", "item": "id", "tags": "ids", "history": "ids"}
+    assert described["labels"] == [{"name": "click", "score": "probability"}]
+    (row,) = described["example"]["rows"]
+    assert row.keys() == kinds.keys() and None not in row.values()
+    assert client.post("/score", json=described["example"]).status_code == 200
+    api = client.get("/openapi.json").json()
+    routes = {route.path for route in client.app.routes}
+    assert api["openapi"] == "3.1.0" and {*api["paths"], "/", "/openapi.json"} == routes
+    row = api["components"]["schemas"]["Row"]
+    assert (row["properties"].keys(), row["additionalProperties"]) == (kinds.keys(), False)
+    content = api["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["example"] == described["example"]
+
+
+def test_a_contribution_is_what_the_score_loses_without_the_field(client, scorer):
+    answer = client.post("/score?contributions=true", json=JSON_ROWS[:8]).json()
+    assert answer["scores"] == pytest.approx(scorer.score(ROWS)[:8].tolist(), rel=1e-6)
+    assert answer["units"] == ["log odds"]
+    for field in ROWS.column_names:
+        without = [{**row, field: None} for row in JSON_ROWS[:8]]
+        expected = scorer.logits(JSON_ROWS[:8]) - scorer.logits(without)
+        if field == "history":
+            assert abs(expected).max() > 0.001
+        added = [row[field] for row in answer["contributions"]]
+        assert added == pytest.approx(expected.tolist(), abs=1e-5), field
+        assert scorer.contributions(ROWS.slice(0, 8))[field] == pytest.approx(expected, abs=1e-5)
+    plain = client.post("/score?contributions=false", json=JSON_ROWS[:8]).json()
+    assert plain == {"labels": ["click"], "scores": pytest.approx(answer["scores"])}
+    of_arrow = client.post(
+        "/score?contributions=1", content=arrow_bytes(ROWS.slice(0, 8)), headers={"content-type": ARROW}
+    )
+    assert of_arrow.json() == answer
+
+
+@pytest.mark.parametrize(
+    "query, rows, status, why",
+    [
+        ("contributions=yes", 1, 422, "expected ?contributions=true or false, found 'contributions=yes'"),
+        ("contribution=true", 1, 422, "found 'contribution=true'"),
+        ("contributions=true", 9, 413, "50 rows times fields with contributions, found 54"),
+    ],
+)
+def test_a_query_that_cannot_be_answered_is_refused(client, query, rows, status, why):
+    answer = client.post(f"/score?{query}", json=[{"user": 3}] * rows)
+    assert (answer.status_code, why in answer.json()["detail"]) == (status, True)
+
+
+@pytest.mark.parametrize("body_is", ["small JSON", "JSON of its own process", "Arrow"])
+def test_extra_fields_are_ignored_where_that_is_set(din_bundle, body_is):
+    rows = [{**row, "ad_slot": 3} for row in JSON_ROWS]
+    rows[0]["page"] = "x" * (70_000 if body_is == "JSON of its own process" else 1)
+    with TestClient(application(Scorer(din_bundle, extra_fields="ignore"), Limits(seconds=60))) as client:
+        scorer = server_of(client)._scorer
+        if body_is == "Arrow":
+            answer = send_arrow(client, arrow_bytes(pa.Table.from_pylist(rows)))
+            scores = pa.ipc.open_stream(answer.content).read_all()["click"].to_pylist()
+        else:
+            for _ in range(2):  # the first one is read in the server's own process
+                answer = client.post("/score", json={"rows": rows, "shared": {"country": "de"}})
+            scores = answer.json()["scores"]
+        assert client.get("/openapi.json").json()["components"]["schemas"]["Row"]["additionalProperties"]
+    assert scores == pytest.approx(scorer.score(ROWS).tolist(), rel=1e-6)
+
+
+def test_all_fields_are_required_where_that_is_set(din_bundle):
+    scorer = Scorer(din_bundle, require_all=True)
+    scorer.warm_up()
+    shared = {"user": 3, "history": None}
+    assert len(scorer.score([{"price": 1, "item": 4, "tags": []}], shared)) == 1
+    for rows, why in [
+        ([{"price": 1, "item": 4}], "the request lacks the field 'tags'; all fields are required here"),
+        ([{"price": 1, "item": 4, "tags": []}, {"item": 4, "tags": []}], "row 2 lacks the field 'price'"),
+        (pa.table({"price": [1.0], "item": [4]}), "lacks the field 'tags'"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            scorer.score(rows, shared)
+    with pytest.raises(ValueError, match="extra_fields must be 'refuse' or 'ignore', not 'keep'"):
+        Scorer(din_bundle, extra_fields="keep")
+
+
 @pytest.mark.parametrize(
     "body, status, why",
     [
@@ -63,22 +148,26 @@ def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
         (b'{"row": []}', 422, "expected a list of rows, or an object of rows and shared"),
         (b'{"rows": [], "shared": [1]}', 422, "and shared as an object"),
         (b"[]", 422, "expected 1 to 50 rows, found 0"),
-        (b"[1, 2]", 422, "expected rows, an object of columns each, found int as row 1"),
-        (b'[{"user": 7}, {"user": "b"}]', 422, "convert it to text (of a pandas frame"),
-        (b'[{"user": 7}, {"user": "b"}]', 422, 'in JSON: "7" in place of 7)'),
-        (b"[{}, null]", 422, "expected rows, an object of columns each, found null as row 2"),
+        (b"[1, 2]", 422, "expected rows, an object of fields each, found int as row 1"),
+        (b'[{"user": 7}, {"user": "b"}]', 422, "field 'user' mixes text and numbers"),
+        (b'[{"user": 7}, {"user": "b"}]', 422, 'send all as text, "7" in place of 7'),
+        (b"[{}, null]", 422, "expected rows, an object of fields each, found null as row 2"),
         (b'[{"user": 1, "user": 2}]', 400, "expected each name of an object once, found 'user' again"),
         (b'{"rows": [{}], "rows": [{}]}', 400, "found 'rows' again"),
         (b'[{"user": 18446744073709551616}]', 400, "expected numbers of 64 bits"),
         (b'[{"user": -18446744073709551616}]', 400, "expected numbers of 64 bits"),
         (b'[{"user": 18446744073709551615}, {"user": -1}]', 422, "whole numbers beyond int64"),
         (b"[" + b"{}," * 50 + b"{}]", 413, "expected 1 to 50 rows, found 51"),
-        (b'[{"usr": 3}]', 422, "no column 'usr' is read; did you mean 'user'?"),
+        (b'[{"usr": 3}]', 422, "the model reads no field 'usr'; did you mean 'user'?"),
         (b'[{"price": "much"}]', 422, "expected a number, found 'much'"),
-        (b'[{"user": {"a": [1]}}]', 422, "column 'user': expected ids"),
+        (
+            b'[{"user": {"a": [1]}}]',
+            422,
+            "field 'user': expected ids (text or whole numbers), found an object",
+        ),
         (b'[{"user": [1]}]', 422, "expected a single value"),
-        (b'[{"history": [[1]]}]', 422, "lists of lists are not read"),
-        (b'[{"history": 3}, {"history": [3]}]', 422, "is no column of values"),
+        (b'[{"history": [[1]]}]', 422, "found a list of lists; send a flat list"),
+        (b'[{"history": 3}, {"history": [3]}]', 422, "is a list in some rows only"),
         (b'[{"price": 1e39}]', 422, "expected a number"),
         (b" " * 20_001, 413, "expected a body of at most 20,000 bytes, found 20,001"),
     ],
@@ -104,7 +193,7 @@ def test_hostile_arrow_gets_one_clear_line(client):
     answer = send_arrow(client, arrow_bytes(pa.table({"usr": [1]})))
     assert (answer.status_code, answer.json()["detail"]) == (
         422,
-        "no column 'usr' is read; did you mean 'user'?",
+        "the model reads no field 'usr'; did you mean 'user'?",
     )
     assert client.post("/score", json=JSON_ROWS).status_code == 200
 

@@ -69,7 +69,7 @@ def build(optimizer=ADAM, accelerated=False, dtype=torch.float64, model=Model, *
     model = model().to(dtype)
     optimizer = kind(model.parameters(), **settings)
     if accelerated:
-        model, optimizer = hotrows.accelerate(model, optimizer, packing=False, **options)
+        model, optimizer = hotrows.accelerate(model, optimizer, packing=False, **options, always=True)
     return model, optimizer
 
 

@@ -25,7 +25,8 @@ def test_the_knee_is_where_doubling_stops_to_gain_five_percent():
     assert math.log2(advice.knee) == pytest.approx(last_paying, abs=0.5)
     assert advice.fast_memory == 1 << 24
     assert advice.sentence.startswith(
-        "with 16 MiB of fast memory expect 62 of the 1,000 rows of a batch to come from slow memory"
+        "With 16 MiB of fast memory 62 of the 1,000 rows of a batch come from slow memory; twice the "
+        "memory gains little from 10.6 MiB on."
     )
 
 
@@ -33,7 +34,8 @@ def test_where_no_doubling_gains_the_knee_is_below_the_sizes():
     advice = advise(curve((1 << 28, 10), (1 << 29, 9)), samples_per_second=1000)
     assert advice.knee is None
     assert advice.sentence == (
-        "with 256 MiB of fast memory expect 100 % of in-memory speed; the knee is below 256 MiB"
+        "With 256 MiB of fast memory training reaches 100 % of the speed with all rows in memory; twice "
+        "the memory gains little even from 256 MiB on."
     )
 
 

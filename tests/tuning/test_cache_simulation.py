@@ -194,19 +194,21 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     run = hotrows(*common, "--picture", tmp_path / "c.svg", "--samples-per-second", 10_000)
     assert run.code == 0, run.err
     lines = run.out.splitlines()
-    assert [line.split("  ")[0] for line in lines[2:14:2]] == list(SIMULATED)
-    assert "of in-memory speed; the knee is" in lines[0]
-    assert re.fullmatch(
-        r"lookups that can own a row, by bytes of all rows: (\S+ KiB \S+ %,? ?)+; prepare --min-count 11 "
-        r"\(rows of 50.1 KiB\) loses less than 1 %",
-        lines[15],
+    assert [line.split("  ")[0] for line in lines[3:15:2]] == list(SIMULATED)
+    assert [line[:11].strip() for line in lines[15:21] if len(line) > 13] == list(SIMULATED)
+    assert "of the speed with all rows in memory; twice" in " ".join(lines[:2])
+    assert re.search(
+        r"lookups that can own a row, by bytes of all rows: (\S+ KiB \S+ %,? ?)+; prepare --min-\s?count "
+        r"11 \(rows of 50.1 KiB\) loses less than 1 %",
+        " ".join(lines[21:]),
     )
+    assert max(map(len, [*lines, *hotrows(*common).out.splitlines()])) <= 80
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     figures = json.loads(hotrows(*common, "--json").out)
     assert figures["advice"]["speeds"] is None and len(figures["measured"]) == 12
     reuse = hotrows(*common, "--order", "reuse:4").out.splitlines()
-    assert "rows read, reuse:4, lookahead  shuffle, belady  times fewer" in reuse[16]
-    assert reuse[19].startswith("order reuse:4: a batch reads ")
+    assert any("rows read, reuse:4, lookahead  shuffle, belady  times fewer" in line for line in reuse)
+    assert any(line.startswith("order reuse:4: a batch reads ") for line in reuse)
     refused = hotrows(*common, "--fast-memory", "a lot")
     assert refused.code == 2 and "such as 64MiB" in refused.err
 

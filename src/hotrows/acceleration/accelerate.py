@@ -31,6 +31,7 @@ from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.cached_tables import cache_tables, why_not_cached
 from hotrows.acceleration.ddp import Averaging
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
+from hotrows.acceleration.forecast import Forecast, forecast
 from hotrows.acceleration.gradient import RowGradient
 from hotrows.acceleration.graph import capture
 from hotrows.acceleration.lookup_plan import DEVICES
@@ -47,6 +48,7 @@ Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
 _NOT_UPDATED = "none of the optimizers given updates it"
+_ASIDE = "the forecast expects PyTorch to be faster"
 _NOT_COMPILED = "an accelerated model is captured by hotrows; hotrows.restore(model) first"
 _HANDLERS = (gradient_ops, l2_terms, lookup_handlers)  # what they handle is registered by their import
 SMALL = 1 << 18  # weights up to which a model's only table stays plain: PyTorch is as fast there
@@ -56,7 +58,8 @@ SMALL = 1 << 18  # weights up to which a model's only table stays plain: PyTorch
 class EmbeddingWeight:
     """An embedding weight of a model: its names, and its rule or the reason why it stays plain.
 
-    why_in_memory: why its rows stay in memory where other tables are behind a cache.
+    why_in_memory: why its rows stay in memory where other tables are behind a cache. sparse: whether a
+    module of it makes sparse gradients.
     """
 
     names: tuple[str, ...]
@@ -64,6 +67,7 @@ class EmbeddingWeight:
     optimizer: Optimizer | None
     rule: Rule | str
     why_in_memory: str = ""
+    sparse: bool = False
 
 
 def accelerate(
@@ -75,6 +79,7 @@ def accelerate(
     fast_memory: int | str | None = None,
     store: str = "memory",
     linear_paths: bool = True,
+    always: bool = False,
 ) -> tuple[nn.Module, Optimizers]:
     """Packs the lookups of a model's embeddings and updates their rows alone; returns both arguments.
 
@@ -90,6 +95,8 @@ def accelerate(
     None: every row is in memory.
     linear_paths: whether captured linear layers are multiplied by another library where that is twice as
     fast, as the rule of this processor has it; rounding alone changes. False: by PyTorch's default.
+    always: handle tables also where the forecast, from rows and optimizer, expects PyTorch to be faster;
+    otherwise they then stay plain, which a warning says.
 
     A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
 
@@ -107,13 +114,18 @@ def accelerate(
             "accelerate does nothing: the optimizer updates no embedding of this model; pass the one "
             "that was made with model.parameters()"
         )
+    expected = _forecast(embeddings)
+    is_asked_for = any((always, lazy, fast_memory))  # another algorithm, or more rows than fit
+    if expected is not None and not (expected.pays or is_asked_for):
+        warn(f"accelerate leaves the model plain: {expected}; accelerate(..., always=True) changes it")
+        embeddings = [replace(x, rule=_ASIDE) if isinstance(x.rule, Rule) else x for x in embeddings]
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))
     share_histories(tables)
     for module in model.modules():
         if isinstance(module, DynamicEmbedding):
             module.follow(*optimizers)
     # Put our forward before the model's own.
-    state = Acceleration(model, optimizers, tables, embeddings, packing, linear_paths)
+    state = Acceleration(model, optimizers, tables, embeddings, packing, linear_paths, expected)
     model.__dict__[_STATE] = state
     model.__class__ = _accelerated(type(model))
     return model, optimizer
@@ -164,8 +176,17 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
         if not rule and optimizer is not None:
             rule = rule_of(optimizer, group, weight, any(user.sparse for user in users))
         why = why_not_cached(users, weight, rule) if isinstance(rule, Rule) else ""
-        embeddings.append(EmbeddingWeight(tuple(dict.fromkeys(names[key])), weight, optimizer, rule, why))
+        named, sparse = tuple(dict.fromkeys(names[key])), any(user.sparse for user in users)
+        embeddings.append(EmbeddingWeight(named, weight, optimizer, rule, why, sparse))
     return embeddings
+
+
+def _forecast(embeddings: Sequence[EmbeddingWeight]) -> Forecast | None:
+    return forecast(
+        (x.weight, x.rule, type(x.optimizer).__name__, x.sparse)
+        for x in embeddings
+        if isinstance(x.rule, Rule) and not x.rule.lazy
+    )
 
 
 def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool) -> str:
@@ -217,6 +238,7 @@ class Acceleration:
     """The state of an accelerated model: its tables, and the hooks of its optimizers.
 
     groups: of its tables that are behind caches. recorders: record the arguments of the model's calls.
+    forecast: what was expected of its tables, if anything was.
     """
 
     def __init__(
@@ -227,7 +249,9 @@ class Acceleration:
         embeddings: Sequence[EmbeddingWeight],
         packing: bool,
         linear_paths: bool,
+        forecast: Forecast | None = None,
     ) -> None:
+        self.forecast = forecast
         self.optimizers, self.tables = tuple(optimizers), tuple(tables)
         self.embeddings = tuple(embeddings)
         self.report = CaptureReport(model)
@@ -240,7 +264,8 @@ class Acceleration:
         plain = type(model).forward
         self._hooks: list[OptimizerHooks] = []
         swaps = linear_paths and linear.gains(model)
-        captures = packing and (len(embeddings) > 1 or swaps)
+        is_aside = forecast is not None and not self.tables
+        captures = packing and ((len(embeddings) > 1 and not is_aside) or swaps)
         self._forward = capture(plain, self.report, self._trainer, swaps) if captures else plain
         self._averaging = Averaging(self.tables)
         names = [name for table in self.tables for name in table.names]

@@ -24,7 +24,8 @@ class Explanation:
 
     `unread`: tables that no lookup read in this run. `refused`: tables that stay plain PyTorch -> why.
     `notes`: parts that dynamo could not trace, and that run as plain PyTorch. `in_memory`: tables that
-    stay in memory while other tables are behind a cache -> why.
+    stay in memory while other tables are behind a cache -> why. `forecast`: what was expected of the
+    tables from their sizes when the model was accelerated; "" if nothing was.
     """
 
     graphs: tuple[CapturedGraph, ...]
@@ -32,6 +33,7 @@ class Explanation:
     refused: Mapping[str, str]
     notes: tuple[str, ...]
     in_memory: Mapping[str, str] = field(default_factory=dict)
+    forecast: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns dicts, lists, strings and numbers alone, as JSON has them."""
@@ -67,7 +69,9 @@ def explain(model: nn.Module, *example: Any, **kwargs: Any) -> Explanation:
     tables = (name for name, table in model.named_modules() if _is_table(table))
     unread = tuple(name for name in map(_weight_of, tables) if name not in read | _tied(model, read))
     refused, in_memory = ({}, {}) if accelerated is None else (accelerated.refused, accelerated.in_memory)
-    return Explanation(tuple(report.graphs), unread, dict(refused), tuple(report.notes), in_memory)
+    expected = "" if accelerated is None or accelerated.forecast is None else str(accelerated.forecast)
+    graphs, notes = tuple(report.graphs), tuple(report.notes)
+    return Explanation(graphs, unread, dict(refused), notes, in_memory, expected)
 
 
 def _is_table(module: nn.Module) -> bool:
@@ -153,6 +157,8 @@ def _lines(explained: Explanation) -> Iterator[str]:
         yield f"  left as it is: {table} ({reason})"
     for table, reason in explained.in_memory.items():
         yield f"  in memory, not behind the cache: {table} ({reason})"
+    if explained.forecast:
+        yield f"  forecast: {explained.forecast}"
 
 
 def _num(count: int, word: str) -> str:

@@ -36,7 +36,7 @@ from hotrows.cli import (
     training,
     tuning,
 )
-from hotrows.cli.commands import Commands
+from hotrows.cli.commands import VERBOSE, Commands, is_set
 from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import STDOUT
 
@@ -164,7 +164,8 @@ class _Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = "hotrows: warning: " if record.levelno >= logging.WARNING else ""
-        click.echo(kind + self.format(record), err=True)
+        when = f"{record.relativeCreated / 1000:8.3f} s  " if is_set(VERBOSE) else ""
+        click.echo(when + kind + self.format(record), err=True)
 
 
 _FIRST_STEPS = """\

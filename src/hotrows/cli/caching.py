@@ -227,24 +227,42 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
         figures = {**simulation.to_json(), "advice": dataclasses.asdict(advice)}
         click.echo(json.dumps(figures, indent=2))
         return
-    click.echo(advice.sentence)
+    _say(advice.sentence)
     if wanted is not None:
-        click.echo(advice.cheapest(wanted))
+        _say(advice.cheapest(wanted))
     print_table(_simulation_table(simulation, speed, advice.samples_per_second))
+    for policy in simulation.policies:
+        click.echo(f"{policy:<12} {_POLICIES.get(policy, '')}".rstrip())
     _print_words(simulation)
     if drawn:
         click.echo(f"picture    {drawn}")
     if place is not None:
         disk = speed["slow"].disk
-        click.echo(
+        _say(
             f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
             f"{disk.reads_per_second:,.0f} rows/s and writes {disk.bytes_per_second / 1e6:,.0f} MB/s"
         )
 
 
+# What each policy is, behind its name in 80 columns.
+_POLICIES = {
+    "lookahead": "knows the batches to come, and evicts what is used last: training",
+    "frequency": "keeps the rows that the batches so far read most often",
+    "hot": "keeps the rows that were most frequent at the start: a static cache",
+    "two batches": "looks ahead by two batches, as ScratchPipe does",
+    "lru": "evicts the row that was not read for longest: most other caches",
+    "belady": "knows all batches: no policy misses fewer rows",
+}
+
+
+def _say(text: str) -> None:
+    """Prints a sentence in lines of 80 columns."""
+    click.echo(click.wrap_text(text, 80))
+
+
 def _print_words(simulation: Simulation) -> None:
     """Prints rows of a batch, rows that are pinned, and what an order saves."""
-    click.echo(
+    _say(
         f"means of batches {simulation.skipped:,} to {simulation.batches:,} of {simulation.batch_size:,} "
         f"samples: {simulation.rows:,.0f} distinct rows, {simulation.untouched:,.0f} of them never read "
         f"before; {simulation.in_flight} batches in flight pin at most {simulation.pinned_rows:,} "
@@ -258,11 +276,9 @@ def _print_words(simulation: Simulation) -> None:
             if owned.min_count is None
             else f"prepare --min-count {owned.min_count} (rows of {enough})"
         )
-        click.echo(
-            f"lookups that can own a row, by bytes of all rows: {shares}; {least} loses less than 1 %"
-        )
+        _say(f"lookups that can own a row, by bytes of all rows: {shares}; {least} loses less than 1 %")
     if simulation.rows_budget is not None:
-        click.echo(f"for {format_bytes(simulation.rows_budget)} of all rows, write into the schema:")
+        _say(f"for {format_bytes(simulation.rows_budget)} of all rows, write into the schema:")
         for name, dynamic in simulation.capacities.items():
             fields = {
                 key: n for key, n in dataclasses.asdict(dynamic).items() if n != getattr(Dynamic, key)
@@ -270,7 +286,7 @@ def _print_words(simulation: Simulation) -> None:
             click.echo(f'  {name}: "dynamic": {json.dumps(fields)}')
     if simulation.shuffled is not None:
         print_table(_order_table(simulation, simulation.shuffled))
-        click.echo(
+        _say(
             f"order {simulation.order}: a batch reads {simulation.distinct_rows:.2f} times the distinct "
             f"rows of one of a plain shuffle; the lower, the more alike are its samples"
         )
@@ -325,20 +341,23 @@ def _speeds(share: float, in_memory: float) -> tuple[str, str]:
 
 def _simulation_table(simulation: Simulation, speed: dict[str, Any], in_memory: float | None) -> Table:
     speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
-    columns = ("policy", "fast memory", "of all rows", "lookups hit", "rows hit", "misses")
-    last = ("speed", "samples/s") if any(speeds.values()) else ()
-    table = new_table(*columns, "MiB read", "MiB written", *last, left=("policy",))
+    has_speeds = any(speeds.values())
+    columns = ("policy", "fast memory", "of rows", "rows hit", "MiB read", "written")
+    last = ("speed", "samples/s") if has_speeds else ("lookups", "misses")
+    table = new_table(*columns, *last, left=("policy",))
     for cache in simulation.measured:
         share = speeds[cache.policy]
         table.add_row(
             cache.policy,
             format_bytes(cache.fast_memory),
             f"{cache.share:.1%}",
-            f"{cache.lookups_hit:.2%}",
             f"{cache.rows_hit:.1%}",
-            f"{cache.misses:,.0f}",
             f"{cache.bytes_read / 2**20:,.2f}",
             f"{cache.bytes_written / 2**20:,.2f}",
-            *(_speeds(share[cache.fast_memory], in_memory) if share and in_memory else []),
+            *(
+                _speeds(share[cache.fast_memory], in_memory)
+                if share and in_memory
+                else (f"{cache.lookups_hit:.2%}", f"{cache.misses:,.0f}")
+            ),
         )
     return table

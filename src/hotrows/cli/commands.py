@@ -9,6 +9,7 @@ hotrows train --help=ranks   those of a section, or with a word in their name or
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -16,6 +17,9 @@ from typing import Any
 
 import click
 
+from hotrows.cli.asked import answers, words_of
+
+QUIET, VERBOSE = "hotrows.quiet", "hotrows.verbose"  # in the meta of a context
 OVERWRITE = "hotrows.overwrite"  # in the meta of a context: whether files may be replaced
 _WORD = "hotrows.help"  # in the meta of a context: what help is asked for
 _SAME = 0.1  # names less close than the closest one by more are not suggested
@@ -48,7 +52,7 @@ def declare(*names: str, old: Sequence[str] = (), **how: Any) -> Callable:
 
 class Command(click.Command):
     """A command whose help lists its options in sections and ends with examples that keep their lines.
-    One that writes files which its options name has --overwrite.
+    One that writes files which its options name has --overwrite; --out is also -o.
 
     sections: names of parameters by title; all others are in the last section, `Options`.
     common: names of the parameters that the help lists where it is not asked for more; none: all.
@@ -66,6 +70,13 @@ class Command(click.Command):
                 callback=lambda ctx, param, value: ctx.meta.update({OVERWRITE: value}),
                 help=f"Replace the file of {' or '.join(files)} if there is one.",
             ))  # fmt: skip
+        for param in self.params:
+            if "--out" in param.opts:
+                param.opts.insert(0, "-o")
+        self.params += [
+            _tone(QUIET, "-q", "--quiet", "Print no progress and no notes, only warnings and errors."),
+            _tone(VERBOSE, "-v", "--verbose", "Print details, and when each message was written."),
+        ]
         self._help = click.Option(
             ["-h", "--help"], is_flag=False, flag_value="", metavar="[=WORD]", is_eager=True,
             expose_value=False, callback=_show_help,
@@ -82,6 +93,7 @@ class Command(click.Command):
             words = error.option_name.strip("-").replace("-", " ") + " "
             options = [param for param in self.params if isinstance(param, click.Option)]
             meant = [param.opts[-1] for param in options if (param.help or "").lower().startswith(words)]
+            meant = answers(error.option_name, [name for o in options for name in o.opts]) or meant
             if meant:
                 what = f"No such option {error.option_name!r}. Did you mean {' or '.join(meant)}?"
                 raise click.UsageError(what, error.ctx) from None
@@ -101,7 +113,7 @@ class Command(click.Command):
         for title, names in sections.items():
             lines = [records[name] for name in names if name in records]
             if word not in ("", "all"):
-                lines = [line for line in lines if word.lower() in f"{title} {' '.join(line)}".lower()]
+                lines = [line for line in lines if _has(word.lower(), title, line)]
             if lines:
                 num_hidden -= len(lines)
                 with formatter.section(title):
@@ -125,6 +137,33 @@ class Command(click.Command):
     def _word(self, ctx: click.Context) -> str:
         """The word that help is asked for; `all` where a command has no common options."""
         return ctx.meta.get(_WORD, "") if self._common else "all"
+
+
+def _has(word: str, title: str, line: tuple[str, str]) -> bool:
+    """True if an option's section, name, help or other words have a word."""
+    others = " ".join(map(words_of, re.findall(r"--[a-z-]+", line[0])))
+    return word in f"{title} {' '.join(line)} {others}".lower()
+
+
+def _tone(key: str, *names_and_help: str) -> click.Option:
+    """An option that sets how much a command prints."""
+
+    def set_it(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta[key] = True
+            level = logging.WARNING if key == QUIET else logging.DEBUG
+            logging.getLogger("hotrows").setLevel(level)
+
+    *names, words = names_and_help
+    return click.Option(
+        names, is_flag=True, is_eager=True, expose_value=False, callback=set_it, help=words
+    )
+
+
+def is_set(key: str) -> bool:
+    """True if the command that runs has --quiet, or --verbose: QUIET, VERBOSE."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(key))
 
 
 def _short(line: tuple[str, str]) -> tuple[str, str]:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from importlib import metadata
 from pathlib import Path
 
 import click
 
-from hotrows.cli.commands import command
+from hotrows.cli.commands import VERBOSE, command, is_set
 from hotrows.cli.paths import HERE
 
+_NOT_FOR_USERS = ("dev", "docs", "notebooks")  # extras
 
-@command("doctor", "hotrows doctor", "hotrows doctor --store tables", "hotrows doctor --renew")
+
+@command(
+    "doctor",
+    "hotrows doctor --verbose",
+    "hotrows doctor",
+    "hotrows doctor --store tables",
+    "hotrows doctor --renew",
+)
 @click.option(
     "--store",
     type=HERE,
@@ -22,7 +32,8 @@ from hotrows.cli.paths import HERE
 def doctor_command(store: Path | None, renew: bool) -> None:
     """Show what was found on this machine.
 
-    Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read.
+    Cores, memory, native core, PyTorch, GPU, and the optional packages that are installed. --verbose also
+    measures how fast a GPU's memory and kernels are.
 
     Long runs of several ranks measure their network, once on each machine, and keep it, so that the same
     command has the same result; --renew is for after a change of the machine, or where it was busy then.
@@ -39,12 +50,40 @@ def doctor_command(store: Path | None, renew: bool) -> None:
         click.echo(f"{name.replace('_', ' '):<16} {'none' if value is None else value}")
     kept = len(list(measurements.folder().glob("*.json")))
     click.echo(f"{'measurements':<16} {kept:,} kept in {measurements.folder()}")
-    if machine["gpu"] is not None:
+    for extra, packages in _extras().items():
+        click.echo(f"{extra:<16} {packages}")
+    if machine["gpu"] is not None and is_set(VERBOSE):
         click.echo("\ndevice, measured, in GB/s:")
         for name, rate in device_rates(find("cuda")).items():
             click.echo(f"  {name:<36} {rate / 1e9:,.1f}")
     if store is not None:
         _show_disk(store)
+
+
+def _extras() -> dict[str, str]:
+    """What each extra of the package needs, with versions, or how to install it."""
+    try:
+        required = metadata.requires("hotrows") or []
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return {}
+    extras: dict[str, list[str]] = {}
+    for line in required:
+        name, _, of_extra = line.partition("extra == ")
+        extra = re.sub(r"[^\w]", "", of_extra)
+        if extra and extra not in _NOT_FOR_USERS and not line.startswith("hotrows["):
+            extras.setdefault(extra, []).append(re.split(r"[^\w.-]", name, maxsplit=1)[0])
+    return {extra: _installed(extra, packages) for extra, packages in extras.items()}
+
+
+def _installed(extra: str, packages: list[str]) -> str:
+    versions, missing = [], []
+    for package in packages:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            missing.append(package)
+    absent = [f"without {', '.join(missing)}: pip install 'hotrows[{extra}]'"] if missing else []
+    return "; ".join([", ".join(versions)] * bool(versions) + absent)
 
 
 def _show_disk(store: Path) -> None:

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
-from hotrows.cli.commands import declare
+from hotrows.cli.commands import QUIET, declare, is_set
 from hotrows.cli.paths import FOLDER, NEW, RUN
 from hotrows.engine.distributed import job
 from hotrows.runtime import terminal
@@ -364,6 +364,8 @@ def bar() -> AbstractContextManager[Callable[..., None]]:
 
     It says `loading` from the start on, while the caller imports what it needs.
     """
+    if is_set(QUIET):
+        return nullcontext(lambda *done: None)
     return terminal.bar("loading" if job.is_first() else "")
 
 

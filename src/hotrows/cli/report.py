@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +13,12 @@ from hotrows.cli.commands import command
 from hotrows.cli.options import bar, new_table, of_function, print_table, run_options
 from hotrows.cli.paths import FOLDER, OUT, RUN
 from hotrows.runtime.remote import origin_of
+from hotrows.schema import TIME_TRANSFORMS
+
+if TYPE_CHECKING:
+    from hotrows.tools.report.contributions import Example
+
+_NAMED, _LEAST = 3, 0.005  # features in a sentence, and the least that one adds
 
 
 @command(
@@ -81,17 +89,19 @@ def report_command(
     help="Rows of the validation part that it is compared with.",
 )
 @click.option("--data", "folder", type=FOLDER, help="The data of the run, if it has moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def contributions_command(
-    run: Path, raw: tuple[str, ...], row: int, others: int, folder: Path | None, **how: Any
+    run: Path, raw: tuple[str, ...], row: int, others: int, folder: Path | None, as_json: bool, **how: Any
 ) -> None:
     """Show what each feature adds to the prediction of a row.
 
-    Of each feature: how much lower the logit (of a label that is a number, the number) is on average
+    For each feature: how much lower the log odds (of a label that is a number, the number) are on average
     where the feature has the values of other rows. That is exact for lr, whose features add up; of other
     models, and under focal loss, the last line has what features say together.
     """
     with bar():
-        from hotrows.tools.report.contributions import contributions
+        from hotrows.tools.report.contributions import contributions, example
+        from hotrows.tools.report.slices import Slicer
         from hotrows.train import load_run
         from hotrows.train.run import folder as run_folder
         from hotrows.train.telling.row_sample import rows_of, sample_of
@@ -110,20 +120,51 @@ def contributions_command(
         names = [feature.name for feature in data.schema.id_features]
         rows = rows_of([batch.expanded(names)], names, batch.size)
         explained = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
+        slicer = Slicer(rows, data, run_folder.raw_values(run))
     values = {name: kept.column(name)[row - first - 1].as_py() for name in kept.column_names}
     columns = {feature.name: data.schema.column_of(feature) for feature in data.schema.features}
+    clocks = {f.name for f in data.schema.sparse if f.transform in TIME_TRANSFORMS}
+
+    def value_of(feature: str) -> str:
+        if feature in clocks:
+            return slicer.value(feature, row - first - 1)
+        return str(values.get(columns[feature], "absent"))
+
+    told = example(predictor, f"row {row:,}", explained, value_of)
+    if as_json:
+        click.echo(json.dumps(_json(told, explained.left_over), indent=2))
+        return
     shown = new_table(
         "feature", "value", *(f"adds to {label}" for label in explained.row), left=("value",)
     )
-    for features, adds in explained.adds.items():
-        value = ", ".join(str(values.get(columns[name], "absent")) for name in features)
-        shown.add_row(" + ".join(features), value[:40], *map(_signed, adds.values()))
+    for features, value, adds in told.adds:
+        shown.add_row(features, value[:40], *map(_signed, adds.values()))
     shown.add_row("together", "", *map(_signed, explained.left_over.values()))
-    for label, logit in explained.row.items():
-        click.echo(
-            f"{label}: output {logit:+.4f}; the mean of other rows is {explained.usual[label]:+.4f}"
-        )
+    for label, (prediction, typical, unit) in told.predictions.items():
+        click.echo(f"{label}: {prediction:.4g}, of a typical row {typical:.4g}; features add {unit}")
+        for verb, sign in (("raised", 1), ("lowered", -1)):
+            most = [(n, v[:20], adds[label]) for n, v, adds in told.adds if sign * adds[label] > _LEAST]
+            most.sort(key=lambda one: -abs(one[2]))
+            words = ", ".join(f"{n} = {v} ({_signed(number)})" for n, v, number in most[:_NAMED])
+            click.echo(f"  {verb} most by {words}" if most else f"  {verb} by nothing")
     print_table(shown)
+
+
+def _json(told: Example, left_over: Mapping[str, float]) -> dict[str, Any]:
+    """What a row's values add, for programs."""
+    return {
+        label: {
+            "prediction": prediction,
+            "typical_prediction": typical,
+            "unit": unit,
+            "adds": [
+                {"features": names.split(" + "), "value": value, "adds": adds[label]}
+                for names, value, adds in told.adds
+            ],
+            "together": left_over[label],
+        }
+        for label, (prediction, typical, unit) in told.predictions.items()
+    }
 
 
 def _signed(number: float) -> str:

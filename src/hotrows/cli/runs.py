@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.commands import command
+from hotrows.cli.commands import QUIET, command, declare, is_set
 from hotrows.cli.options import bar, names_of, of_function, option, run_options
 from hotrows.cli.paths import FOLDER, OUT, Output
 from hotrows.cli.predictions import FORMATS, predictions_to
@@ -81,14 +81,16 @@ def eval_command(
     metavar="NAMES",
     help="Columns of RAW to write next to the predictions, such as user,item, or all.  [default: none]",
 )
-@click.option("--require-columns", is_flag=True, help="Refuse RAW without the column of a feature.")
+@declare(
+    "--strict",
+    "strict",
+    old=("--require-columns",),
+    is_flag=True,
+    help="Fail if RAW lacks the column of a feature, or if missing or unknown values are far more, or "
+    "fewer, than in the training data.",
+)
 def predict_command(
-    run: Path,
-    raw: tuple[str, ...],
-    out: Path | None,
-    columns: str | None,
-    require_columns: bool,
-    **how: Any,
+    run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, strict: bool, **how: Any
 ) -> None:
     """Predict the labels of raw rows.
 
@@ -97,8 +99,8 @@ def predict_command(
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order if they have
     names; others are ignored. A feature's column that is missing counts as missing values
-    (--require-columns: an error), and values that training has not seen as unknown. Standard error gets
-    their rates, a warning if these are far from the training data's, and metrics if RAW has labels.
+    and values that training has not seen as unknown. Standard error gets their rates, a warning if these
+    are far from the training data's (--strict: an error), and metrics if RAW has labels.
     """
     if columns and out not in (None, STDOUT) and out.suffix.lower() not in FORMATS:
         raise click.UsageError(f"--columns needs --out FILE with {', '.join(FORMATS)}, not {out.name}")
@@ -111,7 +113,7 @@ def predict_command(
         from hotrows.train.loop import evaluate
 
         predictor = load_run(run, **how)
-        batches = predictor.encoder.encode(raw, columns=kept, require_columns=require_columns)
+        batches = predictor.encoder.encode(raw, columns=kept, require_columns=strict)
         evaluated, done = list[evaluate.Evaluated](), 0
         with predictions_to(out, predictor.prediction_names, beside=kept != ()) as write:
             for batch, logits in predictor.logits(batches):
@@ -120,7 +122,10 @@ def predict_command(
                     evaluated.append((logits, predictor.targets(batch), batch.groups))
                 done += len(logits)
                 progress("predicting", done, None)
-    click.echo(batches.rates.summary(), err=True)
+            if strict and (far := batches.rates.far):
+                raise ValueError(f"--strict: {'; '.join(far)}; correct the input, or leave out --strict")
+    if not is_set(QUIET):
+        click.echo(batches.rates.summary(), err=True)
     if evaluated:
         print_metrics("labels", evaluate.metrics_of(predictor, evaluated), err=True)
 

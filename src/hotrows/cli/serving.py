@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -42,7 +42,11 @@ from hotrows.runtime.units import format_bytes
     idle={"spelling": "--idle-timeout", "old": ("--most-idle",), "type": POSITIVE},
 )
 @of_function("serving.limits:Limits", drain={"type": click.FloatRange(0)})
-@of_function("serving.scorer:Scorer", "verify", "trust")
+@of_function(
+    "serving.scorer:Scorer",
+    *("require_all", "verify", "trust"),
+    extra_fields={"type": click.Choice(["refuse", "ignore"])},
+)
 def serve_command(
     bundle: Path | None,
     follow: str | None,
@@ -52,15 +56,17 @@ def serve_command(
     drain: float,
     verify: bool,
     trust: bool,
+    extra_fields: Literal["refuse", "ignore"],
+    require_all: bool,
     **most: Any,
 ) -> None:
     """Serve the scores of a bundle over HTTP.
 
-    POST /score takes rows as JSON, or as an Arrow stream; GET /healthz and GET /metrics say how the
-    server is. A request too many is answered 503 at once. SIGTERM and Ctrl-C end it once the requests
-    that were taken are answered. `hotrows export --format onnx` writes a BUNDLE, `hotrows train
-    --publish` the versions to --follow: newer ones are taken up while it serves, and each request is
-    computed by one of them, which the header X-Hotrows-Version of its answer names.
+    POST /score accepts rows as JSON, or as an Arrow stream. GET /schema returns the fields of a request
+    with an example, GET /openapi.json a description for tools. A request too many is answered 503 at
+    once. SIGTERM and Ctrl-C end it once the requests that were taken are answered. `hotrows export
+    --format onnx` writes a BUNDLE, `hotrows train --publish` the versions to --follow: newer ones are
+    taken up while it serves; the header X-Hotrows-Version of an answer names the one that computed it.
     """
     # Check which options go together.
     from hotrows.serving.scorer import Scorer
@@ -70,11 +76,12 @@ def serve_command(
         raise click.UsageError("give a BUNDLE, or the versions to --follow")
     if verify and follow is not None:
         raise click.UsageError("--verify is of a BUNDLE; versions to --follow are compared as they come")
+    fields: dict[str, Any] = {"extra_fields": extra_fields, "require_all": require_all}
     if follow is not None:
-        scorer = Scorer.watch(follow, threads=threads, trust=trust)
+        scorer = Scorer.watch(follow, threads=threads, trust=trust, **fields)
     else:
         assert bundle is not None
-        scorer = Scorer(bundle, threads=threads, trust=trust, verify=verify)
+        scorer = Scorer(bundle, threads=threads, trust=trust, verify=verify, **fields)
     scorer.warm_up()
     # Serve until a signal.
     limits = Limits(drain=drain, **{name.removeprefix("most_"): value for name, value in most.items()})

@@ -13,7 +13,7 @@ import click
 
 from hotrows import models, optim
 from hotrows.cli import config_files, publishing, streams, tracking
-from hotrows.cli.commands import command, declare
+from hotrows.cli.commands import QUIET, command, declare, is_set
 from hotrows.cli.options import bar, name_and_value, setting_option, with_options
 from hotrows.cli.paths import FILE, OUT, TO_TRAIN
 from hotrows.cli.runs import print_metrics
@@ -229,7 +229,7 @@ def _train(
     model = str(settle(config, encoded).model)
     of_first = ranks.gather_objects(run or run_folder.next_folder(model))[0]
     run = run if run and origin_of(run) else of_first
-    shown = shown_by(progress) if ranks.rank == 0 else None
+    shown = shown_by(progress) if ranks.rank == 0 and not is_set(QUIET) else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         fit = fit or Trainer.fit

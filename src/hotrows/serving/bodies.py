@@ -6,6 +6,7 @@ Arrow is an IPC stream.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from hotrows.data.raw.arrow_arrays import is_list
 from hotrows.data.raw.files import pyarrow
 from hotrows.runtime import json_file
+from hotrows.runtime.json_file import shown
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.arrow_size import decompressed_size, repeated_size
 from hotrows.serving.requests import Names, table_of_rows, table_of_shared
@@ -40,13 +42,35 @@ def arrow_tables(body: bytes, most_bytes: int, most_rows: int, names: Names) -> 
     try:
         table = pyarrow().ipc.open_stream(pyarrow().py_buffer(body)).read_all()
         check_count(len(table), most_rows)
-        names.check(table.column_names)
+        names.checked(table.column_names)
         table.validate(full=True)  # offsets of a hostile body may point anywhere
     except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
         raise _no_arrow(error) from None
     if (size := sum(map(repeated_size, table.columns))) > most_bytes:
         raise Refused(413, f"expected at most {most_bytes:,} bytes of text in all rows, found {size:,}")
     return table, None
+
+
+def words_of(error: ValueError) -> str:
+    """What is wrong with a request, in a line for who sent it: fields, not columns and types of Arrow."""
+    line = one_line(error, 500)
+    for pattern, words in _WORDS:
+        line = re.sub(pattern, words, line)
+    return line
+
+
+# What errors of raw rows say, and what a client can do.
+_WORDS = (
+    (r"^the request row (\d+), column ", r"row \1: field "),
+    (r"^(the request, )?column (?=')", "field "),
+    (r"mixes text and numbers; .*", 'mixes text and numbers; send all as text, "7" in place of 7'),
+    (r"is no column of values: cannot mix list and non-list.*", "is a list in some rows only"),
+    (r"found (large_)?list<.*>; lists of lists.*", "found a list of lists; send a flat list"),
+    (r"found struct<.*>(; .*)", "found an object"),
+    (r"found (large_|fixed_size_)?list<.*>.*; (?!lists).*", "found a list; send one value"),
+    (r"found double; .*", "found a number with decimals; send a whole number or text"),
+    (r"; (correct the row, or the schema|convert the column.*|declare .*)$", "; correct the value"),
+)
 
 
 def size_in_memory(body: bytes) -> int:
@@ -86,10 +110,13 @@ def _json_rows(body: bytes) -> tuple[list[Any], Mapping[str, Any]]:
     shared: Any = {}
     if isinstance(content, dict):
         if set(content) - {"rows", "shared"} or "rows" not in content:
-            raise Refused(422, "expected a list of rows, or an object of rows and shared")
+            found = ", ".join(map(shown, content)) or "nothing"
+            line = f"expected a list of rows, or an object of rows and shared, found {found}"
+            raise Refused(422, f"{line[:400]}; GET /schema has an example")
         content, shared = content["rows"], content.get("shared") or {}
     if not isinstance(content, list) or not isinstance(shared, dict):
-        raise Refused(422, "expected a list of rows, an object of columns each, and shared as an object")
+        line = "expected a list of rows, an object of fields each, and shared as an object"
+        raise Refused(422, f"{line}; GET /schema has an example")
     return content, shared
 
 

@@ -26,8 +26,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hotrows.data.raw.files import pyarrow
-from hotrows.runtime.suggestions import one_line
-from hotrows.serving.bodies import Refused, json_tables
+from hotrows.serving.bodies import Refused, json_tables, words_of
 from hotrows.serving.requests import Names
 
 _SIZE = struct.Struct("<q")
@@ -118,7 +117,7 @@ def _read_bodies() -> None:
     requests, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
     settings = json.loads(_received(requests))
-    names = Names(**{name: tuple(value) for name, value in settings["names"].items()})
+    names = Names(**settings["names"])
     _answer(b"[{}]", 1, names)  # loads what is needed, which takes seconds
     _send(answers, b"")
     gc.disable()  # millions of new objects are no reason to look for cycles
@@ -137,7 +136,7 @@ def _answer(body: bytes, most_rows: int, names: Names) -> tuple[bytes, bytes, by
     except Refused as refused:
         status, line = refused.status, str(refused)
     except ValueError as error:
-        status, line = 422, one_line(error, 500)
+        status, line = 422, words_of(error)
     return str(status).encode(), line.encode("utf-8", "backslashreplace"), b""
 
 

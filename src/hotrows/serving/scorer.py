@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,6 +41,9 @@ class Scorer:
     trust: open a program whose reader runs what the file says (pt2).
     verify: compare tables, and vocabularies above 64 MiB, with their checksums, for which they are read
     whole; all other files always are.
+    extra_fields: Whether to refuse or to ignore fields of objects that the model does not read, such as
+    misspelt ones.
+    require_all: refuse a request that lacks a field; null is a value.
     """
 
     def __init__(
@@ -51,7 +54,11 @@ class Scorer:
         memory: int | None = None,
         trust: bool = False,
         verify: bool = False,
+        extra_fields: Literal["refuse", "ignore"] = "refuse",
+        require_all: bool = False,
     ) -> None:
+        if extra_fields not in ("refuse", "ignore"):
+            raise ValueError(f"extra_fields must be 'refuse' or 'ignore', not {extra_fields!r}")
         self._follower = bundle if isinstance(bundle, Follower) else None
         if isinstance(bundle, Follower):
             self._fixed = bundle.version
@@ -61,7 +68,12 @@ class Scorer:
         checked = False  # as files of the bundle
         encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
         self.requests = RequestEncoder(
-            encoder, self.bundle.crosses, self.bundle.equal_lengths, lambda: self.version.histories
+            encoder,
+            self.bundle.crosses,
+            self.bundle.equal_lengths,
+            lambda: self.version.histories,
+            extra_fields,
+            require_all,
         )
         self.schema, self.short_lists = encoder.schema, ShortLists()
         _check_rows(self._fixed, encoder)
@@ -79,16 +91,17 @@ class Scorer:
         memory: int | None = None,
         trust: bool = False,
         cache: Path | str | None = None,
+        **how: Any,
     ) -> Scorer:
         """A scorer by the newest version in `folder`, to which training publishes; or at a URL.
 
         every: seconds between looks for a newer one; None: only when `scorer.follower.look()` is called.
         cache: the folder for copies of what is at a URL (default: a temporary one, deleted with the
-            scorer). `close` ends the looks.
+            scorer). `close` ends the looks. how: extra_fields and require_all, see `Scorer`.
         """
         follower = Follower(folder, every=every, threads=threads, trust=trust, cache=cache)
         try:
-            return cls(follower, threads=threads, memory=memory)
+            return cls(follower, threads=threads, memory=memory, **how)
         except BaseException:
             follower.close()
             raise
@@ -129,6 +142,22 @@ class Scorer:
         """
         version = self.version
         return self.predictions(self.logits(rows, shared, version), version)
+
+    def contributions(self, rows: Any, shared: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+        """What each field of raw rows adds to their scores: by field [N], of several labels [N, T].
+
+        That is the output of the model less its output if the field were left out: log odds, where
+        scores are probabilities. All fields together do not add up to the output.
+        """
+        requests, version = self.explained(self.requests.encode(rows, shared)), self.version
+        logits = self.logits_of([r for group in requests.values() for r in group], version)
+        return differences(requests, version.calibration.calibrated(np.concatenate(logits)))
+
+    def explained(self, requests: Sequence[Request]) -> dict[str, list[Request]]:
+        """Requests by the field that they lack, first, as "", by none, for `differences`."""
+        version = self.version
+        requests = [request.with_histories(version.histories, self.short_lists) for request in requests]
+        return {"": requests, **dict(self.requests.without(requests))}
 
     def logits(
         self, rows: Any, shared: Mapping[str, Any] | None = None, version: Version | None = None
@@ -300,6 +329,15 @@ def predictions(outputs: np.ndarray, losses: Iterable[Loss]) -> np.ndarray:
             f"row has numbers that training never saw"
         )
     return predicted
+
+
+def differences(requests: Mapping[str, Sequence[Request]], outputs: np.ndarray) -> dict[str, np.ndarray]:
+    """By field, the outputs of requests less those without it; requests: as `Scorer.explained` has them.
+
+    outputs: of all of them, in their order, one after the other.
+    """
+    first, *without = np.split(outputs, len(requests))
+    return {field: first - other for field, other in zip(list(requests)[1:], without, strict=True)}
 
 
 def first_row(request: Request) -> Request:

@@ -22,6 +22,7 @@ import numpy as np
 from hotrows.runtime.background import Worker
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
+from hotrows.serving.version import Version
 
 log = logging.getLogger("hotrows")
 
@@ -36,10 +37,11 @@ class Overloaded(Exception):
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of a request, and the number of the version that computed all of them."""
+    """The scores of a request, the outputs that they were made of, and the version that computed them."""
 
     scores: np.ndarray
-    version: int
+    outputs: np.ndarray
+    version: Version
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,6 @@ class ScoringThread:
             try:
                 own_logits = np.concatenate([logits.pop(0) for _ in requests])
                 scores = self._scorer.predictions(own_logits, version)
-                job.result.set_result(Scored(scores, version.number))
+                job.result.set_result(Scored(scores, own_logits, version))
             except Exception as error:
                 job.result.set_exception(error)

@@ -1,12 +1,15 @@
 """The server: scores over HTTP, of JSON and Arrow bodies.
 
-    POST /score      rows -> {"labels": ["click"], "scores": [0.12, 0.07]}
-    GET  /healthz    200 while requests are taken, 503 once the server is to end
-    GET  /metrics    counts and times, as Prometheus reads them
+    POST /score          rows -> {"labels": ["click"], "scores": [0.12, 0.07]}
+    GET  /schema         the fields of a request, with an example
+    GET  /openapi.json   all of this, as OpenAPI describes it
+    GET  /healthz        200 while requests are taken, 503 once the server is to end
+    GET  /metrics        counts and times, as Prometheus reads them
 
 A JSON body is a list of rows, an object of columns each, or {"rows": [...], "shared": {...}}, where
-`shared` has the columns that all rows have in common. An Arrow body is an IPC stream, of type
-application/vnd.apache.arrow.stream; so is its answer, a column a label.
+`shared` has the columns that all rows have in common. With /score?contributions=true the answer, which is
+then JSON, also has for each row what each field adds to the score, see `Scorer.contributions`. An Arrow
+body is an IPC stream, of type application/vnd.apache.arrow.stream; so is its answer, a column a label.
 
 A wrong request is answered by one line that says what was expected, as {"detail": "..."}: 400 no JSON or
 Arrow, 408 a body that does not arrive, 413 too large, 415 another type or encoding, 422 rows that cannot
@@ -36,12 +39,14 @@ from hotrows.serving.bodies import (
     check_places,
     json_tables,
     size_in_memory,
+    words_of,
 )
+from hotrows.serving.description import openapi_of, schema_of
 from hotrows.serving.json_process import JsonProcess
 from hotrows.serving.limits import Limits
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
-from hotrows.serving.scorer import Scorer
+from hotrows.serving.scorer import Scorer, differences
 from hotrows.serving.scoring_thread import Overloaded, Scored, ScoringThread
 
 log = logging.getLogger("hotrows")
@@ -52,6 +57,7 @@ VERSION = "X-Hotrows-Version"
 _APART = 64 << 10  # bytes of a body of JSON that a process of its own reads
 _LARGE = 256 << 10  # bytes of a body that is read and scored apart from smaller ones
 _FREE = 64 << 10  # bytes of each body that do not count in those of all: small ones are always taken
+_UNITS = {"sigmoid": "log odds", "exp": "log"}  # of contributions, by the link of a label
 _PACKAGES = "starlette", "uvicorn", "httptools"
 
 
@@ -89,6 +95,9 @@ def _application(server: _Server) -> Any:
 
     routes = [
         Route("/score", server.score, methods=["POST"]),
+        Route("/", server.start, methods=["GET"]),
+        Route("/schema", server.schema, methods=["GET"]),
+        Route("/openapi.json", server.openapi, methods=["GET"]),
         Route("/healthz", server.health, methods=["GET"]),
         Route("/metrics", server.metrics, methods=["GET"]),
     ]
@@ -118,6 +127,30 @@ class _Body:
         self.size += len(part)
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """The scores of a request. groups: the requests that they are of, where they are to be explained:
+    those of the body first."""
+
+    scored: Scored
+    groups: dict[str, list[Request]]
+
+    @property
+    def rows(self) -> int:
+        """The rows of the body."""
+        return sum(r.size for r in self.groups[""]) if self.groups else len(self.scored.scores)
+
+    def contributions(self) -> dict[str, Any]:
+        calibration = self.scored.version.calibration
+        adds = differences(self.groups, calibration.calibrated(self.scored.outputs))
+        columns = zip(*(values.tolist() for values in adds.values()), strict=True)
+        links = (loss.link for loss in calibration.losses.values())
+        return {
+            "units": [_UNITS.get(link, "score") for link in links],
+            "contributions": [dict(zip(adds, values, strict=True)) for values in columns],
+        }
+
+
 class _Server:
     """The state that routes share: the threads that score, and the bytes of all bodies under way."""
 
@@ -145,11 +178,12 @@ class _Server:
         begin, scores = time.monotonic(), np.zeros(0, np.float32)
         headers: dict[str, str] = {}
         try:
-            is_arrow, scored = await self._scores(request, begin + self._limits.seconds)
-            scores = scored.scores
-            status, kind = 200, ARROW if is_arrow else "application/json"
-            headers = {VERSION: str(scored.version)} if scored.version else {}
-            content = self._arrow(scores) if is_arrow else self._json(scores)
+            is_explained = _is_explained(request.query_params)
+            is_arrow, answer = await self._scores(request, begin + self._limits.seconds, is_explained)
+            scores, number = answer.scored.scores[: answer.rows], answer.scored.version.number
+            status, kind = 200, ARROW if is_arrow and not is_explained else "application/json"
+            headers = {VERSION: str(number)} if number else {}
+            content = self._arrow(scores) if kind == ARROW else self._json(scores, answer)
         except Refused as refused:
             status, kind = refused.status, "application/json"
             content = json.dumps({"detail": str(refused)}).encode()
@@ -157,6 +191,23 @@ class _Server:
             headers |= {"Accept-Encoding": "identity"} if status == 415 else {}
         self._metrics.count(status, time.monotonic() - begin, len(scores))
         return Response(content, status, headers | self._connection, kind)
+
+    async def start(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        known = {"score": "POST /score", "schema": "GET /schema", "openapi": "GET /openapi.json"}
+        known |= {"health": "GET /healthz", "metrics": "GET /metrics"}
+        return JSONResponse({"labels": list(self._scorer.labels), **known}, 200, self._connection)
+
+    async def schema(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse(schema_of(self._scorer), 200, self._connection)
+
+    async def openapi(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse(openapi_of(self._scorer, self._limits.rows), 200, self._connection)
 
     async def health(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
@@ -183,7 +234,7 @@ class _Server:
     def _connection(self) -> dict[str, str]:
         return {"Connection": "close"} if self._ends else {}
 
-    async def _scores(self, request: Any, deadline: float) -> tuple[bool, Scored]:
+    async def _scores(self, request: Any, deadline: float, is_explained: bool) -> tuple[bool, _Answer]:
         """Reads the body and scores its rows: returns True if it is Arrow, and the scores."""
         from starlette.requests import ClientDisconnect
 
@@ -191,7 +242,8 @@ class _Server:
         try:
             await _until(deadline, self._receive(request, body))
             begun = True
-            return is_arrow, await _until(deadline, self._submitted(body, is_arrow, deadline))
+            submitted = self._submitted(body, is_arrow, deadline, is_explained)
+            return is_arrow, await _until(deadline, submitted)
         except asyncio.TimeoutError:
             status, what = (503, "score") if begun else (408, "whole body")
             line = f"no {what} after {self._limits.seconds:g} s; come back later"
@@ -199,7 +251,7 @@ class _Server:
         except Overloaded as overloaded:
             raise Refused(503, str(overloaded)) from None
         except ValueError as error:
-            raise Refused(422, one_line(error, 500)) from None
+            raise Refused(422, words_of(error)) from None
         except Refused:
             raise
         except ClientDisconnect:
@@ -226,20 +278,28 @@ class _Server:
                 raise Refused(503, "the server has more bodies than it can hold; come back later")
         body.parts[:] = [b"".join(body.parts)]
 
-    async def _submitted(self, body: _Body, is_arrow: bool, deadline: float) -> Scored:
+    async def _submitted(
+        self, body: _Body, is_arrow: bool, deadline: float, is_explained: bool
+    ) -> _Answer:
         is_large = body.size > _LARGE or (is_arrow and size_in_memory(body.parts[0]) > _LARGE)
         thread = self.large if is_large else self.thread
         tables = None
         if body.size > _APART and not is_arrow:
             tables = await asyncio.wrap_future(self.readers[is_large].submit(body.parts, deadline))
-        encode = self._encoding(body.parts, is_arrow, tables)
-        return await asyncio.wrap_future(thread.submit(encode, deadline))
+        groups: dict[str, list[Request]] = {}
+        encode = self._encoding(body.parts, is_arrow, tables, groups if is_explained else None)
+        scored = await asyncio.wrap_future(thread.submit(encode, deadline))
+        return _Answer(scored, groups)
 
     def _encoding(
-        self, parts: list[bytes], is_arrow: bool, tables: tuple[Any, Any] | None
+        self,
+        parts: list[bytes],
+        is_arrow: bool,
+        tables: tuple[Any, Any] | None,
+        groups: dict[str, list[Request]] | None,
     ) -> Callable[[], list[Request]]:
         """Returns what makes a request, on a thread that scores. parts: the body; tables: made
-        of it before."""
+        of it before; groups: is filled in with requests that explain the scores (None: none are made)."""
         limits, names = self._limits, self._scorer.requests.names
 
         def encode() -> list[Request]:
@@ -251,13 +311,22 @@ class _Server:
                 rows, shared = json_tables(parts.pop(), limits.rows, names)
             check_lists(rows, limits.places)
             encoded = self._scorer.requests.encode(rows, shared)
+            if groups is not None:
+                groups.update(self._scorer.explained(encoded))
+                if (computed := len(rows) * len(groups)) > limits.rows:
+                    line = f"expected at most {limits.rows:,} rows times fields with contributions"
+                    raise Refused(413, f"{line}, found {computed:,}; send fewer rows")
+                encoded = [request for group in groups.values() for request in group]
             check_places(sum(map(self._scorer.places_of, encoded)), limits.places)
             return encoded
 
         return encode
 
-    def _json(self, scores: np.ndarray) -> bytes:
-        return json.dumps({"labels": list(self._scorer.labels), "scores": scores.tolist()}).encode()
+    def _json(self, scores: np.ndarray, answer: _Answer) -> bytes:
+        content = {"labels": list(self._scorer.labels), "scores": scores.tolist()}
+        if answer.groups:
+            content |= answer.contributions()
+        return json.dumps(content).encode()
 
     def _arrow(self, scores: np.ndarray) -> bytes:
         pa = pyarrow()
@@ -279,6 +348,15 @@ def _is_arrow(headers: Any) -> bool:
     if kind not in ("application/json", ARROW):
         raise Refused(415, f"expected Content-Type: application/json or {ARROW}, found {kind[:60]!r}")
     return kind == ARROW
+
+
+def _is_explained(query: Any) -> bool:
+    """True if the answer is to have contributions; what else a query may say is refused."""
+    words = {"true": True, "1": True, "false": False, "0": False}
+    for name, value in query.multi_items():
+        if name != "contributions" or value.lower() not in words:
+            raise Refused(422, f"expected ?contributions=true or false, found {f'{name}={value}'[:60]!r}")
+    return words[query.get("contributions", "false").lower()]
 
 
 async def _until(deadline: float, work: Coroutine[Any, Any, _T]) -> _T:

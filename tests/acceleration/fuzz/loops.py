@@ -243,7 +243,7 @@ def start(model: Model, loop: Loop, accelerated: bool, place: torch.device) -> R
     run = Run(loop, built, optimizers, accelerated, place=place)
     run.draw.manual_seed(loop.seed)
     if accelerated:
-        hotrows.accelerate(built, optimizers, packing=loop.packing)
+        hotrows.accelerate(built, optimizers, packing=loop.packing, always=True)
     makers = {
         "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
         "OneCycleLR": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
@@ -738,7 +738,7 @@ def _copied_model(run: Run, w: nn.Parameter) -> Any:
 def _again(run: Run, w: nn.Parameter) -> Any:
     if run.accelerated and getattr(run.model, "_hotrows", None) is not None:
         hotrows.restore(run.model)
-        hotrows.accelerate(run.model, run.optimizers, packing=run.loop.packing)
+        hotrows.accelerate(run.model, run.optimizers, packing=run.loop.packing, always=True)
 
 
 def _pause(run: Run, w: nn.Parameter) -> Any:
@@ -749,7 +749,7 @@ def _pause(run: Run, w: nn.Parameter) -> Any:
 
 def _go_on(run: Run, w: nn.Parameter) -> Any:
     if run.accelerated and getattr(run.model, "_hotrows", None) is None:
-        hotrows.accelerate(run.model, run.optimizers, packing=run.loop.packing)
+        hotrows.accelerate(run.model, run.optimizers, packing=run.loop.packing, always=True)
 
 
 def _write(write: Callable[[nn.Parameter], Any]) -> Callable[[Run, nn.Parameter], Any]:

@@ -62,7 +62,7 @@ class Encoder:
         self._folder: Path | None = None
         self.threads = num_threads(threads)
         self._parts = tuple(parts)
-        self.statistics = dict(statistics)
+        self.statistics, self.values = dict(statistics), dict(values)
         readers = readers_of(schema)
         num_unknown = {name: features[0].num_unknown for name, features in readers.items()}
         rows = {

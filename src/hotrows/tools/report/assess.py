@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from hotrows.data import Part
 from hotrows.engine import checkpoint
+from hotrows.tools.report.contributions import Example, contributions, example
 from hotrows.tools.report.facts import Facts
 from hotrows.tools.report.importance import Importance, importances
 from hotrows.tools.report.quality import Quality, measure
 from hotrows.tools.report.slices import MeasuredSlice, Slicer, default_columns, measured
 from hotrows.train import load_run
+from hotrows.train.loop.predictor import Predictor
 from hotrows.train.run import folder as run_folder
 from hotrows.train.telling.row_sample import RowSample, ScoredRows, sample_of, score
 
 SAMPLE_ROWS = 100_000
+_OTHERS = 300  # rows that an example is compared with
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Scope:
 @dataclass(frozen=True)
 class Assessment:
     """Predictions of a run for a sample of a part. permuted: rows that importances are of; slices: by
-    column and label."""
+    column and label; examples: rows that are explained."""
 
     part: Part
     sample: RowSample
@@ -50,6 +54,7 @@ class Assessment:
     importances: list[Importance]
     permuted: int
     slices: dict[str, dict[str, list[MeasuredSlice]]]
+    examples: Sequence[Example] = ()
 
     def is_paired(self, other: Assessment) -> bool:
         """True if both have predicted equal rows, so that their difference has an interval."""
@@ -117,6 +122,7 @@ def assess(
             quality = {label: measure(one, ranking, seed=scope.seed) for label, one in scored.items()}
             progress(f"predicting {facts.name}", 2, 4)
             features, permuted = importances(predictor, sample, scope.seed)
+            explained = list(_examples(predictor, sample, slicer, scored)) if number == 0 else []
             progress(f"predicting {facts.name}", 3, 4)
         finally:
             predictor.embedding.close()
@@ -131,5 +137,20 @@ def assess(
             for column in columns
             if number == 0 or column in slicer.columns
         }
-        assessments.append(Assessment(part, sample, scored, quality, features, permuted, slices))
+        assessed = Assessment(part, sample, scored, quality, features, permuted, slices, explained)
+        assessments.append(assessed)
     return assessments
+
+
+def _examples(
+    predictor: Predictor, sample: RowSample, slicer: Slicer, scored: dict[str, ScoredRows]
+) -> Iterator[Example]:
+    """Explains the rows of the sample with the highest, the middle and the lowest prediction."""
+    first = next(iter(scored.values()))
+    order = first.predictions.argsort(stable=True)
+    places = {"The highest prediction": -1, "A middle one": len(order) // 2, "The lowest": 0}
+    others = sample.taken(torch.arange(min(len(sample), _OTHERS)))
+    for title, place in places.items() if len(sample) > 1 else ():
+        row = int(first.rows[order[place]])
+        explained = contributions(predictor, sample, row, others)
+        yield example(predictor, title, explained, partial(slicer.value, row=row))

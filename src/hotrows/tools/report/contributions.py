@@ -8,6 +8,8 @@ features say together is left over.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,8 @@ import torch
 from hotrows.tools.report.importance import permuted_together
 from hotrows.train.loop.predictor import Predictor
 from hotrows.train.telling.row_sample import RowSample
+
+Values = Callable[[str], str]  # the value of a feature, as text
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,47 @@ class Contributions:
             label: self.row[label] - self.usual[label] - sum(one[label] for one in self.adds.values())
             for label in self.row
         }
+
+
+UNITS = {"sigmoid": "log odds", "exp": "logarithm"}  # of outputs, by the link of a label
+
+
+def units_of(predictor: Predictor) -> dict[str, str]:
+    """By label, in which unit features add."""
+    losses = predictor.calibration.losses
+    return {label: UNITS.get(losses[label].link, "prediction") for label in predictor.labels}
+
+
+def prediction_of(link: str, output: float) -> float:
+    """The prediction of a calibrated output: by sigmoid, exp, or the output itself."""
+    if link == "sigmoid":
+        return 0.5 + 0.5 * math.tanh(output / 2)
+    return math.exp(min(output, 700.0)) if link == "exp" else output
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row that is explained. predictions: by label, that of the row, that of a typical row, the unit in
+    which features add; adds: names of features, their value, and what it adds by label."""
+
+    title: str
+    predictions: dict[str, tuple[float, float, str]]
+    adds: list[tuple[str, str, dict[str, float]]]
+
+
+def example(predictor: Predictor, title: str, explained: Contributions, value: Values) -> Example:
+    """What a row's values add, in words. value: that of a feature, as text."""
+    units, losses = units_of(predictor), predictor.calibration.losses
+    predictions = {
+        label: (
+            prediction_of(losses[label].link, output),
+            prediction_of(losses[label].link, explained.usual[label]),
+            units[label],
+        )
+        for label, output in explained.row.items()
+    }
+    adds = [(" + ".join(n), ", ".join(map(value, n)), dict(by)) for n, by in explained.adds.items()]
+    return Example(title, predictions, adds)
 
 
 def contributions(predictor: Predictor, rows: RowSample, number: int, others: RowSample) -> Contributions:

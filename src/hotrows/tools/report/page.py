@@ -64,6 +64,7 @@ def _page(
         sections["Predictions"] = result_sections.predictions(names, assessments)
         sections["Slices"] = result_sections.slices(names, assessments)
         sections["Importance of features"] = result_sections.importance(names, assessments)
+        sections["Contributions"] = result_sections.examples(assessments[0])
     sections["Values and vocabularies"] = run_sections.data(runs, part)
     sections["Speed"] = run_sections.speed(runs)
     sections["Cache and tiers"] = run_sections.tiers(runs)

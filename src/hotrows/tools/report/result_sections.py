@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -54,6 +55,7 @@ _BINS = 12  # of reliability
 _WHOLE = (0.0, 1.0)
 _SHARES = (0.01, 0.05, *(tenth / 10 for tenth in range(1, 11)))  # of the samples, by their score
 _GRAY = 6
+_EXAMPLE_FEATURES = 8  # of a row
 Keys = Sequence[tuple[str, int]]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # predictions, labels and weights
 
@@ -86,7 +88,8 @@ def cards(facts: Facts, assessment: Assessment | None) -> Html:
         of_label = f" of {label}" if len(qualities) > 1 else ""
         for name in [name for name in dict.fromkeys((quality.decisive, *quality.names)) if name][:2]:
             value, _, spread = _plus_minus(quality.estimate(name)).partition(" ")
-            figures.append((value, f"{_word(name)}{of_label}, {spread}"))
+            part = assessment.part.name if assessment else ""
+            figures.append((value, f"{_word(name)}{of_label} in the {part} part {spread}".strip()))
     speeds = [line["samples_per_second"] for line in facts.steps]
     figures += [(short(float(np.median(speeds))), "samples a second in training")] if speeds else []
     if facts.windows:
@@ -102,7 +105,7 @@ def cards(facts: Facts, assessment: Assessment | None) -> Html:
 def results(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
     """Metrics with intervals, and the differences of runs from the first one."""
     first, several = assessments[0], len(assessments) > 1
-    others = [f"{name}, better by" for name in names[1:]] if several else ["what it says"]
+    others = [f"{name} than {names[0]}" for name in names[1:]] if several else ["what it says"]
     parts: list[Html] = []
     for label, quality in first.quality.items():
         qualities = [one.quality[label] for one in assessments]
@@ -118,7 +121,7 @@ def results(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
         parts.append(table(("", *names, *others), rows))
         pairs = zip(names, qualities, strict=True)
         parts += [note(f"{name}: {line}.") for name, q in pairs for line in shortcomings(q.metrics)]
-    return joined([*parts, note(_about(assessments))])
+    return joined([verdicts(names, assessments), *parts, note(_about(assessments))])
 
 
 def _gains(assessments: Sequence[Assessment], label: str, name: str) -> Iterator[Html | str]:
@@ -129,9 +132,41 @@ def _gains(assessments: Sequence[Assessment], label: str, name: str) -> Iterator
             yield ""
             continue
         gain = other.quality[label].gain(first.quality[label], name)
-        yield element(
-            "span", _plus_minus(gain, signed=True), kind="clear differs" if gain.is_clear else "soft"
-        )
+        yield element("span", _in_words(gain), kind="clear differs" if gain.is_clear else "soft")
+
+
+def _in_words(gain: MetricInterval) -> str:
+    """better by 0.0031 ± 0.0010."""
+    if math.isnan(gain.value):
+        return "–"
+    size = dataclasses.replace(gain, value=abs(gain.value))
+    if not math.isnan(gain.low):
+        spread = (gain.high - gain.low) / 2
+        size = MetricInterval(size.value, size.value - spread, size.value + spread)
+    if round(size.value, 4) == 0:
+        return _plus_minus(size).replace("0.0000", "equal", 1)
+    return f"{'better' if gain.value > 0 else 'worse'} by {_plus_minus(size)}"
+
+
+def verdicts(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
+    """A sentence for each other run and label: which is better, by how much, whether that is clear."""
+    sentences = []
+    first = assessments[0]
+    for name, other in zip(names[1:], assessments[1:], strict=True):
+        for label, quality in other.quality.items() if other.is_paired(first) else ():
+            metric = quality.decisive
+            if not metric or metric not in first.quality[label].names:
+                continue
+            gain = quality.gain(first.quality[label], metric)
+            better, worse = (name, names[0]) if gain.value > 0 else (names[0], name)
+            size = _in_words(MetricInterval(abs(gain.value)))
+            of_label = f" of {label}" if len(other.quality) > 1 else ""
+            clear = "" if gain.is_clear else ", which may be chance"
+            in_what = f"{_word(metric)}{of_label}"
+            line = f"{better} is {size} than {worse} in {in_what}{clear}."
+            equal = f"{name} and {names[0]} are equal in {_word(metric)}{of_label}."
+            sentences.append(element("p", equal if size == "equal" else line))
+    return joined(sentences)
 
 
 def _about(assessments: Sequence[Assessment]) -> str:
@@ -300,13 +335,13 @@ def _slice_table(
             (one.name, share, mean, cell, *map(_plus_minus, of_runs), *[calibration][: 2 - len(names)])
         )
     headers = named(names) if len(names) > 1 else [_word(metric), "calibration"]
-    return table(("", "rows", "mean label", "", *headers), rows)
+    axis = _axis(estimates, overall.metrics.value(metric), _word(metric))
+    return table(("", "rows", "mean label", axis, *headers), rows)
 
 
 def _whiskers(estimates: Sequence[Sequence[MetricInterval | None]], zero: float) -> list[Html]:
     """A cell of dots and intervals for each row of estimates by run, to one scale; zero: a thin line."""
-    known = [e for row in estimates for e in row if e is not None]
-    ends = [end for e in known for end in (e.value, e.low, e.high) if not math.isnan(end)] + [zero]
+    ends = _ends(estimates, zero)
     return [
         stacked(
             [
@@ -317,6 +352,44 @@ def _whiskers(estimates: Sequence[Sequence[MetricInterval | None]], zero: float)
         )
         for row in estimates
     ]
+
+
+def _ends(estimates: Sequence[Sequence[MetricInterval | None]], zero: float) -> list[float]:
+    known = [e for row in estimates for e in row if e is not None]
+    return [end for e in known for end in (e.value, e.low, e.high) if not math.isnan(end)] + [zero]
+
+
+def _axis(estimates: Sequence[Sequence[MetricInterval | None]], zero: float, word: str) -> Html:
+    """The ends of the scale of `_whiskers`, and what it is of."""
+    ends = _ends(estimates, zero)
+    texts = f"{min(ends):.3f}", f"{word}; line at {zero:.3f}", f"{max(ends):.3f}"
+    return element("span", *(element("span", text) for text in texts), kind="ends")
+
+
+def examples(assessment: Assessment) -> Html:
+    """What the values of some rows add to their predictions."""
+    parts = []
+    for one in assessment.examples:
+        for label, (prediction, typical, unit) in one.predictions.items():
+            title = f"{one.title}: {label} {prediction:.3g}, of a typical row {typical:.3g}"
+            adds = [(names, value, of_labels[label]) for names, value, of_labels in one.adds]
+            ends = [number for *_, number in adds] + [0.0]
+            rows = [
+                (
+                    names,
+                    value,
+                    whisker(n, (min(n, 0.0), max(n, 0.0)), min(ends), max(ends), 0, 0.0),
+                    f"{n:+.3f}",
+                )
+                for names, value, n in sorted(adds, key=lambda row: -abs(row[2]))[:_EXAMPLE_FEATURES]
+            ]
+            parts += [element("h3", title), table(("", "value", "lowers | raises", unit), rows)]
+    about = (
+        "How much the value of a feature raises or lowers the prediction, compared with the values of "
+        "other rows. Log odds: +0.7 doubles the odds, -0.7 halves them. Features also act together, so "
+        "that the numbers need not add up."
+    )
+    return joined([*parts, note(about)]) if parts else Html()
 
 
 def importance(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
@@ -332,7 +405,8 @@ def importance(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
             texts = [element("span", _plus_minus(e), kind=k) for e, k in zip(of_runs, kinds, strict=True)]
             rows.append((name, cell, *texts))
         metric = _word(assessments[0].quality[label].decisive)
-        header = ("", "", *(named(names) if len(names) > 1 else [f"loss of {metric}"]))
+        axis = _axis(estimates, 0.0, f"loss of {metric}")
+        header = ("", axis, *(named(names) if len(names) > 1 else [f"loss of {metric}"]))
         sections.append((label, shortened(header, rows, "features")))
     about = (
         f"How much worse the metric gets where the values of a feature change places among "

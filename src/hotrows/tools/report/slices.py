@@ -28,6 +28,8 @@ UNKNOWN, OTHERS = "unknown", "(other values)"
 _TIMES = 40  # resamples
 _VALUES, _FIFTHS = 8, 5
 _COUNTS = (0, 1, 2, 5, 10, 20, 50, 100)  # where slices by a count begin
+_LISTED = 3  # values of a list that a cell shows
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _LEAST = 30  # rows of a slice that is measured
 
 
@@ -117,7 +119,25 @@ class Slicer:
         rank = number - lookup.unknown.stop
         if not lookup.has_values or values is None or values.index is None or rank >= len(values):
             return f"{'id' if lookup.has_values else 'key'} {number}"
-        return values.value(rank).decode(errors="replace")
+        text = values.value(rank).decode(errors="replace")
+        return clock_name(getattr(column.feature, "transform", "none"), text)
+
+    def value(self, feature: str, row: int) -> str:
+        """The value of a feature in a row of the sample, for people."""
+        if feature in self._ids:
+            column, (ids, lengths, _) = self._ids[feature], self._sample.ids[feature]
+            first = int(lengths[:row].sum())
+            own = ids[first : first + int(lengths[row])].tolist()
+            reserved = {column.lookup.missing: "missing"} | dict.fromkeys(
+                column.lookup.unknown, "unknown"
+            )
+            names = [reserved.get(one) or self._name(column, one) for one in own[:_LISTED]]
+            return ", ".join(names) + " …" * (len(own) > _LISTED) or "none"
+        if feature not in self._features:
+            return ""
+        number = [one.name for one in self._numbers.features].index(feature)
+        values = self._sample.rows.dense[row : row + 1, number].numpy()
+        return _number(float(self._numbers.transform.inverse(number, values)[0]))
 
     def _num_unknown(self) -> Tensor:
         counts = torch.zeros(len(self._sample), dtype=torch.int64)
@@ -138,6 +158,19 @@ def measured(scored: ScoredRows, slices: Sequence[RowSlice], seed: int = 0) -> l
             quality = measure(among, times=_TIMES, seed=seed) if len(among) >= _LEAST else None
             results.append(MeasuredSlice(one.name, len(among), quality))
     return results
+
+
+def clock_name(transform: str, text: str) -> str:
+    """A value of a feature of time as people name it: 10 is 10:00, or Monday.
+
+    >>> clock_name("hour", "9"), clock_name("weekday", "0"), clock_name("none", "9")
+    ('9:00', 'Monday', '9')
+    """
+    if transform == "hour":
+        return f"{text}:00"
+    if transform == "weekday" and text.isdigit() and int(text) < len(_DAYS):
+        return _DAYS[int(text)]
+    return {"0": "Monday to Friday", "1": "weekend"}.get(text, text) if transform == "weekend" else text
 
 
 def default_columns(important: Sequence[str], schema: Schema) -> tuple[str, ...]:

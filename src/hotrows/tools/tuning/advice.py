@@ -112,14 +112,15 @@ def advise(
     sizes = sorted(points)
     size = next((size for size in sizes if size >= (knee or 0)), sizes[-1])
     if speeds is not None:
-        expect = f"expect {speeds[size]:.0%} of in-memory speed".replace("%", " %")
+        expect = f"training reaches {speeds[size]:.0%} of the speed with all rows in memory"
+        expect = expect.replace("%", " %")
     else:
         misses = next(result.misses for result in results if result.fast_memory == size)
-        expect = (
-            f"expect {misses:,.0f} of the {simulation.rows:,.0f} rows of a batch to come from slow memory"
-        )
-    place = f"is at {format_bytes(knee)}" if knee else f"is below {format_bytes(sizes[0])}"
-    sentence = f"with {format_bytes(size)} of fast memory {expect}; the knee {place}"
+        expect = f"{misses:,.0f} of the {simulation.rows:,.0f} rows of a batch come from slow memory"
+    place = f"from {format_bytes(knee)} on" if knee else f"even from {format_bytes(sizes[0])} on"
+    sentence = (
+        f"With {format_bytes(size)} of fast memory {expect}; twice the memory gains little {place}."
+    )
     return Advice(policy, speeds, knee, size, sentence, samples_per_second)
 
 

@@ -112,6 +112,7 @@ class StepTrainer:
 
     def _captures(self, refusal: str | None) -> bool:
         """True if steps are launched as CUDA graphs; says on a GPU what the config has left open."""
+        log.debug("settings: %s", " ".join(self.config.to_json().split()))
         config, reason = self.config, refusal
         if config.cuda_graph and refusal is not None:
             raise ValueError(f"cuda_graph: {refusal}")
