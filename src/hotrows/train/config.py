@@ -63,9 +63,7 @@ class TrainConfig:
     model_options: dict[str, Any] = setting(
         {}, "Argument of the model's class, such as dim=32 or top=[256,128]", option="--option"
     )
-    label: str | None = setting(
-        None, "Which of several labels a model of one label learns", unset="the first"
-    )
+    label: str | None = setting(None, "Label that a model of one label learns", unset="the first")
     label_weights: dict[str, float] = setting(
         {}, "Weight of a label in the loss of several, such as buy=2", unset="1", option="--label-weight"
     )
@@ -75,6 +73,7 @@ class TrainConfig:
         "labels rating=squared,click=focal",
         unset="the schema's, or log_loss",
     )
+    plain: bool = setting(False, "Give a small deepfm no effects and crosses that the data suggests")
     start_from: str | None = setting(
         None,
         "Begin with the best checkpoint of this run; tables grow where its data was extended",
@@ -423,7 +422,7 @@ def _check_together(config: TrainConfig) -> None:
 
 
 GROUPS = {
-    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
+    "Data and run": ("start_from", "plain", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
         *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "dense_weight_decay"),

@@ -30,7 +30,7 @@ from hotrows.train.loop.step import load_optimizer, optimizer_tensors
 from hotrows.train.loop.step_trainer import StepTrainer
 from hotrows.train.run import folder as run_folder
 from hotrows.train.run.state import RunState
-from hotrows.train.start import pretrained
+from hotrows.train.start import effects, pretrained
 from hotrows.train.start.wider import is_wider, load_wider
 from hotrows.train.telling import notes
 
@@ -54,7 +54,7 @@ class RunCheckpoints:
         if steps.ranks.rank > 0:  # the first one's go on where the model was made
             steps.recommender.random.begin_at((config.seed + _NEXT_SEED * steps.ranks.rank) & _SEEDS)
         self.saved: RunState | None = None
-        self.coverage: list[pretrained.Coverage] = []
+        self.coverage: list[pretrained.Coverage | effects.Gain] = []
         self.window: dict[str, Tensor] = {}
         self.open_window: Callable[[], dict[str, Tensor]] = dict
         self.writer = checkpoint.Writer(
@@ -113,11 +113,13 @@ class RunCheckpoints:
         steps.cached_tables.retain(checkpoint.retained(self._run, ranks.rank, ranks.num_ranks))
 
     def first_values(self) -> None:
-        """Reads pretrained values, or the best checkpoint of the run that the config starts from."""
+        """Reads pretrained values and fits effects, or reads the best checkpoint of the run that the
+        config starts from."""
         steps = self._steps
         if steps.config.pretrained:
-            self.coverage = pretrained.fill(steps.embedding, steps.data, steps.config.pretrained)
+            self.coverage += pretrained.fill(steps.embedding, steps.data, steps.config.pretrained)
         if steps.config.start_from is None:
+            self.coverage += effects.fill(steps.embedding, steps.data, steps.config.label)
             return
         other = Path(steps.config.start_from)
         then, fingerprint = run_folder.read_schema(other), run_folder.read_data(other).fingerprint

@@ -1,1 +1,1 @@
-"""What a run begins with: defaults, crosses, pretrained tables, wider models."""
+"""What a run begins with: defaults, effects of ids, pretrained tables, wider models."""

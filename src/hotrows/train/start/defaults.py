@@ -16,7 +16,7 @@ from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import local
 from hotrows.train.config import TrainConfig
 from hotrows.train.run import folder as run_folder
-from hotrows.train.start import pairs
+from hotrows.train.start import effects
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
 _SHALLOW = ("lr", "fm")
@@ -25,7 +25,7 @@ _DECAY, _DECAY_OF_FM = 3.0, 10.0
 # that the gradient of a logit is by an element of a vector.
 _SMALL: dict[str, Any] = {"hidden": [128, 64], "dropout": 0.2}
 _DEEP, _FEW = {"deepfm": _SMALL, "dcnv2": {"linear": True, **_SMALL}}, 250_000
-_DECAY_OF_VECTORS, _VECTOR_GRADIENT, _CROSS_ROWS = 100.0, 0.3, 30_000
+_DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
 # Rates of a deep network, of a small one and of weights of dense features, and B p (1 - p) of a batch
 # from which on they are the whole ones.
 _DENSE_LR, _SMALL_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.002, 0.01, 8.0
@@ -88,9 +88,9 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
 def _options(config: TrainConfig, model: str, is_small: bool, data: EncodedData) -> dict[str, Any]:
     """The config's options, before those of a small network, or of the run that this one begins with."""
     first = _DEEP[model] if is_small else {}
-    crosses = is_small and model == "deepfm" and "crosses" not in config.model_options
-    if config.start_from is None and crosses and (crossed := pairs.chosen(data, config.label)):
-        first = {**first, "crosses": crossed, "cross_rows": _CROSS_ROWS}
+    is_fitted = is_small and model == "deepfm" and not config.plain
+    if config.start_from is None and is_fitted and not {"crosses", "effects"} & {*config.model_options}:
+        first = {**first, **effects.options(data, config.label)}
     elif config.start_from is not None:
         is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone
         earlier = run_folder.read_config(local(config.start_from)) if is_open else config

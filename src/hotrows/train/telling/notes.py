@@ -32,7 +32,7 @@ def of_model(config: TrainConfig, data: EncodedData) -> None:
     )
     if crosses := config.model_options.get("crosses"):
         joined = ", ".join("*".join(names) for names in crosses)
-        log.info(f"pairs that say more of the label together are ids of their own: {joined}")
+        log.info(f"pairs with vectors of their own: {joined}")
     most = max((stored.num_distinct for stored in data.vocabularies.values()), default=0)
     if data.parts["train"].rows <= _SMALL and most <= _FEW_VALUES and not num_sequences:
         log.info(

@@ -1,0 +1,160 @@
+"""Effects of ids fitted before training: what is admitted; no sample's label is in those that it gets."""
+
+import dataclasses
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+
+from hotrows import data
+from hotrows.dynamic import Dynamic
+from hotrows.models.effects import FOLDS
+from hotrows.schema import Dense, Label, Schema, Sparse
+from hotrows.train import Trainer, load_run
+from hotrows.train.config import TrainConfig
+from hotrows.train.start import additive, effects
+from hotrows.train.start.defaults import settle
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+
+NAMES = ("month", "day", "shop", "user")
+SCHEMA = Schema((*map(Sparse, NAMES), Dense("price", transform="standard")), "late")
+OPEN = TrainConfig(linear_paths="plain", epochs=2)
+
+
+def rows_of(num=4000, seed=0, names=NAMES, noise=0.2):
+    """Labels follow neither of two features, but both together; others say nothing."""
+    rng = np.random.default_rng(seed)
+    sizes = {"month": 12, "day": 12, "shop": 12, "user": 900}
+    rows = {name: rng.integers(sizes[name], size=num) for name in names}
+    odd = (rows["month"] * 5 + rows["day"] * 7) % 12 < 6
+    rows["late"] = np.where(rng.random(num) < noise, ~odd, odd).astype(int)
+    if names == NAMES:
+        rows["price"] = rng.normal(size=num)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def enc(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("enc")
+    return data.prepare(rows_of(), SCHEMA, folder, split="fraction:0.8,0.1,0.1")
+
+
+def test_a_combination_is_admitted_that_says_more_than_its_parts(enc, tmp_path, caplog):
+    options = effects.options(enc, None)
+    assert options["effects"] == [["month", "day"]] == options["crosses"]
+    caplog.set_level("INFO")
+    trainer = Trainer(enc, OPEN, tmp_path / "run")
+    assert "effect of month*day: 5" in caplog.text
+    assert trainer.config.model_options.items() >= options.items()
+    assert trainer.fit().test.auc > 0.75
+    rows = {name: values[:50] for name, values in rows_of().items() if name != "late"}
+    expected = trainer.predict(rows)
+    np.testing.assert_array_equal(load_run(tmp_path / "run").predict(rows), expected)
+    assert settle(dataclasses.replace(OPEN, plain=True), enc).model_options.keys() == {
+        "hidden",
+        "dropout",
+    }
+
+
+def test_a_sample_in_training_gets_effects_that_were_fitted_without_its_fold(enc, tmp_path):
+    trainer, seen = Trainer(enc, OPEN, tmp_path / "run"), []
+    trainer.model.effects.register_forward_hook(
+        lambda module, _, out: seen.append((module.training, out))
+    )
+    options = trainer.config.model_options
+    samples = effects.read(enc, NAMES, 0, 10**6)
+    model = additive.Additive(samples, effects.fold_of(samples, options["effect_folds"]))
+    model.fit_columns()
+    keys = effects.buckets(samples, ["month", "day"], trainer.model.crosses[1].rows)
+    column, _ = additive.combination(("month", "day"), keys)
+    model.add(column)
+    model.sweep()
+    model.sweep()
+    fold = effects.fold_of(samples, options["effect_folds"])
+    held_out, whole = column.effects[column.codes, fold], column.effects[column.codes, FOLDS]
+    assert np.abs(held_out - whole).max() > 0.01
+    keys = zip(*(ids.tolist() for ids in samples.ids.values()), strict=True)
+    by_sample = dict(zip(keys, held_out.tolist(), strict=True))
+
+    with closing(trainer.steps.start()) as runner:
+        work = next(runner)
+        trainer.steps.train(work)
+    batch = work.item.batch
+    ids = dict(zip(batch.features, batch.ids.view(len(batch.features), -1).tolist(), strict=True))
+    expected = [by_sample[key] for key in zip(*(ids[name] for name in NAMES), strict=True)]
+    (is_training, got), *_ = seen
+    assert is_training
+    torch.testing.assert_close(got[:, 0], torch.tensor(expected), atol=1e-6, rtol=1e-6)
+
+
+def test_the_label_of_a_sample_is_in_no_effect_that_it_gets():
+    """With its label changed, models without its fold stay as they were, bit by bit, of equal tau."""
+    rng = np.random.default_rng(0)
+    ids = {"a": rng.integers(20, size=500), "b": rng.integers(30, size=500)}
+    labels = rng.integers(2, size=500).astype(float)
+    fold, changed = np.arange(500) % FOLDS, labels.copy()
+    changed[7] = 1 - changed[7]
+    z = []
+    for y in (labels, changed):
+        samples = additive.FittedSamples(ids, np.zeros((500, 0)), y, np.ones(500))
+        model = additive.Additive(samples, fold)
+        column = additive.EffectColumn(("a",), ids["a"], 20, tau=10.0)
+        model._update(column)
+        z.append(model.z)
+    without = fold[7]
+    np.testing.assert_array_equal(z[0][without], z[1][without])
+    assert (z[0][FOLDS] != z[1][FOLDS]).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shuffled_labels_admit_nothing_and_the_network_is_as_plain(tmp_path, seed):
+    rows = rows_of(seed=seed, noise=0.5)
+    enc = data.prepare(rows, SCHEMA, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    config = dataclasses.replace(OPEN, epochs=None, steps=None, seed=seed)
+    assert effects.options(enc, None) == {"effects": []}
+    if seed == 0:
+        runs = [
+            Trainer(enc, dataclasses.replace(config, epochs=2, plain=plain), tmp_path / str(plain))
+            for plain in (False, True)
+        ]
+        assert runs[0].fit().test.log_loss == runs[1].fit().test.log_loss
+        for one, other in zip(*(run.model.state_dict().values() for run in runs), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_two_features_alone_are_crossed_as_folds_by_ids_cannot_part_them(tmp_path):
+    rows = rows_of(names=("month", "day"))
+    schema = Schema((Sparse("month"), Sparse("day")), "late")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    options = effects.options(enc, None)
+    assert options["effects"] == [] and options["crosses"] == [["month", "day"]]
+
+
+def test_features_that_requests_share_are_read(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = {"request": np.repeat(np.arange(1000), 4), "user": np.repeat(rng.integers(12, size=1000), 4)}
+    rows |= {"item": rng.integers(12, size=4000), "shop": rng.integers(500, size=4000)}
+    rows["click"] = ((rows["user"] * 5 + rows["item"] * 7) % 12 < 6).astype(int)
+    features = (Sparse("user"), Sparse("item"), Sparse("shop"))
+    schema = Schema(features, "click", request="request", shared=("user",))
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert effects.options(enc, None)["effects"] == [["user", "item"]]
+    assert Trainer(enc, OPEN, tmp_path / "run").fit().test.auc > 0.9
+
+
+@pytest.mark.parametrize(
+    ("features", "label"),
+    [
+        ((Sparse("month", dynamic=Dynamic(99)), Sparse("day")), "late"),
+        ((Sparse("month"), Sparse("day")), Label("late", loss="squared")),
+    ],
+    ids=["dynamic", "a number"],
+)
+def test_effects_that_cannot_be_fitted_are_refused(tmp_path, features, label):
+    rows = rows_of(400, names=("month", "day"))
+    enc = data.prepare(rows, Schema(features, label), tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    asked = {"effects": [["month"]], "effect_folds": ["month", "day"]}
+    with pytest.raises(ValueError, match="leave the option effects out"):
+        Trainer(enc, dataclasses.replace(OPEN, model="deepfm", model_options=asked), tmp_path / "run")
