@@ -317,6 +317,16 @@ def test_a_scale_that_chance_explains_is_none():
     assert scales.count(1.0) >= 12 and max(of_too_sure) < 0.7
 
 
+def test_of_rare_labels_that_are_told_no_better_than_by_their_base_rate_logits_shrink_to_it():
+    """Two of 1,000 are 1: a model that learned by heart was above the log loss of the base rate."""
+    labels, base = torch.zeros(1000), math.log(0.002 / 0.998)
+    labels[:2] = 1
+    noise = base + torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    scale, shift = fit_scale(noise, labels, base=base)
+    assert (scale, shift) == (0.01, round(0.99 * base, 4))
+    assert fit_scale(noise + 4 * labels, labels, base=base)[0] > 0.1
+
+
 @pytest.mark.parametrize(
     ("logits", "labels"),
     [

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from hotrows.train.metrics.sums import weighted_mean
 
-_LEAST, _LARGEST, _STEPS = 0.01, 100.0, 60
+_LEAST, _LARGEST, _STEPS, _RARE = 0.01, 100.0, 60, 0.05
 Scale = tuple[float, float]  # and shift
 _NONE: Scale = (1.0, 0.0)
 
@@ -19,7 +19,8 @@ def fit_scale(logits: Tensor, labels: Tensor, weights: Tensor | None = None, bas
     One number is fitted, the factor above 0 of the distance of logits from `base`, the logit of the base
     rate of training: shift = (1 - scale) * base. A factor about 0 would move the mean of rare labels, and
     follow every change of the base rate. (1, 0) where no factor is better by more than chance: of labels
-    that are all equal, logits that rank no better than chance, few samples of a good model. Labels are
+    that are all equal, logits that rank no better than chance, few samples of a good model. A factor of
+    0.01 of rare labels where the base rate alone is as good, but for chance. Labels are
     smoothed as Platt (1999) does, by one sample of each kind, so that few samples without an error do not
     ask for an infinite factor. Weights are scaled to the sum (sum of w)^2 / sum of w^2, the number
     of equal samples that say as much (Kish 1965): what unit they have changes nothing.
@@ -45,7 +46,10 @@ def fit_scale(logits: Tensor, labels: Tensor, weights: Tensor | None = None, bas
         scale = following
     scale = round(scale, 4)
     fitted = scale, round((1 - scale) * base, 4)
-    return fitted if scale >= _LEAST and is_better(fitted, _NONE, logits, labels, weights) else _NONE
+    best = fitted if scale >= _LEAST and is_better(fitted, _NONE, logits, labels, weights) else _NONE
+    flat = _LEAST, round((1 - _LEAST) * base, 4)
+    is_rare = min(clicks, others) < _RARE * (clicks + others)
+    return flat if is_rare and not is_better(best, flat, logits, labels, weights) else best
 
 
 def is_better(
