@@ -61,6 +61,10 @@ RECIPES = {
         ),
         imports="einops, torchmetrics, fastparquet",
     ),
+    "boosting": Recipe(
+        installs=(("lightgbm==4.7.0", "catboost==1.2.10", "numpy", "pandas"),),
+        imports="lightgbm, catboost",
+    ),
     "encode": Recipe(
         installs=(("polars==2.1.0", "numpy", "scikit-learn==1.9.1"),), imports="polars, sklearn"
     ),

@@ -37,7 +37,7 @@ PAIRED = (
     "model | test AUC | GAUC | log loss | AUC less that of `dnn` | GAUC less that of `dnn` "
     "| log loss less that of `dnn`"
 )
-BOOSTING_PEERS = ("one-hot LR", "lightgbm", "catboost")
+BOOSTING_PEERS = ("lightgbm", "catboost")
 # Data, models, normalisation and orders of the study of requests.
 REQUESTS = ("rated", "drawn"), ("din", "deepfm", "hstu", "dien"), ("batch", "none"), ("whole", "parts")
 WAYS = ("ordered", "budget", "frequent", "lru", "lfu", "ahead", "cafe", "hashing")
@@ -129,27 +129,24 @@ def defaults() -> list[list[str]]:
 
 
 def boosting() -> list[list[str]]:
-    """AUC of each peer and ours, how far ours is above the best, times its log loss; seconds; means over
-    the seeds that all have."""
+    """AUC of the default before and now, means over seeds, and their difference; on seed 0 AUC of each peer,
+    how far the default is above the best of them, and CPU seconds."""
     table, sets = [], at("boosting/sets")
-    for name in (name for name in defaults_data.SETS if name in sets):
-        arms = sets[name]
-        seeds = sorted(set.intersection(*(set(arms.get(arm, ())) for arm in (*BOOSTING_PEERS, "ours"))))
-        if not seeds:
-            continue
-        auc, loss, seconds = (
-            {arm: mean(arms[arm][seed][key] for seed in seeds) for arm in (*BOOSTING_PEERS, "ours")}
-            for key in ("auc", "log_loss", "cpu_seconds")
-        )
-        best = max(BOOSTING_PEERS, key=auc.__getitem__)
-        above, times = auc["ours"] - auc[best], loss["ours"] / min(loss[peer] for peer in BOOSTING_PEERS)
-        num_rows = next(iter(arms["ours"].values()))["rows"]
-        numbers = [f"{auc[peer]:.4f}" for peer in BOOSTING_PEERS] + [
-            f"{auc['ours']:.4f}",
-            f"{above:+.4f}",
-        ]
-        took = [f"{seconds[arm]:.1f}" for arm in ("lightgbm", "catboost", "ours")]
-        table.append([name, f"{num_rows:,}", str(len(seeds)), *numbers, f"{times:.3f}", *took])
+    for name in sorted(sets, key=lambda name: (half_of(name), name)):
+        arms, changed = sets[name], sets[name]["difference"]
+        before, now = (arms[arm] for arm in ("before", "ours"))
+        seeds = sorted(before.keys() & now.keys())
+        both = [f"{mean(runs[seed]['auc'] for seed in seeds):.4f}" for runs in (before, now)]
+        times = mean(now[seed]["log_loss"] / before[seed]["log_loss"] for seed in seeds)
+        row = [name, half_of(name), f"{now['0']['rows']:,}", str(len(seeds)), *both]
+        row += [f"{changed['auc']:+.4f} ± {changed['error']:.4f}", f"{times:.3f}"]
+        peers = {peer: arms[peer]["0"] for peer in BOOSTING_PEERS if "0" in arms.get(peer, {})}
+        row += [f"{peers[peer]['auc']:.4f}" if peer in peers else "" for peer in BOOSTING_PEERS]
+        above = now["0"]["auc"] - max(run["auc"] for run in peers.values())
+        is_whole = len(peers) == len(BOOSTING_PEERS)
+        took = [arms[arm]["0"]["cpu_seconds"] if arm in arms else None for arm in ("catboost", "ours")]
+        row += [f"{above:+.4f}" if is_whole else ""]
+        table.append([*row, *("" if seconds is None else f"{seconds:.1f}" for seconds in took)])
     return table
 
 
@@ -346,8 +343,8 @@ TABLES = [
     ),
     Table(
         "boosting",
-        "data | samples | seeds | one-hot LR | LightGBM | CatBoost | default | less the best "
-        "| log loss, times the best | CPU seconds: LightGBM | CatBoost | default",
+        "data | half | samples | seeds | before | default | difference | log loss, times before "
+        "| LightGBM | CatBoost | less the best | CPU seconds: CatBoost | default",
         boosting,
         (Origin("boosting", "benchmarks.boosting"),),
     ),

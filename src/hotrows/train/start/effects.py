@@ -33,7 +33,8 @@ _SAMPLES, _FITTED, _CELLS = 100_000, 250_000, 5_000_000
 _SCREENED, _MEASURED, _MOST, _GROWING = 28, 30, 16, 4
 _ENTERS, _ADMITTED = 2.0, 3.0
 _LEAST = 0.05  # of the gain of single columns that combinations have
-_CROSSES, _CROSS_ROWS = 4, 30_000  # pairs that get vectors too, at most
+# Pairs that get vectors too, at most, and samples of a value that they need on average.
+_CROSSES, _CROSS_ROWS, _SAMPLES_OF_VALUE = 4, 30_000, 20
 _FOLD_COLUMNS, _APART = 6, 0.99
 _ROOM, _MOST_ROWS = 16, 1 << 20  # rows of a table for each combination that has an effect
 _BATCH = 8192
@@ -136,8 +137,8 @@ def read(data: EncodedData, names: Sequence[str], task: int, most: int) -> Fitte
 def choose(samples: FittedSamples) -> dict[str, Any]:
     """Admits combinations one after the other, the one that gains most first.
 
-    Pairs among the best are crossed too: they get vectors that are trained. If samples have few different
-    ids, a fold has all of those that an effect would be of, and pairs are only crossed.
+    The best pairs of few values are crossed too: they get vectors that are trained. If samples have few
+    different ids, a fold has all of those that an effect would be of, and pairs are only crossed.
     """
     names, is_apart = _fold_columns(samples)
     model = Additive(samples, fold_of(samples, names))
@@ -152,7 +153,9 @@ def choose(samples: FittedSamples) -> dict[str, Any]:
         }
     elif not is_apart:
         admitted = _admit(Additive(samples, np.random.default_rng(0).integers(FOLDS, size=samples.num)))
-    crosses = [list(column.names) for column in admitted if len(column.names) == 2][:_CROSSES]
+    most = samples.num // _SAMPLES_OF_VALUE if chosen["effects"] else samples.num
+    pairs = [c for c in admitted if len(c.names) == 2 and c.num_values <= most]
+    crosses = [list(column.names) for column in pairs[:_CROSSES]]
     return {**chosen, "crosses": crosses, "cross_rows": _CROSS_ROWS} if crosses else chosen
 
 
