@@ -8,10 +8,10 @@ All arms get the samples of one prepared set, as it is split there: LightGBM and
 categories, numbers, lists of few values as 0 and 1 of each value, and no histories; they stop early on
 the validation part. Logistic regression is scikit-learn's on one-hot ids; the validation part chooses its
 L2 term. Every arm runs on one thread; seconds are those of the processor, for fitting and predicting.
-`ours` is the default, `plain` has no effects. `before` in the result file is the default of commit e836f3c8;
-`difference` is `ours` less `before`: mean AUC of the seeds of both, with the larger standard error of seeds
-and of a paired bootstrap of the test part. A hash of its name puts a set into half A, on which constants
-were chosen, or B.
+`ours` is the default, `plain` has no effects. `before` in the result file is the default of commit
+e836f3c8; `difference` is `ours` less `before`: mean AUC of the seeds of both, with the larger standard
+error of seeds and of a paired bootstrap of the test part. A hash of its name puts a set into half A, on
+which constants were chosen, or B.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hotrows.train.metrics import compute_metrics
 
 NAME, QUESTION = "boosting", __doc__.splitlines()[0]
 PEERS = ("one-hot LR", "lightgbm", "catboost")
-OURS: dict[str, dict[str, Any]] = {"ours": {}, "plain": {"plain": True}, "lr": {"model": "lr"}, "fm": {"model": "fm"}}
+OURS: dict[str, dict[str, Any]] = {"ours": {}, "plain": {"plain": True}, "lr": {"model": "lr"}}
 MADE = {**defaults_data.SETS, **defaults_more.MORE}
 SETS = [name for name in MADE if name != "flights"]  # `fewer_flights` stands for it
 MOST_VALUES = 64  # of a list that becomes columns of 0 and 1

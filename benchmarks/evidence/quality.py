@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from statistics import stdev
 
-from benchmarks import defaults_data
+from benchmarks.boosting import half_of
 from benchmarks.evidence.claims import auc_less_one_hot
 from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
 from benchmarks.models import FIGURES
@@ -129,8 +129,8 @@ def defaults() -> list[list[str]]:
 
 
 def boosting() -> list[list[str]]:
-    """AUC of the default before and now, means over seeds, and their difference; on seed 0 AUC of each peer,
-    how far the default is above the best of them, and CPU seconds."""
+    """AUC of the default before and now, means over seeds, and their difference; on seed 0 AUC of each
+    peer, how far the default is above the best of them, and CPU seconds."""
     table, sets = [], at("boosting/sets")
     for name in sorted(sets, key=lambda name: (half_of(name), name)):
         arms, changed = sets[name], sets[name]["difference"]

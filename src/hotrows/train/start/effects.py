@@ -22,7 +22,6 @@ from hotrows.engine import checkpoint
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.planning.crosses import bucket_of
 from hotrows.models.effects import EFFECT, FOLD, FOLDS
-from hotrows.schema import is_list
 from hotrows.train.start.additive import MOST_NUMBERS, Additive, EffectColumn, FittedSamples, combination
 from hotrows.train.start.pretrained import GivenRows
 
@@ -33,8 +32,9 @@ _SAMPLES, _FITTED, _CELLS = 100_000, 250_000, 5_000_000
 _SCREENED, _MEASURED, _MOST, _GROWING = 28, 30, 16, 4
 _ENTERS, _ADMITTED = 2.0, 3.0
 _LEAST = 0.05  # of the gain of single columns that combinations have
-# Pairs that get vectors too, at most, and samples of a value that they need on average.
-_CROSSES, _CROSS_ROWS, _SAMPLES_OF_VALUE = 4, 30_000, 20
+# Pairs that get vectors too, at most; samples of a value that they need on average, and the gain, of that
+# of single columns.
+_CROSSES, _CROSS_ROWS, _SAMPLES_OF_VALUE, _CROSSED = 4, 30_000, 20, 0.1
 _FOLD_COLUMNS, _APART = 6, 0.99
 _ROOM, _MOST_ROWS = 16, 1 << 20  # rows of a table for each combination that has an effect
 _BATCH = 8192
@@ -55,7 +55,7 @@ class Gain:
 
 def options(data: EncodedData, label: str | None) -> dict[str, Any]:
     """Options of DeepFM: the effects that it is given, none if no combination of ids says enough."""
-    names = [feature.name for feature in data.schema.sparse if not is_list(feature)]
+    names = [feature.name for feature in data.schema.single]
     task = _task(data, label)
     if len(names) < 2 or not data.schema.labels[task].values.binary:
         return {}
@@ -74,7 +74,7 @@ def fill(embedding: Embedding, data: EncodedData, label: str | None) -> list[Gai
             "effects are fitted for labels of 0 and 1 by ids of vocabularies, and this data has other "
             "labels or dynamic features: leave the option effects out"
         )
-    names = [feature.name for feature in data.schema.sparse if not is_list(feature)]
+    names = [feature.name for feature in data.schema.single]
     samples = read(data, names, task, _FITTED)
     crosses = {cross.name: cross for cross in embedding.planner.crosses}
     (fold_table,) = (table for table in embedding.tables if table.role == FOLD)
@@ -153,8 +153,10 @@ def choose(samples: FittedSamples) -> dict[str, Any]:
         }
     elif not is_apart:
         admitted = _admit(Additive(samples, np.random.default_rng(0).integers(FOLDS, size=samples.num)))
-    most = samples.num // _SAMPLES_OF_VALUE if chosen["effects"] else samples.num
-    pairs = [c for c in admitted if len(c.names) == 2 and c.num_values <= most]
+    pairs = [column for column in admitted if len(column.names) == 2]
+    if chosen["effects"]:
+        most, least = samples.num // _SAMPLES_OF_VALUE, _CROSSED * sum(map(model.gain_of, model.single))
+        pairs = [c for c in pairs if c.num_values <= most and model.gain_of(c) >= least]
     crosses = [list(column.names) for column in pairs[:_CROSSES]]
     return {**chosen, "crosses": crosses, "cross_rows": _CROSS_ROWS} if crosses else chosen
 
