@@ -77,7 +77,7 @@ def test_storage_that_hangs_does_not_keep_a_machine_beyond_its_notice(data, tmp_
                 begun.append(time.monotonic())
             super().on_step_end(trainer, progress)
 
-    with pytest.raises(Interrupted, match=r"bucket/run: step-[56]$") as stopped:
+    with pytest.raises(Interrupted, match=r"bucket/run: step-\d$") as stopped:
         trainer.fit(callbacks=[Hangs(8)])
     assert stopped.value.exit_code == 75 and time.monotonic() - begun[0] < 6
 

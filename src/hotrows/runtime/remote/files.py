@@ -47,7 +47,7 @@ class RemoteFiles:
         try:
             options: dict[str, Any] = {"config_kwargs": _CLIENT} if is_s3 else {}
             self._system, self._root = fsspec.core.url_to_fs(self.url, **options)
-        except (ImportError, ValueError) as error:
+        except (ImportError, ValueError, OSError) as error:
             raise ValueError(f"{url} cannot be opened: {one_line(error)}") from None
         if is_s3:
             self._system.retries = 1
