@@ -218,7 +218,11 @@ def test_a_run_its_report_and_its_bundle_weigh_alike(tmp_path):
     schema = dataclasses.replace(SCHEMA, features=(*SCHEMA.features[:2], history))
     rows = TABLE.append_column("plain_tags", TABLE["tags"])
     run = trained(
-        prepared(rows, tmp_path, schema, split="position:0.8"), tmp_path / "run", "deepfm", crosses=[]
+        prepared(rows, tmp_path, schema, split="position:0.8"),
+        tmp_path / "run",
+        "deepfm",
+        crosses=[],
+        effects=[],
     )
     predictor, fresh = load_run(run), rows.slice(0, 40)
     expected = expected_logits(predictor, fresh)

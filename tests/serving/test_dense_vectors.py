@@ -46,7 +46,7 @@ def rows(number, seed=0):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vectors")
     data = prepare(rows(300), Schema(FEATURES, label="click"), folder / "enc")
-    return trained(data, folder / "run", "deepfm", crosses=[])
+    return trained(data, folder / "run", "deepfm", crosses=[], effects=[])
 
 
 def test_a_bundle_scores_rows_with_vectors_as_the_run_does(run, tmp_path):

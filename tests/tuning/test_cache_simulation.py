@@ -202,7 +202,8 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
         r"11 \(rows of 50.1 KiB\) loses less than 1 %",
         " ".join(lines[21:]),
     )
-    assert max(map(len, [*lines, *hotrows(*common).out.splitlines()])) <= 80
+    shown = [*lines, *hotrows(*common).out.splitlines()]
+    assert max(len(line) for line in shown if str(tmp_path) not in line) <= 80
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     figures = json.loads(hotrows(*common, "--json").out)
     assert figures["advice"]["speeds"] is None and len(figures["measured"]) == 12
@@ -240,7 +241,7 @@ def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
     store = ["--store", f"file:{tmp_path / 'to' / 'be'}", "--disk", "measured"]
     run = hotrows(*common, *store, "--wanted", 1)
     assert run.code == 0, run.err
-    assert f"samples/s in memory; {tmp_path} reads" in run.out
+    assert f"samples/s in memory; {tmp_path} reads" in " ".join(run.out.split())
     assert "1 samples/s take 200 KiB of fast memory" in run.out
     for wrong, message in [
         (["--store", "file"], "belong together"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,7 +258,7 @@ _POLICIES = {
 
 def _say(text: str) -> None:
     """Prints a sentence in lines of 80 columns."""
-    click.echo(click.wrap_text(text, 80))
+    click.echo(textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False))  # paths
 
 
 def _print_words(simulation: Simulation) -> None:
