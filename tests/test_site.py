@@ -9,10 +9,7 @@ import pytest
 
 from tests.support.page_code import PAGES, ROOT
 from tests.support.public_names import PUBLIC
-
-spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build.py")
-site = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(site)
+from tests.support.site import site
 
 
 def test_every_page_is_in_the_navigation():

@@ -8,7 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.support import chromium
-from tests.test_site import site
+from tests.support.site import site
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium")]
 FEW = ("index", "serving", "deploying", "api/hotrows", "api/hotrows.Trainer", "evidence/performance")

@@ -70,9 +70,9 @@ def test_a_target_is_written_as_what_it_is(call, tmp_path, command, suffix, star
     reader.join(20)
     assert code == 0 and pipe.is_fifo(), err
     assert got[0] == content or (suffix == ".html" and len(got[0]) > 0.9 * len(content))
-    # 4. A URL is refused as it was typed, before anything is done.
-    code, _, err = call(command, f"s3://bucket/x{suffix}")
-    assert code == 2 and f"s3://bucket/x{suffix} is a URL" in err and not Path("s3:").exists()
+    # 4. A URL is written, and is named as it was typed where that fails; no folder is called so.
+    code, _, err = call(command, f"gs://bucket/x{suffix}")
+    assert code == 1 and f"gs://bucket/x{suffix}" in err and not Path("gs:").exists()
 
 
 @pytest.mark.parametrize(

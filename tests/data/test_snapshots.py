@@ -35,7 +35,7 @@ def delta(folder):
     path = str(folder / "table")
     deltalake.write_deltalake(path, rows(), partition_by=["day"])
     deltalake.write_deltalake(path, rows(ROWS, 1000), mode="append")
-    deltalake.DeltaTable(path).delete("user = 'u7' or user = 'u14'")
+    deltalake.DeltaTable(path).delete("\"user\" = 'u7' or \"user\" = 'u14'")  # a word of SQL, too
     return f"delta:{path}", [0, 1, 2]
 
 

@@ -54,9 +54,9 @@ def answers(name: str, options: Iterable[str]) -> list[str]:
     words = {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _EMPTY}
     known = set(options)
     likeness = {
-        asked.answer or asked.option: len(words & set(asked.words.split()))
-        for asked in _ASKED
-        if asked.option in known
+        wish.answer or wish.option: len(words & set(wish.words.split()))
+        for wish in _ASKED
+        if wish.option in known
     }
     best = max(likeness.values(), default=0)
     return [how for how, same in likeness.items() if same == best and 2 * same >= max(len(words), 1)]
@@ -64,4 +64,4 @@ def answers(name: str, options: Iterable[str]) -> list[str]:
 
 def words_of(option: str) -> str:
     """Other words for an option."""
-    return " ".join(asked.words for asked in _ASKED if asked.option == option)
+    return " ".join(wish.words for wish in _ASKED if wish.option == option)

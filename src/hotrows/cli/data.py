@@ -140,8 +140,8 @@ def schema_command(
     split = f" --split {draft.split}" if draft.split else ""
     click.echo(f"{named(out)}: {draft.schema}", err=True)
     split += " --events FILE" if histories else ""
-    made = f"--schema {named(out)}{split} --out enc"
-    click.echo(f"next: hotrows prepare {shlex.quote(raw)} {made}", err=True)
+    command_line = f"--schema {named(out)}{split} --out enc"
+    click.echo(f"next: hotrows prepare {shlex.quote(raw)} {command_line}", err=True)
 
 
 @command(

@@ -130,27 +130,29 @@ def contributions_command(
             return slicer.value(feature, row - first - 1)
         return str(values.get(columns[feature], "absent"))
 
-    told = example(predictor, f"row {row:,}", explained, value_of)
+    example_row = example(predictor, f"row {row:,}", explained, value_of)
     if as_json:
-        click.echo(json.dumps(_json(told, explained.left_over), indent=2))
+        click.echo(json.dumps(_json(example_row, explained.left_over), indent=2))
         return
     shown = new_table(
         "feature", "value", *(f"adds to {label}" for label in explained.row), left=("value",)
     )
-    for features, value, adds in told.adds:
+    for features, value, adds in example_row.adds:
         shown.add_row(features, value[:40], *map(_signed, adds.values()))
     shown.add_row("together", "", *map(_signed, explained.left_over.values()))
-    for label, (prediction, typical, unit) in told.predictions.items():
+    for label, (prediction, typical, unit) in example_row.predictions.items():
         click.echo(f"{label}: {prediction:.4g}, of a typical row {typical:.4g}; features add {unit}")
         for verb, sign in (("raised", 1), ("lowered", -1)):
-            most = [(n, v[:20], adds[label]) for n, v, adds in told.adds if sign * adds[label] > _LEAST]
+            most = [
+                (n, v[:20], adds[label]) for n, v, adds in example_row.adds if sign * adds[label] > _LEAST
+            ]
             most.sort(key=lambda one: -abs(one[2]))
             words = ", ".join(f"{n} = {v} ({_signed(number)})" for n, v, number in most[:_NAMED])
             click.echo(f"  {verb} most by {words}" if most else f"  {verb} by nothing")
     print_table(shown)
 
 
-def _json(told: Example, left_over: Mapping[str, float]) -> dict[str, Any]:
+def _json(example_row: Example, left_over: Mapping[str, float]) -> dict[str, Any]:
     """What a row's values add, for programs."""
     return {
         label: {
@@ -159,11 +161,11 @@ def _json(told: Example, left_over: Mapping[str, float]) -> dict[str, Any]:
             "unit": unit,
             "adds": [
                 {"features": names.split(" + "), "value": value, "adds": adds[label]}
-                for names, value, adds in told.adds
+                for names, value, adds in example_row.adds
             ],
             "together": left_over[label],
         }
-        for label, (prediction, typical, unit) in told.predictions.items()
+        for label, (prediction, typical, unit) in example_row.predictions.items()
     }
 
 

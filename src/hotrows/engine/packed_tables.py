@@ -150,7 +150,7 @@ class PackedTables:
             else partial(self.pool, p, plan, narrow and pack.dim >= _LEAST_NARROW)
             for p, pack in enumerate(self.packs)
         ]
-        if any(self.memory.of(plan, g).waits for g in range(len(self.groups))):
+        if any(self.memory.rows_of(plan, g).waits for g in range(len(self.groups))):
             return [work() for work in works]
         return self.streams.run_all(works, held_by_streams(plan))
 
@@ -172,7 +172,7 @@ class PackedTables:
         """The batch's rows of pack p; those under a dense optimizer catch up, where they are or, where
         they are not trained or have no slots, as copies."""
         g = self._group_of[p]
-        where = self.memory.of(plan, g)
+        where = self.memory.rows_of(plan, g)
         catches_up = p in self.dense_rows
         if catches_up and torch.is_grad_enabled():
             catches_up = not where.catch_up(plan, g, p, self.dense_rows)
@@ -196,7 +196,7 @@ class PackedTables:
             first = [self._initial_values[p].of_keys(new.rows, new.keys) for p in packs]
             records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, first, strict=True)]
             self.changed.add(g, new.rows)
-            self.memory.of(plan, g).begin(plan, g, records)
+            self.memory.rows_of(plan, g).begin(plan, g, records)
 
     # ---- update
 
@@ -274,7 +274,7 @@ class PackedTables:
         """What has the rows that a plan reads of group g, once these are noted as changed."""
         first = self.groups[g].packs[0]
         self.changed.add(g, plan.host.packs[first].rows)
-        where = self.memory.of(plan, g)
+        where = self.memory.rows_of(plan, g)
         where.note_update(plan, g)
         return where
 

@@ -221,7 +221,7 @@ class AllInMemory:
         self.groups, self._stores = tuple(groups), stores
         self._in_slots = InSlots(self.groups, layouts, device, lambda g, p: stores[p].records)
 
-    def of(self, plan: Plan, g: int) -> RowsOfPlan:
+    def rows_of(self, plan: Plan, g: int) -> RowsOfPlan:
         """What has the plan's rows of group g."""
         return self._in_slots
 
@@ -273,7 +273,7 @@ class BehindCache:
         self._in_chunks = InChunks(cached, layouts, device, dense_rows)
         self._most_held = -1 if device.on_host else _MOST_HELD  # the host holds none, not even 0 bytes
 
-    def of(self, plan: Plan, g: int) -> RowsOfPlan:
+    def rows_of(self, plan: Plan, g: int) -> RowsOfPlan:
         if plan.moves and not plan.moves[g].bypasses_cache:
             return self._in_slots
         num_bytes = plan.packs[self.groups[g].packs[0]].num_rows * self.groups[g].stride

@@ -110,8 +110,8 @@ def _json_rows(body: bytes) -> tuple[list[Any], Mapping[str, Any]]:
     shared: Any = {}
     if isinstance(content, dict):
         if set(content) - {"rows", "shared"} or "rows" not in content:
-            found = ", ".join(map(shown, content)) or "nothing"
-            line = f"expected a list of rows, or an object of rows and shared, found {found}"
+            names = ", ".join(map(shown, content)) or "nothing"
+            line = f"expected a list of rows, or an object of rows and shared, found {names}"
             raise Refused(422, f"{line[:400]}; GET /schema has an example")
         content, shared = content["rows"], content.get("shared") or {}
     if not isinstance(content, list) or not isinstance(shared, dict):

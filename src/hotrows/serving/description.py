@@ -54,16 +54,16 @@ def openapi_of(scorer: Scorer, most_rows: int) -> dict[str, Any]:
     }
     a_row = {"$ref": "#/components/schemas/Row"}
     rows = {"type": "array", "items": a_row, "minItems": 1, "maxItems": most_rows}
-    whole: dict[str, Any] = {
+    with_shared: dict[str, Any] = {
         "type": "object",
         "properties": {"rows": rows, "shared": a_row},
         "required": ["rows"],
     }
-    whole["additionalProperties"] = False
+    with_shared["additionalProperties"] = False
     numbers = {"type": "array", "items": {"type": ["number", "array"]}}
     words = {"type": "array", "items": {"type": "string"}}
     answer = {"labels": words, "scores": numbers, "units": words, "contributions": {"type": "array"}}
-    body = {"schema": {"oneOf": [rows, whole]}, "example": described["example"]}
+    body = {"schema": {"oneOf": [rows, with_shared]}, "example": described["example"]}
     explain = {"name": "contributions", "in": "query", "schema": {"type": "boolean", "default": False}}
     explain["description"] = "What each field adds to the score: its output less that without the field."
     scores = {"type": "object", "properties": answer, "required": ["labels", "scores"]}

@@ -150,14 +150,16 @@ def _needed(checkpoints: Chain, embedding: Embedding) -> Chain:
     sharding = ranks.num_ranks, placements_of(embedding)
     if origin_of(checkpoints[-1][0].parent.parent) is None:
         return checkpoints
-    if any((each.num_ranks, each.placements) != sharding for _, each in checkpoints):
+    if any((manifest.num_ranks, manifest.placements) != sharding for _, manifest in checkpoints):
         return checkpoints
     needed = []
     for folder, manifest in checkpoints:
         pieces = tuple(piece for piece in manifest.pieces if piece.rank in (None, ranks.rank))
         others = {name for piece in manifest.pieces for name in (piece.file, piece.listed)}
         read = {name for piece in pieces for name in (piece.file, piece.listed)}
-        files = {name: of for name, of in manifest.files.items() if name in read or name not in others}
+        files = {
+            name: entry for name, entry in manifest.files.items() if name in read or name not in others
+        }
         needed.append((folder, replace(manifest, pieces=pieces, files=files)))
     return needed
 

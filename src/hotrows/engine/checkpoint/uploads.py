@@ -87,8 +87,8 @@ class Uploads:
             with self._changed:
                 is_full = len(self._queue) >= _BEHIND
                 ends = self._error is not None or self.is_stopping()
-            found = self._waiting.gather_objects((is_full, ends))
-            if not any(full for full, _ in found) or any(ends for _, ends in found):
+            of_ranks = self._waiting.gather_objects((is_full, ends))
+            if not any(full for full, _ in of_ranks) or any(ends for _, ends in of_ranks):
                 break
             with self._changed:
                 self._changed.wait_for(lambda: len(self._queue) < _BEHIND or self._error, _LOOK)
@@ -169,8 +169,8 @@ class Uploads:
     def _send_others(self) -> None:
         """Sends files of the run in no checkpoint, if they have changed; of other ranks their logs."""
         kept = (LOCK, POINTER)
-        found = [path for path in self._run.rglob("*") if path.is_file() and path.name not in kept]
-        by_name = {path.relative_to(self._run).as_posix(): path for path in found}
+        paths = [path for path in self._run.rglob("*") if path.is_file() and path.name not in kept]
+        by_name = {path.relative_to(self._run).as_posix(): path for path in paths}
         is_ours = self._ranks.rank == 0
         for name in sorted(by_name, key=lambda name: (name == "choices.json", name)):
             if name.startswith(_ELSEWHERE) or not (is_ours or name.startswith("ranks/")):
@@ -192,7 +192,7 @@ class Uploads:
         manifest = f"{FOLDER}/{last.name}/{MANIFEST}"
         self._files.write(manifest, (self._run / manifest).read_bytes())
         self._files.write(POINTER, last.pointer)
-        found = [file for file in self._files.names() if file.startswith(f"{FOLDER}/")]
-        gone = [file for file in found if file.split("/")[1] not in last.needed]
+        names = [file for file in self._files.names() if file.startswith(f"{FOLDER}/")]
+        gone = [file for file in names if file.split("/")[1] not in last.needed]
         for file in sorted(gone, key=lambda file: not file.endswith(MANIFEST)):
             self._files.remove(file)

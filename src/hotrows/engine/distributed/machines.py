@@ -49,8 +49,10 @@ def compare(ranks: Ranks) -> None:
     """Collective: ValueError on all ranks, with rank, machine and reason, if one has other versions than
     rank 0, or another time."""
     ranks.barrier()
-    here = _Machine(platform.node(), {"hotrows": VERSION, "torch": str(torch.__version__)}, time.time())
-    first, *others = ranks.gather_objects(here)
+    machine = _Machine(
+        platform.node(), {"hotrows": VERSION, "torch": str(torch.__version__)}, time.time()
+    )
+    first, *others = ranks.gather_objects(machine)
     for rank, other in enumerate(others, 1):
         for what, version in first.versions.items():
             if other.versions[what] != version:
@@ -74,9 +76,9 @@ def check_room(ranks: Ranks, run: Path, num_bytes: int) -> None:
     """
     is_apart = origin_of(run) is not None
     disk = (platform.node(), os.stat(run).st_dev) if is_apart else None  # None: the one that all share
-    found = ranks.gather_objects((disk, num_bytes, shutil.disk_usage(run).free, str(run)))
-    for disk in dict.fromkeys(disk for disk, *_ in found):
-        of_disk = [(needed, free, place) for other, needed, free, place in found if other == disk]
+    disks = ranks.gather_objects((disk, num_bytes, shutil.disk_usage(run).free, str(run)))
+    for disk in dict.fromkeys(disk for disk, *_ in disks):
+        of_disk = [(needed, free, place) for other, needed, free, place in disks if other == disk]
         needed, (_, free, place) = sum(needed for needed, *_ in of_disk), of_disk[0]
         if needed > free:
             where = f"{place} on {disk[0]}" if disk else named(Path(place))

@@ -38,10 +38,10 @@ def is_url(place: Path | str) -> bool:
     return "://" in address(place)
 
 
-def copy_of(url: str, of: str = "", below: Path | None = None) -> Path:
-    """The path of a copy of what is at a URL. of: whose copy, where processes of one machine have their
+def copy_of(url: str, owner: str = "", below: Path | None = None) -> Path:
+    """The path of a copy of what is at a URL. owner: whose copy, where processes of a machine have their
     own; below: the folder of copies (default: in the cache of the user)."""
-    digest = hashlib.sha256(f"{url}\n{of}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{url}\n{owner}".encode()).hexdigest()[:16]
     return (below or cache_folder() / "copies") / digest / url.rstrip("/").rpartition("/")[2]
 
 

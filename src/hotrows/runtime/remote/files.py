@@ -67,9 +67,9 @@ class RemoteFiles:
         marks = ("ETag", "etag", "mtime", "LastModified", "created")
         return {
             str(path)[len(self._root) + 1 :]: [
-                str(found["size"]), *[str(found[mark]) for mark in marks if mark in found][:1]
+                str(facts["size"]), *[str(facts[mark]) for mark in marks if mark in facts][:1]
             ]
-            for path, found in self._tried(listed).items()
+            for path, facts in self._tried(listed).items()
         }  # fmt: skip
 
     def names(self) -> set[str]:

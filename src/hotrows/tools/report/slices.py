@@ -127,12 +127,12 @@ class Slicer:
         if feature in self._ids:
             column, (ids, lengths, _) = self._ids[feature], self._sample.ids[feature]
             first = int(lengths[:row].sum())
-            own = ids[first : first + int(lengths[row])].tolist()
+            of_row = ids[first : first + int(lengths[row])].tolist()
             reserved = {column.lookup.missing: "missing"} | dict.fromkeys(
                 column.lookup.unknown, "unknown"
             )
-            names = [reserved.get(one) or self._name(column, one) for one in own[:_LISTED]]
-            return ", ".join(names) + " …" * (len(own) > _LISTED) or "none"
+            names = [reserved.get(one) or self._name(column, one) for one in of_row[:_LISTED]]
+            return ", ".join(names) + " …" * (len(of_row) > _LISTED) or "none"
         if feature not in self._features:
             return ""
         number = [one.name for one in self._numbers.features].index(feature)

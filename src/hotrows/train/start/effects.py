@@ -122,8 +122,8 @@ def read(data: EncodedData, names: Sequence[str], task: int, most: int) -> Fitte
         ids.append(batch.ids[begins.view(len(batch.features), -1)[places]].numpy())
         numbers.append(batch.dense[:, : MOST_NUMBERS + 1].numpy())
         labels.append(batch.labels.view(batch.size, -1)[:, task].double().numpy())
-        given = batch.sample_weights
-        weights.append(np.ones(batch.size) if given is None else given.double().numpy())
+        of_batch = batch.sample_weights
+        weights.append(np.ones(batch.size) if of_batch is None else of_batch.double().numpy())
     y, columns = np.concatenate(labels), np.concatenate(ids, 1)
     known = ~np.isnan(y)
     return FittedSamples(
@@ -205,18 +205,18 @@ def _admit(model: Additive) -> list[EffectColumn]:
     by_gain = sorted(model.columns, key=lambda column: -column.gain)
     single = [column.names[0] for column in by_gain if column.names][:_SCREENED]
 
-    def made(names: Sequence[str]) -> EffectColumn:
+    def combined(names: Sequence[str]) -> EffectColumn:
         inside = sorted(names, key=order.index)
         return combination(tuple(inside), _hashed([ids[name] for name in inside]))[0]
 
-    candidates = model.best_of(map(made, itertools.combinations(single, 2)), _ENTERS, _MEASURED)
+    candidates = model.best_of(map(combined, itertools.combinations(single, 2)), _ENTERS, _MEASURED)
     admitted: list[EffectColumn] = []
     while len(admitted) < _MOST and (candidates := model.best_of(candidates, _ADMITTED)):
         best = candidates.pop(0)
         model.add(best)
         admitted.append(best)
         if len(best.names) == 2 and len(admitted) <= _GROWING:
-            grown = [made([*best.names, name]) for name in single if name not in best.names]
+            grown = [combined([*best.names, name]) for name in single if name not in best.names]
             known = {column.names for column in (*candidates, *admitted)}
             candidates += [column for column in grown if column.names not in known]
     model.sweep()

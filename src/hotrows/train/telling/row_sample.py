@@ -120,7 +120,9 @@ def _fields(ids: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a batch with these ids; offsets and weights where one is not 1."""
     if not ids:
         return {"features": (), "ids": torch.zeros(0, dtype=torch.int64)}
-    has_lists, has_weights = (any(bool((of[i] != 1).any()) for of in ids.values()) for i in (1, 2))
+    has_lists, has_weights = (
+        any(bool((of_feature[i] != 1).any()) for of_feature in ids.values()) for i in (1, 2)
+    )
     return of_features(ids, has_lists, has_weights)
 
 
