@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 def test_any_way_of_training_ends_with_the_bits_of_the_plain_one(tmp_path_factory):
     Equalities.folder = tmp_path_factory.mktemp("equal")
     how = settings(
-        max_examples=examples(60, 12),
+        max_examples=examples(60, 20),
         stateful_step_count=4,
         deadline=None,
         derandomize=True,
