@@ -35,6 +35,7 @@ MOVED = {
     "planning": "engine.planning",
     "record": "ops.record",
     "report": "tools.report",
+    "report.row_sample": "train.telling.row_sample",
     "settings": "runtime.settings",
     "shapes": "runtime.shapes",
     "storage": "engine.storage",
