@@ -10,7 +10,7 @@ import torch
 from pyarrow import parquet
 
 from hotrows.batch import Batch
-from hotrows.data import Loader, open_parquet, write_encoded
+from hotrows.data import EncodedData, Loader, open_parquet, write_encoded
 from hotrows.data.stored import order, shards
 from hotrows.schema import Dense, Schema, Sparse
 from tests.reference.rows_of_data import permutation, use_plain_python
@@ -40,6 +40,11 @@ def data(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_pools(monkeypatch):
     monkeypatch.setattr(order.pools, "__defaults__", (0, 64, 3))
+
+
+def test_data_that_is_opened_again_is_not_mapped_again(data):
+    again = EncodedData.open(data.path)
+    assert again.parts["train"].stored(0) is EncodedData.open(data.path).parts["train"].stored(0)
 
 
 @pytest.fixture(params=["native", "plain"])

@@ -74,14 +74,12 @@ class Part(Written):
     @cached_property
     def columns(self) -> SchemaColumns:
         """The columns of rows that have all of their features."""
-        return SchemaColumns(self.schema)
+        return _columns(self.schema)
 
     @cached_property
     def stored_columns(self) -> SchemaColumns:
         """The columns of the rows in shards: with references in place of histories."""
-        if self.events is None:
-            return self.columns
-        return SchemaColumns(self.schema, histories="references", events=self.events)
+        return _columns(self.schema, self.events)
 
     @property
     def histories(self) -> StoredHistories | None:
@@ -205,6 +203,12 @@ def chosen(order: np.ndarray, pool: Pool, share: Share, first_place: int) -> np.
     places = share.among(max(first_place, pool.first), pool.first + pool.rows)
     first = pool.first
     return order[places.start - first :] if isinstance(places, range) else order[places - first]
+
+
+@lru_cache(maxsize=64)
+def _columns(schema: Schema, events: Shard | None = None) -> SchemaColumns:
+    """The columns of rows: one object for equal schemas, by which a shard is mapped once."""
+    return SchemaColumns(schema, histories="lists" if events is None else "references", events=events)
 
 
 @lru_cache(maxsize=256)
