@@ -11,7 +11,7 @@ import torch
 from hotrows.batch import Batch
 from hotrows.losses import Loss, parse
 from hotrows.runtime.pages.drawing import ticks
-from hotrows.tools.report import curves
+from hotrows.tools.report import curves, facts
 from hotrows.tools.report.quality import MetricInterval, measure
 from hotrows.tools.report.result_sections import _slice_table
 from hotrows.tools.report.slices import OTHERS, MeasuredSlice, _by_count, _fifths
@@ -178,3 +178,8 @@ def test_slices_of_numbers_and_counts_hold_each_row_once():
 def test_ticks_are_round_and_within_the_range():
     assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert ticks(1234, 5678) == [2000, 3000, 4000, 5000]
+
+
+def test_a_long_list_of_an_option_is_counted():
+    options = {"hidden": [128, 64], "dropout": 0.25, "effects": [["city", "hour"]] * 30}
+    assert facts._options(options) == " (hidden=[128, 64], dropout=0.25, effects=[30 values])"

@@ -27,7 +27,7 @@ from hotrows.train.telling import metrics_log
 
 Texts = dict[str, str]
 Lines = list[dict[str, Any]]
-_LISTED = 6  # tables of a placement
+_LISTED, _MOST_LETTERS = 6, 80  # tables of a placement, and of the list of an option
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,16 @@ def _words(value: Any) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    texts = (f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in options.items())
+    texts = (f"{name}={_text(value)}" for name, value in options.items())
     return f" ({', '.join(texts)})" if options else ""
+
+
+def _text(value: Any) -> str:
+    """The text of an option; of a long list, such as that of effects, how long it is."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    is_long = isinstance(value, list) and len(str(value)) > _MOST_LETTERS
+    return f"[{len(value):,} values]" if is_long else str(value)
 
 
 def environment(facts: Facts) -> Texts:
