@@ -34,6 +34,8 @@ from benchmarks.harness import ROOT, conditions, write
 from benchmarks.memory_limit import MemoryLimit
 from benchmarks.workload import CRITEO_KAGGLE, DATA
 from hotrows.data import EncodedData
+from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.vocabulary import IdCounts
 from hotrows.data.encode.writing import _checked, _save_counts
 from hotrows.data.stored.encoded import write_manifest
@@ -321,11 +323,12 @@ def samples(stream: str, rows: int, num: int) -> EncodedData:
         DATA.mkdir(exist_ok=True)
         of = schema(stream, rows)
         with new_folder(path) as folder:
-            writers = {name: ShardWriter(folder, name, of) for name in NAMES}
+            columns = SchemaColumns(of)
+            writers = {name: ShardWriter(folder, name, columns) for name in NAMES}
             for first, batch in _batches(stream, rows, num):
-                writers["train"].append(_checked(of, "train", first, batch))
+                writers["train"].append(_checked(columns, "part 'train'", first, batch))
             written = {name: writer.close() for name, writer in writers.items()}
-            counts = [IdCounts() for _ in of.sparse]
+            counts = {name: IdCounts() for name in readers_of(of)}
             write_manifest(folder, of, written, _save_counts(folder, of, counts))
     return EncodedData.open(path)
 
