@@ -17,6 +17,7 @@ constexpr int kParts = 256, kBatchBits = 16, kIndexBits = 24, kRowBits = 64 - kB
 constexpr int64_t kGroups = 64;           // ranges of batches
 constexpr int64_t kMostBatches = 65000;   // so that a batch, and a distance, fit 16 bits
 constexpr int64_t kPiece = 4096;          // entries written at once
+constexpr size_t kAhead = 32;             // pieces that are read at a time: they lie far apart
 constexpr int32_t kNever = INT32_MAX;
 
 // Entries of several parts in one file, each part in pieces.
@@ -39,8 +40,10 @@ class Parts {
   template <class Visit>
   void each(int64_t part, Visit visit) {
     std::vector<uint64_t> piece(kPiece);
-    for (const int64_t offset : parts_[part].pieces) {
-      file_->read(reinterpret_cast<char*>(piece.data()), kPiece * 8, offset);
+    const std::vector<int64_t>& pieces = parts_[part].pieces;
+    for (size_t i = 0, ahead = 0; i < pieces.size(); ++i) {
+      for (; ahead < std::min(i + kAhead, pieces.size()); ++ahead) file_->read_ahead(kPiece * 8, pieces[ahead]);
+      file_->read(reinterpret_cast<char*>(piece.data()), kPiece * 8, pieces[i]);
       for (const uint64_t entry : piece) visit(entry);
     }
     for (const uint64_t entry : parts_[part].held) visit(entry);

@@ -28,7 +28,7 @@ class PlainFetcher:
 
     memory_bytes = 0
 
-    def __init__(self, stride: int) -> None:
+    def __init__(self, stride: int, depth: int = 1) -> None:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
 
     def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:

@@ -14,6 +14,7 @@ import logging
 import shutil
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -132,13 +133,28 @@ class PlanKnownOrder:
         )
 
     def _read(self, uses: list[NextUses], most: int, room: float) -> int:
-        """Adds the batches of a range; returns how many there are."""
-        for number in range(most):
-            try:
-                for of_group, rows in zip(uses, self._future.rows(), strict=True):
-                    of_group.add(rows)
-            except NoMore:
-                return number
-            if 2 * sum(of_group.num_bytes for of_group in uses) > room:  # `finish` writes each once more
-                return number + 1
+        """Adds the batches of a range; returns how many there are. One is read while another is added."""
+        added: Future[None] | None = None
+        with ThreadPoolExecutor(1, "hotrows-next-uses") as other_thread:
+            for number in range(most):
+                try:
+                    rows = self._future.rows()
+                except NoMore:
+                    most = number
+                    break
+                if added is not None:
+                    added.result()
+                # `finish` writes each once more. What was read is added in any case.
+                is_full = 2 * sum(of_group.num_bytes for of_group in uses) > room
+                added = other_thread.submit(_add, uses, rows)
+                if is_full:
+                    most = number + 1
+                    break
+        if added is not None:
+            added.result()
         return most
+
+
+def _add(uses: list[NextUses], rows: list[Tensor]) -> None:
+    for of_group, of_batch in zip(uses, rows, strict=True):
+        of_group.add(of_batch)

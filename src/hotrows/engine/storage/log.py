@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,16 +149,6 @@ def segments(
             f"{path} is not the file that was written there; bring it back, or begin anew from another "
             f"checkpoint"
         )
-
-
-def mapped_segments(path: Path, number: int, stride: int, length: int, checksum: int) -> list[Segment]:
-    """The segments of a log, checked but for their records; the row numbers are mapped from the file, and
-    take no memory of the process."""
-    mapped = np.memmap(path, np.uint8, "r") if length else np.empty(0, np.uint8)
-    return [
-        replace(segment, rows=mapped[segment.first - segment.rows.nbytes : segment.first].view(np.int64))
-        for segment in segments(path, number, stride, length, checksum, records=False)
-    ]
 
 
 def pieces(count: int, stride: int) -> Iterator[slice]:

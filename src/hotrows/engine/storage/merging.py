@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +21,7 @@ import numpy as np
 from hotrows.engine.storage import base_file, record_io
 from hotrows.engine.storage.base_file import COUNTED, Base, BaseWriter
 from hotrows.engine.storage.disk_io import Disk
-from hotrows.engine.storage.log import RecordLog, Segment, mapped_segments
+from hotrows.engine.storage.log import RecordLog, segments
 from hotrows.engine.storage.merge_pace import MergePace
 from hotrows.engine.storage.old_store import UndoJournal
 from hotrows.engine.storage.store_state import StateFile
@@ -31,6 +31,7 @@ MERGE_BYTES = 32 << 20  # of new records in memory while merging
 
 _SAMPLE = 16  # one row in so many decides where a merge is cut
 _PIECE_ROWS = 1 << 20  # of the table, whether they were written or not
+_ROW_BYTES, _ROWS_DEPTH = 8, 32  # of a row number in a log; how many reads of them are in flight
 _REMOVED = -1  # the place of a row that has no record, whatever the base has
 
 
@@ -67,6 +68,7 @@ class Merger:
         self._saved, self._form, self._stride = saved, saved.form, saved.form.stride
         self._next_due, self._switch, self._pace = next_due, switch, pace
         self.fetcher, self.bytes_written = record_io.Fetcher(self._stride), 0
+        self._row_fetcher = record_io.Fetcher(_ROW_BYTES, depth=_ROWS_DEPTH)  # of the rows of logs
         self.merging: tuple[RecordLog | UndoJournal, ...] = ()  # at present
         self._stop = threading.Event()
         self._worker: Worker[None] | None = None
@@ -94,7 +96,11 @@ class Merger:
     def memory_bytes(self) -> int:
         """Bytes of memory that a merge takes at most: rows, places and records, sorted into others, and
         pieces of the base files."""
-        return 2 * MERGE_BYTES + 4 * base_file.PIECE_BYTES + self.fetcher.memory_bytes
+        return (
+            2 * MERGE_BYTES
+            + 4 * base_file.PIECE_BYTES
+            + (self.fetcher.memory_bytes + self._row_fetcher.memory_bytes)
+        )
 
     @property
     def is_running(self) -> bool:
@@ -173,8 +179,7 @@ class Merger:
 
     def _write_all(self, due: Due, writer: BaseWriter) -> None:
         """Writes the newest record of each row, ascending."""
-        parts = [(n, part) for n, log in enumerate(due.logs) for part in _parts(log, self._stride)]
-        for new in _newest(parts, self._stride, 8 * self._form.bit_bytes):
+        for new in self._newest(due):
             # Read the new records, in the order in which they lie in their logs.
             records = np.empty((new.rows.size, self._stride), np.uint8)
             step = max(base_file.PIECE_BYTES // self._stride, 1)
@@ -198,6 +203,28 @@ class Merger:
                     old = due.base.read(self.fetcher, first, of_range)
                     writer.add(first, of_range, old, rows[begin:stop], records[begin:stop])
 
+    def _newest(self, due: Due) -> Iterator[_New]:
+        """The rows of logs, oldest first, with the place of their newest record, some MERGE_BYTES at a
+        time.
+
+        rows of segments = [1, 5], [2, 5]  ->  rows [1, 2, 5], places of the first's 1, the second's 2, 5
+        """
+        logs = [_LogRows(log, self._stride) for log in due.logs]
+        sample = np.sort(np.concatenate([np.empty(0, np.int64), *(log.sample for log in logs)]))
+        every = max(MERGE_BYTES // ((self._stride + 64) * _SAMPLE), 1)
+        cuts = sample[every::every] // COUNTED * COUNTED
+        for first, end in pairwise(np.unique([0, *cuts, 8 * self._form.bit_bytes]).tolist()):
+            found = []
+            for log in logs:
+                with self._piece(first):
+                    found.append(log.read(self._row_fetcher, first, end))
+            rows = np.concatenate([rows for rows, _ in found])
+            of_log = np.repeat(np.arange(len(logs)), [rows.size for rows, _ in found])
+            order = np.argsort(rows, kind="stable")  # of equal rows, the newest comes last
+            rows, places = rows[order], np.concatenate([places for _, places in found])[order]
+            newest = np.append(rows[1:] != rows[:-1], True)[: rows.size]
+            yield _New(first, end, rows[newest], of_log[order[newest]], places[newest])
+
     @contextmanager
     def _piece(self, row: int) -> Iterator[None]:
         """Some work, at a row, and the pause after it."""
@@ -220,35 +247,39 @@ class _New:
     places: np.ndarray
 
 
-def _parts(log: RecordLog | UndoJournal, stride: int) -> list[Segment]:
-    return mapped_segments(log.path, log.number, stride, log.end, log.checksum)
+class _LogRows:
+    """The rows of a log, read again where they are merged: in memory is one in _SAMPLE of each segment.
 
-
-def _newest(parts: Sequence[tuple[int, Segment]], stride: int, num_rows: int) -> Iterator[_New]:
-    """The rows of logs, oldest first, with the place of their newest record, some MERGE_BYTES at a time.
-
-    rows of segments = [1, 5], [2, 5]  ->  rows [1, 2, 5], places of the first's 1, the second's 2, 5
+    A log has a segment a step, of which each range of rows wants a few: from a mapped file such a read
+    brings in 128 KiB for 2, which drives all else from the page cache.
     """
-    sample = np.sort(np.concatenate([np.empty(0, np.int64), *(p.rows[::_SAMPLE] for _, p in parts)]))
-    every = max(MERGE_BYTES // ((stride + 64) * _SAMPLE), 1)
-    bounds = np.unique([0, *(sample[every::every] // COUNTED * COUNTED), num_rows])
-    cuts = [np.searchsorted(part.rows, bounds).tolist() for _, part in parts]
-    for i, (first, end) in enumerate(pairwise(bounds.tolist())):
-        slices = [(n, part, cut[i], cut[i + 1]) for (n, part), cut in zip(parts, cuts, strict=True)]
-        none = np.empty(0, np.int64)
-        rows = np.concatenate([none, *(part.rows[b:e] for _, part, b, e in slices)])
-        logs = np.repeat([n for n, *_ in slices], [e - b for *_, b, e in slices])
-        places = np.concatenate([none, *(_places(part, stride, b, e) for _, part, b, e in slices)])
-        order = np.argsort(rows, kind="stable")  # of equal rows, the newest comes last
-        rows = rows[order]
-        newest = np.append(rows[1:] != rows[:-1], True)[: rows.size]
-        yield _New(first, end, rows[newest], logs[order[newest]], places[order[newest]])
 
+    def __init__(self, log: RecordLog | UndoJournal, stride: int) -> None:
+        samples, listed = [np.empty(0, np.int64)], []
+        for part in segments(log.path, log.number, stride, log.end, log.checksum, records=False):
+            samples.append(part.rows[::_SAMPLE].copy())
+            listed.append((part.rows.size, part.first, part.bare))
+        self._file, self._stride = log.file, stride
+        self.sample = np.concatenate(samples)
+        self._bounds = np.cumsum([part.size for part in samples])  # of the samples of each segment
+        self._counts, self._firsts, self._bare = np.array(listed, np.int64).reshape(-1, 3).T
 
-def _places(part: Segment, stride: int, begin: int, end: int) -> np.ndarray:
-    if part.bare:
-        return np.full(end - begin, _REMOVED)
-    return part.first + stride * np.arange(begin, end)
+    def read(self, fetcher: record_io.Fetcher, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows from `first` to `end`, segment by segment, and the places of their records."""
+        begins = np.maximum(self._num_below(first) - 1, 0) * _SAMPLE
+        lengths = np.minimum(self._num_below(end) * _SAMPLE, self._counts) - begins
+        part = np.repeat(np.arange(lengths.size), lengths)
+        numbers = np.arange(part.size) - np.repeat(np.cumsum(lengths) - lengths - begins, lengths)
+        rows = np.empty((part.size, 1), np.int64)
+        at = self._firsts[part] - 8 * (self._counts[part] - numbers)
+        fetcher.fetch(self._file, at, np.arange(part.size), rows.view(np.uint8))
+        places = np.where(self._bare[part], _REMOVED, self._firsts[part] + self._stride * numbers)
+        is_in = (first <= rows[:, 0]) & (rows[:, 0] < end)
+        return rows[is_in, 0], places[is_in]
+
+    def _num_below(self, row: int) -> np.ndarray:
+        """How many samples of each segment are below a row."""
+        return np.diff(np.append(0, np.cumsum(self.sample < row))[self._bounds])
 
 
 def _ranges(base: Base, new: _New, step: int) -> Iterator[tuple[int, int]]:
