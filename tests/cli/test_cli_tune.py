@@ -31,7 +31,7 @@ def test_tune_prints_every_decision_and_writes_what_train_reads(hotrows):
         assert of["knob"] not in ("linear_paths", "batch_size", "precision")  # given, or not asked for
         assert re.search(rf"^{of['knob']} +", told.out, re.MULTILINE)
     assert "configuration  fast.json" in told.out
-    assert "tuned for speed; for quality (learning rates, dim, dropout) see" in told.out
+    assert "tuned for speed; for quality: --for auc" in told.out
     assert not [name for name in os.listdir() if "trial" in name]
     run = hotrows("train", "enc", "--config", "fast.json", "--steps", "5", "--run", "runs/tuned")
     assert run.code == 0, run.err
@@ -40,6 +40,21 @@ def test_tune_prints_every_decision_and_writes_what_train_reads(hotrows):
     assert {name: config[name] for name in ("model", "batch_size", "fast_memory", "in_flight")} == {
         name: written[name] for name in ("model", "batch_size", "fast_memory", "in_flight")
     }
+
+
+def test_tune_for_a_metric_prints_its_trials_and_one_test_and_writes_what_train_reads(hotrows):
+    pytest.importorskip("optuna")
+    search = ["tune", "enc", "--for", "auc", "--model", "dnn", "--option", "hidden=[4]", "--steps", "4"]
+    told = hotrows(*search, "--trials", "2", "--lr", "0.01", "--minutes", "9", "--config", "auc.json")
+    assert told.code == 0, told.err
+    assert re.search(r"^trial +auc +± +model +dim +dropout +seconds +note$", told.out, re.MULTILINE)
+    assert re.search(r"^validation +auc 0\.\d{4}; of the defaults 0\.\d{4}$", told.out, re.MULTILINE)
+    assert len(re.findall(r"^test +AUC", told.out, re.MULTILINE)) == 1
+    assert "configuration  auc.json: hotrows train enc --config auc.json" in told.out
+    assert os.path.isdir("runs/tune-auc")
+    assert hotrows("train", "enc", "--config", "auc.json", "--run", "runs/chosen").code == 0
+    again = hotrows(*search, "--trials", "2", "--config", "more.json")
+    assert again.code == 1 and "has a search with row_optimizer" in again.err
 
 
 @pytest.mark.slow
@@ -69,6 +84,10 @@ def test_tune_runs_under_torchrun(folder):
         (["--precision", "bfloat16", "--may-change", "precision"], "precision is given, and stays"),
         (["--fast-memory", "10"], "fast memory must hold a row of every group"),
         (["--steps", "0"], "steps must be at least 1, not 0"),
+        (["--minutes", "1"], "--seconds and --minutes are both the time: give one of the two"),
+        (["--trials", "3"], "--trials goes with --for auc"),
+        (["--for", "auc", "--may-change", "precision"], "--may-change goes with --for speed"),
+        (["--for", "acu"], "'acu' is none of speed, auc, logloss"),
     ],
 )
 def test_tune_refuses_what_is_wrong_before_it_measures(hotrows, arguments, said):

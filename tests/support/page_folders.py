@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,55 +116,6 @@ def renewed(page: str) -> dict[str, Any]:
     if page == "docs/requests.md":
         return loop()  # of the data that the page has made
     return plain() if page == "docs/any_model.md" else {}
-
-
-class Trial:
-    """A trial as Optuna has it, so far as docs/python.md uses it; the third one is pruned."""
-
-    def __init__(self, number):
-        self.number, self.reported = number, []
-
-    def suggest_float(self, name, low, high, log):
-        return low * (high / low) ** (self.number / 4)
-
-    def report(self, value, step):
-        self.reported.append((step, value))
-
-    def should_prune(self):
-        return self.number == 2
-
-
-class Study:
-    def __init__(self):
-        self.trials = []
-
-    def optimize(self, objective, n_trials):
-        for number in range(n_trials):
-            trial = Trial(number)
-            self.trials.append(trial)
-            try:
-                trial.value = objective(trial)
-            except Pruned:
-                trial.value = None
-
-
-class Pruned(Exception):
-    pass
-
-
-def optuna() -> dict[str, Any]:
-    """Optuna where it is installed, else what stands for it."""
-    try:
-        import optuna
-    except ImportError:
-        pruners = SimpleNamespace(MedianPruner=lambda n_startup_trials: None)
-        study = SimpleNamespace(
-            TrialPruned=Pruned, pruners=pruners, create_study=lambda direction, pruner: Study()
-        )
-        sys.modules["optuna"] = study  # type: ignore[assignment]
-        return {}
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return {}
 
 
 def judge(page: str, names: dict[str, Any]) -> None:
@@ -297,7 +247,6 @@ SETUP: dict[str, Any] = {
     "docs/reference/formats.md": checkpoints,
     "docs/data.md": raw_rows,
     "docs/dynamic_ids.md": dynamic_ids,
-    "docs/python.md": optuna,
     "docs/ranks.md": loop,
     "docs/requests.md": requests,
     "docs/training.md": training,

@@ -1,17 +1,19 @@
-"""The command tune: the fastest settings here, chosen by short measured runs."""
+"""The command tune: the fastest settings here, chosen by short measured runs, or those of the best
+metric, chosen by trials."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotrows.cli.commands import command
-from hotrows.cli.options import bar, new_table, of_function, option, print_table
-from hotrows.cli.paths import OUT
+from hotrows.cli.options import POSITIVE, Name, bar, new_table, of_function, option, print_table
+from hotrows.cli.paths import HERE, OUT
+from hotrows.cli.runs import print_metrics
 from hotrows.cli.training import (
     COMMON,
     SECTIONS,
@@ -24,27 +26,36 @@ from hotrows.cli.training import (
 )
 from hotrows.engine.distributed import job
 from hotrows.runtime.atomic_files import is_special, write_text
+from hotrows.runtime.atomic_files import shown as shown_path
 from hotrows.runtime.remote import named
 from hotrows.train.config import MAY_CHANGE, TrainConfig
 
 if TYPE_CHECKING:
     from hotrows.tools.tuning.benchmark import Comparison
+    from hotrows.tools.tuning.search import Found
     from hotrows.tools.tuning.tune import Tuned
 
 # About the life of a run, not about how fast its steps are.
 _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
+_METRICS = ("auc", "logloss", "gauc", "rmse", "mae", "r2", "poisson_deviance", "mrr", "ndcg")
+_GOAL = Name(lambda: ("speed", *_METRICS), "ndcg@K|hit@K", lambda text: "@" in text)
 
 
 @command(
     "tune",
     "hotrows tune enc --model dlrm && hotrows train enc --config tuned.json",
+    "hotrows tune enc --for auc --minutes 30 && hotrows train enc --config tuned.json",
+    "hotrows tune enc --for logloss --model deepfm --raw 'day_*.gz' --run runs/search",
     "hotrows tune enc --model dlrm --fast-memory 2GiB --store file:tables --seconds 300",
     "hotrows tune enc --model dlrm --may-change precision,wire_dtype --config fast.json",
     "torchrun --nproc-per-node 2 -m hotrows tune enc --model dlrm",
     sections=SECTIONS,
-    common=("out", "seconds", "may_change", *COMMON),
+    common=("goal", "minutes", "trials", "raw", "out", "may_change", *COMMON),
 )
 @data_options
+@option(
+    "--for", "goal", type=_GOAL, default="speed", help="Tune speed, or a metric of the validation part."
+)
 @setting_options(leave_out=_NOT_OF_A_STEP)
 @option(
     "--config",
@@ -55,7 +66,7 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
 )
 @of_function(
     "tools.tuning.tune:tune",
-    "seconds",
+    seconds={"default": None, "help": "Time for all.  [default: 120; of a metric 1800]"},
     may_change={
         "default": "",
         "show_default": False,
@@ -63,21 +74,57 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
         "help": f"Settings that change results, and may: any of {', '.join(MAY_CHANGE)}, with commas.",
     },
 )
-def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> None:
-    """Choose the settings that train fastest here.
+@click.option("--minutes", type=POSITIVE, help="The time in minutes, in place of --seconds.")
+@of_function(
+    "tools.tuning.search:search",
+    "trials",
+    run={"type": HERE, "default": None, "help": "Folder of the search.  [default: runs/tune-METRIC]"},
+    raw={
+        "multiple": True,
+        "metavar": "RAW",
+        "default": (),
+        "help": "Files that DATA was prepared from, to choose min_count (also --validation, --test).",
+    },
+)
+def tune_command(
+    out: Path,
+    goal: str,
+    seconds: float | None,
+    minutes: float | None,
+    may_change: str,
+    trials: int | None,
+    run: Path | None,
+    raw: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Choose the settings that train fastest here, or predict best.
 
-    Trains the model for short times, settings against the best so far in turn, and takes what is faster
-    beyond noise: paths of matrix products, micro-batches, packs, sharding, batches planned ahead and in
-    flight, the look ahead, the policy and the split of fast memory. None of them changes what is learned
-    but by rounding; with --may-change, those named may. Settings given as options stay as they are.
+    With --for auc, or another metric, trains whole runs by Optuna and keeps the best on the validation
+    part: model, learning rates, dim, dropout, crosses, with --raw min_count. Run again to continue.
 
-    In the end the defaults and what was chosen are compared once more; unless it is faster again,
-    the defaults are written. Under torchrun, for all ranks together.
+    For speed, trains for short times and takes what is faster beyond noise: micro-batches, packs,
+    sharding, batches planned ahead and in flight, the look ahead, the policy and the split of fast
+    memory. They change nothing but rounding; with --may-change, those named may. In the end the defaults
+    are compared once more, and written unless slower. Under torchrun, for all ranks together.
 
-    This is about speed. For quality (learning rates, dim, dropout, epochs) search with Optuna, as
-    examples/optuna_pruning.py does.
+    Settings given as options stay as they are.
     """
+    if seconds and minutes:
+        raise click.UsageError("--seconds and --minutes are both the time: give one of the two")
+    seconds = 60 * minutes if minutes else seconds
+    of_quality = {"--trials": trials, "--run": run, "--raw": raw}
+    for name, value in (of_quality if goal == "speed" else {"--may-change": may_change}).items():
+        if value:
+            raise click.UsageError(f"{name} goes with --for {'auc' if goal == 'speed' else 'speed'}")
     source = {name: options.pop(name) for name in SOURCE_NAMES}
+    if goal != "speed":
+        metric = "log_loss" if goal == "logloss" else goal
+        how = {"metric": metric, "run": run or Path("runs", f"tune-{metric}"), "trials": trials}
+        with bar() as progress:
+            config = config_with(TrainConfig(), options)
+            found = _search(config, source, raw, progress, seconds=seconds or 1800.0, **how)
+        _print_found(found, out)
+        return
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
     fixed = [name for name, value in options.items() if value not in (None, ())]
     both = sorted(set(fixed) & set(may_change_names))
@@ -88,7 +135,7 @@ def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> 
             config_with(TrainConfig(), options),
             source,
             progress,
-            seconds=seconds,
+            seconds=seconds or 120.0,
             may_change=may_change_names,
             fixed=fixed,
         )
@@ -126,6 +173,61 @@ def _tune(
     )
 
 
+def _search(
+    config: TrainConfig,
+    source: dict[str, Any],
+    raw: Sequence[str],
+    progress: Callable[..., None],
+    **how: Any,
+) -> Found:
+    """Searches for quality. source: arguments of `open_data`; how: further arguments of `search`."""
+    if job.is_several():
+        raise click.UsageError("trials run in one process: search without torchrun")
+    files = {"raw": raw, "validation": source["validation"], "test": source["test"]} if raw else {}
+    source |= {"validation": (), "test": ()} if raw else {}
+    check_data(**source)
+    from hotrows.tools.tuning.search import search
+
+    def show(what: str, done: float, total: float) -> None:
+        progress("searching", done, total, what)
+
+    return search(open_data(**source), config, raw=files, progress=show, **how)
+
+
+def _print_found(found: Found, out: Path) -> None:
+    """Prints the trials and the test of the best one, and writes its config."""
+    names = list(dict.fromkeys(name for trial in found.trials for name in trial.params))
+    table = new_table("trial", found.metric, "±", *names, "seconds", left=("model",))
+    table.add_column("note")
+    for trial in found.trials:
+        attrs, note = trial.user_attrs, trial.user_attrs["note"]
+        score = (
+            "–" if note else f"{trial.value:.4f}",
+            f"{attrs['error']:.4f}" if "error" in attrs else "–",
+        )
+        values = [_shown_choice(name, trial.params.get(name, "–")) for name in names]
+        table.add_row(str(attrs["turn"]), *score, *values, f"{attrs['seconds']:.1f}", note)
+    print_table(table)
+    best, first = found.trials[0], min(found.trials, key=lambda trial: trial.number)
+    of_first = first.user_attrs["note"] or f"{first.value:.4f}"
+    click.echo(f"validation     {found.metric} {best.value:.4f}; of the defaults {of_first}")
+    if found.test is not None:
+        print_metrics("test", found.test)
+    click.echo(f"run            {shown_path(found.run)}")
+    found.config.save(out)
+    if not is_special(out):
+        data = shown_path(found.data)
+        click.echo(f"configuration  {named(out)}: hotrows train {data} --config {named(out)}")
+
+
+def _shown_choice(name: str, value: Any) -> str:
+    """A value that a search chose, for people; rates are times the default."""
+    if name == "min_count" and value == 0:
+        return "as it is"
+    times = "×" if name in ("lr", "dense_lr") and value != "–" else ""
+    return f"{times}{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def _print_tuned(tuned: Tuned) -> None:
     from hotrows.tools.tuning.tune import shown, verdict
 
@@ -154,9 +256,7 @@ def _print_tuned(tuned: Tuned) -> None:
             f"more --seconds"
         )
     click.echo(_summary(tuned))
-    click.echo(
-        "tuned for speed; for quality (learning rates, dim, dropout) see examples/optuna_pruning.py"
-    )
+    click.echo("tuned for speed; for quality: --for auc")
 
 
 def _summary(tuned: Tuned) -> str:
