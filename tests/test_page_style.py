@@ -11,7 +11,13 @@ GUIDES = (
     *("streaming", "serving", "deploying", "ranks", "gpu", "tuning"),
 )
 KINDS = {
-    "start": ("installation", "choosing_a_model", "troubleshooting", "tutorials/first_model"),
+    "start": (
+        "installation",
+        "choosing_a_model",
+        "improving",
+        "troubleshooting",
+        "tutorials/first_model",
+    ),
     "tutorials": (
         *("larger_than_memory", "many_machines", "events_to_scores"),
         *("from_deepctr_torch", "from_fuxictr", "from_torchrec", "from_keras"),

@@ -43,7 +43,7 @@ def test_train_leaves_a_run(folder):
 def test_eval_prints_auc_and_log_loss_of_the_held_out_part(hotrows, folder):
     told = hotrows("eval", "runs/a")
     kept = json.loads((folder / "runs/a/result.json").read_text())["test"]
-    line = r"test +AUC (\S+)  log loss (\S+) \(base rate \S+\)  calibration \S+  \(600 rows\)\n"
+    line = r"test +AUC (\S+)  log loss (\S+) \(base rate \S+\)  calibration \S+  \(600 samples\)\n"
     found = re.fullmatch(line, told.out)
     assert told.code == 0
     assert float(found[1]) == pytest.approx(kept["auc"], abs=1e-6)
@@ -88,7 +88,7 @@ def test_rates_of_unknown_and_missing_values_are_said_beside_the_results(hotrows
     """Rows in another spelling were predicted, and no word said that most values were unknown."""
     usual = hotrows("predict", "runs/a", "raw/train.txt")
     rates, metrics = usual.err.splitlines()
-    assert re.fullmatch(r"3,000 rows; missing: \S+% of the values, .*; unknown: .*", rates)
+    assert re.fullmatch(r"3,000 samples; missing: \S+% of the values, .*; unknown: .*", rates)
     assert re.match(r"labels +AUC \S+ ", metrics)
     with open("raw/train.txt") as rows, open("upper.txt", "w") as upper:
         upper.write(rows.read().upper())
@@ -98,8 +98,8 @@ def test_rates_of_unknown_and_missing_values_are_said_beside_the_results(hotrows
     assert re.match(
         r"hotrows: warning: values differ .*: 'C\d+' \S+% unknown \(such as '[0-9A-F]+'\), exp", warning
     )
-    assert summary.startswith("3,000 rows; ")
-    assert hotrows("eval", "runs/a").err.startswith("600 rows; missing: ")
+    assert summary.startswith("3,000 samples; ")
+    assert hotrows("eval", "runs/a").err.startswith("600 samples; missing: ")
     assert hotrows("prepare", "raw/train.txt", "--like", "enc", "--out", "alike").err == ""
     later = hotrows("prepare", "upper.txt", "--like", "enc", "--out", "later")
     assert later.err.startswith("hotrows: warning: values differ from those")
@@ -110,7 +110,7 @@ def test_rates_of_unknown_and_missing_values_are_said_beside_the_results(hotrows
 
 def test_describe_prints_sizes_and_draws_the_skew(hotrows):
     told = hotrows("describe", "enc", "--picture", "skew.svg")
-    assert "2,160 rows" in told.out
+    assert "2,160 samples" in told.out
     assert "hottest 1 %" in told.out
     assert len(re.findall(r"^C\d+ ", told.out, re.MULTILINE)) == 26
     assert json.loads(hotrows("describe", "enc", "--json").out)["parts"]["test"]["rows"] == 600

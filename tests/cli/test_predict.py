@@ -61,7 +61,7 @@ def test_standard_output_is_csv_where_columns_are_kept(hotrows, lines, expected)
 
 def test_metrics_are_said_where_labels_are(hotrows, lines):
     told = hotrows("predict", "runs/a", "raw/train.txt")
-    measured = re.search(r"^labels +AUC (0\.\d+)  log loss .* \(3,000 rows\)$", told.err, re.MULTILINE)
+    measured = re.search(r"^labels +AUC (0\.\d+)  log loss .* \(3,000 samples\)$", told.err, re.MULTILINE)
     assert 0.5 < float(measured[1]) < 1 and "AUC" not in told.out
     with open("unlabelled.txt", "w") as file:
         file.write("".join("\t".join(line[1:]) + "\n" for line in lines[:50]))

@@ -51,7 +51,7 @@ def warned(tmp_path, caplog):
         with caplog.at_level(logging.WARNING, "hotrows"):
             data = prepare(rows, schema, tmp_path / "enc", split=split, **options)
         said = [record.message for record in caplog.records]
-        odd = [line for line in said if not line.startswith("no rows validate")]
+        odd = [line for line in said if not line.startswith("no samples validate")]
         assert list(describe(EncodedData.open(data.path)).oddities) == odd
         return said
 
@@ -65,7 +65,7 @@ def test_usual_data_is_not_warned_of(warned):
 @pytest.mark.parametrize("number", [0, 1])
 def test_one_class_only(warned, number):
     said = warned(table(click=np.full(ROWS, number)))
-    assert [line.partition(" rows of ")[2] for line in said] == [
+    assert [line.partition(" samples of ")[2] for line in said] == [
         "train: nothing can be learned of it",
         "validation: it has no AUC there",
         "test: it has no AUC there",
@@ -80,7 +80,9 @@ def test_weights_of_0_in_all_rows_of_a_part(warned, first, part):
     rows = {"train": 800, "validation": 100, "test": 100}[part]
     weights = [float(not first <= i < first + rows) for i in range(ROWS)]
     (line,) = warned(table(w=weights), schema, split="position:0.8,0.1,0.1")
-    assert line.startswith(f"none of the {rows} rows of {part} has the label 'click' with a weight ('w')")
+    assert line.startswith(
+        f"none of the {rows} samples of {part} has the label 'click' with a weight ('w')"
+    )
 
 
 def test_one_class_among_the_rows_that_weigh(warned):
@@ -88,14 +90,14 @@ def test_one_class_among_the_rows_that_weigh(warned):
     schema = dataclasses.replace(SCHEMA, weight="w")
     weights = [2.5 * (not 800 <= i < 900 or click) for i, click in enumerate(clicks)]
     (line,) = warned(table(click=clicks, w=weights), schema, split="position:0.8,0.1,0.1")
-    assert line == "label 'click' is 1 in all 100 rows of validation: it has no AUC there"
+    assert line == "label 'click' is 1 in all 100 samples of validation: it has no AUC there"
 
 
 def test_a_label_that_no_row_of_a_part_has(warned):
     schema = dataclasses.replace(SCHEMA, label=("click", "buy"))
     buys = [None if i >= 900 else i % 2 for i in range(ROWS)]
     (line,) = warned(table(buy=buys), schema, split="position:0.8,0.1,0.1")
-    assert line == "none of the 100 rows of test has the label 'buy': it cannot be measured there"
+    assert line == "none of the 100 samples of test has the label 'buy': it cannot be measured there"
 
 
 WEEK = [1_700_000_000 // 86_400 * 86_400 + day * 86_400 for day in range(7) for _ in range(20)]
@@ -119,7 +121,7 @@ def test_a_part_that_a_split_leaves_empty_is_named(tmp_path, caplog, split, empt
     rows = {"click": [i % 2 for i in range(140)], "user": [i % 9 for i in range(140)], "when": WEEK}
     schema = Schema((Sparse("user"),), label="click", time=Time("when"))
     data = prepare(rows, schema, tmp_path / "enc", split=split)
-    named = [r.message.split()[1] for r in caplog.records if "part has no rows" in r.message]
+    named = [r.message.split()[1] for r in caplog.records if "part has no samples" in r.message]
     assert named == empty
     assert all(not data.parts[name].rows for name in empty)
 
@@ -137,7 +139,7 @@ def test_columns_with_one_value(warned):
 
 def test_another_value_in_every_row(warned):
     (line,) = warned(table(user=np.arange(ROWS)))
-    said = r"'user' has another value in each of the 8\d\d rows of training \(a row number"
+    said = r"'user' has another value in each of the 8\d\d training samples \(a row number"
     assert re.match(said, line)
 
 
@@ -224,8 +226,8 @@ def test_rows_of_the_test_part_that_stand_in_training(warned):
     """The test file is a piece of the training file; equal rows within training alone are none."""
     rows = table()
     said = warned(rows, split=None, test=rows.slice(100, 300))
-    assert said[0].startswith("no rows validate")
-    assert said[1].startswith("about 100% of the rows of test stand in training too, label and all")
+    assert said[0].startswith("no samples validate")
+    assert said[1].startswith("about 100% of the samples of test are in training too, label and all")
     assert len(said) == 2
 
 

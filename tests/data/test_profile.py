@@ -315,7 +315,7 @@ def test_a_profile_comes_back_from_its_file(data, tmp_path):
 def test_other_files_and_damaged_ones_are_no_profiles(data, tmp_path):
     with pytest.raises(ValueError, match="is not a profile"):
         Profile.load(data.path / "train-00000.shard")
-    with pytest.raises(ValueError, match="is not regrouped into hot and cold rows"):
+    with pytest.raises(ValueError, match="is not regrouped into hot and cold samples"):
         Profile.from_data(data)
     profile(data, bytes_per_row=BYTES, fast_memory=20_000).save(tmp_path / "hot.ids")
     damaged = bytearray((tmp_path / "hot.ids").read_bytes())
@@ -388,5 +388,5 @@ def test_wrong_arguments_are_refused(data, message, arguments):
 
 
 def test_data_without_training_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has 0 rows; a profile needs at least one to count"):
+    with pytest.raises(ValueError, match="has 0 samples; a profile needs at least one to count"):
         profile(encoded(tmp_path / "o", skewed(0)), bytes_per_row=BYTES, fast_memory=1)

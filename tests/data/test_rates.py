@@ -52,7 +52,7 @@ def test_rates_are_beside_the_batches(folder):
     assert rates.features["user"].unknown == (rows(100, 1, 21)["user"].to_numpy() == 20).sum()
     assert rates.far == ()
     assert rates.summary().startswith(
-        "100 rows; missing: 11.6% of the values, most in 'price' (20.0%); unknown: 0."
+        "100 samples; missing: 11.6% of the values, most in 'price' (20.0%); unknown: 0."
     )
 
 

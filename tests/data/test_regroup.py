@@ -171,7 +171,7 @@ def test_wrong_data_is_refused(data, hot_profile, tmp_path):
     other = encoded(tmp_path / "other", 3000, schema=larger)
     with pytest.raises(ValueError, match="the profile is of other data than"):
         regroup(other, hot_profile, tmp_path / "third")
-    with pytest.raises(ValueError, match="is not regrouped into hot and cold rows; do so with"):
+    with pytest.raises(ValueError, match="is not regrouped into hot and cold samples; do so with"):
         hot_and_cold(data)
 
 
@@ -194,7 +194,7 @@ def test_the_commands(data, tmp_path, capsys):
     code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *options)
     regrouped = EncodedData.open(tmp_path / "hot")
     cold = 3000 - hot_and_cold(regrouped)[0].rows
-    assert f"{hot_and_cold(regrouped)[0].rows:,} all-hot and {cold:,} cold training rows" in said.out
+    assert f"{hot_and_cold(regrouped)[0].rows:,} all-hot and {cold:,} cold training samples" in said.out
     code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *options)
     assert (code, said.out) == (1, "")
     assert "exists and is no empty folder" in said.err

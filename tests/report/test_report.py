@@ -125,7 +125,7 @@ def test_the_same_runs_give_the_same_page(folder):
 
 def test_runs_side_by_side_have_their_differences_marked(folder):
     page = page_of(folder, "a", "b", scope=Scope(rows=100))
-    assert "Of 100 random rows of the 180 rows of the test part." in " ".join(page.of("p"))
+    assert "Of 100 random samples of the 180 samples of the test part." in " ".join(page.of("p"))
     assert "b than a" in page.of("th")
     (verdict,) = [text for text in page.of("p") if " in AUC" in text]
     assert re.match(r"(a|b) (is better by 0\.\d{4} than (a|b)|and a are equal) in AUC", verdict)

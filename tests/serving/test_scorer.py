@@ -188,7 +188,7 @@ def test_export_prints_what_fewer_bits_cost_on_held_out_rows(
 
     monkeypatch.setattr("hotrows.train.run.folder.open_data", gone)
     cli.main([*arguments, str(tmp_path / "again")])
-    assert "no held-out rows of the run's data were found" in capsys.readouterr().out
+    assert "no held-out samples of the run's data were found" in capsys.readouterr().out
 
 
 def test_a_cross_has_the_buckets_of_training():

@@ -95,7 +95,7 @@ def test_a_stream_begins_from_a_schema_alone(tmp_path, hotrows):
     low, high = predictor.predict({"n": [0, 0], "a": ["v0", "v1"], "b": [3, 3]})
     assert low < 0.4 < 0.6 < high
     refused = hotrows("train", tmp_path / "enc", "--model", "fm", "--run", tmp_path / "offline")
-    assert refused.code == 1 and "has no rows: train on a stream" in refused.err
+    assert refused.code == 1 and "has no samples: train on a stream" in refused.err
     assert hotrows("prepare", "--out", tmp_path / "none").code == 2
 
 

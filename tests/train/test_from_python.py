@@ -434,7 +434,7 @@ def test_no_rows_have_no_predictions(trained, raw, tmp_path):
     for nothing in (raw[:0], raw[:0].to_pandas(), raw[:0].to_pydict(), [raw[:0], raw[:0]]):
         predicted = predictor.predict(nothing)
         assert (predicted.shape, predicted.dtype) == ((0,), np.float32)
-    with pytest.raises(ValueError, match="there are no rows to evaluate"):
+    with pytest.raises(ValueError, match="there are no samples to evaluate"):
         predictor.evaluate(raw[:0])
     with pytest.raises(ValueError, match=re.escape("lacks the columns ['a', 'b', 'n']")):
         predictor.predict({"x": []})
@@ -574,8 +574,8 @@ def test_public_objects_are_shown_in_a_line_or_two(trained, encoded):
     part = encoded.parts["test"]
     shown = {
         "Schema": (encoded.schema, "'tiny', label label; 1 dense: n; 2 sparse: a, b"),
-        "EncodedData": (encoded, "rows: train 900, validation 300, test 300"),
-        "Part": (part, f"test of {encoded.path}, 300 rows"),
+        "EncodedData": (encoded, "samples: train 900, validation 300, test 300"),
+        "Part": (part, f"test of {encoded.path}, 300 samples"),
         "Loader": (Loader(part, 64, shuffle=True), "5 batches of 64, shuffled by seed 0"),
         "Trainer": (trainer, f"{run}, deepfm, step 30 of 30"),
         "Result": (result, f"{run}, 30 steps, best {result.best_step}; validation AUC 0."),

@@ -92,7 +92,7 @@ def test_what_was_chosen_is_noted_at_the_start(diverged, tmp_path, caplog):
         Trainer(data, cached, tmp_path / "run").fit()
     text = caplog.text
     assert "model: deepfm (sequences none, 1 id features, 1 dense); choose with --model" in text
-    assert "few rows, and no column of more than 60 values: gradient boosting" in text
+    assert "few samples, and no column of more than 60 values: gradient boosting" in text
     assert "batches in flight pinned at most" in text
     caplog.clear()
     with caplog.at_level(logging.INFO, "hotrows"):
@@ -168,7 +168,7 @@ def test_a_label_that_is_far_more_frequent_in_another_part_is_warned_of(tmp_path
     assert len(lines) == (said is not None)
     if said is not None:
         rates = ["50.00%", "5.00%"] if said == "high" else ["5.00%", "50.00%"]
-        assert f"{rates[0]} of the training rows and in {rates[1]} of the test rows" in lines[0]
+        assert f"{rates[0]} of the training samples and in {rates[1]} of the test samples" in lines[0]
         assert f"too {said} there" in lines[0]
     trainer.fit(verbose=False)
     caplog.clear()

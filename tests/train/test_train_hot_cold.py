@@ -325,7 +325,9 @@ def test_an_all_hot_batch_moves_no_row(data, steps, tmp_path):
 def test_policy_hot_needs_regrouped_data(data, tmp_path, store):
     path = tmp_path / "store"
     config = behind_a_cache(CONFIG, "hot", 24, f"file:{path}" if store == "file" else "memory")
-    with pytest.raises(ValueError, match="is not regrouped into hot and cold rows; do so with `hotrows"):
+    with pytest.raises(
+        ValueError, match="is not regrouped into hot and cold samples; do so with `hotrows"
+    ):
         Trainer(data[0], config, tmp_path / "run")
     assert not list(tmp_path.iterdir())  # the next try finds nothing in its way
 

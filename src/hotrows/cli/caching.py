@@ -102,7 +102,7 @@ def _hot_table(profile: data.Profile) -> Table:
 @_profile_options
 @of_function("data.hot_cold.regroup:regroup", "out", "force")
 def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> None:
-    """Lay out data in hot and cold rows.
+    """Lay out data in hot and cold samples.
 
     Profiles DATA and writes it anew: first the samples that read hot rows alone, then the others,
     so that most batches train without slow memory. Refused where too few samples are all-hot.
@@ -117,7 +117,7 @@ def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> No
         regrouped = data.regroup(encoded, profile, out, force=force, progress=progress)
     rows, hot = regrouped.parts["train"].rows, hot_and_cold(regrouped)[0].rows
     click.echo(
-        f"{named(out)}: {hot:,} all-hot and {rows - hot:,} cold training rows ({hot / rows:.1%} hot)"
+        f"{named(out)}: {hot:,} all-hot and {rows - hot:,} cold training samples ({hot / rows:.1%} hot)"
     )
 
 

@@ -67,7 +67,7 @@ def synth_command(
     with bar() as progress:
 
         def report(done: int, total: int) -> None:
-            progress("making rows", done, total)
+            progress("making samples", done, total)
 
         if kind == "product":
             from hotrows.data.datasets import product
@@ -240,7 +240,7 @@ def prepare_command(
 
 
 def prepare_with_bar(prepare: Callable[..., EncodedData], out: Path) -> EncodedData:
-    """Calls `prepare`, which writes into the folder `out`, with a progress bar; prints the rows."""
+    """Calls `prepare`, which writes into the folder `out`, with a progress bar; prints its samples."""
     try:
         with bar() as progress:
             encoded = prepare(progress=progress)
@@ -309,7 +309,7 @@ def describe_command(
         rates = [
             f", {rate:.2%} {label}" for label, rate in part.positive_rates.items() if rate is not None
         ]
-        click.echo(f"{name:<11}{part.rows:>14,} rows{''.join(rates)}")
+        click.echo(f"{name:<11}{part.rows:>14,} samples{''.join(rates)}")
     size = f"{description.table_bytes / 2**20:,.1f}"
     click.echo(f"{'tables':<11}{size:>14} MiB at dim {description.dim}, float32")
     print_table(_vocabulary_table(description))
@@ -332,8 +332,8 @@ def _oddities(description: Description) -> Iterator[str]:
     for ids in description.lists:
         middle, high, top = ids.quantiles.values()
         yield (
-            f"list {ids.name}: {ids.mean:.1f} ids a row, half at most {middle}, 90 % {high}, 99 % {top}, "
-            f"longest {ids.longest:,}, {ids.empty:.1%} empty"
+            f"list {ids.name}: {ids.mean:.1f} ids a sample, half at most {middle}, 90 % {high}, "
+            f"99 % {top}, longest {ids.longest:,}, {ids.empty:.1%} empty"
         )
     for names in description.missing_together:
         yield f"missing together: {', '.join(names)}"
@@ -344,7 +344,7 @@ def _oddities(description: Description) -> Iterator[str]:
         worst = sorted(shifted, key=shifted.__getitem__, reverse=True)[:5]
         shown = [f"{name} {shifted[name]:.2f}" for name in worst if shifted[name] > STABLE]
         if shown:
-            yield f"drift in {part}: {', '.join(shown)} (stability index; up to {STABLE} is stable)"
+            yield f"drift in {part}: {', '.join(shown)} (PSI; up to {STABLE} is stable)"
 
 
 def _dense_table(description: Description) -> Table:
@@ -353,7 +353,7 @@ def _dense_table(description: Description) -> Table:
     from hotrows.runtime.pages.numbers import number
 
     columns = map(quantile_name, DENSE_QUANTILES)
-    table = new_table("number", "count", "missing", "mean", "deviation", *columns, left=("number",))
+    table = new_table("number", "count", "missing", "mean", "std", *columns, left=("number",))
     fields = {field.name: field for field in description.fields}
     for used in description.dense:
         numbers = [used.mean, used.deviation, *(used.quantiles.get(share) for share in DENSE_QUANTILES)]

@@ -59,7 +59,7 @@ def data_command(
 def _table() -> Table:
     from hotrows.data import datasets
 
-    columns = ("name", "what", "rows", "size", "licence")
+    columns = ("name", "what", "samples", "size", "licence")
     table = new_table(*columns, left=("name", "what", "size", "licence"))
     for dataset in datasets.ALL:
         table.add_row(dataset.name, dataset.title, f"{dataset.rows:,}", dataset.size, dataset.licence)
@@ -70,7 +70,7 @@ def _describe(dataset: datasets.DataSet) -> None:
     """Where the files are."""
     lines = {
         "title": dataset.title,
-        "rows": f"{dataset.rows:,}",
+        "samples": f"{dataset.rows:,}",
         "size": dataset.size,
         "licence": dataset.licence,
         "page": dataset.home,

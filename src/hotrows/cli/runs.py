@@ -48,7 +48,7 @@ def eval_command(
         encoded = run_folder.open_data(run, folder)
         if not encoded.parts[part].rows:
             raise ValueError(
-                f"the {part} part of {encoded.path} has no rows: choose another one (--part validation), "
+                f"the {part} part of {encoded.path} has no samples: choose another --part, "
                 f"or prepare the data with another split"
             )
         evaluated = predictor.evaluate(
@@ -92,10 +92,10 @@ def eval_command(
 def predict_command(
     run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, strict: bool, **how: Any
 ) -> None:
-    """Predict the labels of raw rows.
+    """Predict the labels of raw samples.
 
-    Prints one probability a line (of a label that is a number, the number) for each row of RAW, in order;
-    of a model with several labels one for each, with tabs between.
+    Prints one probability a line (of a label that is a number, the number) for each sample of RAW, in
+    order; of a model with several labels one for each, with tabs between.
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order if they have
     names; others are ignored. A feature's column that is missing counts as missing values
@@ -195,7 +195,7 @@ def export_command(
 
 
 def _print_differences(out: Path, table_dtype: str) -> None:
-    """Prints what a bundle differs by from the run, in tables of fewer bits also on held-out rows."""
+    """Prints what a bundle differs by from the run, in tables of fewer bits also on held-out samples."""
     from hotrows.train.metrics import word_of
 
     fields = json.loads((out / "export.json").read_text())
@@ -209,10 +209,10 @@ def _print_differences(out: Path, table_dtype: str) -> None:
         click.echo(
             f"{held_out['part']} {label}: {word_of(values['metric'])} {values['bundle']:.6f}, of the run "
             f"{values['run']:.6f}, difference {values['bundle'] - values['run']:+.6f} "
-            f"({held_out['rows']:,} rows)"
+            f"({held_out['rows']:,} samples)"
         )
     if not held_out.get("labels"):
-        click.echo("no held-out rows of the run's data were found, so that its metric is not compared")
+        click.echo("no held-out samples of the run's data were found, so that its metric is not compared")
 
 
 def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
@@ -245,4 +245,4 @@ def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
     if "log loss" in shown and metrics.positive_rate >= 0 and not metrics.tasks:  # not nan
         shown["log loss"] += f" (base rate {base_log_loss(metrics.positive_rate):.6f})"
     numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
-    click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} rows)", err=err)
+    click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} samples)", err=err)

@@ -236,8 +236,8 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
 
 
 def quantile_name(share: float) -> str:
-    """A quantile in words: least, 1 %, median."""
-    return {0.0: "least", 0.5: "median", 1.0: "greatest"}.get(share, f"{share:.0%}")
+    """A quantile in words: min, 1 %, median."""
+    return {0.0: "min", 0.5: "median", 1.0: "max"}.get(share, f"{share:.0%}")
 
 
 def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:

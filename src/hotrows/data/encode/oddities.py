@@ -69,7 +69,7 @@ def _constant_labels(data: EncodedData) -> Iterator[str]:
     for name, part in data.parts.items():
         for label, value in part.constant_labels.items():
             what = "nothing can be learned of it" if name == "train" else "it has no AUC there"
-            rows = f"{part.rows:,} rows of {name}"
+            rows = f"{part.rows:,} samples of {name}"
             if value is None:
                 what = what.replace("has no AUC", "cannot be measured")
                 weight = data.schema.weight and f" with a weight ({data.schema.weight!r}) above 0"
@@ -108,7 +108,7 @@ def _row_numbers(data: EncodedData) -> Iterator[str]:
         single = readers[name] == 1 and not column.is_list
         if single and train.rows == train.values[column.name] == distinct >= _LEAST:
             yield (
-                f"{column.name!r} has another value in each of the {train.rows:,} rows of training (a "
+                f"{column.name!r} has another value in each of the {train.rows:,} training samples (a "
                 f"row number?): leave it out"
             )
 
@@ -201,8 +201,8 @@ def _copied(name: str, rows: Rows, train: Rows, num_train: int) -> Iterator[str]
     if len(rows) >= _LEAST and hits.mean() > max(2 * twice, _COPIED * seen) and hits.sum() >= 10:
         share = min(1.0, hits.mean() / seen)
         yield (
-            f"about {share:.0%} of the rows of {name} stand in training too, label and all: measured on "
-            f"them, a model seems better than it is on new rows"
+            f"about {share:.0%} of the samples of {name} are in training too, label and all: measured on "
+            f"them, a model seems better than it is on new samples"
         )
 
 

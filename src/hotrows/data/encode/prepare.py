@@ -138,7 +138,7 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
         encoder = opened_encoder(job.schema, folder, state["encoders"], threads_here, job.counts_memory)
         written, extremes = executor.encode(encoder, folder, state)
         if not written["train"].shards and job.stored is None:
-            raise ValueError("the training part has no rows; give more rows, or a larger share")
+            raise ValueError("the training part has no samples; give more rows, or a larger fraction")
         lineage = job.stored.lineage if job.stored and job.extends else ()
         stored_events = None
         if events is not None:
@@ -369,8 +369,8 @@ def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:
     for name, is_shared in job.split.sharing.items():
         if is_shared and not data.parts[name].rows:
             log.warning(
-                f"the {name} part has no rows, although the split {job.split_text!r} gives it some: give "
-                f"more rows or another share (rows of one time, request or group stay together)"
+                f"the {name} part has no samples, although the split {job.split_text!r} gives it some: "
+                f"give more rows or another fraction (rows of one time, request or group stay together)"
             )
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
@@ -382,8 +382,8 @@ def _warn(data: EncodedData, job: Job, is_drawn: bool) -> None:
         )
     if not data.parts["validation"].rows:
         log.warning(
-            "no rows validate, so that no checkpoint is chosen as the best: give --validation FILE, or "
-            "--split fraction:0.9 with --test FILE, or fraction:0.8,0.1,0.1"
+            "no samples validate, so that no checkpoint is chosen as the best: give --validation FILE, "
+            "or --split fraction:0.9 with --test FILE, or fraction:0.8,0.1,0.1"
         )
     for line in lost_digits(data):
         warn(line)

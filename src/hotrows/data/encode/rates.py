@@ -103,7 +103,7 @@ class ValueRates:
     def summary(self) -> str:
         """The rates over all features and the largest ones, in a line."""
         total = sum(self.features.values(), ValueCounts())
-        words = [f"{self.rows:,} rows"]
+        words = [f"{self.rows:,} samples"]
         for kind in ("missing", "unknown"):
             name = max(self.features, key=lambda name: self.features[name].rate(kind))
             most = self.features[name].rate(kind)

@@ -19,7 +19,7 @@ def hot_and_cold(data: EncodedData) -> tuple[Part, Part]:
     """The all-hot and the cold rows of the training part; their `missing` counts ids alone."""
     if not is_regrouped(data):
         raise ValueError(
-            f"{data.path} is not regrouped into hot and cold rows; do so with "
+            f"{data.path} is not regrouped into hot and cold samples; do so with "
             f"`hotrows regroup {data.path} --out FOLDER --fast-memory SIZE`"
         )
     if set(data.halves) != set(HALVES):

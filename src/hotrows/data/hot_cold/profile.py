@@ -362,14 +362,14 @@ def _check(
 ) -> None:
     if data.parts["train"].rows < 2:
         raise ValueError(
-            f"the training part of {data.path} has {data.parts['train'].rows} rows; a profile "
+            f"the training part of {data.path} has {data.parts['train'].rows} samples; a profile "
             f"needs at least one to count and one to measure: prepare the data with another split"
         )
     if not 1 <= fast_memory < 1 << 63:
         raise ValueError(f"fast_memory must be at least one byte and below 2^63, not {fast_memory}")
     if not 0 < sample <= 0.5:
         raise ValueError(
-            f"sample must be above 0 and at most 0.5, not {sample}: as many rows are measured as "
+            f"sample must be above 0 and at most 0.5, not {sample}: as many samples are measured as "
             f"are counted"
         )
     if not 0 < confidence < 1:

@@ -64,8 +64,8 @@ def _check(data: EncodedData, profile: Profile, force: bool) -> None:
     if is_regrouped(data):
         raise ValueError(
             f"{data.path} is regrouped already ({hot_and_cold(data)[0].rows:,} of "
-            f"{data.parts['train'].rows:,} training rows are all-hot); regroup the data that it was made "
-            f"from"
+            f"{data.parts['train'].rows:,} training samples are all-hot); regroup the data that it was "
+            f"made from"
         )
     if profile.fingerprint != data.fingerprint:
         raise ValueError(f"the profile is of other data than {data.path}; profile this data")

@@ -118,7 +118,7 @@ class EncodedData:
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {part.rows:,}" for name, part in self.parts.items())
-        return f"EncodedData({self.path}, rows: {rows}; {self.schema!r})"
+        return f"EncodedData({self.path}, samples: {rows}; {self.schema!r})"
 
     @property
     def lineage(self) -> tuple[str, ...]:

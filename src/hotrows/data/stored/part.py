@@ -43,7 +43,7 @@ class Part(Written):
     events: Shard | None = None
 
     def __repr__(self) -> str:
-        return f"Part({self.name} of {self.folder}, {self.rows:,} rows)"
+        return f"Part({self.name} of {self.folder}, {self.rows:,} samples)"
 
     @property
     def constant_labels(self) -> dict[str, int | None]:

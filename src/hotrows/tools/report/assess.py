@@ -97,8 +97,8 @@ def _part(facts: Facts, scope: Scope) -> Part:
         if parts[name].rows:
             return parts[name]
     raise ValueError(
-        f"run {facts.run} has no rows to predict: in {facts.data.path} {' and '.join(names)} are empty; "
-        f"name another --part, or --rows 0 for a page without predictions"
+        f"run {facts.run} has no samples to predict: in {facts.data.path} {' and '.join(names)} are "
+        f"empty: name another --part, or --rows 0 for a page without predictions"
     )
 
 

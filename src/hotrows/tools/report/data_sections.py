@@ -73,18 +73,10 @@ def _dense(description: Description) -> Html:
         rows.append((used.name, used.transform, count, absent, *map(number, numbers)))
     about = (
         "Of the training part, in the units of the raw column; under log, numbers below 0 are 0. Means "
-        "and quantiles are of a sample of at most 262,144 rows. Histograms are of the numbers that a "
+        "and quantiles are of at most 262,144 samples. Histograms are of the numbers that a "
         "model reads, from the 1 % to the 99 % quantile; what is beyond counts at the ends."
     )
-    header = (
-        "",
-        "transform",
-        "count",
-        "missing",
-        "mean",
-        "deviation",
-        *map(quantile_name, DENSE_QUANTILES),
-    )
+    header = ("", "transform", "count", "missing", "mean", "std", *map(quantile_name, DENSE_QUANTILES))
     figures = grid(_histogram(used) for used in description.dense[:_FIGURES] if used.count)
     return joined((shortened(header, rows, "columns"), note(about), figures)) if rows else Html()
 
@@ -125,7 +117,7 @@ def _lists(description: Description) -> Html:
         lengths = [f"{length:,}" for length in used.quantiles.values()]
         rows.append((used.name, f"{used.mean:.1f}", *lengths, f"{used.longest:,}", f"{used.empty:.1%}"))
     shares = [f"{share:.0%} at most" for used in description.lists[:1] for share in used.quantiles]
-    return table(("", "ids a row", *shares, "longest", "empty"), rows)
+    return table(("", "ids a sample", *shares, "longest", "empty"), rows)
 
 
 def _fields(description: Description) -> Html:

@@ -41,7 +41,7 @@ from hotrows.tools.report.slices import OTHERS
 from hotrows.train.metrics import base_log_loss, shortcomings, word_of
 
 _MEANINGS = {
-    "auc": "the probability that a random positive row scores above a random negative one",
+    "auc": "the probability that a random positive sample scores above a random negative one",
     "gauc": "AUC within each group, averaged by the weight of its samples",
     "log_loss": "nats a sample; less is better",
     "calibration": "mean prediction over mean label; 1 is right",
@@ -170,20 +170,22 @@ def verdicts(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
 
 
 def _about(assessments: Sequence[Assessment]) -> str:
-    """Says which rows the metrics are of, and what the intervals are."""
+    """Says which samples the metrics are of, and what the intervals are."""
     sample, quality = assessments[0].sample, next(iter(assessments[0].quality.values()))
-    drawn = "random rows" if sample.total <= POOL_ROWS else "rows in random blocks"
+    drawn = "random samples" if sample.total <= POOL_ROWS else "samples in random blocks"
     rows = "all" if len(sample) == sample.total else f"{len(sample):,} {drawn} of the"
-    kind = "rows" if sample.rows.groups is None else "groups"
+    kind = "samples" if sample.rows.groups is None else "groups"
     words = (
-        f"Of {rows} {sample.total:,} rows of the {assessments[0].part.name} part. ± is 1.96 standard "
+        f"Of {rows} {sample.total:,} samples of the {assessments[0].part.name} part. ± is 1.96 standard "
         f"deviations over {TIMES} bootstrap resamples of {quality.units:,} {kind}."
     )
     if len(assessments) == 1:
         return words
     if all(one.is_paired(assessments[0]) for one in assessments):
-        return f"{words} Runs are compared on equal rows; differences are marked where that leaves out 0."
-    return f"{words} The runs' rows are not the same, so their differences have no interval."
+        return (
+            f"{words} Runs are compared on equal samples; differences are marked where that leaves out 0."
+        )
+    return f"{words} The runs' samples are not the same, so their differences have no interval."
 
 
 def predictions(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
@@ -306,7 +308,9 @@ def slices(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
             for column in assessments[0].slices
         ]
         sections.append((label, joined(one for pair in tables for one in pair)))
-    about = "The thin line is the metric over all rows. Slices of fewer than 30 samples have no metric."
+    about = (
+        "The thin line is the metric over all samples. Slices of fewer than 30 samples have no metric."
+    )
     return joined((_by_label(sections), note(about)))
 
 
@@ -371,7 +375,7 @@ def examples(assessment: Assessment) -> Html:
     parts = []
     for one in assessment.examples:
         for label, (prediction, typical, unit) in one.predictions.items():
-            title = f"{one.title}: {label} {prediction:.3g}, of a typical row {typical:.3g}"
+            title = f"{one.title}: {label} {prediction:.3g}, of a typical sample {typical:.3g}"
             adds = [(names, value, of_labels[label]) for names, value, of_labels in one.adds]
             ends = [number for *_, number in adds] + [0.0]
             rows = [
@@ -386,8 +390,8 @@ def examples(assessment: Assessment) -> Html:
             parts += [element("h3", title), table(("", "value", "lowers | raises", unit), rows)]
     about = (
         "How much the value of a feature raises or lowers the prediction, compared with the values of "
-        "other rows. Log odds: +0.7 doubles the odds, -0.7 halves them. Features also act together, so "
-        "that the numbers need not add up."
+        "other samples. Log odds: +0.7 doubles the odds, -0.7 halves them. Features also act together, "
+        "so that the numbers need not add up."
     )
     return joined([*parts, note(about)]) if parts else Html()
 
@@ -410,7 +414,7 @@ def importance(names: Sequence[str], assessments: Sequence[Assessment]) -> Html:
         sections.append((label, shortened(header, rows, "features")))
     about = (
         f"How much worse the metric gets where the values of a feature change places among "
-        f"{assessments[0].permuted:,} rows; bold where the interval leaves out 0. Features that say the "
-        f"same can replace one another, and seem less important than they are together."
+        f"{assessments[0].permuted:,} samples; bold where the interval leaves out 0. Features that say "
+        f"the same can replace one another, and seem less important than they are together."
     )
     return joined((_by_label(sections), note(about)))

@@ -286,7 +286,7 @@ def _read_trace(
     """
     assert config.batch_size is not None and config.model is not None
     if not data.parts["train"].rows:
-        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
+        raise ValueError(f"the training part of {data.path} has no samples: nothing can be replayed")
     model, tables = model_and_tables(config, data.schema)
     packs = pack_tables(tables, model.sequences)
     groups = group_packs(packs)

@@ -103,7 +103,7 @@ def of_data(
     stored = sum((data.path / shard.file).stat().st_size for shard in train.shards)
     step = StepWork(batch_size, 6.0 * sum(matrices), sum(weights), stored / train.rows)
     name = model if isinstance(model, str) else type(model).__name__
-    note = f"counts of {train.rows:,} training rows; {name}"
+    note = f"counts of {train.rows:,} training samples; {name}"
     return Workload(data.path.name, loads, step, note)
 
 

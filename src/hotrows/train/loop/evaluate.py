@@ -84,7 +84,7 @@ def evaluate(
     """
     if not part.rows:
         raise ValueError(
-            "this part of the data has no rows: evaluate another one, or prepare it with another split"
+            "this part of the data has no samples: evaluate another one, or prepare it with another split"
         )
     ranks = recommender.ranks
     loader = Loader(part, EVALUATION_BATCH, shuffle=False, rank=ranks.rank, num_ranks=ranks.num_ranks)

@@ -152,7 +152,7 @@ class Predictor(Recommender):
                 raise ValueError(f"these rows have no column {' or '.join(self.labels)} to compare with")
             evaluated.append((logits, self.targets(batch), batch.groups))
         if not evaluated:
-            raise ValueError("there are no rows to evaluate")
+            raise ValueError("there are no samples to evaluate")
         return evaluate.metrics_of(self, evaluated)
 
 

@@ -295,7 +295,7 @@ def _check(steps: StepTrainer) -> None:
         )
     if state.position is not None:
         raise ValueError(
-            "data regrouped into hot and cold rows is no beginning of a stream: name the data before"
+            "data regrouped into hot and cold samples is no beginning of a stream: name the data before"
         )
     if not steps.data.encodes_raw:
         raise ValueError(

@@ -250,7 +250,7 @@ class Trainer:
         second one says what is still being done, and a third one interrupts at once.
         """
         if not self.reports.epoch_steps:
-            raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
+            raise ValueError(f"{self.data.path} has no samples: train on a stream (--stream, fit_stream)")
         self._end.check()
         check_callbacks(callbacks)
         keep_freed_memory()

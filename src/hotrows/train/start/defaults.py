@@ -103,7 +103,7 @@ def _num_training_samples(data: EncodedData) -> int:
     data without any is for a stream."""
     if not data.parts["train"].rows and any(part.rows for part in data.parts.values()):
         raise ValueError(
-            f"the training part of {data.path} has no rows: prepare the data with another split"
+            f"the training part of {data.path} has no samples: prepare the data with another split"
         )
     return max(data.parts["train"].rows, 1)
 

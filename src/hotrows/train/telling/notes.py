@@ -36,7 +36,7 @@ def of_model(config: TrainConfig, data: EncodedData) -> None:
     most = max((stored.num_distinct for stored in data.vocabularies.values()), default=0)
     if data.parts["train"].rows <= _SMALL and most <= _FEW_VALUES and not num_sequences:
         log.info(
-            f"few rows, and no column of more than {most:,} values: gradient boosting (LightGBM, "
+            f"few samples, and no column of more than {most:,} values: gradient boosting (LightGBM, "
             f"CatBoost) is often as good on such data, or better"
         )
 
@@ -57,10 +57,10 @@ def of_labels(parts: Mapping[str, Part]) -> None:
             apart = math.log(table[2] / table[3]) - math.log(table[0] / table[1])
             if abs(apart) > max(_APART, _ERRORS * error):
                 log.warning(
-                    f"label {label.name!r} is 1 in {rate:.2%} of the training rows and in "
-                    f"{other_rate:.2%} of the {name} rows: predictions will be too "
-                    f"{'low' if apart > 0 else 'high'} there; were rows of one of them left out, or did "
-                    f"the rate change with time?"
+                    f"label {label.name!r} is 1 in {rate:.2%} of the training samples and in "
+                    f"{other_rate:.2%} of the {name} samples: predictions will be too "
+                    f"{'low' if apart > 0 else 'high'} there; were samples of one of them left out, or "
+                    f"did the rate change with time?"
                 )
 
 
