@@ -181,8 +181,6 @@ def _search(
     **how: Any,
 ) -> Found:
     """Searches for quality. source: arguments of `open_data`; how: further arguments of `search`."""
-    if job.is_several():
-        raise click.UsageError("trials run in one process: search without torchrun")
     files = {"raw": raw, "validation": source["validation"], "test": source["test"]} if raw else {}
     source |= {"validation": (), "test": ()} if raw else {}
     check_data(**source)

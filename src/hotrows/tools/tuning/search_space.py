@@ -105,7 +105,7 @@ class SearchSpace:
     def _prepared(self, folder: Path, count: int) -> EncodedData:
         data = self._data[_AS_PREPARED]
         if not (folder / MANIFEST).exists():
-            open_rows: Mapping[str, Any] = dict.fromkeys(data.vocabularies)
+            open_rows: Any = dict.fromkeys(data.vocabularies)
             schema = with_min_count(data.schema.with_rows(open_rows), count)
             prepare(schema=schema, out=folder, split=data.split, seed=data.seed, **self._raw)
         prepared = EncodedData.open(folder)
