@@ -31,7 +31,7 @@ from hotrows.schema import FIRST_UNKNOWN, MISSING, TIME_TRANSFORMS, Schema, Sequ
 HOTTEST = (0.001, 0.01, 0.1)
 QUANTILES = (0.5, 0.9, 0.99)
 DENSE_QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
-STABLE = 0.1  # the largest stability index without drift
+STABLE = 0.1  # the largest PSI without drift
 _TOGETHER = 0.95
 _SINGLE_BINS, _FREQUENT = 32, 30  # number of ids with a bin each, and the least count of one
 _CURVE_POINTS = 200
@@ -104,8 +104,8 @@ class DenseUse:
     """Numbers of a dense feature in the training part, in the units of the raw column; under `log` those
     below 0 are 0.
 
-    count: of rows that have one. All others are of a sample: mean, deviation, and quantiles {share of the
-    numbers: number they do not exceed}, the least and the greatest too; None where no row has one.
+    count: of samples that have one. All others are of some samples: mean, deviation (std), and quantiles
+    {fraction of the numbers: number they do not exceed}, min and max too; None if no sample has one.
     histogram: edges from the 1 % to the 99 % quantile of the numbers as they are after the transform, and
         the share between each two.
     """
@@ -127,10 +127,11 @@ class Description:
         common are at least 95 % of those of either).
     same: pairs of id features that are equal up to renaming: each id of one occurs with a single id
         of the other; of several such features, each with the first.
-    drift: per feature and part, the population stability index against the training part: the sum of
-        (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths), less what chance explains.
-        Up to 0.1 is called stable, above 0.25 a shift. Ids that training lacks do not count: their share
-        is in `fields`. Hours, weekdays and days have none: a part covers those that it was cut at.
+    drift: per feature and part, the PSI (population stability index) against the training part: the sum
+        of (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths), less what chance
+        explains. Up to 0.1 is called stable, above 0.25 a shift. Ids that training lacks do not count:
+        their share is in `fields`. Hours, weekdays and days have none: a part covers those that it was
+        cut at.
     oddities: what every user would want to be warned of, a line each.
     """
 

@@ -149,7 +149,8 @@ def _drift(description: Description) -> Html:
         if value > STABLE
     ]
     about = (
-        f"Stability index of a part against training: up to {STABLE} is stable, above 0.25 a shift. "
+        f"PSI (population stability index) of a part against training: up to {STABLE} is stable, above "
+        f"0.25 a shift. "
         f"{len(most) - len(rows):,} columns are stable, and not listed."
     )
     return joined((table(("", *parts, ""), rows), note(about))) if parts else Html()

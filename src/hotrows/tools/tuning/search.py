@@ -138,6 +138,8 @@ class _Search:
                     f"{facts[name]!r:.200}: name another folder, or delete that one"
                 )
         self._study.set_user_attr("facts", facts)
+        if "min_count" in self._space.default:
+            self._space.data_of({"min_count": 2})  # what is wrong with the files is wrong for all trials
         if not self._trials():
             self._study.enqueue_trial(self._space.default)
         for trial in self._trials():

@@ -53,8 +53,6 @@ class SearchSpace:
         self.default = {"model": model, **{name: values[name] for name in known}}  # the first trial
         if len(self.models) == 1 and not choices:
             raise ValueError("all that a search chooses is given: leave a setting open, such as lr")
-        if raw:
-            self.data_of({"min_count": 2})  # what is wrong with the files is wrong for all trials
 
     def choices(self, model: str) -> dict[str, Any]:
         """By name, what may be chosen for a model."""
