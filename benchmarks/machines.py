@@ -93,15 +93,15 @@ def make_data(folder: Path, rows: int) -> None:
 # ---- ranks, as processes
 
 
-def start(folder: Path, run: str, disks: str, **how) -> list[subprocess.Popen]:
+def start(folder: Path, run: str, disks: str, ranks: int = RANKS, **how) -> list[subprocess.Popen]:
     """Starts the ranks of a job, each with a disk of its own; how: see `work`."""
     port, started = str(next(_ports)), []
-    for rank in range(RANKS):
+    for rank in range(ranks):
         environment = {
             "RANK": str(rank),
-            "WORLD_SIZE": str(RANKS),
+            "WORLD_SIZE": str(ranks),
             "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(RANKS),
+            "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
             "OMP_NUM_THREADS": "1",

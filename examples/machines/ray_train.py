@@ -18,15 +18,15 @@ def train_one(places):
     return trainer.fit()
 
 
-def main(data, run):
+def main(data, run, cpus=8, **settings):
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     TorchTrainer(
         train_one,
-        train_loop_config={"data": data, "run": run},
+        train_loop_config={"data": data, "run": run, "settings": settings},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 8}),
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": cpus}),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=-1)),
     ).fit()
 
