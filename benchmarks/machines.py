@@ -9,7 +9,9 @@ behind `file://`; moto, the ranks and their copies share this machine's cores. M
                 every ten seconds or so
     resume      seconds from the start of processes on empty disks to the first step after the checkpoint;
                 of these, the seconds to import and to meet, which a run that begins has too; bytes that
-                each rank fetched, next to the bytes of its own records
+                each rank fetched, next to the bytes of its own records: what is above 1 are rows that
+                increments have again. They are scattered: to leave out ranges of 512 rows and more would
+                save nothing for ids that are drawn evenly, and 0.03 of 1.33 for those of Zipf's law
     preempted   SIGTERM with a notice, and SIGKILL, at seeded steps: steps made twice, checkpoints lost
     faults      calls to storage that failed by a seeded plan: files lost, files with other bytes
 

@@ -1,8 +1,7 @@
 """TrainConfig: how a model is trained, as one frozen value that round-trips to JSON.
 
-Every setting is declared once, as a field with what is to be known of it: the options of `hotrows train`,
-the checks of values, what a resumed run may change and `hotrows tune` may try, and the tables in
-docs/reference/settings.md are read from there.
+Every setting is declared once, as a field; the options of `hotrows train`, the checks of values, what a
+resumed run may change and `tune` may try, and the tables in docs/reference/settings.md are read from it.
 """
 
 from __future__ import annotations

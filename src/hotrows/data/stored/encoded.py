@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,14 @@ class EncodedData:
     def problems(self, sections: bool = True) -> Iterator[str]:
         """Says of each damaged file what is wrong with it.
         sections: read them all, not headers alone."""
-        files: list[tuple[Path, int | None]] = []
-        for part in self.parts.values():
-            files += zip(part.paths(), [shard.header for shard in part.shards], strict=True)
-        files += [(self.path / stored.file, stored.header) for stored in self.vocabularies.values()]
-        files += [(self.path / self.events.file, self.events.header)] if self.events else []
-        for path, header in files:
+        others = {stored.file: stored.header for stored in self.vocabularies.values()}
+        others |= {self.events.file: self.events.header} if self.events else {}
+        shards = (
+            pair
+            for part in self.parts.values()
+            for pair in zip(part.paths(), [shard.header for shard in part.shards], strict=True)
+        )
+        for path, header in chain(shards, ((self.path / name, others[name]) for name in others)):
             try:
                 opened = open_sections(path, header)
                 if sections:
