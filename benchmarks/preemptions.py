@@ -1,6 +1,6 @@
 """What is left of a run whose machines are taken away again and again, and come back as more or fewer?
 
-    python -m benchmarks.preemptions [--preemptions N] [--rows N] [--seed N]
+    python -m benchmarks.preemptions [--preemptions N] [--minutes N] [--rows N] [--seed N]
 
 A job of 4, 3 and 1 ranks in turn trains a tiny model at a URL; each has a disk of its own, which goes
 with it. After a number of steps that is drawn, all ranks get SIGTERM with a notice, or SIGKILL, in turn.
@@ -30,22 +30,26 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--preemptions", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=1e6, help="of preemptions, at most")
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_data(folder, args.rows)
-        result = preempted(folder, f"file://{folder}/bucket/run", args.preemptions, args.seed)
+        result = preempted(folder, f"file://{folder}/bucket/run", args)
         result["equal_bits"] = replayed(folder, result.pop("kept"))
     print(json.dumps(result, indent=2))
     write("preemptions", {"question": QUESTION, "conditions": conditions(1), "result": result})
 
 
-def preempted(folder: Path, run: str, num: int, seed: int) -> dict:
+def preempted(folder: Path, run: str, args: argparse.Namespace) -> dict:
     """Takes the machines of a run away so often. kept: ranks, and the step up to which they trained."""
-    draw, last_step, kept, twice, lost, answers = random.Random(seed), 0, [], [], 0, []
-    for number in range(num):
+    draw, last_step, kept, twice, lost, answers = random.Random(args.seed), 0, [], [], 0, []
+    end = time.monotonic() + 60 * args.minutes
+    for number in range(args.preemptions):
+        if time.monotonic() > end:
+            break
         num_ranks, has_notice, disks = SEQUENCE[number % len(SEQUENCE)], number % 2 == 0, f"disk-{number}"
         how = {"epochs": 10_000, "say": True, "every": EVERY, "resume": number > 0, "ranks": num_ranks}
         ranks = start(folder, run, disks, **how, **({"notice": NOTICE} if has_notice else {}))
@@ -73,11 +77,14 @@ def preempted(folder: Path, run: str, num: int, seed: int) -> dict:
         kept.append((num_ranks, last_step))
         for rank in range(num_ranks):
             shutil.rmtree(folder / f"{disks}-{rank}", ignore_errors=True)
-        print(f"{number + 1} of {num}: {num_ranks} ranks, steps {first} to {last_step}", file=sys.stderr)
+        print(
+            f"{number + 1} of {args.preemptions}: {num_ranks} ranks, steps {first} to {last_step}",
+            file=sys.stderr,
+        )
     pointer = json.loads((folder / "bucket/run/checkpoints.json").read_text())
     kept[-1] = (kept[-1][0], int(pointer["last"].rpartition("-")[2]))
     return {
-        "preemptions": num,
+        "preemptions": len(kept),
         "ranks": SEQUENCE,
         "steps": kept[-1][1],
         "checkpoints_lost": lost,

@@ -1,6 +1,7 @@
 """Ranks as workers of Ray Train: python ray_train.py s3://bucket/enc s3://bucket/run
 
-Ray starts the workers, connects them and starts them again after a failure. Each resumes from the bucket.
+Ray (`pip install hotrows[ray,remote]`) starts the workers, connects them and starts them again after a
+failure. Each resumes from the bucket.
 """
 
 import sys

@@ -278,10 +278,11 @@ class Stream:
                 f"a state of a stream has {[*expected, 'epoch', 'batch']}, {missing} are missing; "
                 f"pass what state_dict() gave"
             )
-        differing = [name for name in expected if state[name] != expected[name]]
+        names = sorted(expected.keys() | state.keys() - {"epoch", "batch"})
+        differing = [name for name in names if state.get(name) != expected.get(name)]
         if differing:
-            saved = {name: state[name] for name in differing}
-            current = {name: expected[name] for name in differing}
+            saved = {name: state.get(name) for name in differing}
+            current = {name: expected.get(name) for name in differing}
             raise ValueError(
                 f"the state is of a stream with {saved}, this one has {current}; resume with the same "
                 f"data and settings, or begin anew without a state"
