@@ -11,6 +11,8 @@ from hotrows.data import prepare
 from hotrows.data.load.loader import Loader
 from hotrows.data.stored import shards
 from hotrows.data.stored.encoded import EncodedData
+from hotrows.runtime.remote.files import open_files
+from tests.machines.proxy import bucket
 from tests.machines.runs import content, fit
 from tests.machines.storage import make_faulty
 from tests.support.forked import Forked
@@ -97,6 +99,22 @@ def test_a_shuffle_that_needs_more_shards_than_there_is_room_for_is_refused(url,
             Loader(part, 64, shuffle=True, order=order)
     with pytest.raises(ValueError, match="no room for 3 shards of file://.*give it at least"):
         EncodedData.open(url, 2 * largest)
+
+
+@pytest.mark.slow
+def test_shards_come_from_s3_though_it_is_busy_and_cuts_bodies(prepared, largest, monkeypatch):
+    with bucket() as (proxy, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        open_files.cache_clear()
+        files = open_files("s3://bucket/enc")
+        for path in prepared.path.iterdir():
+            files.put(path.name, path)
+        proxy.rate, proxy.kinds = 0.3, ("503", "reset", "cut")
+        data = EncodedData.open("s3://bucket/enc", 5 * largest)
+        assert labels(data, order="shards:2") == labels(prepared, order="shards:2")
+        assert set(proxy.faults) == {*proxy.kinds}
+        open_files.cache_clear()
 
 
 def test_a_shard_that_is_not_as_it_was_written_is_fetched_again_and_then_refused(
