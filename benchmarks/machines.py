@@ -162,6 +162,8 @@ def work() -> None:
         sharding="rows",
         checkpoint_every=how.get("every", 25),
         evaluate_every=10**9,
+        decay_patience=1000,  # the evaluation at the end of a job changes nothing
+        stop_patience=1000,
         full_every=10,
         keep_last=2,
         epochs=how.get("epochs", 1),
