@@ -1,6 +1,7 @@
 """Ranks as workers of Ray Train: python ray_train.py s3://bucket/enc s3://bucket/run
 
-Ray starts the workers, connects them and starts them again after a failure. Each resumes from the bucket.
+Ray (`pip install hotrows[ray,remote]`) starts the workers, connects them and starts them again after a
+failure. Each resumes from the bucket.
 """
 
 import sys
@@ -18,15 +19,15 @@ def train_one(places):
     return trainer.fit()
 
 
-def main(data, run):
+def main(data, run, cpus=8, **settings):
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     TorchTrainer(
         train_one,
-        train_loop_config={"data": data, "run": run},
+        train_loop_config={"data": data, "run": run, "settings": settings},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 8}),
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": cpus}),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=-1)),
     ).fit()
 

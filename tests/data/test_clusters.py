@@ -1,6 +1,7 @@
 """Clusters: the native division equals its reference, and batches drawn from it read fewer rows."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -176,17 +177,19 @@ def test_fewer_rows_are_fetched_than_by_the_optimum_of_a_random_order(part):
 
 
 def test_a_position_is_of_its_order(part):
-    loader = Loader(part, 64, shuffle=True, order="reuse:4")
-    with (
-        Loader(part, 64, shuffle=True).stream() as plain,
-        pytest.raises(ValueError, match="num_clusters"),
-    ):
-        loader.stream(position=plain.state_dict())
+    orders = ("shuffle", "reuse:4", "shards:1")
+    loaders = {order: Loader(part, 64, shuffle=True, order=order) for order in orders}
+    for then, now in itertools.permutations(orders, 2):
+        position = loaders[then].stream().state_dict()
+        with pytest.raises(ValueError, match="num_clusters|window"):
+            loaders[now].stream(position=position)
 
 
-@pytest.mark.parametrize("text", ["", "random", "reuse:", "reuse:1", "reuse:65", "reuse:²", "shuffle:2"])
+@pytest.mark.parametrize(
+    "text", ["", "random", "reuse:", "reuse:1", "reuse:65", "reuse:²", "shuffle:2", "shards:0"]
+)
 def test_an_unknown_order_is_refused(part, text):
-    words = "order must be shuffle, reuse, or reuse:CLUSTERS with 2 to 64 clusters in 262,144 samples"
+    words = "order must be shuffle, shards:.* or reuse:CLUSTERS with 2 to 64 clusters in 262,144 samples"
     for refuse in (lambda: TrainConfig(order=text), lambda: Loader(part, 64, shuffle=True, order=text)):
         with pytest.raises(ValueError, match=words):
             refuse()

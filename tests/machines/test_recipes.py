@@ -6,14 +6,19 @@ import re
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.train import Trainer
+from hotrows.train.config import TrainConfig
 from tests.machines.runs import content
 from tests.support.forked import Forked
 
 RECIPES = Path(__file__).parents[2] / "examples/machines"
+SETTINGS = {"model": "lr", "steps": 3, "batch_size": 64, "linear_paths": "plain", "sharding": "rows"}
 SMALL = "--option dim=4 --option hidden=[16] --batch-size 128 --epochs 1 --model deepfm"
 
 
@@ -75,12 +80,15 @@ def as_ray_does(rank, port, data, run, disk):
     os.environ["XDG_CACHE_HOME"] = disk
     wait = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", wait, world_size=2, rank=rank)
+    ray_recipe().train_one({"data": data, "run": run, "settings": SETTINGS})
+    dist.destroy_process_group()
+
+
+def ray_recipe():
     found = importlib.util.spec_from_file_location("ray_train", RECIPES / "ray_train.py")
     recipe = importlib.util.module_from_spec(found)
     found.loader.exec_module(recipe)
-    settings = {"model": "lr", "steps": 3, "batch_size": 64, "linear_paths": "plain"}
-    recipe.train_one({"data": data, "run": run, "settings": settings})
-    dist.destroy_process_group()
+    return recipe
 
 
 def test_the_function_for_ray_train_trains_in_a_group_that_is_there(data, tmp_path):
@@ -89,3 +97,28 @@ def test_the_function_for_ray_train_trains_in_a_group_that_is_there(data, tmp_pa
     ranks = [Forked(as_ray_does, rank, port, str(data.path), url, disks[rank]) for rank in (0, 1)]
     assert [rank.end(60) for rank in ranks] == [0, 0], [rank.error for rank in ranks]
     assert "checkpoints/step-3/model.safetensors" in content(tmp_path / "bucket/run")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray itself
+def test_workers_of_ray_train_leave_the_bytes_of_other_ranks(data, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.train.torch")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray keeps its results
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_TRAIN_ENABLE_STATE_TRACKING"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        for steps in (2, 3):  # the second job resumes what the first has begun
+            settings = {**SETTINGS, "steps": steps}
+            ray_recipe().main(str(data.path), f"file://{tmp_path}/bucket/run", cpus=1, **settings)
+            config = TrainConfig(checkpoint_every=1000, full_every=10, **settings)
+            on_threads(partial(fit, data, config, tmp_path / "threads", steps == 3), 2)
+    finally:
+        ray.shutdown()
+    assert content(tmp_path / "bucket/run") == content(tmp_path / "threads")
+
+
+def fit(data, config, run, resume, ranks):
+    return Trainer(data, config, run, ranks=ranks, resume=resume).fit()

@@ -224,7 +224,7 @@ def _train(
     from hotrows.train.telling.reports import shown_by
 
     ranks = process_group.start(config.timeout)
-    encoded = machines.met(ranks, lambda: open_data(**source))
+    encoded = machines.met(ranks, lambda: open_data(**source, cache=config.data_cache))
     model = config.model or models.default_name(encoded.schema, config.label)
     of_first = ranks.gather_objects(run or run_folder.next_folder(model))[0]
     run = run if run and origin_of(run) else of_first
@@ -327,13 +327,17 @@ def _command_line(
 
 
 def open_data(
-    folder: Sequence[str], schema: str | None, validation: Sequence[str], test: Sequence[str]
+    folder: Sequence[str],
+    schema: str | None,
+    validation: Sequence[str],
+    test: Sequence[str],
+    cache: int | None = None,
 ) -> data.EncodedData:
-    """Opens prepared data, or the Parquet files that a schema describes."""
+    """Opens prepared data, or the Parquet files that a schema describes. cache: of data at a URL."""
     from hotrows import data
 
     if schema is None:
-        return data.EncodedData.open(folder[0])
+        return data.EncodedData.open(folder[0], cache)
     from hotrows.data.datasets import schemas
 
     return data.open_parquet(schemas.load(schema), folder, validation, test)

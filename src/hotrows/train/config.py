@@ -1,8 +1,7 @@
 """TrainConfig: how a model is trained, as one frozen value that round-trips to JSON.
 
-Every setting is declared once, as a field of `TrainConfig` with what is to be known of it. The options of
-`hotrows train`, the checks of values, what a resumed run may change, what `hotrows tune` may try, and
-the tables in docs/reference/settings.md (`python docs/generated.py` writes them) are read from there.
+Every setting is declared once, as a field; the options of `hotrows train`, the checks of values, what a
+resumed run may change and `tune` may try, and the tables in docs/reference/settings.md are read from it.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class TrainConfig:
     shuffle: bool = setting(True, "Read samples in random order")
     order: str = setting(
         "shuffle",
-        "Random order: shuffle, or reuse:CLUSTERS (2 to 64), which fetches fewer rows; not for histories",
+        "Random order: shuffle, shards:NUMBER at a time, or reuse:CLUSTERS, which fetches fewer rows",
     )
     evaluate_every: int | None = setting(
         None,
@@ -277,6 +276,9 @@ class TrainConfig:
     scratch: str | None = setting(
         None, "Local folder for the copy of a run at a URL", unset="in the user's cache", changes="no bit"
     )
+    data_cache: int | None = setting(
+        None, "Room for shards of data at a URL", unset="all", least=1, unit="bytes", changes="no bit"
+    )
     notice: float | None = setting(
         None, "Seconds from SIGTERM until the machine is gone", unset="none", above=0, changes="no bit"
     )
@@ -404,7 +406,7 @@ def _check_together(config: TrainConfig) -> None:
     if config.order != "shuffle":
         from hotrows.data.stored.order import parse_order
 
-        if parse_order(config.order) > 1 and not config.shuffle:
+        if parse_order(config.order) and not config.shuffle:
             raise ValueError(f"order={config.order!r} is one of shuffled samples; leave shuffle on")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
@@ -436,7 +438,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "wire_dtype", "timeout", "notice", "scratch"),
+    "Ranks": ("sharding", "wire_dtype", "timeout", "notice", "scratch", "data_cache"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

@@ -10,6 +10,7 @@ every later run. Ids, vocabularies and fingerprint do not change, so a model tra
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +52,9 @@ def regroup(
             hot.append(rows.take(np.flatnonzero(hot_rows)))  # missing dense values are not stored,
             cold.append(rows.take(np.flatnonzero(~hot_rows)))  # and therefore not counted
         others = [part for name, part in data.parts.items() if name != "train"]
-        shards = [shard.file for part in others for shard in part.shards]
-        for file in (*shards, *(vocabulary.file for vocabulary in data.vocabularies.values())):
-            link_or_copy(data.path / file, folder / file)
+        shards = (path for part in others for path in part.paths())
+        for path in chain(shards, (data.path / stored.file for stored in data.vocabularies.values())):
+            link_or_copy(path, folder / path.name)
         profile.save(folder / HOT_FILE)
         write_regrouped(folder, data.path, hot.close(), cold.close())
     return EncodedData.open(out)

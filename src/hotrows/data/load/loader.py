@@ -17,7 +17,14 @@ import torch
 from hotrows.batch import Batch, RequestFeatures
 from hotrows.data.columns.of_schema import batch_of
 from hotrows.data.rows import Room, Rows, empty_rows
-from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle, parse_order
+from hotrows.data.stored.order import (
+    FEWEST_REQUESTS,
+    POOL_ROWS,
+    Share,
+    Shuffle,
+    parse_order,
+    parse_window,
+)
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import Division, RequestRows, gathered_pieces, packed
 from hotrows.engine.pipeline.prefetch import Prefetched, prefetch
@@ -32,6 +39,7 @@ class Loader:
         a pool at a time (default: no).
     order: `shuffle`, or `reuse:N` to shuffle within N clusters of samples that read equal rows, one after
         the other: of 262,144 samples a batch then mixes 1 / N, and caches fetch fewer rows; `reuse`: 8.
+        `shards:N` shuffles N shards at a time, so that data at a URL needs room for 2 N.
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
 
@@ -68,12 +76,14 @@ class Loader:
         self.num_ranks = num_ranks
         self.keep_groups = keep_groups
         self.order = order
-        self._shuffle = Shuffle(seed, num_clusters=parse_order(order))
-        if self.num_clusters > 1 and not shuffle:
+        self._shuffle = Shuffle(seed, num_clusters=parse_order(order), window=parse_window(order))
+        if order != "shuffle" and not shuffle:
             raise ValueError(f"order={order!r} shuffles: give shuffle=True, or leave the order out")
         if hasattr(part, "parts"):
             raise ValueError("a Loader reads one part of prepared data, such as data.parts['train']")
         part.check_start()
+        if shuffle:
+            part.check_window(self._shuffle.window)
 
     def __len__(self) -> int:
         """Batches per epoch, equal on every rank."""
@@ -101,6 +111,7 @@ class Loader:
             "seed": self.seed,
             **({"keep_groups": True} if self.keep_groups else {}),
             **({"num_clusters": self.num_clusters} if self.num_clusters > 1 else {}),
+            **({"window": self._shuffle.window} if self._shuffle.window else {}),
         }
 
     def batches(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
@@ -267,10 +278,11 @@ class Stream:
                 f"a state of a stream has {[*expected, 'epoch', 'batch']}, {missing} are missing; "
                 f"pass what state_dict() gave"
             )
-        differing = [name for name in expected if state[name] != expected[name]]
+        names = sorted(expected.keys() | state.keys() - {"epoch", "batch"})
+        differing = [name for name in names if state.get(name) != expected.get(name)]
         if differing:
-            saved = {name: state[name] for name in differing}
-            current = {name: expected[name] for name in differing}
+            saved = {name: state.get(name) for name in differing}
+            current = {name: expected.get(name) for name in differing}
             raise ValueError(
                 f"the state is of a stream with {saved}, this one has {current}; resume with the same "
                 f"data and settings, or begin anew without a state"

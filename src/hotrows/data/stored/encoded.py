@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import numpy as np
 from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import Statistics, ranges_of
 from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
-from hotrows.data.stored.histories import cut_histories
+from hotrows.data.stored.histories import EVENTS_FILE, cut_histories
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
+from hotrows.data.stored.shard_copies import ShardCopies
 from hotrows.data.stored.shards import Shard, Written
-from hotrows.runtime.atomic_files import absolute, link_or_copy
+from hotrows.runtime.atomic_files import absolute, address, link_or_copy
 from hotrows.runtime.json_file import JsonFile, build, is_name
 from hotrows.runtime.pages import notebook
-from hotrows.runtime.remote import fetched
+from hotrows.runtime.remote import is_url, named
+from hotrows.runtime.remote.copies import copy_of, locked, update
 from hotrows.schema import FIRST_UNKNOWN, Dense, Schema, vocabulary_of
 
 VERSION = 3
@@ -153,12 +156,15 @@ class EncodedData:
                 )
 
     @staticmethod
-    def open(path: Path | str) -> EncodedData:
-        path = fetched(path)
+    def open(path: Path | str, cache: int | None = None) -> EncodedData:
+        """cache: bytes that the copies of shards of data at a URL may take; None: all are kept. They are
+        fetched when they are read, and ahead of that."""
+        copies = _copies_of(address(path).rstrip("/"), cache) if is_url(path) else None
+        path = Path(path) if copies is None else copies.folder
         folder = absolute(path)
         manifest = read_manifest(path)
         with _FILE.naming(path / MANIFEST):
-            data = _from_manifest(folder, build(_Manifest, manifest))
+            data = _from_manifest(folder, build(_Manifest, manifest), copies)
             if problem := _problem(data):
                 raise ValueError(problem)
         return data
@@ -171,14 +177,16 @@ class EncodedData:
     def problems(self, sections: bool = True) -> Iterator[str]:
         """Says of each damaged file what is wrong with it.
         sections: read them all, not headers alone."""
-        files: dict[str, int | None] = {}
-        for part in self.parts.values():
-            files |= {shard.file: shard.header for shard in part.shards}
-        files |= {stored.file: stored.header for stored in self.vocabularies.values()}
-        files |= {self.events.file: self.events.header} if self.events else {}
-        for name, header in files.items():
+        others = {stored.file: stored.header for stored in self.vocabularies.values()}
+        others |= {self.events.file: self.events.header} if self.events else {}
+        shards = (
+            pair
+            for part in self.parts.values()
+            for pair in zip(part.paths(), [shard.header for shard in part.shards], strict=True)
+        )
+        for path, header in chain(shards, ((self.path / name, others[name]) for name in others)):
             try:
-                opened = open_sections(self.path / name, header)
+                opened = open_sections(path, header)
                 if sections:
                     opened.check()
             except ValueError as error:
@@ -189,7 +197,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Reads a folder's data.json."""
     if not (path / MANIFEST).is_file():
         problem = f"holds no prepared data (no {MANIFEST} in it)" if path.exists() else "does not exist"
-        raise ValueError(f"{path} {problem}; make it with `prepare`, or correct the path")
+        raise ValueError(f"{named(path)} {problem}; make it with `prepare`, or correct the path")
     if (path / "config.json").is_file():
         raise ValueError(f"{path} is a run; name the folder of prepared data that it was trained on")
     return _FILE.read(path / MANIFEST)
@@ -267,14 +275,35 @@ class _Manifest:
     format: str = ""
 
 
-def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
+def _copies_of(url: str, limit: int | None) -> ShardCopies:
+    """Brings a copy of data at a URL up to date, except for its shards."""
+    folder = copy_of(url, "shards")
+    with locked(folder):
+        stamps = update(folder, url, lambda name: not _is_shard(name))
+        sizes = {name: int(stamp[0]) for name, stamp in stamps.items() if _is_shard(name)}
+        for path in folder.glob("*.shard"):
+            if path.name not in stamps:
+                path.unlink()
+        copies = ShardCopies(folder, url, sizes, limit)
+        copies.clean()
+    return copies
+
+
+def _is_shard(name: str) -> bool:
+    return name.endswith(".shard") and name != EVENTS_FILE
+
+
+def _from_manifest(path: Path, manifest: _Manifest, copies: ShardCopies | None) -> EncodedData:
     if manifest.text_rule != TEXT_RULE:
         raise ValueError(f"expected text_rule {TEXT_RULE}, found {manifest.text_rule}")
     schema = Schema.from_fields(manifest.schema)
 
     def part(name: str, fields: Mapping[str, Any]) -> Part:
         written = build(Written, {key: fields[key] for key in fields if key != "rows"}, "part")
-        return Part(name=name, folder=path, schema=schema, events=manifest.events, **vars(written))
+        if copies and (missing := {shard.file for shard in written.shards} - copies.sizes.keys()):
+            raise ValueError(f"{copies.url} has no file {min(missing)!r}; send it there again")
+        known = vars(written) | {"events": manifest.events, "copies": copies}
+        return Part(name=name, folder=path, schema=schema, **known)
 
     known = {field.name for field in dataclasses.fields(EncodedData)}
     fields = {name: value for name, value in vars(manifest).items() if name in known}

@@ -3,7 +3,8 @@
 Shuffling reads the data in large pieces and still mixes well. The part is cut into blocks of 4,096
 consecutive rows; the epoch permutes the blocks; 64 blocks in that order are a pool, and the rows of
 a pool are permuted. A part of one pool is shuffled completely. Where a file has blocks of its own
-(the row groups of Parquet), a pool takes blocks until it has 262,144 rows.
+(the row groups of Parquet), a pool takes blocks until it has 262,144 rows. With `shards:N` an epoch
+permutes the shards, and does all this within N of them at a time, so that it needs few of them at once.
 
     blocks of the part    0 1 2 3 4 5 6 7
     permuted              5 0 7 2 | 6 1 3 4         two pools of four blocks
@@ -47,6 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
@@ -82,6 +84,7 @@ class Shuffle:
     most_together: rows of a request that follow one another, at most.
     num_clusters: clusters of samples that read equal rows in a pool, which is read one after the other;
         1: the pool is permuted as it is.
+    window: shards that are shuffled at a time, which an epoch reads in a random order; 0: all together.
     recent: clusters of the pools read last, by the seed of each, under `lock`: training behind a cache
         reads each pool twice, once to look ahead.
     """
@@ -90,25 +93,34 @@ class Shuffle:
     keep_groups: bool = False
     most_together: int = POOL_ROWS
     num_clusters: int = 1
+    window: int = 0
     recent: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
     lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
     def __reduce__(self) -> Any:  # for workers that are not forked, which begin with none read
-        return type(self), (self.seed, self.keep_groups, self.most_together, self.num_clusters)
+        kept = (self.seed, self.keep_groups, self.most_together, self.num_clusters, self.window)
+        return type(self), kept
+
+
+def parse_window(order: str) -> int:
+    """Returns the shards that are shuffled at a time: of shards:N those; of other orders 0, all."""
+    kind, _, number = order.partition(":")
+    is_number = number.isascii() and number.isdecimal() and len(number) < 7
+    return int(number) if kind == "shards" and is_number else 0
 
 
 def parse_order(order: str) -> int:
-    """Returns the clusters of a pool: of shuffle 1, of reuse 8, of reuse:N those 2 to 64."""
+    """Returns the clusters of a pool: of shuffle and shards:N 1, of reuse 8, of reuse:N those 2 to 64."""
     kind, colon, number = order.partition(":")
-    if order == "shuffle":
+    if order == "shuffle" or parse_window(order):
         return 1
     if kind == "reuse" and not colon:
         return _CLUSTERS
     few = kind == "reuse" and number.isascii() and number.isdecimal() and len(number) < 3
     if not few or not 2 <= int(number) <= MOST_CLUSTERS:
         raise ValueError(
-            f"order must be shuffle, reuse, or reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in "
-            f"{POOL_ROWS:,} samples, such as reuse:8; not {order!r}"
+            f"order must be shuffle, shards:NUMBER to shuffle at a time, such as shards:16, reuse, or "
+            f"reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in {POOL_ROWS:,} samples; not {order!r}"
         )
     return int(number)
 
@@ -177,6 +189,22 @@ def pools_of(
     """
     blocks = [(bounds[b], bounds[b + 1]) for b in permutation(len(bounds) - 1, seed, epoch).tolist()]
     return _from(_filled(blocks, pool_rows), seed, epoch, first_row)
+
+
+def pools_of_window(
+    bounds: Iterable[Sequence[int]], seed: tuple[int, ...], first: int, first_row: int
+) -> Iterator[Pool]:
+    """Returns the pools of shards that are shuffled together, from the one with place `first_row` on.
+
+    bounds: of each shard, the first row of each block and the end. first: the place of the first pool.
+    """
+    blocks = [pair for of_shard in bounds for pair in pairwise(of_shard)]
+    shuffled = [blocks[b] for b in permutation(len(blocks), *seed).tolist()]
+    for number, group in enumerate(_filled(shuffled, POOL_ROWS)):
+        pool = Pool(first, tuple(group), (*seed, number))
+        first += pool.rows
+        if first > first_row:
+            yield pool
 
 
 def permutation(n: int, *seed: int) -> np.ndarray:

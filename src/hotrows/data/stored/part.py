@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -14,10 +14,23 @@ from hotrows.data.columns.label import means_of_labels
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.rows import Room, Rows, gathered
 from hotrows.data.stored.histories import StoredHistories
-from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, order_of, pools, pools_of
+from hotrows.data.stored.order import (
+    BLOCK_ROWS,
+    Pool,
+    Share,
+    Shuffle,
+    order_of,
+    permutation,
+    pools,
+    pools_of,
+    pools_of_window,
+)
 from hotrows.data.stored.request_rows import RequestRows, bounds_between, gathered_pieces
 from hotrows.data.stored.sections import check_once
+from hotrows.data.stored.shard_copies import ShardCopies
 from hotrows.data.stored.shards import Shard, Written, check_rows, open_shard
+from hotrows.runtime.remote import named
+from hotrows.runtime.units import format_bytes
 from hotrows.schema import Schema
 
 NAMES = ("train", "validation", "test")
@@ -25,7 +38,8 @@ NAMES = ("train", "validation", "test")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Part(Written):
-    """A part of prepared data: rows in the shards of a folder. events: the file of histories, if any.
+    """A part of prepared data: rows in the shards of a folder. events: the file of histories, if any;
+    copies: of data at a URL, what fetches the shards into the folder.
 
     The headers of shards are compared with their checksums when a part is opened.
 
@@ -41,6 +55,7 @@ class Part(Written):
     folder: Path
     schema: Schema
     events: Shard | None = None
+    copies: ShardCopies | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         return f"Part({self.name} of {self.folder}, {self.rows:,} samples)"
@@ -67,9 +82,24 @@ class Part(Written):
         """Maps the rows of a shard; an error if the file was cut off or replaced."""
         shard = self.shards[index]
         path = self.folder / shard.file
-        rows = _opened(path, _version(path), self.stored_columns, shard.header)
+        if self.copies is not None:
+            rows = self.copies.rows(shard, self.stored_columns)
+        else:
+            rows = _opened(path, _version(path), self.stored_columns, shard.header)
         check_rows(path, len(rows), shard.rows)
         return rows
+
+    def paths(self) -> Iterator[Path]:
+        """The path of each shard, fetched where it is not there."""
+        for shard in self.shards:
+            yield self.folder / shard.file if self.copies is None else self.copies.bring(shard)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all shards."""
+        if self.copies is not None:
+            return sum(self.copies.sizes[shard.file] for shard in self.shards)
+        return sum(path.stat().st_size for path in self.paths())
 
     @cached_property
     def columns(self) -> SchemaColumns:
@@ -97,8 +127,8 @@ class Part(Written):
 
     def check_start(self) -> None:
         """Opens the first shard and checks the sizes of all, to notice a damaged file before a run and
-        draw no order of missing rows."""
-        if self.shards:
+        draw no order of missing rows; of copies each is checked as it comes."""
+        if self.shards and self.copies is None:
             self.expanded(self.stored(0)[:0])
         for shard in self.shards:
             path = self.folder / shard.file
@@ -108,16 +138,37 @@ class Part(Written):
                     f"prepare the data again"
                 )
 
+    def check_window(self, window: int) -> None:
+        """Raises ValueError where a shuffled epoch reads more shards at a time than there is room for.
+        window: how many it reads; 0: all."""
+        if window and self.rows and not self.shards:
+            raise ValueError(f"order=shards:{window} is for prepared data; Parquet files have no shards")
+        most = None if self.copies is None else self.copies.most_shuffled(self.shards)
+        if most is not None and not 0 < window <= most:
+            raise ValueError(
+                f"the {self.name} part of {named(self.folder)} has {format_bytes(self.num_bytes)}, more "
+                f"than its data cache has room for: shuffle some shards at a time (--order "
+                f"shards:{most}), or give it more (--data-cache)"
+            )
+
     def mapped(self, first: int, end: int) -> Iterator[Rows]:
         """The rows first .. end - 1, in one piece per shard; copies where they share features."""
-        return map(self.expanded, self._pieces(first, end))
+        return map(self.expanded, self._pieces(first, end, announced=True))
 
-    def _pieces(self, first: int, end: int) -> Iterator[Rows | RequestRows]:
-        """The rows first .. end - 1 as they are stored, in one piece per shard."""
+    def _ahead(self, shards: Iterable[int]) -> None:
+        """Announces the shards that are read next, in their order."""
+        if self.copies is not None:
+            self.copies.ahead(self.name, (self.shards[index] for index in shards))
+
+    def _pieces(self, first: int, end: int, announced: bool = False) -> Iterator[Rows | RequestRows]:
+        """The rows first .. end - 1 as they are stored, a piece per shard. announced: fetched ahead."""
         starts = self._starts()
         index = int(np.searchsorted(starts, first, side="right")) - 1
+        behind = int(np.searchsorted(starts, end, side="left"))
         while first < end:
             stop, start = min(end, starts[index + 1]), starts[index]
+            if announced:
+                self._ahead(range(index, behind))
             yield self.stored(index)[first - start : stop - start]
             first, index = stop, index + 1
 
@@ -125,26 +176,59 @@ class Part(Written):
         """Yields the rows of a rank in an unshuffled epoch, from place `first_place` on."""
         for index, (start, end) in enumerate(pairwise(self._starts())):
             if end > first_place:
+                self._ahead(range(index, len(self.shards)))
                 yield shared(self._check(index), share, start, max(first_place, start))
+        self._ahead(())
 
     def shuffled(
         self, share: Share, first_place: int, shuffle: Shuffle, epoch: int
     ) -> Iterator[Rows | RequestRows]:
         """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
         time; a pool is valid until the next one is requested. Requests move whole."""
-        rooms, all_pools = (Room(), Room()), list(self._pools(shuffle.seed, epoch, first_place))
-        for pool in all_pools:
-            self._check_share(pool.number, all_pools[-1].number + 1)
+        rooms = Room(), Room()
+        order = self._windows if shuffle.window else self._whole
+        for pool in order(shuffle, epoch, first_place):
             blocks = [piece for block in pool.blocks for piece in self._pieces(*block)]
-            order = chosen(
-                order_of(pool, blocks, self.columns, shuffle, self.expanded), pool, share, first_place
-            )
-            yield gathered_pieces(blocks, order, rooms)
+            rows = order_of(pool, blocks, self.columns, shuffle, self.expanded)
+            yield gathered_pieces(blocks, chosen(rows, pool, share, first_place), rooms)
+
+    def _whole(self, shuffle: Shuffle, epoch: int, first_place: int) -> Iterator[Pool]:
+        """The pools of an epoch that is shuffled as a whole. Each share of the shards is checked before a
+        pool; copies are fetched in the order in which they are read first."""
+        all_pools = list(self._pools(shuffle.seed, epoch, first_place))
+        if self.copies is not None:
+            ends = [row for pool in all_pools for first, end in pool.blocks for row in (first, end - 1)]
+            indexes = np.searchsorted(self._starts(), ends, side="right") - 1
+            self._ahead(dict.fromkeys(indexes.tolist()))
+        for pool in all_pools:
+            if self.copies is None:
+                self._check_share(pool.number, all_pools[-1].number + 1)
+            yield pool
+
+    def _windows(self, shuffle: Shuffle, epoch: int, first_place: int) -> Iterator[Pool]:
+        """The pools of an epoch that shuffles some shards at a time, which are checked first."""
+        order, first = permutation(len(self.shards), shuffle.seed, epoch).tolist(), 0
+        for start in range(0, len(order), shuffle.window):
+            window = order[start : start + shuffle.window]
+            rows = sum(self.shards[index].rows for index in window)
+            if first + rows > first_place:
+                self._ahead(order[start:])
+                bounds = [self._blocks(index, self._check(index)) for index in window]
+                yield from pools_of_window(bounds, (shuffle.seed, epoch, start), first, first_place)
+            first += rows
+
+    def _blocks(self, index: int, rows: Rows | RequestRows) -> list[int]:
+        """The first row of each block of a shard, and the end; blocks cut no request."""
+        start = self._starts()[index]
+        if isinstance(rows, RequestRows):
+            return [start + bound for bound in bounds_between(iter([rows.starts]), BLOCK_ROWS)]
+        return [*range(start, start + len(rows), BLOCK_ROWS), start + len(rows)]
 
     def _pools(self, seed: int, epoch: int, first_place: int) -> Iterator[Pool]:
         """The pools of an epoch; blocks cut no request."""
         if self.schema.request is None:
             return pools(self.rows, seed, epoch, first_place)
+        self._ahead(range(len(self.shards)))
         shards = (self.stored(index) for index in range(len(self.shards)))
         starts = (rows.starts for rows in shards if isinstance(rows, RequestRows))
         return pools_of(bounds_between(starts, BLOCK_ROWS), seed, epoch, first_place)
@@ -168,7 +252,7 @@ class Part(Written):
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """The labels and weights of all rows, piece by piece."""
-        for piece in self._pieces(0, self.rows):
+        for piece in self._pieces(0, self.rows, announced=True):
             rows = piece.samples if isinstance(piece, RequestRows) else piece
             yield rows.arrays["labels"], rows.get("weights")
 
@@ -181,7 +265,8 @@ class Part(Written):
     def _check(self, index: int) -> Rows | RequestRows:
         """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
         rows = self.stored(index)
-        check_once(self.folder / self.shards[index].file)
+        if self.copies is None:
+            check_once(self.folder / self.shards[index].file)
         if self.events is not None:
             check_once(self.folder / self.events.file)
         return rows

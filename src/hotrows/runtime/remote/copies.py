@@ -67,9 +67,11 @@ def fetched(place: Path | str) -> Path:
     return path
 
 
-def update(path: Path, url: str, is_wanted: Callable[[str], bool] = lambda name: True) -> None:
+def update(
+    path: Path, url: str, is_wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, list[str]]:
     """Makes a copy have those files of a URL that are wanted, and no others of these; ValueError where
-    the URL has none."""
+    the URL has none. Returns the stamps of all of its files."""
     files = open_files(url)
     stamps = files.stamps()
     if not stamps:
@@ -87,6 +89,7 @@ def update(path: Path, url: str, is_wanted: Callable[[str], bool] = lambda name:
         if file.is_file() and name not in stamps and is_wanted(name):
             file.unlink()
     note_origin(path, url, {name: stamps[name] for name in wanted})
+    return stamps
 
 
 def get_all(files: RemoteFiles, targets: dict[str, Path], sizes: dict[str, int]) -> None:

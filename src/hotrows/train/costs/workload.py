@@ -100,8 +100,7 @@ def of_data(
     loads = tuple(_load(table, built.sequences, data.schema, counts, lookups) for table in tables)
     weights = [parameter.numel() for parameter in built.parameters()]
     matrices = [parameter.numel() for parameter in built.parameters() if parameter.dim() >= 2]
-    stored = sum((data.path / shard.file).stat().st_size for shard in train.shards)
-    step = StepWork(batch_size, 6.0 * sum(matrices), sum(weights), stored / train.rows)
+    step = StepWork(batch_size, 6.0 * sum(matrices), sum(weights), train.num_bytes / train.rows)
     name = model if isinstance(model, str) else type(model).__name__
     note = f"counts of {train.rows:,} training samples; {name}"
     return Workload(data.path.name, loads, step, note)

@@ -40,6 +40,7 @@ _OF_A_RANK = {
     "pretrained",
     "planning_threads",
     "scratch",
+    "data_cache",
     "notice",
 }  # of its machine
 
@@ -230,9 +231,10 @@ def agreed(
     one rank fails on all, which must have equal data. resumed: the run whose settings are taken."""
 
     def settled() -> tuple[EncodedData, TrainConfig, TrainConfig]:
-        open_config, source = checked(config, model), opened(data)
+        open_config = checked(config, model)
         if resumed is not None:
             open_config = run_folder.with_settings_of(local(resumed), open_config)
+        source = opened(data, open_config.data_cache)
         return source, open_config, settle(open_config, source, is_made=isinstance(model, Model))
 
     source, open_config, filled = together(ranks, settled)
@@ -251,10 +253,10 @@ def agreed(
     return source, open_config, filled
 
 
-def opened(data: EncodedData | Path | str) -> EncodedData:
-    """The prepared data that a `Trainer` was given, or that of its folder."""
+def opened(data: EncodedData | Path | str, cache: int | None = None) -> EncodedData:
+    """The prepared data that a `Trainer` was given, or that of its folder or URL."""
     if isinstance(data, str | Path):
-        return EncodedData.open(data)
+        return EncodedData.open(data, cache)
     if not isinstance(data, EncodedData):
         what = type(data).__name__
         raise ValueError(f"expected prepared data, not {what}: hotrows.prepare(rows, schema, folder)")
