@@ -22,6 +22,7 @@ MOST_LINES = 82_304  # of src; it rises only in a commit whose message names the
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {
+    "losses.py": "all losses, each a few lines, and the one value that makes predictions of outputs",
     "train/estimator.py:Estimator": "the protocol of scikit-learn is one: parameters, fit, files, copies",
     "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method",
 }

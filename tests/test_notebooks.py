@@ -1,11 +1,13 @@
 """The notebooks of examples/notebooks run, cell by cell; the first one on few rows without --all."""
 
 import importlib.util
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
+from docs.notebooks import MOST_BYTES, notebook_of
 
 import hotrows
 
@@ -16,6 +18,26 @@ NAMES = sorted(path.name for path in FOLDER.glob("*.py"))
 def test_there_are_four_and_the_page_names_them():
     page = (FOLDER / "README.md").read_text()
     assert len(NAMES) == 4 and all(f"[{name}]({name})" in page for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_has_the_cells_of_its_script_and_their_outputs(name):
+    """python docs/notebooks.py NAME writes it again."""
+    path = (FOLDER / name).with_suffix(".ipynb")
+    text = path.read_text()
+    notebook, plain = json.loads(text), notebook_of((FOLDER / name).read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["execution_count"] and all(o["output_type"] != "error" for o in cell["outputs"])
+            cell |= {"execution_count": None, "outputs": []}
+    assert notebook == plain
+    assert len(text.encode()) <= MOST_BYTES
+    assert not re.search(r"/tmp/|/home/|/root/|/work/|site-packages", text)
+    assert text.count('"text/html"') and text.count('"text/plain"')
+    if importlib.util.find_spec("nbformat"):
+        import nbformat
+
+        nbformat.validate(nbformat.reads(text, 4))
 
 
 @pytest.mark.usefixtures("one_thread", "no_pictures")

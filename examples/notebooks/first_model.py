@@ -12,8 +12,7 @@
 # # A first model
 #
 # A log of a shop becomes a model that says how likely a click is. Runs in less than a minute on any
-# laptop. Open it with `jupytext --to ipynb first_model.py`, or directly in an editor that knows cells
-# (`# %%`).
+# laptop.
 
 # %%
 import numpy as np

@@ -5,6 +5,7 @@
     soft         0 to 1       sigmoid(z)    log_loss
     weighted:10  0 or 1       sigmoid(z')   auc                how many samples a 1 counts for
     focal:2      0 or 1       sigmoid(z")   auc                exponent of 1 - p
+    fake_negative 0 or 1      sigmoid(z)    auc
     squared      any number   z             rmse
     huber:1      any number   z             mae                error from which on it is linear
     poisson      at least 0   exp(z)        poisson_deviance
@@ -13,7 +14,7 @@
 z is the output of the model for a sample, and z' = z - log(10), which makes probabilities of a model
 that was trained as if there were ten times as many ones. Focal loss is that of Lin et al. (ICCV 2017),
 and z" makes probabilities of its outputs as Charoenphakdee et al. (CVPR 2021) do. BPR is that of Rendle
-et al. (UAI 2009).
+et al. (UAI 2009), and fake_negative that of Ktena et al. (RecSys 2019), for labels that come late.
 
     loss = parse("huber:2")
     loss(outputs, labels, weights)      # a scalar to minimize
@@ -109,6 +110,10 @@ class Loss:
         from torch.nn import functional
 
         return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+
+    def importance(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
+        """The weights [B] by which samples stand for those to predict; None: they are these."""
+        return None
 
     def calibrated(self, outputs: Array) -> Array:
         """Outputs of the model, of PyTorch or NumPy, as those whose `link` is the prediction."""
@@ -218,6 +223,26 @@ class Focal(Loss):
             is_low = float(self.unbiased(np.array(middle))) < wanted
             low, high = (middle, high) if is_low else (low, middle)
         return high
+
+
+@dataclass(frozen=True)
+class FakeNegative(Loss):
+    """Cross-entropy of samples of which each is trained as a 0 at once, and as a 1 if its label comes.
+
+    The fake negative weighted loss of Ktena et al., "Addressing delayed feedback for continuous training
+    with neural networks in CTR prediction" (RecSys 2019). Where p is the true rate, samples are 1 at the
+    rate b = p / (1 + p). With q = sigmoid(z), of which no gradient is taken, a 1 counts 1 + q and a 0
+    counts (1 - q) (1 + q), so that the mean gradient is (1 - q) (q - p) and is zero at q = p.
+    """
+
+    name = "fake_negative"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return super().of_samples(outputs, labels) * self.importance(outputs, labels)
+
+    def importance(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        rates = outputs.detach().sigmoid()
+        return (1 + rates) * (1 - rates * (1 - labels))
 
 
 @dataclass(frozen=True)
@@ -379,7 +404,7 @@ def _numbers(loss: Loss | type[Loss]) -> list[dataclasses.Field]:
 
 
 _KINDS: dict[str, type[Loss]] = {
-    kind.name: kind for kind in (Loss, Soft, Weighted, Focal, Squared, Huber, Poisson, BPR)
+    kind.name: kind for kind in (Loss, Soft, Weighted, Focal, FakeNegative, Squared, Huber, Poisson, BPR)
 }
 NAMES = tuple(_KINDS)
 

@@ -1,10 +1,12 @@
 """Encoder: raw rows for prediction get the ids that the training rows got."""
 
+import json
+
 import pytest
 import torch
 
-from hotrows.data import EncodedData, Encoder, prepare
-from hotrows.schema import Dense, Schema, Sparse
+from hotrows.data import EncodedData, Encoder, Loader, prepare
+from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.data.raw import SCHEMA, read, write
 from tests.reference.rows_of_data import use_plain_python
 
@@ -77,3 +79,15 @@ def test_a_bad_line_is_named(tmp_path, folder):
     raw = write(tmp_path / "test", [("3", "ann", "x"), ("3", "ann")])
     with pytest.raises(ValueError, match="test line 2, expected 3 columns"):
         list(Encoder.open(folder).encode(raw))
+
+
+@pytest.mark.parametrize("value", [3, "3", [3]])
+def test_a_single_value_in_place_of_a_list_is_a_list_of_one(tmp_path, value):
+    """In rows that train, and in rows to predict."""
+    schema = Schema((Sequence("past"),), label="y", delimiter=",")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"y": 1, "past": value}) + "\n")
+    data = prepare([tmp_path / "rows.jsonl"], schema, tmp_path / "enc", split="position:1,0,0")
+    (trained,) = Loader(data.parts["train"], 8).batches(0)
+    (encoded,) = Encoder.open(data.path).encode({"past": [value]})
+    assert encoded.ids.tolist() == trained.ids.tolist() == [3]
+    assert encoded.offsets.tolist() == trained.offsets.tolist() == [0, 1]

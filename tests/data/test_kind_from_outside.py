@@ -95,7 +95,7 @@ def test_an_address_is_three_ids_wherever_a_column_is_met(tmp_path):
     expected = expected_logits(predictor, features)
     assert furthest(scorer.logits(features), expected) < 1e-5
     assert furthest(scorer.logits(features.to_pylist()), expected) < 1e-5
-    with pytest.raises(ValueError, match=r"column 'ip': expected a IPv4 address, found '1.2.3'"):
+    with pytest.raises(ValueError, match=r"column 'ip': expected an IPv4 address, found '1.2.3'"):
         scorer.score([{"ip": "1.2.3"}])
     # 4. stream.
     (tmp_path / "events").mkdir()
@@ -127,7 +127,7 @@ def test_lists_of_addresses_are_lists_of_networks(tmp_path):
         assert (ends - ends[0]).tolist() == of_bits.offsets.tolist() == [0, 2, 2, 5, 5]
     wrong = {"seen": ["11.1.1.1", "11.300.1.1"], "label": 1}
     with pytest.raises(
-        ValueError, match=r"line 2, column 'seen': expected a IPv4 address, found .*11\.300"
+        ValueError, match=r"line 2, column 'seen': expected an IPv4 address, found .*11\.300"
     ):
         encoded(tmp_path, "wrong", seen, {"seen": [], "label": 1}, wrong)
 
@@ -157,6 +157,6 @@ def test_lists_of_candidates_may_be_addresses(tmp_path):
     assert one.labels.tolist() == [0, 1, 1, 0, 0]
     requests[1]["ip"][2] = "11.9.1"
     with pytest.raises(
-        ValueError, match=r"line 2, column 'ip': expected a IPv4 address, found '11\.9\.1'"
+        ValueError, match=r"line 2, column 'ip': expected an IPv4 address, found '11\.9\.1'"
     ):
         encoded(tmp_path, "wrong", schema, *requests)

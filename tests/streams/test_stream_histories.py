@@ -19,7 +19,7 @@ from hotrows import Dynamic, Schema, Sequence, Sparse, Time
 from hotrows.data import Encoder, prepare
 from hotrows.data.stored import user_histories
 from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
-from hotrows.data.streams import EventStream, StreamConfig, open_source
+from hotrows.data.streams import EventStream, StreamConfig, open_joined, open_source
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, application
 from hotrows.serving.export.publisher import Publisher
@@ -112,6 +112,38 @@ def test_lines_read_the_histories_that_copied_lists_have(twins, size):
         for name in ("features", "ids", "offsets", "labels"):
             a, b = getattr(one, name), getattr(other, name)
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
+def test_impressions_that_wait_for_labels_read_the_histories_of_their_time(tmp_path):
+    """As lines whose label came with them, in the order in which labels are known; killed or not."""
+    events, samples = events_and_samples()
+    lines, _ = lines_and_lists(events)
+    data = prepare(samples, schema(lengths=LENGTHS), tmp_path / "enc", events=events)
+    due = lines["at"] + np.where(lines["click"] > 0, 0, 3)
+    order = np.argsort(due, kind="stable")[: int((due <= lines["at"].max()).sum())]
+    plain = [batch for batch, _ in batches(data, write_lines(tmp_path / "plain", lines), 1)]
+
+    lines["id"] = np.arange(len(lines))
+    shown = write_lines(tmp_path / "shown", lines.drop(columns="click"))
+    clicks = write_lines(tmp_path / "clicks", lines[lines["click"] > 0][["id", "at"]])
+    encoder = Encoder.open(data.path)
+    config = dataclasses.replace(DRAINED, join_on="id", label_window="3s")
+    with EventStream(open_joined(shown, clicks, data.schema, "id"), encoder, 1, config) as stream:
+        joined = list(stream)
+    assert len(joined) == len(order) > 150
+    for batch, number in zip(joined, order.tolist(), strict=True):
+        for name in ("ids", "offsets", "labels"):
+            assert torch.equal(getattr(batch, name), getattr(plain[number], name)), (number, name)
+
+    def fit(run, **how):
+        trainer = Trainer(data, CONFIG, run, resume=run.exists())
+        trainer.fit_stream(shown, config, labels=clicks, **how)
+
+    fit(tmp_path / "whole")
+    with pytest.raises(Killed):
+        fit(tmp_path / "run", callbacks=[Kill(5)])
+    fit(tmp_path / "run")
+    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def before(events, user, at):

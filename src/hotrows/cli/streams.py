@@ -14,6 +14,7 @@ from hotrows.cli.paths import RUN
 from hotrows.data.streams.settings import ONE_RANK, SETTINGS, StreamConfig
 from hotrows.data.streams.source import KINDS
 from hotrows.engine.distributed import job
+from hotrows.losses import FakeNegative
 from hotrows.runtime.atomic_files import local
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 stream_options = with_options(
     click.option("--stream", metavar="SOURCE", help=f"Train on events of {KINDS}."),
+    click.option(
+        "--labels",
+        metavar="SOURCE",
+        help="Labels that come later than their impressions, by --join-on: a stream as --stream.",
+    ),
     *(setting_option(name, settings=SETTINGS) for name in SETTINGS),
     declare(
         "--replay-batches-of",
@@ -32,7 +38,7 @@ stream_options = with_options(
         help="Make the batches of this run again, of the same events.",
     ),
 )
-SECTION = {"Streams": ("stream", *SETTINGS, "repeat")}
+SECTION = {"Streams": ("stream", "labels", *SETTINGS, "repeat")}
 
 
 def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., Result] | None:
@@ -41,28 +47,35 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
 
     resumed: a run; what the options leave out is as it was there.
     """
-    source, repeat = options.pop("stream"), options.pop("repeat")
+    source, labels, repeat = (options.pop(name) for name in ("stream", "labels", "repeat"))
     changes = {name: options.pop(name) for name in SETTINGS}
     changes = {name: value for name, value in changes.items() if value is not None}
     before = _settings_of(resumed)
-    source_before = before.pop("source", None)
-    source = source or source_before
+    source, labels = source or before.pop("source", None), labels or before.pop("labels", None)
+    before = {name: value for name, value in before.items() if name in SETTINGS}
     if source is None:
-        if changes or repeat:
-            name = SETTINGS[next(iter(changes))].option_name if changes else "--replay-batches-of"
+        if changes or labels or repeat:
+            name = "--labels" if labels else "--replay-batches-of"
+            name = SETTINGS[next(iter(changes))].option_name if changes else name
             raise click.UsageError(f"{name} is of a stream: say which one, --stream SOURCE")
         return None
     if job.is_several():  # before a run begins
         raise ValueError(ONE_RANK)
-    if source.startswith("folder:"):
-        local(source.removeprefix("folder:"))
+    for text in (source, labels or ""):
+        if text.startswith("folder:"):
+            local(text.removeprefix("folder:"))
+    if labels and changes.get("delayed_labels") == "weight":
+        options["loss"] = options["loss"] or FakeNegative.name
     try:
         config = StreamConfig.from_json({**before, **changes})
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if (labels is None) != (config.join_on is None):
+        raise click.UsageError("labels that come later: give --labels and --join-on, or neither")
 
     def fit(trainer: Trainer, callbacks: Sequence[Any]) -> Result:
-        return trainer.fit_stream(source, config, repeat=repeat, callbacks=callbacks)
+        how = {"labels": labels, "repeat": repeat, "callbacks": callbacks}
+        return trainer.fit_stream(source, config, **how)
 
     return fit
 

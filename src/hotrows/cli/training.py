@@ -374,6 +374,17 @@ def _utilization(run: Path) -> Iterator[str]:
     yield f"stages      {stages} of the time, side by side"
 
 
+def _labels(run: Path) -> Iterator[str]:
+    """Yields how labels were joined, in a stream whose labels come later."""
+    from hotrows.data.streams.state import LabelState
+    from hotrows.train.telling.metrics_log import read_metrics
+
+    windows = [line for line in read_metrics(run) if line["kind"] == "window"]
+    if windows and "labels" in windows[-1]:
+        yield f"labels      {LabelState(**windows[-1]['labels'])}"
+        yield f"untrained   {windows[-1]['untrained']:,} impressions wait for labels"
+
+
 def _print_result(result: Result, run: Path, is_stream: bool) -> None:
     validation = "last window" if is_stream else "validation"
     for part, metrics in ((validation, result.validation), ("test", result.test)):
@@ -385,7 +396,7 @@ def _print_result(result: Result, run: Path, is_stream: bool) -> None:
         click.echo(f"throughput  {result.samples_per_second:,.0f} samples/s")
     else:
         click.echo("throughput  none: there was nothing left to train")
-    for line in _utilization(run):
+    for line in (*_labels(run), *_utilization(run)):
         click.echo(line)
     click.echo(f"run         {named(run)}")
     if not origin_of(run) and (run / "report.svg").exists():

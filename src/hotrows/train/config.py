@@ -68,8 +68,8 @@ class TrainConfig:
     )
     loss: str | None = setting(
         None,
-        "Loss: log_loss, soft, weighted:10, focal:2, squared, huber:1, poisson or bpr:16; for several "
-        "labels rating=squared,click=focal",
+        "Loss: log_loss, soft, weighted:10, focal:2, fake_negative, squared, huber:1, poisson or bpr:16; "
+        "for several labels rating=squared,click=focal",
         unset="the schema's, or log_loss",
     )
     plain: bool = setting(False, "Give a small deepfm no effects and crosses that the data suggests")

@@ -68,7 +68,7 @@ class LabelColumns:
         into[absent] = self._nothing
         # Name the first row that is wrong.
         places = np.flatnonzero(wrong)
-        if len(self.labels) == 1:
+        if len(self.labels) == 1 and column not in cells.how.optional:
             places = np.sort(np.concatenate([places, np.flatnonzero(absent)]))
         if len(places):
             first = _bad(label, int(places[0]))

@@ -33,7 +33,7 @@ from hotrows.data.raw.arrow_arrays import (
     vectors_of,
 )
 from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.reading import Reading, check_present, show
+from hotrows.data.raw.reading import Reading, check_present, show, with_article
 from hotrows.data.raw.values import MISSING_WORDS, Bad, RawIds
 from hotrows.schema import Dense, Schema
 
@@ -191,7 +191,7 @@ class Cells:
             missing = json.dumps({bad.column: words})
             remedy = f'if {shown} means missing, say so in the schema: "missing": {missing}'
         where = f"{self.where(bad.row)}, column {bad.column!r}"
-        raise ValueError(f"{where}: expected a {bad.expected}, found {shown}; {remedy}")
+        raise ValueError(f"{where}: expected {with_article(bad.expected)}, found {shown}; {remedy}")
 
     # ---- text
 

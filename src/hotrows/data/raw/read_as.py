@@ -13,6 +13,7 @@ from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.kinds import FEW, almost_numbers, quantiles
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.names import HISTORY_NAME, TIME_NAME, meaning
+from hotrows.data.raw.reading import with_article
 from hotrows.data.raw.sampled_rows import Column, SampledRows
 from hotrows.data.raw.suspects import labels_of_neighbours, neighbours_unlike
 from hotrows.data.raw.target import PANDAS_INDEX, is_called_label, sentinel
@@ -92,7 +93,10 @@ class Drafting:
         texts = column.values if column.kind == "text" else ()
         drafts = (kind.drafted(name, texts) for kind in KINDS.values() if texts)
         if (feature := next(filter(None, drafts), None)) is not None:
-            self.why[name] = type(feature).__name__.lower(), f"every value is a {feature.expected}"
+            self.why[name] = (
+                type(feature).__name__.lower(),
+                f"every value is {with_article(feature.expected)}",
+            )
             yield feature
         elif why := self._left_out(column):
             self._leave_out(name, why)

@@ -21,7 +21,8 @@ class Reading:
 
     for_training: whether every column of the schema is required; otherwise absent ones are left out.
     kept: columns to keep as they are, beside those of the schema; None: all.
-    by: another column to read, whose values split the rows. requires_features: whether the columns of
+    by: another column to read, whose values split or join the rows. optional: columns that may be
+        absent though rows train. requires_features: whether the columns of
     features are required in any case.
     histories: what rows have of the schema's histories: `lists` of earlier events, or the user alone,
         whose `references` into the events are stored, or `either`, or, as `lines` of a stream, the user
@@ -35,6 +36,7 @@ class Reading:
     by: str | None = None
     requires_features: bool = False
     histories: str = "lists"
+    optional: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -79,6 +81,11 @@ def show(value: bytes) -> str:
     return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"
 
 
+def with_article(words: str) -> str:
+    """What is expected, for a message: a number, an IPv4 address."""
+    return f"{'an' if words[:1] in tuple('aeioAEIO') else 'a'} {words}"
+
+
 def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]:
     """Returns the columns to read that are among `names`, in the schema's order, and those to keep.
 
@@ -88,7 +95,9 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
     # Columns to keep, or to split by, must be there.
     for name in (*(kept or ()), *([how.by] if how.by else ())):
         if name not in names:
-            what = "split by" if name == how.by else "keep"
+            what = "keep"
+            if name == how.by:
+                what = "join by" if how.histories == "lines" else "split by"
             raise ValueError(
                 f"{where} has no column {name!r} to {what}; it has {_shortened(list(names))}"
                 f"{did_you_mean(name, names)}"
@@ -96,7 +105,7 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
     # So must those that the schema asks for: all to train, one feature to predict.
     columns = list(how.columns)
     features = {schema.column_of(feature) for feature in schema.features} & set(columns)
-    absent = sorted((set(columns) if for_training else features) - set(names))
+    absent = sorted((set(columns) - {*how.optional} if for_training else features) - set(names))
     if absent and for_training and schema.columns is not None:
         raise ValueError(
             f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "

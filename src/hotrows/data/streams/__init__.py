@@ -7,6 +7,7 @@
         for batch in events: ...     # a loop of your own, whose checkpoint has events.state
 
     source         events in one order, and the position behind them         `EventSource`, `open_source`
+    joined source  impressions, and labels that come later                    `open_joined`
     event stream   a thread reads, decodes and cuts batches                   `EventStream`
     dead letters   malformed and late events, with position and reason        `DeadLetters`
 
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from hotrows.data.streams.dead_letters import DeadLetters as DeadLetters
     from hotrows.data.streams.event_stream import CutBatch as CutBatch
     from hotrows.data.streams.event_stream import EventStream
-    from hotrows.data.streams.event_stream import StreamState as StreamState
     from hotrows.data.streams.events import RawEvents as RawEvents
     from hotrows.data.streams.events import table_events
+    from hotrows.data.streams.joined_source import JoinedSource as JoinedSource
+    from hotrows.data.streams.joined_source import open_joined as open_joined
     from hotrows.data.streams.settings import StreamConfig
     from hotrows.data.streams.source import EventSource, open_source
+    from hotrows.data.streams.state import StreamState as StreamState
 
 __all__ = ["Alarm", "EventSource", "EventStream", "StreamConfig", "open_source", "table_events"]
 
@@ -37,9 +40,11 @@ __getattr__, __dir__ = lazy_names(
     {
         "hotrows.data.streams.alarms": ["Alarm"],
         "hotrows.data.streams.dead_letters": ["DeadLetters"],
-        "hotrows.data.streams.event_stream": ["CutBatch", "EventStream", "StreamState"],
+        "hotrows.data.streams.event_stream": ["CutBatch", "EventStream"],
         "hotrows.data.streams.events": ["RawEvents", "table_events"],
+        "hotrows.data.streams.joined_source": ["JoinedSource", "open_joined"],
         "hotrows.data.streams.settings": ["StreamConfig"],
         "hotrows.data.streams.source": ["EventSource", "open_source"],
+        "hotrows.data.streams.state": ["StreamState"],
     },
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,53 +22,33 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Encoder
-from hotrows.data.columns.number import MISSING
 from hotrows.data.columns.of_schema import batch_of
-from hotrows.data.raw.reading import Reading
-from hotrows.data.raw.values import MISSING_TIME
 from hotrows.data.rows import Room, Rows, gathered
 from hotrows.data.stored.user_histories import UserHistories
-from hotrows.data.streams.dead_letters import LATE, MALFORMED, DeadLetters
+from hotrows.data.streams.dead_letters import DeadLetters
+from hotrows.data.streams.decoder import Decoder, JoinDecoder
 from hotrows.data.streams.events import RawEvents
-from hotrows.data.streams.line_histories import LineHistories
+from hotrows.data.streams.joined_source import JoinedEvents, JoinedSource
+from hotrows.data.streams.label_join import HeldImpressions
 from hotrows.data.streams.settings import StreamConfig
 from hotrows.data.streams.source import EventSource
+from hotrows.data.streams.state import StreamState
 from hotrows.engine.pipeline.prefetch import Queue
 from hotrows.runtime.background import Worker
 
 _LOOK = 0.05  # seconds after which the thread looks whether it is to end
-_NEVER = -(1 << 62)  # before any time
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """How far a stream was read: part of every checkpoint.
-
-    source: its name; position: behind the last event. events: in batches so far; read: events in all,
-    those that were malformed or late included. malformed, late: how many were; event_time: the newest one
-    so far, in seconds since 1970, None where none has a time; short: events whose histories may lack some
-    that were dropped.
-    """
-
-    source: str
-    position: dict[str, Any]
-    events: int = 0
-    read: int = 0
-    malformed: int = 0
-    late: int = 0
-    event_time: int | None = None
-    short: int = 0
 
 
 @dataclass(frozen=True)
 class CutBatch:
     """A batch, the state of the stream behind it, the position behind each read that made it, and the
-    histories of users behind its events."""
+    histories of users behind its events. held: the impressions whose labels are to come."""
 
     batch: Batch
     state: StreamState
     reads: tuple[dict[str, Any], ...]
     histories: UserHistories | None = None
+    held: HeldImpressions | None = None
 
 
 class EventStream:
@@ -78,7 +58,8 @@ class EventStream:
     dead_letters: where malformed and late events go; None: they are counted alone.
     cuts: the positions of the reads that each batch is made of, as an earlier run has logged them: the
     same batches are made anew.
-    histories: of users behind `state` (default: those of the encoder's data).
+    histories: of users behind `state` (default: those of the encoder's data). held: impressions behind
+    `state` whose labels are to come, of a source that `open_joined` has opened.
 
     >>> from hotrows.data.streams import StreamConfig, open_source
     >>> stop = StreamConfig(stop_when_idle=0.1)
@@ -90,7 +71,7 @@ class EventStream:
 
     def __init__(
         self,
-        source: EventSource,
+        source: EventSource | JoinedSource,
         encoder: Encoder,
         batch_size: int,
         config: StreamConfig | None = None,
@@ -98,6 +79,7 @@ class EventStream:
         dead_letters: DeadLetters | None = None,
         cuts: Iterable[Sequence[dict[str, Any]]] | None = None,
         histories: UserHistories | None = None,
+        held: HeldImpressions | None = None,
     ) -> None:
         self._source, self._batch_size, self._config = source, batch_size, config or StreamConfig()
         if self._config.lateness is not None and encoder.schema.time is None:
@@ -124,7 +106,19 @@ class EventStream:
                 f"schema {encoder.schema.name!r} has histories, and the encoder has no events of users; "
                 f"open one that `prepare` wrote (Encoder.open)"
             )
-        self._decoder = _Decoder(encoder, self._config, self.state, dead_letters, self.histories)
+        if isinstance(source, JoinedSource):
+            self._decoder: Decoder = JoinDecoder(
+                source,
+                encoder,
+                self._config,
+                self.state,
+                dead_letters,
+                self.histories,
+                held or HeldImpressions(),
+            )
+        else:
+            self._decoder = Decoder(encoder, self._config, self.state, dead_letters, self.histories)
+        self.held = self._decoder.held
         self._cuts = None if cuts is None else iter(cuts)
         self._queue: Queue[CutBatch] = Queue(self._config.queue)
         self.last_arrival = time.monotonic()  # of an event that can be trained
@@ -142,7 +136,7 @@ class EventStream:
     def take(self) -> CutBatch:
         """Waits for the next batch, and returns it with its state; StopIteration: the stream ended."""
         cut = self._queue.take()
-        self.state, self.histories = cut.state, cut.histories
+        self.state, self.histories, self.held = cut.state, cut.histories, cut.held
         return cut
 
     @property
@@ -192,7 +186,7 @@ class EventStream:
 
     def _next_batch(self) -> CutBatch | None:
         """Reads the events of a batch, and cuts it; None: there are none, and none will come."""
-        batch = _OpenBatch(self._decoder)
+        batch = _OpenBatch(self._decoder, self._batch_size)
         if self._cuts is None:
             self._fill(batch)
         else:
@@ -210,23 +204,27 @@ class EventStream:
         )
         first = state.events - batch.size
         encoded = batch_of(self._decoder.columns, rows, first)
-        return CutBatch(encoded, state, tuple(batch.reads), self._decoder.histories)
+        return CutBatch(encoded, state, tuple(batch.reads), self._decoder.histories, self._decoder.held)
 
     def _fill(self, batch: _OpenBatch) -> None:
         """Reads until the batch is full or old enough, or nothing comes any more."""
-        last_event = due = time.monotonic()
+        batch.take(self._source.position)  # what was read with the batch before
+        last_event = time.monotonic()
+        due = last_event + (self._config.max_wait if batch.size else 0)
         limit, position = self._config.stop_when_idle, None
-        while not self._queue.has_ended and batch.size < self._batch_size:
+        while not self._queue.has_ended and batch.room > 0:
             now = time.monotonic()
             left = due - now if batch.size else _LOOK
             if left <= 0:
                 return
-            events = self._source.read(self._batch_size - batch.size, min(left, _LOOK))
+            most = self._batch_size if self._decoder.holds else batch.room
+            events, was_empty = self._source.read(most, min(left, _LOOK)), not batch.size
             if events is None:
                 return
-            if len(events):
-                last_event, was_empty = time.monotonic(), not batch.size
+            if len(events) or self._decoder.holds:
                 batch.add(events, self._source.position)
+            if len(events):
+                last_event = time.monotonic()
                 due = last_event + self._config.max_wait if was_empty else due
                 self.last_arrival = last_event if batch.size else self.last_arrival
             elif self._source.position != position:  # what was read has no event
@@ -243,97 +241,53 @@ class EventStream:
                     raise ValueError(
                         f"{self._source.name} ended before {position}, up to which a batch was cut"
                     )
-                if len(events):
-                    batch.add(events, self._source.position)
+                self._decoder.add(events)
+            batch.replay(position)
 
 
 class _OpenBatch:
-    """A batch while it is filled: encoded pieces, and the position behind each read."""
+    """A batch of `size` samples at most while it is filled: encoded pieces, and the position behind each
+    read."""
 
-    def __init__(self, decoder: _Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, size: int) -> None:
+        self._decoder, self._limit = decoder, size
         self.pieces: list[Rows] = []
         self.reads: list[dict[str, Any]] = []
         self.size = 0
 
-    def add(self, events: RawEvents, position: dict[str, Any]) -> None:
-        pieces = self._decoder.decode(events)
-        self.pieces += pieces
-        self.size += sum(map(len, pieces))
-        self.reads.append({n: value for n, value in position.items() if not n.startswith("_")})
-
-
-class _Decoder:
-    """Encodes events, and takes out those that are malformed or late.
-
-    state: of the stream, with the events that were decoded so far.
-    """
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: StreamConfig,
-        state: StreamState,
-        letters: DeadLetters | None,
-        histories: UserHistories | None,
-    ) -> None:
-        self._config, self.state, self._letters = config, state, letters
-        self._how = Reading(encoder.schema, encoder.threads, histories="lines")
-        self._encoder, self.columns = encoder, encoder.columns_with("lines")
-        self._lines = None if histories is None else LineHistories(encoder, histories, state.short)
-
     @property
-    def histories(self) -> UserHistories | None:
-        """Those behind the events that were decoded."""
-        return None if self._lines is None else self._lines.histories
+    def room(self) -> int:
+        return self._limit - self.size
 
-    def decode(self, events: RawEvents) -> list[Rows]:
-        """The events that can be trained, in order."""
-        pieces = list(self._decode(events, self.state.read))
-        short = 0 if self._lines is None else self._lines.short.count
-        self.state = dataclasses.replace(self.state, read=self.state.read + len(events), short=short)
-        return pieces
+    def add(self, events: RawEvents | JoinedEvents, position: dict[str, Any]) -> None:
+        self._decoder.add(events)
+        if not self.take(position) and len(events):
+            self._note(position)
 
-    def _decode(self, events: RawEvents, read: int) -> Iterator[Rows]:
-        """Decodes them together; where that fails, by halves, down to the events that are malformed."""
-        try:
-            raw = self.columns.read(events.cells(self._how))
-            if self._lines is not None:
-                self._lines.check(raw)
-            rows = self._encoder.encode_rows(raw, self.columns).without(MISSING)
-        except ValueError as error:
-            if len(events) == 1:
-                self._drop(MALFORMED, read, str(error), events)
-                return
-            half = len(events) // 2
-            yield from self._decode(events[:half], read)
-            yield from self._decode(events[half:], read + half)
-            return
-        late, chosen = self._late(raw.get("times")), np.arange(len(rows))
-        if self._config.late == "train":
-            self.state = dataclasses.replace(self.state, late=self.state.late + int(late.sum()))
-        elif late.any():
-            for place in np.flatnonzero(late).tolist():
-                what = f"more than {self._config.lateness:g} s older than the newest event before it"
-                self._drop(LATE, read + place, what, events[place : place + 1])
-            chosen, rows = chosen[~late], rows.take(np.flatnonzero(~late))
-        if len(rows):
-            yield rows if self._lines is None else self._lines.read(rows, raw, chosen)
+    def take(self, position: dict[str, Any]) -> bool:
+        """Takes the samples that are ready, as many as there is room for; returns whether there are
+        any."""
+        pieces = self._decoder.take(self.room)
+        if has_any := self._append(pieces):
+            self._note(position)
+        return has_any
 
-    def _late(self, times: np.ndarray | None) -> np.ndarray:
-        """Which events are late, [events]; those without a time are not."""
-        if times is None or not len(times):
-            return np.zeros(0, bool)
-        first = _NEVER if self.state.event_time is None else self.state.event_time
-        known = times != MISSING_TIME
-        newest = np.maximum.accumulate(np.concatenate([[first], np.where(known, times, _NEVER)]))
-        if newest[-1] != _NEVER:
-            self.state = dataclasses.replace(self.state, event_time=int(newest[-1]))
-        if self._config.lateness is None:
-            return np.zeros(len(times), bool)
-        return known & (newest[:-1] - times > self._config.lateness) & (newest[:-1] != _NEVER)
+    def replay(self, position: dict[str, Any]) -> None:
+        """Takes the samples up to a position."""
+        self._append(self._decoder.replay(position))
+        self.reads.append(position)
 
-    def _drop(self, reason: str, read: int, what: str, event: RawEvents) -> None:
-        self.state = dataclasses.replace(self.state, **{reason: getattr(self.state, reason) + 1})
-        if self._letters is not None:
-            self._letters.write(read, event.place(0), reason, what, event.texts()[0])
+    def _append(self, pieces: list[Rows]) -> bool:
+        self.pieces += pieces
+        num = sum(map(len, pieces))
+        self.size += num
+        return num > 0
+
+    def _note(self, position: dict[str, Any]) -> None:
+        self.reads.append({**_public(position), **self._decoder.note()})
+
+
+def _public(position: dict[str, Any]) -> dict[str, Any]:
+    """A position without what is for `seek` alone."""
+    public = {name: value for name, value in position.items() if not name.startswith("_")}
+    return {n: _public(value) if isinstance(value, dict) else value for n, value in public.items()}

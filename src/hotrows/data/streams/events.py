@@ -172,27 +172,33 @@ def is_json(line: bytes) -> bool:
     return line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 
-def declared_layout(schema: Schema, name: str, line: bytes) -> Layout:
+def _reading(how: Schema | Reading) -> Reading:
+    return how if isinstance(how, Reading) else Reading(how, 1, histories="lines")
+
+
+def declared_layout(how: Schema | Reading, name: str, line: bytes) -> Layout:
     """The columns of lines without a header, as the schema has them; ValueError where it has none."""
-    if schema.columns is None:
+    how = _reading(how)
+    if how.schema.columns is None:
         raise ValueError(
             f"{name}: expected objects of JSON, found {line[:60]!r}; of lines with delimiters the schema "
             f"must say the `columns`, as there is no header"
         )
-    return layout_of(Reading(schema, 1, histories="lines"), name, line.rstrip(b"\r\n"))
+    return layout_of(how, name, line.rstrip(b"\r\n"))
 
 
-def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | None, bool]:
+def layout_by_first(how: Schema | Reading, name: str, line: bytes) -> tuple[Layout | None, bool]:
     """The columns of a text, by its first line, and whether this line is their header; None: JSON."""
     if is_json(line):
         return None, False
-    line = recoded(line, name, schema.encoding)
+    how = _reading(how)
+    line = recoded(line, name, how.schema.encoding)
     if (problem := chunk_of(name, bytearray(line), 1).not_utf8) is not None:
         raise ValueError(problem[1])
-    if schema.columns is not None:
-        return declared_layout(schema, name, line), False
+    if how.schema.columns is not None:
+        return declared_layout(how, name, line), False
     line = line if line.endswith(b"\n") else line + b"\n"
-    return layout_of(Reading(schema, 1, histories="lines"), name, line), True
+    return layout_of(how, name, line), True
 
 
 def end_of_line(text: bytes, number: int) -> int:

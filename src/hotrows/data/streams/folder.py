@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hotrows.data.raw.reading import Reading
 from hotrows.data.streams.alarms import Outage
 from hotrows.data.streams.events import LineEvents, RawEvents
 from hotrows.data.streams.folder_files import Reader, open_file
@@ -43,7 +44,7 @@ class FolderSource:
     schema: of the events; whether text has a header is said by it, as in `prepare`.
     """
 
-    def __init__(self, folder: Path | str, schema: Schema) -> None:
+    def __init__(self, folder: Path | str, schema: Schema | Reading) -> None:
         self._folder, self._schema = local(folder), schema
         if not self._folder.is_dir():
             raise ValueError(

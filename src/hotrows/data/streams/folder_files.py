@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from hotrows.data.raw.encodings import COMPRESSIONS
 from hotrows.data.raw.files import File, kind_of, pyarrow
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import Layout
 from hotrows.data.raw.typed_files import Groups, checked, explained, open_typed_file
 from hotrows.data.streams.events import (
@@ -37,7 +38,7 @@ _MAGIC = 16  # bytes that tell what a file holds
 _TAIL = 1 << 14  # bytes by which a file is known again
 
 
-def open_file(path: Path, schema: Schema) -> Reader | None:
+def open_file(path: Path, schema: Schema | Reading) -> Reader | None:
     """Opens a file; None: it is not whole yet."""
     with open(path, "rb") as file:
         start, status = file.read(_MAGIC), os.fstat(file.fileno())
@@ -46,9 +47,10 @@ def open_file(path: Path, schema: Schema) -> Reader | None:
         raise ValueError(
             f"{path} is compressed or UTF-16; a stream reads UTF-8 text, Parquet, Arrow and ORC"
         )
-    if start.startswith(codecs.BOM_UTF8) and schema.encoding != "utf-8":
+    encoding = (schema if isinstance(schema, Schema) else schema.schema).encoding
+    if start.startswith(codecs.BOM_UTF8) and encoding != "utf-8":
         raise ValueError(
-            f"{path} has the byte order mark of UTF-8, and the schema says {schema.encoding!r}; write "
+            f"{path} has the byte order mark of UTF-8, and the schema says {encoding!r}; write "
             f"all files of a stream in one encoding"
         )
     kind = kind_of(start)
@@ -133,7 +135,7 @@ class _RowsFile:
 class _TextFile:
     """A file of lines, which may be appended to; as `_RowsFile`, its offset counts bytes."""
 
-    def __init__(self, path: Path, schema: Schema) -> None:
+    def __init__(self, path: Path, schema: Schema | Reading) -> None:
         self._path, self._schema = path, schema
         with ExitStack() as opened:
             self._file = opened.enter_context(open(path, "rb", buffering=0))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import Layout
 from hotrows.data.streams.alarms import Outage
 from hotrows.data.streams.events import RawEvents, declared_layout, is_json, message_events
@@ -38,7 +39,7 @@ class KafkaSource:
         self,
         servers: str,
         topic: str,
-        schema: Schema,
+        schema: Schema | Reading,
         start: str = "earliest",
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -60,9 +61,15 @@ class KafkaSource:
         self._layout: Layout | None = None
         self._is_known = False  # whether the layout is
         self._assigned: dict[int, int] = {}
+        self._ended: set[int] = set()  # partitions that had no more messages when they were read
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if all messages that the topic had were read."""
+        return self._ended.issuperset(self._offsets)
 
     @staticmethod
-    def of_address(address: str, schema: Schema) -> KafkaSource:
+    def of_address(address: str, schema: Schema | Reading) -> KafkaSource:
         """kafka://HOST:PORT,HOST:PORT/TOPIC?start=latest&security.protocol=SSL"""
         parts = urlsplit(address)
         topic, options = parts.path.strip("/"), dict(parse_qsl(parts.query))
@@ -157,13 +164,15 @@ class KafkaSource:
         if dict(offsets) != self._assigned:
             places = [self._kafka.TopicPartition(self._topic, p, offset) for p, offset in offsets.items()]
             self._consumer.assign(places)
-            self._assigned = dict(offsets)
+            self._assigned, self._ended = dict(offsets), set()
 
     def _warn(self, error: Any) -> None:
         self._outage.warn(error.str())
 
     def _events(self, messages: list[Any]) -> RawEvents:
         ends = {m.partition(): m.offset() for m in messages if self._is_end(m)}
+        for message in messages:
+            (self._ended.add if self._is_end(message) else self._ended.discard)(message.partition())
         messages = [message for message in messages if not self._is_end(message)]
         for error in (message.error() for message in messages if message.error()):
             if error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:

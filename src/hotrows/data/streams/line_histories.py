@@ -16,6 +16,8 @@ from hotrows.data.raw.values import MISSING_TIME, hash_values
 from hotrows.data.rows import Rows
 from hotrows.data.stored.user_histories import ShortLists, UserHistories
 
+_SECTIONS = "line_users", "has_user", "line_times"
+
 
 class LineHistories:
     """encoder: of the lines; histories: of the events before the next line; num_short: lines before it
@@ -29,24 +31,26 @@ class LineHistories:
             )
         self.histories, self.short = histories, ShortLists(num_short)
 
-    def check(self, raw: RawRows) -> None:
-        """Raises ValueError where a line has no time."""
+    def sections(self, raw: RawRows) -> dict[str, np.ndarray]:
+        """What `read` needs of lines; raises ValueError where one has no time."""
         if (absent := raw.values["times"] == MISSING_TIME).any():
             where = raw.where(int(absent.argmax()))
             raise ValueError(f"{where} has no time, which says where its history ends; give it one")
+        users = raw.values[USERS]
+        values = hash_values(users).view(np.int64), users.lengths > 0, raw.values["times"]
+        return dict(zip(_SECTIONS, values, strict=True))
 
-    def read(self, rows: Rows, raw: RawRows, chosen: np.ndarray) -> Rows:
-        """Encoded lines [n], of which `raw` has others, too, with their histories in place of the value
-        of the line alone; adds the events.
-
-        chosen [n]: where each line is in `raw`.
-        """
-        of_users, times = raw.values[USERS], raw.values["times"][chosen]
-        users = hash_values(of_users)[chosen]
+    def read(self, rows: Rows) -> Rows:
+        """Encoded lines with these sections, and their histories in place of the value of the line alone;
+        adds the events."""
+        users, has_user, times = (rows.arrays[name] for name in _SECTIONS)
+        rows = rows.without(*_SECTIONS)
         first_label = rows.arrays["labels"].reshape(len(rows), -1)[:, 0]
-        is_event = (first_label > 0) & ~missing_labels(first_label) & (of_users.lengths[chosen] > 0)
+        is_event = (first_label > 0) & ~missing_labels(first_label) & has_user
         values = {name: rows.values(f"ids/{name}") for name in self.histories.lengths}
-        lists, num_short, self.histories = self.histories.read(users, times, is_event, values)
+        lists, num_short, self.histories = self.histories.read(
+            users.view(np.uint64), times, is_event, values
+        )
         self.short.add(num_short, self.histories)
         ids = {f"ids/{name}": ids for name, (ids, _) in lists.items()}
         return rows.with_arrays(ids, {name: bounds for name, (_, bounds) in lists.items()})

@@ -16,6 +16,8 @@ from hotrows.runtime.json_file import build
 from hotrows.runtime.settings import declared, setting
 
 LATE = ("drop", "train")
+DELAYED = ("wait", "weight")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 ONE_RANK = "a stream is trained by one rank, on all cores of its machine: start it without torchrun"
 
 
@@ -51,6 +53,30 @@ class StreamConfig:
         "Late events become dead letters (drop), or are counted and trained (train)",
         choices=LATE,
         resumable=True,
+    )
+    join_on: str | None = setting(
+        None,
+        "Column with the id of an impression, in impressions and in labels (--labels)",
+        unset="no labels of their own",
+    )
+    label_window: str = setting(
+        "1h",
+        "Time for which a label counts after its impression (attribution window): 90s, 30m, 1h, 7d",
+        resumable=True,
+    )
+    delayed_labels: str = setting(
+        "wait",
+        "An impression is trained once its label is known or its window is over (wait), or at once as a "
+        "negative, and again if a positive comes, by importance weights: loss fake_negative (weight)",
+        choices=DELAYED,
+    )
+    label_memory: int | None = setting(
+        None,
+        "Memory of the impressions that are held for their labels; beyond it the run ends",
+        unset="4GiB",
+        least=1,
+        changes="no bit",
+        unit="bytes",
     )
     dead_letters: str | None = setting(
         None,
@@ -92,7 +118,7 @@ class StreamConfig:
     def __post_init__(self) -> None:
         for known in SETTINGS.values():
             known.check(getattr(self, known.name))
-        _ = self.calibration_bounds
+        _ = self.calibration_bounds, self.window_seconds
 
     @property
     def calibration_bounds(self) -> tuple[float, float] | None:
@@ -109,6 +135,18 @@ class StreamConfig:
                 f"{self.alarm_calibration!r}"
             )
         return low, high
+
+    @property
+    def window_seconds(self) -> int:
+        """Seconds after an impression for which a label counts."""
+        text = self.label_window.strip()
+        number, unit = text[:-1].strip(), _SECONDS.get(text[-1:])
+        if unit is None or not number.isdecimal() or not 0 < int(number) * unit < 1 << 40:
+            raise ValueError(
+                f"label_window must be a whole number above 0 with a unit, s, m, h or d, such as 90s or "
+                f"1h, not {self.label_window!r}"
+            )
+        return int(number) * unit
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

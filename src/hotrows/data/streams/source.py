@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # help of commands reads KINDS, and imports nothing heavy
+    from hotrows.data.raw.reading import Reading
     from hotrows.data.streams.events import RawEvents
     from hotrows.schema import Schema
 
@@ -69,9 +70,9 @@ class EventSource(Protocol):
     def close(self) -> None: ...
 
 
-def open_source(text: str, schema: Schema) -> EventSource:
+def open_source(text: str, schema: Schema | Reading) -> EventSource:
     """Opens the source that a text names.
-    schema: of the data; text files are read by it, without its histories.
+    schema: of the data, or how it is read; text files are read by it, without its histories.
 
     >>> open_source(f"folder:{folder}", data.schema).name.startswith("folder:")
     True

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import Layout
 from hotrows.data.streams.events import RawEvents, blank_lines, end_of_line, layout_by_first, line_events
 from hotrows.schema import Schema
@@ -27,7 +28,9 @@ class StandardInput:
     input).
     """
 
-    def __init__(self, schema: Schema, replays: bool = False, descriptor: int | None = None) -> None:
+    def __init__(
+        self, schema: Schema | Reading, replays: bool = False, descriptor: int | None = None
+    ) -> None:
         self.name = "-:replay" if replays else "-"
         self._schema, self._replays = schema, replays
         self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor

@@ -275,4 +275,6 @@ def command(facts: Facts) -> str:
     words += ["--config", f"{run}/config.json", "--run-dir", f"{run}-again"]
     if stream := run_folder.read_stream(facts.run):
         words += ["--stream", str(stream["source"])]
+        if stream.get("labels"):
+            words += ["--labels", str(stream["labels"]), "--join-on", str(stream["join_on"])]
     return shlex.join([*words, *(["--trust-code"] if ":" in (facts.config.model or "") else [])])

@@ -127,6 +127,16 @@ def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metr
     return _metrics_of(recommender, _join(evaluated))
 
 
+def importance_weighted(recommender: Recommender, logits: Tensor, targets: Targets) -> Targets:
+    """The labels of samples that were drawn otherwise than they will be predicted, with the weights that
+    their loss corrects it by."""
+    first, *_ = recommender.calibration.losses.values()
+    weights = first.importance(logits.float(), targets.labels)
+    if weights is None:
+        return targets
+    return Targets(targets.labels, weights if targets.weights is None else weights * targets.weights)
+
+
 def recalibrated(
     recommender: Recommender, evaluated: Sequence[Evaluated], proposed: Calibration
 ) -> tuple[Calibration, Calibration]:

@@ -25,17 +25,22 @@ from hotrows.data.streams import (
     DeadLetters,
     EventSource,
     EventStream,
+    JoinedSource,
     StreamConfig,
+    open_joined,
     open_source,
 )
 from hotrows.data.streams.alarms import Alarm
+from hotrows.data.streams.label_join import HeldImpressions
 from hotrows.data.streams.line_log import LineLog, read_lines
 from hotrows.data.streams.settings import ONE_RANK
 from hotrows.engine import checkpoint
+from hotrows.losses import FakeNegative
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.json_file import JsonFile, build
+from hotrows.schema import Schema
 from hotrows.train.callback import Callback
-from hotrows.train.loop.evaluate import Evaluated, metrics_of, recalibrated
+from hotrows.train.loop.evaluate import Evaluated, importance_weighted, metrics_of, recalibrated
 from hotrows.train.loop.recommender import Targets
 from hotrows.train.loop.step_trainer import StepTrainer
 from hotrows.train.metrics import Metrics
@@ -47,6 +52,7 @@ _LOG = "stream.jsonl"
 _LINE = JsonFile("bring it back from a copy")
 DEAD_LETTERS = "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
+_HELD = "held/"  # in the names of tensors with impressions whose labels are to come
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
 
@@ -56,7 +62,7 @@ class StreamRun(Callback):
 
     source: where the events are, or a text that names it; see `hotrows.data.streams.source`. on_alarm:
     called with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
-    `tensors` gave to a checkpoint.
+    `tensors` gave to a checkpoint. labels: where labels are that come later than their impressions.
     """
 
     name = "last window"
@@ -70,16 +76,17 @@ class StreamRun(Callback):
         on_alarm: OnAlarm | None = None,
         repeat: Path | str | None = None,
         window: Mapping[str, Tensor] | None = None,
+        labels: EventSource | str | None = None,
     ) -> None:
-        _check(steps)
         self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
+        _check(steps, self._config, labels is not None)
         self.window = ScoredWindow(steps, self._config.window, window or {})
         self.alarm: Alarm | None = None
         self.last: Metrics | None = None
         self._saved_at = time.monotonic()
         self._alarmed_at: float | None = None  # the last arrival that an alarm of idleness was about
         state, encoder = steps.state, run_folder.open_encoder(run)
-        source = open_source(source, encoder.schema) if isinstance(source, str) else source
+        opened_source = _opened(source, labels, encoder.schema, self._config)
         with ExitStack() as opened:
             path = _letters_of(run, self._config)
             letters = DeadLetters(path, state.stream.read if state.stream else 0)
@@ -93,12 +100,27 @@ class StreamRun(Callback):
             self._sizes = {batch.step: batch.size for batch in batches}
             cuts = None if repeat is None else [batch.reads for batch in batches]
             histories = run_folder.histories_at(run, window or {})
-            events = EventStream(
-                source, encoder, size, self._config, state.stream, letters, cuts, histories
+            names = [name for name in window or {} if name.startswith(_HELD)]
+            held = {name.removeprefix(_HELD): (window or {})[name].numpy() for name in names}
+            self._events = EventStream(
+                opened_source,
+                encoder,
+                size,
+                self._config,
+                state.stream,
+                letters,
+                cuts,
+                histories,
+                HeldImpressions.of_arrays(held),
             )
-            opened.callback(events.close)
-            run_folder.write_stream(run, source.name, self._config.to_json())
-            self._batches = steps.train_on(events, self.window.add)
+            opened.callback(self._events.close)
+            of_labels = None
+            if isinstance(opened_source, JoinedSource):
+                name, of_labels = opened_source.names
+            else:
+                name = opened_source.name
+            run_folder.write_stream(run, name, of_labels, self._config.to_json())
+            self._batches = steps.train_on(self._events, self.window.add)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> StreamRun:
@@ -112,6 +134,8 @@ class StreamRun(Callback):
         histories = self._batches.histories
         events = {} if histories is None else histories.since(0)
         added = {run_folder.HISTORIES + name: torch.from_numpy(values) for name, values in events.items()}
+        held = {} if self._batches.held is None else self._batches.held.arrays()
+        added |= {_HELD + name: torch.from_numpy(values) for name, values in held.items()}
         return {**self.window.tensors(), **added}
 
     def on_idle(self, trainer: Any) -> None:
@@ -171,6 +195,8 @@ class StreamRun(Callback):
         self.last = metrics
         names = ("events", "malformed", "late", "short", "event_time")
         counts = {name: getattr(state, name) for name in names}
+        if state.labels is not None and (held := self._batches.held) is not None:
+            counts |= {"labels": dataclasses.asdict(state.labels), "untrained": held.num_untrained}
         trainer.reports.write_window(metrics, counts)
         for callback in trainer.callbacks:
             callback.on_evaluation_end(trainer, metrics)
@@ -224,7 +250,10 @@ class ScoredWindow:
             self._append((stored["logits"], targets, stored.get("groups")))
 
     def add(self, logits: Tensor, batch: Batch) -> None:
-        self._append((logits.float(), self._recommender.targets(batch), batch.groups))
+        targets = self._recommender.targets(batch)
+        self._append(
+            (logits.float(), importance_weighted(self._recommender, logits, targets), batch.groups)
+        )
 
     def _append(self, piece: Evaluated) -> None:
         self._pieces.append(piece)
@@ -283,9 +312,35 @@ def _letters_of(run: Path, config: StreamConfig) -> Path:
     return path
 
 
-def _check(steps: StepTrainer) -> None:
+def _opened(
+    source: EventSource | str, labels: EventSource | str | None, schema: Schema, config: StreamConfig
+) -> EventSource | JoinedSource:
+    if labels is not None and config.join_on is not None:
+        return open_joined(source, labels, schema, config.join_on)
+    if labels is not None or config.join_on is not None:
+        raise ValueError(
+            "labels that come later need their source (--labels, labels=) and the column with the id of "
+            "an impression (--join-on, join_on); one of them is missing"
+        )
+    return open_source(source, schema) if isinstance(source, str) else source
+
+
+def _check(steps: StepTrainer, stream: StreamConfig, has_labels: bool) -> None:
     """Raises ValueError for a run that cannot train on a stream."""
     state, config = steps.state, steps.config
+    is_weighted = has_labels and stream.delayed_labels == "weight"
+    of_loss = [type(loss) is FakeNegative for loss in steps.recommender.losses]
+    if is_weighted and of_loss != [True]:
+        raise ValueError(
+            "delayed_labels='weight' trains each impression as a negative, which only the loss "
+            "fake_negative of one label corrects: begin the run with it (--loss fake_negative), or wait "
+            "(--delayed-labels wait)"
+        )
+    if any(of_loss) and not is_weighted:
+        raise ValueError(
+            "the loss fake_negative is for a stream in which each positive was a negative before: give "
+            "--labels and --delayed-labels weight, or another loss"
+        )
     if steps.ranks.num_ranks > 1:
         raise ValueError(ONE_RANK)
     if state.stream is None and state.step > 0:

@@ -289,6 +289,7 @@ class Trainer:
         source: EventSource | str,
         stream: StreamConfig | None = None,
         *,
+        labels: EventSource | str | None = None,
         on_alarm: OnAlarm | None = None,
         repeat: Path | str | None = None,
         verbose: bool | None = None,
@@ -301,13 +302,16 @@ class Trainer:
         are encoded by the vocabularies of the data.
 
         source: a source, or a text that names it, such as folder:PATH; see `hotrows.data.streams`.
+        labels: the source of labels that come later than their impressions; `stream` says how they are
+            joined (join_on, label_window, delayed_labels).
         on_alarm: called with an `Alarm`; None: the run saves itself, and the alarm is raised.
         repeat: the folder of a run whose batches are made again, of the same events.
         verbose, callbacks: see `Trainer.fit`.
         """
         self._end.check()
         steps, checkpoints = self.steps, self.checkpoints
-        with StreamRun(self.run, steps, source, stream, on_alarm, repeat, checkpoints.window) as running:
+        window = checkpoints.window
+        with StreamRun(self.run, steps, source, stream, on_alarm, repeat, window, labels) as running:
             checkpoints.window, checkpoints.open_window = {}, running.tensors
             self.validation = running
             result = self.fit(verbose=verbose, callbacks=(running, *callbacks))

@@ -121,7 +121,8 @@ class TrainingBatches(RunBatches):
 class StreamBatches(RunBatches):
     """The batches of `events`, from the step `state.step` on, up to `steps` in all (None: no bound).
 
-    trained: the last batch that was trained, as it was cut.
+    trained: the last batch that was trained, as it was cut; held: the impressions behind it whose labels
+    are to come.
     """
 
     known_steps, epoch_steps = 0, sys.maxsize
@@ -132,7 +133,7 @@ class StreamBatches(RunBatches):
         self._first_step = state.step
         self._taken: deque[CutBatch] = deque()  # and not trained
         self.trained: CutBatch | None = None
-        self.histories = events.histories
+        self.histories, self.held = events.histories, events.held
         self.arrived = lambda: events.has_arrived or self._next_step >= self._limit
 
     @property
@@ -162,7 +163,7 @@ class StreamBatches(RunBatches):
 
     def advance(self, state: RunState) -> RunState:
         self.trained = self._taken.popleft()
-        self.histories = self.trained.histories
+        self.histories, self.held = self.trained.histories, self.trained.held
         return dataclasses.replace(state, step=state.step + 1, stream=self.trained.state)
 
 

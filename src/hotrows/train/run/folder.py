@@ -368,13 +368,13 @@ def write_placing(run: Path, num_ranks: int, plan: ShardingPlan) -> None:
 
 
 def read_stream(run: Path) -> dict[str, Any]:
-    """The source of a run on a stream, and its settings; empty where it is on none."""
+    """The source of a run on a stream, that of its labels, and its settings; empty: it is on none."""
     path = run / _STREAM
     return read_json(path) if path.exists() else {}
 
 
-def write_stream(run: Path, source: str, settings: Mapping[str, Any]) -> None:
-    write_json(run / _STREAM, _JSON.sign({"source": source, **settings}))
+def write_stream(run: Path, source: str, labels: str | None, settings: Mapping[str, Any]) -> None:
+    write_json(run / _STREAM, _JSON.sign({"source": source, "labels": labels, **settings}))
 
 
 def next_folder(model: str) -> Path:
