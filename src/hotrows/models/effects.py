@@ -38,6 +38,10 @@ class Effects(nn.Module):
     of a sample. rows: buckets of each combination of ids, at most.
     """
 
+    edges: Tensor
+    few_bins: Tensor
+    cells: Tensor
+
     def __init__(
         self, schema: Schema, effects: Sequence[Sequence[str]], folds: Sequence[str], rows: int
     ) -> None:

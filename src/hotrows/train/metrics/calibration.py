@@ -72,7 +72,7 @@ def is_better(
     """True if a scale has a lower log loss on these samples than another one, by more than chance
     (Akaike: a log likelihood that is higher by 1)."""
     z, y, weights = logits.double(), labels.double(), _counts(labels, weights)
-    loss, before = (_loss(a * z + b, y, weights) for a, b in (scale, other))
+    loss, before = (weighted_mean(_losses(a * z + b, y), weights) for a, b in (scale, other))
     return weights.sum().item() * (before - loss) > 1
 
 
@@ -80,10 +80,6 @@ def _counts(labels: Tensor, weights: Tensor | None) -> Tensor:
     """The weights, as many equal samples as they say as much as."""
     weights = torch.ones_like(labels.double()) if weights is None else weights.double()
     return weights * (weights.sum() / weights.square().sum())
-
-
-def _loss(logits: Tensor, labels: Tensor, weights: Tensor) -> float:
-    return weighted_mean(_losses(logits, labels), weights)
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -92,9 +92,13 @@ def combination(
 
 
 class Additive:
-    """The models without each fold, and the one of all samples: logits z [K + 1, N]."""
+    """The models without each fold, and the one of all samples: logits z [K + 1, N].
 
-    def __init__(self, samples: FittedSamples, fold: np.ndarray) -> None:
+    with_numbers: numbers are to have effects, in bins of both kinds; else ids are fitted beside them.
+    """
+
+    def __init__(self, samples: FittedSamples, fold: np.ndarray, with_numbers: bool = True) -> None:
+        self.with_numbers = with_numbers
         self.samples, self._fold, self._y = samples, fold, samples.labels
         self._signs = 1 - 2 * self._y
         num = len(fold)
@@ -135,8 +139,9 @@ class Additive:
 
     @property
     def single(self) -> list[EffectColumn]:
-        """The columns of single features that say something."""
-        return [column for column in self.columns if len(column.names) == 1 and column.tau]
+        """The columns of single features that have effects."""
+        single = [column for column in self.columns if len(column.names) == 1 and column.tau]
+        return [column for column in single if self.with_numbers or not column.bins]
 
     def fit_columns(self) -> None:
         """Fits the numbers' line, and the effects of all single columns, the most telling ones first."""
@@ -150,7 +155,8 @@ class Additive:
         self._line(3)
         self._rank(ids)
         self.columns = sorted((*ids, *few), key=lambda column: -column.gain)
-        self.columns += [column for column in many if column.num_values > FEW_BINS]
+        if self.with_numbers:
+            self.columns += [column for column in many if column.num_values > FEW_BINS]
         for column in self.columns:
             self._update(column, chooses=True)
         self.sweep()

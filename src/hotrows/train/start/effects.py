@@ -37,6 +37,7 @@ _SCREENED, _MEASURED, _MOST, _GROWING = 28, 30, 16, 4
 _ENTERS, _ADMITTED = 2.0, 3.0
 _MOST_IDS = 40_000  # of a feature that is combined with a number
 _LEAST = 0.05  # of the gain of single columns that combinations have
+_LEAST_OF_NUMBERS = 0.25  # of that of ids and a line: smaller gains a network makes by itself
 # Pairs that get vectors too, at most; samples of a value that they need on average, and the gain, of that
 # of single columns.
 _CROSSES, _CROSS_ROWS, _SAMPLES_OF_VALUE, _CROSSED = 4, 30_000, 20, 0.1
@@ -48,8 +49,7 @@ _SHOWN = 4  # effects that a run prints
 
 @dataclass(frozen=True)
 class Gains:
-    """The nats that training samples gain by each effect, by models that were fitted without them; the
-    largest first."""
+    """The nats that training samples gain by each effect, outside of the fit; the largest first."""
 
     nats: dict[str, float]
 
@@ -88,14 +88,15 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
     samples = read(data, names, task, _FITTED)
     if not set(effects.numbers) <= samples.numbers.keys():
         raise ValueError(f"effects of numbers need at most {_MOST_NUMBERS} of them in the schema")
-    fitted = Additive(samples, fold_of(samples, effects.folds))
+    fitted = Additive(samples, fold_of(samples, effects.folds), bool(effects.numbers))
     if not fitted.is_defined:  # too few samples of a label
         return []
     keys = _fit(fitted, effects)
     tables = {table.name: table for table in embedding.tables}
     given = {table.name: _of_fold(table, samples) for table in tables.values() if table.role == FOLD}
-    gains = collections.Counter[str]()
+    gains: dict[str, float] = collections.defaultdict(float)
     for column in fitted.columns:
+        assert column.effects is not None
         used = slice(int(column.is_combined), None)
         rows, values = keys[column][used], column.effects[used]
         names = list(column.names)
@@ -119,7 +120,7 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
         bins = fitted.bins[name]
         effects.edges[place, : len(bins.edges)] = torch.from_numpy(bins.edges)
         effects.few_bins[place, : len(bins.few)] = torch.from_numpy(bins.few)
-    return [Gains(dict(gains.most_common()))] if gains else []
+    return [Gains(dict(sorted(gains.items(), key=lambda pair: -pair[1])))] if gains else []
 
 
 def _fit(fitted: Additive, effects: Effects) -> dict[EffectColumn, np.ndarray]:
@@ -204,9 +205,13 @@ def choose(samples: FittedSamples) -> dict[str, Any]:
     The best pairs of few values are crossed too: they get vectors that are trained. If samples have few
     different ids, a fold has all of those that an effect would be of, and pairs are only crossed.
     """
-    names, is_apart = _fold_columns(samples)
-    model = Additive(samples, fold_of(samples, names))
-    admitted = _admit(model)
+    for with_numbers in (True, False) if samples.numbers else (False,):
+        if not with_numbers and len(samples.ids) < 2:
+            return {"effects": []}
+        names, is_apart = _fold_columns(samples, with_numbers)
+        model = Additive(samples, fold_of(samples, names), with_numbers)
+        if admitted := _admit(model):
+            break
     chosen: dict[str, Any] = {"effects": []}
     of_ids = [column for column in admitted if not column.bins]
     if admitted:
@@ -218,8 +223,9 @@ def choose(samples: FittedSamples) -> dict[str, Any]:
             "effect_rows": min(1 << (_ROOM * most - 1).bit_length(), _MOST_ROWS),
         }
     elif not is_apart:
-        of_ids = _admit(Additive(samples, np.random.default_rng(0).integers(FOLDS, size=samples.num)))
-    pairs = [column for column in of_ids if len(column.names) == 2 and not column.bins]
+        fold = np.random.default_rng(0).integers(FOLDS, size=samples.num)
+        of_ids = _admit(Additive(samples, fold, with_numbers=False))
+    pairs = [column for column in of_ids if len(column.names) == 2]
     if chosen["effects"]:
         most, least = samples.num // _SAMPLES_OF_VALUE, _CROSSED * sum(map(model.gain_of, model.single))
         pairs = [c for c in pairs if c.num_values <= most and model.gain_of(c) >= least]
@@ -244,10 +250,11 @@ def buckets(samples: FittedSamples, names: Sequence[str], rows: int) -> np.ndarr
     return bucket_of(torch.from_numpy(np.stack([samples.ids[name] for name in names])), rows).numpy()
 
 
-def _fold_columns(samples: FittedSamples) -> tuple[list[str], bool]:
+def _fold_columns(samples: FittedSamples, with_numbers: bool) -> tuple[list[str], bool]:
     """Few columns of ids, two at least, that tell samples apart nearly as well as all do, and all
     numbers; True if most samples are told apart from all others."""
-    numbers = [x.astype(np.float32).view(np.int32) for x in samples.numbers.values()]
+    of_numbers = samples.numbers if with_numbers else {}
+    numbers = [x.astype(np.float32).view(np.int32) for x in of_numbers.values()]
 
     def distinct(columns: Sequence[np.ndarray]) -> int:
         return len(np.unique(_hashed(columns))) if columns else 0
@@ -258,7 +265,7 @@ def _fold_columns(samples: FittedSamples) -> tuple[list[str], bool]:
         (n for n in range(2, _FOLD_COLUMNS) if distinct(columns[:n]) >= _APART * most), _FOLD_COLUMNS
     )
     is_apart = 2 * distinct([*columns, *numbers]) > samples.num
-    return [*list(ids)[:few], *samples.numbers], is_apart
+    return [*list(ids)[:few], *of_numbers], is_apart
 
 
 def _hashed(ids: Sequence[np.ndarray]) -> np.ndarray:
@@ -272,13 +279,14 @@ def _hashed(ids: Sequence[np.ndarray]) -> np.ndarray:
 
 def _admit(model: Additive) -> list[EffectColumn]:
     """Fits the model, and returns the combinations of columns that it was given, and bins of numbers;
-    none if they gain little beside ids and the line in the numbers."""
+    none if combinations gain little beside ids, or numbers little beside ids and their own line."""
     if not model.is_defined:
         return []
     model.fit_columns()
     ids, order = model.samples.ids, [*model.samples.ids, *model.bins]
     by_gain = sorted(model.columns, key=lambda column: -column.gain)
-    single = list(dict.fromkeys(column.names[0] for column in by_gain))[:_SCREENED]
+    names = dict.fromkeys(column.names[0] for column in by_gain)
+    single = [name for name in names if name in ids or model.with_numbers][:_SCREENED]
 
     def combined(names: Sequence[str]) -> Iterator[EffectColumn]:
         inside = sorted(names, key=order.index)
@@ -306,6 +314,10 @@ def _admit(model: Additive) -> list[EffectColumn]:
     model.sweep()
     admitted = [column for column in admitted if column.tau]
     of_bins = [column for column in model.single if column.bins and column.errors > _ADMITTED]
-    gained = sum(model.gain_of(column, beside_curve=True) for column in (*admitted, *of_bins))
+    of_numbers = [column for column in (*admitted, *of_bins) if column.bins]
     alone = sum(model.gain_of(column) for column in model.single if not column.bins)
-    return [*admitted, *of_bins] if gained > _LEAST * (alone + model.line_gain()) else []
+    if not model.with_numbers:
+        return admitted if sum(map(model.gain_of, admitted)) > _LEAST * alone else []
+    gained = sum(model.gain_of(column, beside_curve=True) for column in of_numbers)
+    is_enough = gained > _LEAST_OF_NUMBERS * (alone + model.line_gain())
+    return [*admitted, *of_bins] if is_enough else []
