@@ -318,13 +318,23 @@ def test_a_scale_that_chance_explains_is_none():
 
 
 def test_of_rare_labels_that_are_told_no_better_than_by_their_base_rate_logits_shrink_to_it():
-    """Two of 1,000 are 1: a model that learned by heart was above the log loss of the base rate."""
-    labels, base = torch.zeros(1000), math.log(0.002 / 0.998)
-    labels[:2] = 1
-    noise = base + torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    """One in 500 is 1: a model that learned by heart was above the log loss of the base rate."""
+    labels, base = torch.zeros(5000), math.log(0.002 / 0.998)
+    labels[:10] = 1
+    noise = base + torch.randn(5000, generator=torch.Generator().manual_seed(0))
     scale, shift = fit_scale(noise, labels, base=base)
     assert (scale, shift) == (0.01, round(0.99 * base, 4))
     assert fit_scale(noise + 4 * labels, labels, base=base)[0] > 0.1
+
+
+def test_logits_of_rare_labels_shrink_the_less_the_more_samples_say_that_they_are_better():
+    base, scales = math.log(0.002 / 0.998), []
+    for num in (10_000, 100_000, 1_000_000):
+        chance = torch.Generator().manual_seed(2)
+        logits = base - 0.18 + 0.6 * torch.randn(num, generator=chance)
+        labels = (torch.rand(num, generator=chance) < logits.sigmoid()).float()
+        scales.append(fit_scale(logits, labels, base=base)[0])
+    assert scales[0] < 0.9 < scales[1] < 0.98 < scales[2] < 1
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,17 @@ import dataclasses
 from contextlib import closing
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from hotrows import data
 from hotrows.dynamic import Dynamic
-from hotrows.models.effects import FOLDS
+from hotrows.models.effects import FOLDS, fold_of_numbers
 from hotrows.schema import Dense, Label, Schema, Sparse
+from hotrows.serving.bundle import open_bundle
+from hotrows.serving.export import export
+from hotrows.serving.scorer import Scorer
 from hotrows.train import Trainer, load_run
 from hotrows.train.config import TrainConfig
 from hotrows.train.start import additive, effects
@@ -46,7 +50,7 @@ def test_a_combination_is_admitted_that_says_more_than_its_parts(enc, tmp_path, 
     assert options["effects"] == [["month", "day"]] == options["crosses"]
     caplog.set_level("INFO")
     trainer = Trainer(enc, OPEN, tmp_path / "run")
-    assert "effect of month*day: 5" in caplog.text
+    assert "523  month*day" in caplog.text
     assert trainer.config.model_options.items() >= options.items()
     assert trainer.fit().test.auc > 0.75
     rows = {name: values[:50] for name, values in rows_of().items() if name != "late"}
@@ -98,7 +102,7 @@ def test_the_label_of_a_sample_is_in_no_effect_that_it_gets():
     changed[7] = 1 - changed[7]
     z = []
     for y in (labels, changed):
-        samples = additive.FittedSamples(ids, np.zeros((500, 0)), y, np.ones(500))
+        samples = additive.FittedSamples(ids, {}, y, np.ones(500))
         model = additive.Additive(samples, fold)
         column = additive.EffectColumn(("a",), ids["a"], 20, tau=10.0)
         model._update(column)
@@ -106,6 +110,74 @@ def test_the_label_of_a_sample_is_in_no_effect_that_it_gets():
     without = fold[7]
     np.testing.assert_array_equal(z[0][without], z[1][without])
     assert (z[0][FOLDS] != z[1][FOLDS]).any()
+
+
+def of_numbers(num=4000):
+    """Labels follow steps of one number, cells of two others, and a shop's steps of a fourth."""
+    rng = np.random.default_rng(0)
+    rows = {name: rng.normal(size=num) for name in ("step", "east", "north", "hour")}
+    rows |= {"shop": rng.integers(6, size=num), "user": rng.integers(300, size=num)}
+    z = 3 * np.sin(4 * rows["step"]) + 3 * np.sign(rows["east"] * rows["north"])
+    z += 3 * np.sign(rows["hour"] * (rows["shop"] - 2.5))
+    return rows | {"late": (rng.random(num) < 1 / (1 + np.exp(-z))).astype(int)}
+
+
+def test_numbers_have_effects_in_bins_with_others_and_with_ids(tmp_path):
+    rows, numbers = of_numbers(), ("step", "east", "north", "hour")
+    dense = (Dense(name, transform="standard") for name in numbers)
+    schema = Schema((Sparse("shop"), Sparse("user"), *dense), "late")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    options = effects.options(enc, None)
+    assert {("step",), ("east", "north"), ("shop", "hour")} <= set(map(tuple, options["effects"]))
+    assert options["effect_folds"][-4:] == list(numbers)
+    trainer, seen = Trainer(enc, OPEN, tmp_path / "run"), []
+    hook = trainer.model.effects.register_forward_hook(lambda *of_call: seen.append(of_call[2]))
+    samples = effects.read(enc, ["shop", "user"], 0, 10**6)
+    fitted = additive.Additive(samples, effects.fold_of(samples, options["effect_folds"]))
+    keys = effects._fit(fitted, trainer.model.effects)
+    assert {len(of_column) for of_column in keys.values()} > {16, 128}
+    expected = sum(  # of each sample, without its fold
+        column.effects[column.codes, fitted._fold]
+        for column in fitted.columns
+        if [*column.names] in options["effects"]
+    )
+    by_user = {user: [] for user in samples.ids["user"].tolist()}
+    for user, effect in zip(samples.ids["user"].tolist(), expected.tolist(), strict=True):
+        by_user[user].append(effect)
+    with closing(trainer.steps.start()) as runner:
+        work = next(runner)
+        trainer.steps.train(work)
+    batch = work.item.batch
+    users = batch.ids.view(len(batch.features), -1)[batch.features.index("user")].tolist()
+    for user, got in zip(users, seen[0].sum(1).tolist(), strict=True):
+        assert min(abs(one - got) for one in by_user[user]) < 1e-4
+    hook.remove()
+    assert trainer.fit().test.auc > 0.9
+    export(tmp_path / "run", tmp_path / "bundle", format="pt2")
+    assert all("fold" not in table.role for table in open_bundle(tmp_path / "bundle").tables)
+    raw = {name: values[:50] for name, values in rows.items() if name != "late"}
+    scores = Scorer(tmp_path / "bundle", trust=True).score(pa.table(raw))
+    np.testing.assert_allclose(scores, load_run(tmp_path / "run").predict(raw), atol=1e-5)
+
+
+def test_one_id_and_numbers_tell_folds(tmp_path):
+    rows = {name: values for name, values in of_numbers().items() if name in ("shop", "step", "late")}
+    schema = Schema((Sparse("shop"), Dense("step", transform="standard")), "late")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert effects.options(enc, None)["effect_folds"] == ["shop", "step"]
+    trainer = Trainer(enc, OPEN, tmp_path / "run")
+    (table,) = (table for table in trainer.model.tables if table.role == "fold")
+    (of_fold,) = trainer.embedding.weight_chunks(table.name, table.rows)
+    samples = effects.read(enc, ["shop"], 0, 10**6)
+    by_model = fold_of_numbers(torch.from_numpy(samples.numbers["step"])[:, None])
+    by_model += of_fold[samples.ids["shop"]].argmax(1)
+    assert (effects.fold_of(samples, ["shop", "step"]) == (by_model % FOLDS).numpy()).all()
+
+
+def test_effects_are_printed_in_a_few_lines():
+    text = str(effects.Gains({f"user*{n}": 10.0 * n for n in range(8, 0, -1)}))
+    assert text.splitlines()[1:3] == ["         80  user*8", "         70  user*7"]
+    assert text.splitlines()[5:] == ["        100  4 more"]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,8 +2,8 @@
 
     logit = linear weights + second order of the vectors + MLP([vectors, dense])
 
-The dense features take part in the linear and in the deep part. Effects of ids that were fitted before
-training, where there are any, are added to the logit, and read by the deep part.
+The dense features take part in the linear and in the deep part. Effects of ids and numbers that were
+fitted before training, where there are any, are added to the logit, and read by the deep part.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class DeepFM(Model):
     crosses: features whose combinations are ids of their own, such as [["user", "item"]].
         cross_rows: buckets that the combinations of each are hashed to.
     effects: features, and combinations of features, whose effects on the label are fitted before
-        training and added to the logit, such as [["user"], ["user", "item"]].
-        effect_folds: features whose ids part the training samples into folds, each left out of the
-        effects of its own samples. effect_rows: buckets of a combination, at most.
+        training and added to the logit, such as [["user"], ["user", "item"], ["user", "price"]].
+        effect_folds: features whose ids and numbers part the training samples into folds, each left
+        out of the effects of its own samples. effect_rows: buckets of a combination of ids, at most.
 
     >>> model = DeepFM(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})
@@ -74,7 +74,7 @@ class DeepFM(Model):
         stacked, first = vectors.stack(), vectors.stack(tables.LINEAR).sum((1, 2))
         inputs = [stacked.flatten(1), self.inputs(dense)]
         if self.effects is not None:
-            effects = self.effects(vectors)
+            effects = self.effects(vectors, dense)
             inputs.append(effects)
             first = first + self.effects.weight * effects.sum(1)
         deep = self.deep(torch.cat(inputs, dim=1))

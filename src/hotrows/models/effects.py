@@ -1,9 +1,12 @@
-"""Effects of ids, and of combinations of ids, on the label: fitted before training, and not trained.
+"""Effects of ids and numbers, and of combinations, on the label: fitted before training, and not trained.
 
-A row of their tables has K + 1 numbers: the effect by models that were fitted without each of K folds of
-the training samples, and by one of all samples. A sample in training gets the effects that were fitted
-without its fold, so that its own label is in none of them. A hash of its ids tells the fold. Any other
+An effect is K + 1 numbers: that by models which were fitted without each of K folds of the training
+samples, and by one of all samples. A sample in training gets the effects that were fitted without its
+fold, so that its own label is in none of them. A hash of its ids and numbers tells the fold. Any other
 sample gets those of the model of all.
+
+Effects of ids are rows of tables. Effects of a number's bins, and of cells of two numbers' bins, are in
+the dense part. Those of an id with a number are rows of a table, too, which have the effect in each bin.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from hotrows.engine.planning.crosses import bucket_of
 from hotrows.models import tables
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.optim import SGD
@@ -22,45 +26,121 @@ from hotrows.table import Constant, Cross, Table
 
 EFFECT, FOLD = "effect", "fold"  # roles of tables
 FOLDS = 5
+BINS, FEW_BINS = 128, 16  # of a number at most; beside an id
 _ROOM = 16  # buckets for each combination that there can be
 
 
 class Effects(nn.Module):
     """Looks up the effects of samples; `weight` is that of their sum in the logit, 1 at first.
 
-    effects: a list of features for each, such as [["user"], ["user", "item"]]. folds: features whose ids
-    tell the fold of a sample. rows: buckets of each combination, at most.
+    effects: a list of features for each, such as [["user"], ["user", "item"], ["price", "age"]]: ids, or
+    a number, alone, with another one or with an id. folds: features whose ids and numbers tell the fold
+    of a sample. rows: buckets of each combination of ids, at most.
     """
+
+    edges: Tensor
+    few_bins: Tensor
+    cells: Tensor
 
     def __init__(
         self, schema: Schema, effects: Sequence[Sequence[str]], folds: Sequence[str], rows: int
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        *combined, fold = tables.crosses_of(schema, [*(e for e in effects if len(e) > 1), folds], FOLDS)
-        self._fold = f"{fold.name}.{FOLD}"
+        self._places = {dense.name: place for place, dense in enumerate(schema.dense)}
+        self.folds, of_ids = tuple(folds), [names for names in effects if not self._numbers_of(names)]
+        self.of_numbers = [list(names) for names in effects if names and not self._ids_of(names)]
+        self.of_bins = [
+            [*self._ids_of(names), *self._numbers_of(names)]
+            for names in effects
+            if self._ids_of(names) and self._numbers_of(names)
+        ]
+        for names in (*self.of_numbers, *self.of_bins):
+            if len(names) != len(set(names)) or len(names) > 2:
+                raise ValueError(f"{names}: effects are of a number, of two, or of an id and a number")
+        if not folds:
+            raise ValueError("effects need effect_folds, features whose values tell samples apart")
+        self.numbers = list(dict.fromkeys(n for names in effects for n in self._numbers_of(names)))
+        single = [name for names in of_ids if len(names) == 1 for name in names]
         crosses = []
-        for cross in combined:
+        for cross in tables.crosses_of(schema, [names for names in of_ids if len(names) > 1], rows):
             num = _ROOM * prod(schema.rows_of(name) for name in cross.features)
             crosses.append(Cross(cross.features, min(rows, num), f"{cross.name}.{EFFECT}"))
-        self.crosses = (*crosses, Cross(fold.features, FOLDS, self._fold))
-        single = [name for names in effects if len(names) == 1 for name in names]
-        self.num = len(single) + len(crosses)
+        self._num_of_ids = len(single) + len(crosses)
+        self.num = self._num_of_ids + len(self.of_numbers) + len(self.of_bins)
         self.tables = (
             *(_table(f"{name}.{EFFECT}", schema.rows_of(name), name, EFFECT) for name in single),
             *(_table(cross.name, cross.rows, cross.name, EFFECT) for cross in crosses),
-            _table(self._fold, FOLDS, self._fold, FOLD),
         )
+        self._fold_numbers, fold_ids = self._numbers_of(folds), self._ids_of(folds)
+        self.fold = fold_ids[0] if fold_ids else None
+        if len(fold_ids) > 1:
+            (fold,) = tables.crosses_of(schema, [fold_ids], FOLDS)
+            self.fold = f"{fold.name}.{FOLD}"
+            crosses.append(Cross(fold.features, FOLDS, self.fold))
+        if self.fold is not None:
+            num = FOLDS if len(fold_ids) > 1 else schema.rows_of(self.fold)
+            name = f"{self.fold.removesuffix(f'.{FOLD}')}.{FOLD}"
+            self.tables += (_table(name, num, self.fold, FOLD, FOLDS),)
+        self.crosses = tuple(crosses)
+        for names in self.of_bins:
+            name, role = names[0], f"{EFFECT}.{names[1]}"
+            dim = FEW_BINS * (FOLDS + 1)
+            self.tables += (_table(f"{name}.{role}", schema.rows_of(name), name, role, dim),)
+        if self.numbers:
+            sizes = [BINS ** len(names) for names in self.of_numbers]
+            self.register_buffer("edges", torch.full((len(self.numbers), BINS - 1), torch.inf))
+            self.register_buffer("few_bins", torch.zeros(len(self.numbers), BINS, dtype=torch.int64))
+            self.register_buffer("cells", torch.zeros(sum(sizes), FOLDS + 1))
 
-    def forward(self, vectors: LookedUpVectors) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         """The effects of each sample, [B, num]."""
-        effects = vectors.stack(EFFECT).float()  # [B, num, K + 1]
+        effects = [vectors.stack(EFFECT).float()] if self._num_of_ids else []  # [B, .., K + 1]
+        if self.numbers:
+            effects += self._of_numbers(vectors, dense)
+        together = torch.cat(effects, 1)
         if not self.training:
-            return effects[:, :, FOLDS]
-        is_fold = vectors[self._fold, FOLD].float()  # [B, K + 1], a single 1
-        return (effects * is_fold[:, None]).sum(2)
+            return together[:, :, FOLDS]
+        fold = torch.zeros(len(together), dtype=torch.int64, device=together.device)
+        if self.fold is not None:
+            fold = vectors[self.fold, FOLD].argmax(1)
+        if self._fold_numbers:
+            fold = (fold + fold_of_numbers(self._columns(dense, self._fold_numbers))) % FOLDS
+        return together.gather(2, fold[:, None, None].expand(-1, self.num, 1)).squeeze(2)
+
+    def _of_numbers(self, vectors: LookedUpVectors, dense: Tensor) -> list[Tensor]:
+        numbers = self._columns(dense, self.numbers).float()
+        bins = (numbers[:, :, None] >= self.edges).sum(2)  # [B, numbers]
+        index, first = [], 0
+        for names in self.of_numbers:
+            cell = torch.zeros_like(bins[:, 0])
+            for name in names:
+                cell = cell * BINS + bins[:, self.numbers.index(name)]
+            index.append(cell + first)
+            first += BINS ** len(names)
+        effects = [self.cells[torch.stack(index, 1)]] if index else []
+        for names in self.of_bins:
+            place = self.numbers.index(names[1])
+            of_id = vectors[names[0], f"{EFFECT}.{names[1]}"].float().view(-1, FEW_BINS, FOLDS + 1)
+            few = self.few_bins[place][bins[:, place]][:, None, None]
+            effects.append(of_id.gather(1, few.expand(-1, 1, FOLDS + 1)))
+        return effects
+
+    def _columns(self, dense: Tensor, names: Sequence[str]) -> Tensor:
+        return torch.stack([dense[:, self._places[name]] for name in names], 1)
+
+    def _numbers_of(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self._places]
+
+    def _ids_of(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self._places]
 
 
-def _table(name: str, rows: int, feature: str, role: str) -> Table:
+def fold_of_numbers(numbers: Tensor) -> Tensor:
+    """The fold that numbers [B, N] of samples tell, by their bits: [B]."""
+    return bucket_of(numbers.float().contiguous().view(torch.int32).long().T, FOLDS)
+
+
+def _table(name: str, rows: int, feature: str, role: str, dim: int = FOLDS + 1) -> Table:
     """Rows that are not trained, and have no optimizer state."""
-    return Table(name, rows, FOLDS + 1, (feature,), role, Constant(0.0), optimizer=SGD(lr=0.0))
+    return Table(name, rows, dim, (feature,), role, Constant(0.0), optimizer=SGD(lr=0.0))

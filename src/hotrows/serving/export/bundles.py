@@ -94,7 +94,8 @@ def write_bundle(
     tables = []
     (folder / "tables").mkdir()
     num_rows, done = embedding.num_rows(), 0
-    for table in embedding.tables:
+    read = {table: feature for entry in plain.inputs for feature, table in entry.reads}  # when serving
+    for table in (table for table in embedding.tables if table.name in read):
         rows = num_rows[table.name]
         chunks = embedding.weight_chunks(table.name, rows)
         file = table_file(table.name, num_rows)
@@ -110,7 +111,7 @@ def write_bundle(
         program=PROGRAMS[kind],
         inputs=plain.inputs,
         tables=tuple(tables),
-        crosses=tuple(model.crosses),
+        crosses=tuple(cross for cross in model.crosses if cross.name in read.values()),
         equal_lengths=tuple(h.sequences for h in model.histories if len(h.sequences) > 1),
         losses=recommender.calibration.stored(),
         files=sums,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -41,12 +41,19 @@ class PlainModel(nn.Module):
         super().__init__()
         self.model, self.packs, self.num_dense = model.eval(), tuple(packs), num_dense
         self.inputs = tuple(_inputs(self.packs, num_dense))
+        self._read: set[str] | None = set()
+        with torch.no_grad(), suppress(Exception):  # the export says what is wrong with a model
+            self(*self.examples())
+            unread = {e.name for e in self.inputs if e.kind == "pooled"} - self._read
+            self.inputs = tuple(entry for entry in self.inputs if entry.name not in unread)
+        self._read = None
 
     def forward(self, *tensors: Tensor) -> Tensor:
         by_name = {entry.name: tensor for entry, tensor in zip(self.inputs, tensors, strict=True)}
         size, first = tensors[0].shape[0], tensors[0]
         dense = by_name["dense"] if self.num_dense else first.new_zeros(size, 0)
-        return logits_and_loss(self.model(_PlainVectors(self.packs, by_name, size), dense))[0]
+        vectors = _PlainVectors(self.packs, by_name, size, self._read)
+        return logits_and_loss(self.model(vectors, dense))[0]
 
     def examples(self, samples: int = _SAMPLES, places: int = _PLACES) -> tuple[Tensor, ...]:
         """Tensors of these sizes for `forward`, with lengths from 0 to `places`."""
@@ -144,9 +151,11 @@ def _optimize(onnx_model: Any, parameters: set[str]) -> None:
 class _PlainVectors(Vectors):
     """The vectors of a batch, of tensors by the names of a program's inputs."""
 
-    def __init__(self, packs: Sequence[Pack], tensors: dict[str, Tensor], size: int) -> None:
+    def __init__(
+        self, packs: Sequence[Pack], tensors: dict[str, Tensor], size: int, read: set[str] | None
+    ) -> None:
         super().__init__(packs, Plan(packs=(), step=0, batch_size=size), ())
-        self._tensors = tensors
+        self._tensors, self._read = tensors, read
 
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, PaddedLists]:  # type: ignore[override]
         name = _sequence_name(feature, role)
@@ -159,6 +168,8 @@ class _PlainVectors(Vectors):
         return self._tensors[_lengths_name(feature)]
 
     def _pooled(self, p: int) -> Tensor:
+        if self._read is not None:
+            self._read.add(self.packs[p].name)
         return self._tensors[self.packs[p].name]
 
 

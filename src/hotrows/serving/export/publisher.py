@@ -245,7 +245,7 @@ class Publisher(Callback):
                 weights = embedding.packed.weights_of(p, changed)
                 spans = spans_of(changed, pairwise(pack.first_rows))
                 for table, first, span in zip(pack.tables, pack.first_rows, spans, strict=False):
-                    if span.stop > span.start:
+                    if span.stop > span.start and table.name in self._dtypes:
                         rows[table.name] = changed[span] - first, weights[span]
         model = trainer.model
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
@@ -419,7 +419,7 @@ def _chain_of(run: Path) -> str:
 
 def _differences(embedding: Embedding, version: Version) -> Iterator[tuple[str, Tensor]]:
     """By table, the ids whose rows are others than those of a version."""
-    for table in embedding.tables:
+    for table in (table for table in embedding.tables if table.name in version.tables):
         stored, first, ids = version.tables[table.name], 0, []
         num_rows = embedding.num_rows()[table.name]
         for weights in embedding.weight_chunks(table.name, min(num_rows, stored.rows)):

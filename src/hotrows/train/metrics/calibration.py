@@ -19,11 +19,12 @@ def fit_scale(logits: Tensor, labels: Tensor, weights: Tensor | None = None, bas
     One number is fitted, the factor above 0 of the distance of logits from `base`, the logit of the base
     rate of training: shift = (1 - scale) * base. A factor about 0 would move the mean of rare labels, and
     follow every change of the base rate. (1, 0) where no factor is better by more than chance: of labels
-    that are all equal, logits that rank no better than chance, few samples of a good model. A factor of
-    0.01 of rare labels where the base rate alone is as good, but for chance. Labels are
-    smoothed as Platt (1999) does, by one sample of each kind, so that few samples without an error do not
-    ask for an infinite factor. Weights are scaled to the sum (sum of w)^2 / sum of w^2, the number
-    of equal samples that say as much (Kish 1965): what unit they have changes nothing.
+    that are all equal, logits that rank no better than chance, few samples of a good model. Of rare
+    labels the factor is multiplied by 1 - (e / g)^2, where g is the gain in log loss over the base rate
+    alone and e its standard error (James and Stein 1961), down to 0.01. Labels are smoothed as Platt
+    (1999) does, by one sample of each kind, so that few samples without an error do not ask for an
+    infinite factor. Weights are scaled to the sum (sum of w)^2 / sum of w^2, the number of equal samples
+    that say as much (Kish 1965): what unit they have changes nothing.
     """
     y, distances = labels.double(), logits.double() - base
     weights = _counts(labels, weights)
@@ -47,9 +48,22 @@ def fit_scale(logits: Tensor, labels: Tensor, weights: Tensor | None = None, bas
     scale = round(scale, 4)
     fitted = scale, round((1 - scale) * base, 4)
     best = fitted if scale >= _LEAST and is_better(fitted, _NONE, logits, labels, weights) else _NONE
-    flat = _LEAST, round((1 - _LEAST) * base, 4)
     is_rare = min(clicks, others) < _RARE * (clicks + others)
-    return flat if is_rare and not is_better(best, flat, logits, labels, weights) else best
+    return _shrunk(best, base, logits, labels, weights) if is_rare else best
+
+
+def _shrunk(scale: Scale, base: float, logits: Tensor, labels: Tensor, weights: Tensor) -> Scale:
+    """A scale nearer to the base rate, the less surely its log loss is lower on these samples."""
+    flat, (z, y) = (0.0, base), (logits.double(), labels.double())
+    kept = 0.0
+    if is_better(scale, flat, logits, labels, weights):
+        of_flat, of_scale = (_losses(a * z + b, y) for a, b in (flat, scale))
+        gains = of_flat - of_scale
+        gain = (weights * gains).sum().item()
+        variance = (weights * (gains - gain / weights.sum()).square()).sum().item()
+        kept = max(1 - variance / gain**2, 0.0)
+    factor = round(max(kept * scale[0], _LEAST), 4)
+    return scale if factor == scale[0] else (factor, round((1 - factor) * base, 4))
 
 
 def is_better(
@@ -58,7 +72,7 @@ def is_better(
     """True if a scale has a lower log loss on these samples than another one, by more than chance
     (Akaike: a log likelihood that is higher by 1)."""
     z, y, weights = logits.double(), labels.double(), _counts(labels, weights)
-    loss, before = (_loss(a * z + b, y, weights) for a, b in (scale, other))
+    loss, before = (weighted_mean(_losses(a * z + b, y), weights) for a, b in (scale, other))
     return weights.sum().item() * (before - loss) > 1
 
 
@@ -68,5 +82,5 @@ def _counts(labels: Tensor, weights: Tensor | None) -> Tensor:
     return weights * (weights.sum() / weights.square().sum())
 
 
-def _loss(logits: Tensor, labels: Tensor, weights: Tensor) -> float:
-    return weighted_mean(functional.softplus(logits) - labels * logits, weights)
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.softplus(logits) - labels * logits

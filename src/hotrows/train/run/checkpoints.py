@@ -54,7 +54,7 @@ class RunCheckpoints:
         if steps.ranks.rank > 0:  # the first one's go on where the model was made
             steps.recommender.random.begin_at((config.seed + _NEXT_SEED * steps.ranks.rank) & _SEEDS)
         self.saved: RunState | None = None
-        self.coverage: list[pretrained.Coverage | effects.Gain] = []
+        self.coverage: list[pretrained.Coverage | effects.Gains] = []
         self.window: dict[str, Tensor] = {}
         self.open_window: Callable[[], dict[str, Tensor]] = dict
         self.writer = checkpoint.Writer(
@@ -119,7 +119,7 @@ class RunCheckpoints:
         if steps.config.pretrained:
             self.coverage += pretrained.fill(steps.embedding, steps.data, steps.config.pretrained)
         if steps.config.start_from is None:
-            self.coverage += effects.fill(steps.embedding, steps.data, steps.config.label)
+            self.coverage += effects.fill(steps.embedding, steps.model, steps.data, steps.config.label)
             return
         other = Path(steps.config.start_from)
         then, fingerprint = run_folder.read_schema(other), run_folder.read_data(other).fingerprint

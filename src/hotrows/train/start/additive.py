@@ -18,21 +18,20 @@ from functools import cached_property
 
 import numpy as np
 
-from hotrows.models.effects import FOLDS
+from hotrows.models.effects import BINS, FEW_BINS, FOLDS
 
 _TAUS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-_BINS, _RIDGE = 16, 10.0
+_RIDGE = 10.0
 _ENTERS = 2.0  # standard errors of its gain that a column has
 _LARGEST = 500.0  # logit whose exponential is finite
-MOST_NUMBERS = 64  # of a sample that are looked at; none of more
 
 
 @dataclass(frozen=True)
 class FittedSamples:
-    """Ids by name [N], numbers [N, D], labels and weights [N] of samples."""
+    """Ids and numbers by name, labels and weights of samples: [N] each."""
 
     ids: dict[str, np.ndarray]
-    numbers: np.ndarray
+    numbers: dict[str, np.ndarray]
     labels: np.ndarray
     weights: np.ndarray
 
@@ -41,19 +40,39 @@ class FittedSamples:
         return len(self.labels)
 
 
+class Bins:
+    """Quantile bins of a number: at most BINS, each in one of at most FEW_BINS.
+
+    edges: lowest numbers of all bins but the first. codes: the bin of each sample. few: by bin.
+    """
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.edges, edges = (
+            np.unique(np.quantile(numbers, np.linspace(0, 1, num + 1)[1:-1]).astype(np.float32))
+            for num in (BINS, FEW_BINS)
+        )
+        self.codes = np.searchsorted(self.edges, numbers, side="right")
+        self.few = np.concatenate([[0], np.searchsorted(edges, self.edges, side="right")])
+
+    def of(self, most: int) -> np.ndarray:
+        return self.codes if most == BINS else self.few[self.codes]
+
+
 @dataclass(eq=False)
 class EffectColumn:
     """A column of the additive model: a code of each sample, and effects by code and model.
 
-    names: of the features whose ids it is; none of a number. codes: [N]; a combination's code 0, of those
-    that occur once, has no effect. tau: 0 where the column says nothing.
+    names: of its features. codes: [N]; a combination's code 0, of those that occur once, has no effect.
+    bins: of its numbers, at most; 0 of ids alone. tau: 0 where the column says nothing.
     """
 
     names: tuple[str, ...]
     codes: np.ndarray
     num_values: int
+    bins: int = 0
     tau: float = 0.0
     gain: float = 0.0
+    errors: float = 0.0  # standard errors that the gain has, when tau was chosen
     effects: np.ndarray | None = None  # [num_values, K + 1]
 
     @property
@@ -61,19 +80,25 @@ class EffectColumn:
         return len(self.names) > 1
 
 
-def combination(names: tuple[str, ...], keys: np.ndarray) -> tuple[EffectColumn, np.ndarray]:
+def combination(
+    names: tuple[str, ...], keys: np.ndarray, bins: int = 0
+) -> tuple[EffectColumn, np.ndarray]:
     """A column of the combinations that occur twice or more, and their keys by code."""
     values, codes, counts = np.unique(keys, return_inverse=True, return_counts=True)
     often = counts > 1
     places = np.where(often, often.cumsum(), 0)
-    column = EffectColumn(names, places[codes], int(often.sum()) + 1)
+    column = EffectColumn(names, places[codes], int(often.sum()) + 1, bins)
     return column, np.concatenate([values[:1], values[often]])
 
 
 class Additive:
-    """The models without each fold, and the one of all samples: logits z [K + 1, N]."""
+    """The models without each fold, and the one of all samples: logits z [K + 1, N].
 
-    def __init__(self, samples: FittedSamples, fold: np.ndarray) -> None:
+    with_numbers: numbers are to have effects, in bins of both kinds; else ids are fitted beside them.
+    """
+
+    def __init__(self, samples: FittedSamples, fold: np.ndarray, with_numbers: bool = True) -> None:
+        self.with_numbers = with_numbers
         self.samples, self._fold, self._y = samples, fold, samples.labels
         self._signs = 1 - 2 * self._y
         num = len(fold)
@@ -89,39 +114,59 @@ class Additive:
 
     @cached_property
     def _inputs(self) -> np.ndarray:
-        """Numbers in standard units, [N, D]; none of a schema that has too many."""
-        numbers = self.samples.numbers.astype(np.float64)
-        spread = numbers.std(0)
-        if numbers.shape[1] > MOST_NUMBERS:
-            return numbers[:, :0]
-        numbers = numbers[:, spread > 1e-9]
-        return np.clip((numbers - numbers.mean(0)) / spread[spread > 1e-9], -5, 5)
+        """Numbers in standard units, [N, D]."""
+        return np.stack([*self._standard.values()] or [self._y], 1)[:, : len(self._standard)]
+
+    @cached_property
+    def _standard(self) -> dict[str, np.ndarray]:
+        """The numbers that are not all equal, in standard units."""
+        numbers = {name: self.samples.numbers[name].astype(np.float64) for name in self.bins}
+        return {
+            name: np.clip((x - x.mean()) / x.std(), -5, 5)
+            for name, x in numbers.items()
+            if x.std() > 1e-9
+        }
+
+    @cached_property
+    def bins(self) -> dict[str, Bins]:
+        return {name: Bins(numbers) for name, numbers in self.samples.numbers.items()}
+
+    def combined(self, names: Sequence[str], bins: int) -> tuple[EffectColumn, np.ndarray]:
+        """A column of a number's bins with those of another, or with an id, and keys by code."""
+        ids = self.samples.ids
+        first, second = (ids[name] if name in ids else self.bins[name].of(bins) for name in names)
+        return combination(tuple(names), first * bins + second, bins)
 
     @property
     def single(self) -> list[EffectColumn]:
-        """The columns of single features that say something."""
-        return [column for column in self.columns if len(column.names) == 1 and column.tau]
+        """The columns of single features that have effects."""
+        single = [column for column in self.columns if len(column.names) == 1 and column.tau]
+        return [column for column in single if self.with_numbers or not column.bins]
 
     def fit_columns(self) -> None:
         """Fits the numbers' line, and the effects of all single columns, the most telling ones first."""
+        ids = [EffectColumn((name,), x, int(x.max()) + 1) for name, x in self.samples.ids.items()]
+        few, many = (
+            [EffectColumn((n,), b.of(m), int(b.of(m).max()) + 1, m) for n, b in self.bins.items()]
+            for m in (FEW_BINS, BINS)
+        )
+        few = [column for column in few if column.num_values > 2]
+        self._rank(few)  # by all that numbers say
         self._line(3)
-        columns = [
-            EffectColumn((name,), ids, int(ids.max()) + 1) for name, ids in self.samples.ids.items()
-        ]
-        for numbers in self._inputs.T:
-            edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)[1:-1]))
-            if len(edges) > 1:
-                codes = np.searchsorted(edges, numbers, side="right")
-                columns.append(EffectColumn((), codes, len(edges) + 1))
-        parts = self._residuals()
-        for column in columns:
-            column.gain = self._measured(column, parts, _TAUS)[0]
-        self.columns = sorted(columns, key=lambda column: -column.gain)
+        self._rank(ids)
+        self.columns = sorted((*ids, *few), key=lambda column: -column.gain)
+        if self.with_numbers:
+            self.columns += [column for column in many if column.num_values > FEW_BINS]
         for column in self.columns:
             self._update(column, chooses=True)
         self.sweep()
         self.sweep(chooses=True)
         self.sweep()
+
+    def _rank(self, columns: Sequence[EffectColumn]) -> None:
+        parts = self._residuals()
+        for column in columns:
+            column.gain = self._measured(column, parts, _TAUS)[0]
 
     def add(self, column: EffectColumn) -> None:
         """Fits the effects of a combination, and again those of columns that it is made of."""
@@ -140,11 +185,18 @@ class Additive:
                 self._update(column, chooses)
         self._center()
 
-    def gain_of(self, column: EffectColumn) -> float:
-        """The nats that the samples would lose without this column, by models that lack them."""
-        z = self._held_out(self.z)
+    def gain_of(self, column: EffectColumn, beside_curve: bool = False) -> float:
+        """The nats that the samples would lose without this column, by models that lack them;
+        beside_curve: with a curve in its place, of a column of numbers."""
         assert column.effects is not None
-        without = z - column.effects[column.codes, self._fold]
+        without = self.z - column.effects.T[:, column.codes]
+        before = self._before(column, without) if beside_curve else self._losses(self._held_out(without))
+        return float((self._weights * (before - self._losses(self._held_out(self.z)))).sum())
+
+    def line_gain(self) -> float:
+        """The nats that the samples would lose without the line in the numbers."""
+        z = self._held_out(self.z)
+        without = z - (self._inputs * self._slopes[self._fold]).sum(1)
         return float((self._weights * (self._losses(without) - self._losses(z))).sum())
 
     def best_of(
@@ -166,7 +218,7 @@ class Additive:
         sums, weights = (self._sums(column, of_models[:FOLDS]) for of_models in parts)
         s, h = (a[column.codes, self._fold] for a in (sums, weights))
         z, best = self._held_out(self.z), (-np.inf, 0.0)
-        before = self._losses(z)
+        before = self._before(column, self.z)
         for tau in taus:
             gain = self._weights * (before - self._losses(z + s / (h + tau)))
             best = max(best, _with_error(gain))
@@ -180,18 +232,33 @@ class Additive:
         s, h = (self._sums(column, of_models) for of_models in self._residuals())
         s += h * old
         if chooses:
-            z = self._held_out(self.z) - old[column.codes, self._fold]
-            before, best = self._losses(z), (-np.inf, 0.0)
+            without = self.z - old.T[:, column.codes]
+            z, before, best = self._held_out(without), self._before(column, without), (-np.inf, 0.0)
             column.tau = 0.0
             for tau in _TAUS:
                 changed = (s / (h + tau))[column.codes, self._fold]
                 gain, errors = _with_error(self._weights * (before - self._losses(z + changed)))
                 if gain > best[0]:
                     best, column.tau = (gain, errors), tau
+            column.errors = best[1]
             if best[1] <= _ENTERS:
                 column.tau = 0.0
         column.effects = s / (h + column.tau) if column.tau else np.zeros_like(old)
         self.z += (column.effects - old).T[:, column.codes]
+
+    def _before(self, column: EffectColumn, z: np.ndarray) -> np.ndarray:
+        """Losses [N] of models [K + 1, N] that lack a column; of numbers alone, with the square of its
+        number or the product of two, if that is better. A network learns such curves by itself."""
+        numbers = [self._standard[name] for name in column.names if name in self._standard]
+        before = self._losses(self._held_out(z))
+        if len(numbers) < len(column.names):
+            return before
+        curve = numbers[0] * numbers[-1]
+        curve -= curve.mean()
+        residuals, spreads = self._residuals(z)
+        slopes = (residuals @ curve) / (spreads @ curve**2 + _RIDGE)
+        with_curve = self._losses(self._held_out(z) + slopes[self._fold] * curve)
+        return with_curve if (self._weights * (before - with_curve)).sum() > 0 else before
 
     def _line(self, steps: int) -> None:
         """Newton's steps of the line in the numbers."""
@@ -208,9 +275,9 @@ class Additive:
         residuals, spreads = self._residuals()
         self.z += (residuals.sum(1) / spreads.sum(1))[:, None]
 
-    def _residuals(self) -> tuple[np.ndarray, np.ndarray]:
+    def _residuals(self, z: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """y - p and p (1 - p) of each model's samples, [K + 1, N], times their weights."""
-        p = 1 / (1 + np.exp(-self.z))
+        p = 1 / (1 + np.exp(-(self.z if z is None else z)))
         return (self._y - p) * self._kept, p * (1 - p) * self._kept
 
     def _sums(self, column: EffectColumn, of_models: np.ndarray) -> np.ndarray:
