@@ -273,7 +273,7 @@ def test_text_as_people_have_it_is_read_or_refused_in_words(tmp_path, name, carr
         if carrier != "stream":
             return read(tmp_path / "x.raw", dataclasses.replace(schema))
         with closing(FolderSource(tmp_path, schema)) as source:
-            return read_of(SchemaColumns(schema).read(source.read(100, 0.0).cells(Reading(schema, 1))))
+            return read_of(SchemaColumns(schema).read(source.read(100, 0.0).columns(Reading(schema, 1))))
 
     if isinstance(expected, list):
         assert ids() == expected
