@@ -79,6 +79,18 @@ KINDS = {
     "id in dictionary": Kind(
         pa.dictionary(pa.int8(), pa.float32()), [7.0, None, 8.0], ["7.0", "", "8.0"], [b"7", b"", b"8"]
     ),
+    "time in float32": Kind(
+        pa.float32(),
+        [1_709_287_168.0],
+        ["1709287168"],
+        "expected times, found float; float from 2.24 on",
+        [b"9"],
+        HOUR,
+        {"time": Time("x", "unix")},
+    ),
+    "time in float64": Kind(
+        pa.float64(), [1_709_287_200.5], ["1709287200.5"], [b"10"], None, HOUR, {"time": Time("x", "unix")}
+    ),
     "flag": Kind(pa.bool_(), [True, False], ["True", "False"], [b"true", b"false"]),
     "hour of a zone": Kind(
         pa.timestamp("us", BERLIN),
