@@ -89,7 +89,13 @@ KINDS = {
         {"time": Time("x", "unix")},
     ),
     "time in float64": Kind(
-        pa.float64(), [1_709_287_200.5], ["1709287200.5"], [b"10"], None, HOUR, {"time": Time("x", "unix")}
+        pa.float64(),
+        [1_709_287_200.5],
+        ["1709287200.5"],
+        [b"10"],
+        None,
+        HOUR,
+        {"time": Time("x", "unix")},
     ),
     "flag": Kind(pa.bool_(), [True, False], ["True", "False"], [b"true", b"false"]),
     "hour of a zone": Kind(

@@ -85,8 +85,8 @@ def _of_text(sample: Column) -> Column:
 def _words_among(
     name: str, numbers: Mapping[str, float | None], counts: Counter, stripped: Mapping[str, str]
 ) -> list[str]:
-    """A few words without digits among numbers that are nine in ten values, or one among half of them: they
-    mean missing. None where the numbers are called ids, or are few whole ones."""
+    """A few words without digits among numbers that are nine in ten values, or one word if they are half:
+    they mean missing. None where the numbers are called ids, or are few whole ones."""
     words = [word for word, number in numbers.items() if number is None]
     known = {number for number in numbers.values() if number is not None}
     rows = sum(counts[x] for x, word in stripped.items() if numbers.get(word) is not None)
