@@ -121,6 +121,12 @@ def test_a_delimiter_that_gives_other_columns_is_named(tmp_path):
     assert refused(tmp_path, dataclasses.replace(SCHEMA, columns=None)).endswith(said)
 
 
+def test_a_table_of_other_columns_than_those_declared_is_not_of_another_width(tmp_path):
+    """The message was `expected 4 columns, found 4`."""
+    with pytest.raises(ValueError, match=r"the table lacks the columns \['label'\]"):
+        prepare({name: ["1"] for name in ("y", *SCHEMA.columns[1:])}, SCHEMA, tmp_path / "out")
+
+
 def test_a_header_without_a_label(tmp_path):
     write(tmp_path / "raw", [("price", "user", "item"), ("1", "a", "b")], ",")
     message = refused(tmp_path, HEADED)

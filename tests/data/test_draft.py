@@ -392,20 +392,24 @@ def _draft_of_prices(price):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["\u2014"], ["--"], ["unknown", "TBD"], ["inf"], ["#N/A"], ["not given"], ["x", "y", "z", "NA"]],
+    ("words", "tenths"),
+    [
+        *(([word], 1) for word in ("\u2014", "--", "inf")),
+        *(([word], 4) for word in ("#N/A", "not given")),
+        *((words, 1) for words in (["unknown", "TBD"], ["x", "y", "z", "NA"])),
+    ],
 )
-def test_words_among_numbers_mean_missing_and_are_noted(tmp_path, words):
-    """Prices of which a tenth was a dash became ids, without a note."""
-    draft = _draft_of_prices(lambda i: words[i // 10 % len(words)] if i % 10 == 3 else i * 7 % 50 / 4)
+def test_words_among_numbers_mean_missing_and_are_noted(tmp_path, words, tenths):
+    """Prices of which a tenth was a dash became ids, without a note; four with a word did, too."""
+    draft = _draft_of_prices(lambda i: words[i // 10 % len(words)] if i % 10 < tenths else i * 7 % 50 / 4)
     assert Dense("price", transform="standard") in draft.schema.features
     assert set(draft.schema.missing["price"]) == set(words)
     assert any("'price'" in note and words[0] in note for note in draft.notes)
     path = tmp_path / "rows.csv"
-    lines = [f"{i % 2},{i % 9},{words[0] if i % 10 == 3 else i / 4}" for i in range(400)]
+    lines = [f"{i % 2},{i % 9},{words[0] if i % 10 < tenths else i / 4}" for i in range(400)]
     path.write_text("\n".join(["click,item,price", *lines]) + "\n", encoding="utf-8")
     data = prepare(path, draft.schema, tmp_path / "enc", split="fraction:1,0,0")
-    assert data.parts["train"].missing["price"] == 40
+    assert data.parts["train"].missing["price"] == 40 * tenths
 
 
 @pytest.mark.parametrize(
@@ -421,7 +425,7 @@ def test_words_among_numbers_mean_missing_and_are_noted(tmp_path, words):
         (lambda i: "\u2014" if i % 10 == 3 else f"\u20ac{i % 50}", "\u20ac"),
         (lambda i: f"({i % 50 / 4})" if i % 10 == 3 else i % 50 / 4, "("),
         (lambda i: f"~{i % 50}" if i % 10 == 3 else i % 50 / 4, "~"),
-        (lambda i: "not given" if i % 10 < 2 else i % 50 / 4, "not given"),
+        (lambda i: ("not given", "gone")[i % 2] if i % 10 < 2 else i % 50 / 4, "not given"),
         (lambda i: "abcdefgh"[i // 10 % 8] if i % 10 == 3 else i % 50 / 4, "'a'"),
         (lambda i: f"{i % 28 + 1:02}/03/2024" if i % 2 else f"2024-03-{i % 28 + 1:02}", "03/2024"),
         (lambda i: "unknown" if i % 10 == 3 else f"2024-03-{i % 28 + 1:02}", "unknown"),

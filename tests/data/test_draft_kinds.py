@@ -45,14 +45,15 @@ def test_ids_that_are_used_evenly_are_ids_by_their_labels_and_amounts_are_none()
     assert {f.name: type(f) for f in number.schema.features} == {"a": Sparse, "b": Dense, "c": Dense}
 
 
-@pytest.mark.parametrize("special", [0, -1])
+@pytest.mark.parametrize("special", [0, -1, 99_999])
 def test_a_number_that_most_rows_have_does_not_make_amounts_ids(special):
     rng = np.random.default_rng(0)
     amounts = np.where(rng.random(20_000) < 0.6, special, rng.lognormal(4, 1, 20_000).astype(int))
     click = rng.random(20_000) < np.where(amounts == special, 0.1, 0.5)
     draft = draft_schema(pd.DataFrame({"a": amounts, "click": click + 0}))
     assert isinstance(draft.schema.features[0], Dense)
-    assert ("is -1 missing? Then missing={'a': ('-1',)}" in draft.columns[0].why) == (special == -1)
+    asks = f"is {special:g} missing? Then missing={{'a': ('{special:g}',)}}"
+    assert (asks in draft.columns[0].why) == (special != 0)
 
 
 LABELS = [
@@ -61,7 +62,8 @@ LABELS = [
     ("target", [0, 1, 2], Label("target", loss="squared"), "(0, 1, 2), and loss='squared' is a guess"),
     ("click", [0, 1, 2], Label("click", loss="squared"), "if they are classes, Label('click', positive"),
     ("rating", [-1, 1, 2, 3, 4, 5, 6], Label("rating", loss="squared"), "-1 of 'rating' (30 rows"),
-    ("click", [-1, 0, 1], "click", "-1 of 'click' (70 rows looked at) is the only number below 0"),
+    ("click", [-1, 0, 1], "click", "-1 of 'click' (70 rows looked at) lies apart from all others"),
+    ("click", [0, 1, 99], "click", "99 of 'click' (70 rows looked at) lies apart from all others"),
 ]
 
 

@@ -289,6 +289,19 @@ def test_dynamic_keys_are_histories_too(tmp_path):
     assert_equal_batches(ours.parts["train"], theirs.parts["train"])
 
 
+def test_words_that_mean_missing_may_be_of_columns_that_events_lack(tmp_path):
+    events, samples = events_and_samples(6)
+
+    def of(column, **fields):
+        features = (Sparse("item"), Sequence("history", column, "item"))
+        return Schema(features, label="click", time=Time("at"), missing={"click": ("NA",)}, **fields)
+
+    ours, theirs = both(
+        tmp_path, events, samples, of("item", user="user", histories=("history",)), of(None)
+    )
+    assert_equal_batches(ours.parts["train"], theirs.parts["train"])
+
+
 BAD = {
     "a user": ({"user": [None, 1]}, {}, "is an event without a user"),
     "a time": ({"at": [1, None]}, {}, "is an event without a time"),

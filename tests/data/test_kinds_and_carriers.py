@@ -167,8 +167,8 @@ def refusal(words: str | None):
 def encoded(source, schema: Schema) -> dict[str, bytes]:
     """The sections of rows by name; the id of a value is its hash."""
     how, columns = Reading(schema, 1), SchemaColumns(schema)
-    if hasattr(source, "cells"):
-        cells = source.cells(how)
+    if hasattr(source, "texts"):
+        cells = source.columns(how)
     else:
         (opened,) = inputs_of(source)
         ((_, cells),) = opened.chunks(how, 0)

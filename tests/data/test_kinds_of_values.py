@@ -79,6 +79,24 @@ KINDS = {
     "id in dictionary": Kind(
         pa.dictionary(pa.int8(), pa.float32()), [7.0, None, 8.0], ["7.0", "", "8.0"], [b"7", b"", b"8"]
     ),
+    "time in float32": Kind(
+        pa.float32(),
+        [1_709_287_168.0],
+        ["1709287168"],
+        "expected times, found float; float from 2.24 on",
+        [b"9"],
+        HOUR,
+        {"time": Time("x", "unix")},
+    ),
+    "time in float64": Kind(
+        pa.float64(),
+        [1_709_287_200.5],
+        ["1709287200.5"],
+        [b"10"],
+        None,
+        HOUR,
+        {"time": Time("x", "unix")},
+    ),
     "flag": Kind(pa.bool_(), [True, False], ["True", "False"], [b"true", b"false"]),
     "hour of a zone": Kind(
         pa.timestamp("us", BERLIN),
@@ -273,7 +291,7 @@ def test_text_as_people_have_it_is_read_or_refused_in_words(tmp_path, name, carr
         if carrier != "stream":
             return read(tmp_path / "x.raw", dataclasses.replace(schema))
         with closing(FolderSource(tmp_path, schema)) as source:
-            return read_of(SchemaColumns(schema).read(source.read(100, 0.0).cells(Reading(schema, 1))))
+            return read_of(SchemaColumns(schema).read(source.read(100, 0.0).columns(Reading(schema, 1))))
 
     if isinstance(expected, list):
         assert ids() == expected

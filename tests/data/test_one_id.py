@@ -81,7 +81,7 @@ def read(source) -> list[bytes]:
 
 
 def of_events(events) -> list[bytes]:
-    return texts([events.cells(HOW)])
+    return texts([events.columns(HOW)])
 
 
 def json_lines(table: dict) -> bytes:

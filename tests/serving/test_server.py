@@ -147,6 +147,7 @@ def test_all_fields_are_required_where_that_is_set(din_bundle):
         (b"3", 422, "expected a list of rows"),
         (b'{"row": []}', 422, "expected a list of rows, or an object of rows and shared"),
         (b'{"rows": [], "shared": [1]}', 422, "and shared as an object"),
+        (b'{"rows": [{}], "shared": []}', 422, "and shared as an object"),
         (b"[]", 422, "expected 1 to 50 rows, found 0"),
         (b"[1, 2]", 422, "expected rows, an object of fields each, found int as row 1"),
         (b'[{"user": 7}, {"user": "b"}]', 422, "field 'user' mixes text and numbers"),

@@ -27,7 +27,7 @@ def numbers_of(events):
         [
             int(n)
             for n in SchemaColumns(SCHEMA)
-            .read(events.cells(Reading(SCHEMA, threads=1)))
+            .read(events.columns(Reading(SCHEMA, threads=1)))
             .values["dense"][0]
         ]
         if len(events)

@@ -25,7 +25,7 @@ def numbers_of(events):
     if events is None or not len(events):
         return []
     how = Reading(SCHEMA, threads=1)
-    return [int(n) for n in SchemaColumns(how.schema).read(events.cells(how)).values["dense"][0]]
+    return [int(n) for n in SchemaColumns(how.schema).read(events.columns(how)).values["dense"][0]]
 
 
 def everything(source, limit=4):

@@ -107,13 +107,14 @@ def _json_rows(body: bytes) -> tuple[list[Any], Mapping[str, Any]]:
         content = json_file.parse(body)
     except ValueError as error:
         raise Refused(400, f"the body is no JSON: {error}"[:300]) from None
-    shared: Any = {}
+    shared: Any = None
     if isinstance(content, dict):
         if set(content) - {"rows", "shared"} or "rows" not in content:
             names = ", ".join(map(shown, content)) or "nothing"
             line = f"expected a list of rows, or an object of rows and shared, found {names}"
             raise Refused(422, f"{line[:400]}; GET /schema has an example")
-        content, shared = content["rows"], content.get("shared") or {}
+        content, shared = content["rows"], content.get("shared")
+    shared = {} if shared is None else shared
     if not isinstance(content, list) or not isinstance(shared, dict):
         line = "expected a list of rows, an object of fields each, and shared as an object"
         raise Refused(422, f"{line}; GET /schema has an example")

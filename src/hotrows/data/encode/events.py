@@ -56,7 +56,13 @@ _READ_AT_ONCE = 1 << 22  # numbers of references
 
 
 class _EventSchema(Schema):
-    """The columns of events, which have no label."""
+    """The columns of events, which have no label, and the words that mean missing in these."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.missing, dict):
+            words = {name: self.missing[name] for name in self.raw_columns if name in self.missing}
+            object.__setattr__(self, "missing", words)
+        super().__post_init__()
 
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:

@@ -158,6 +158,9 @@ class Cells:
         if moments is not None:
             seconds, bad = moments
         elif self.fields is None and format in values.UNIX:
+            array, pa = self.batch.column(column), pyarrow()
+            if pa.types.is_floating(array.type) and array.type.bit_width < 64:
+                self._check_exact(array.cast(pa.float32()), array.type, column, "times")
             numbers, bad = self._numbers(column)
             values.blank_numbers(numbers, self.how.schema.missing_of(column))
             seconds, bad = values.seconds_of(numbers, bad, format)
@@ -264,7 +267,7 @@ class Cells:
     def _whole(self, array: Any, column: str) -> Any:
         """Casts floats to whole numbers: frames store whole numbers with missing values as floats."""
         pa = pyarrow()
-        kind, bits = array.type, _EXACT_BITS[array.type.bit_width]
+        kind = array.type
         if pa.types.is_float16(kind):  # which Arrow does not calculate with
             array = array.cast(pa.float32())
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
@@ -273,13 +276,18 @@ class Cells:
         except pa.ArrowInvalid:
             what = "use it as Dense, or with transform='bucket'"
             raise self._unfit(column, _IDS, what) from None
-        far = pa.compute.greater_equal(pa.compute.abs_checked(array), float(1 << bits))
+        self._check_exact(array, kind, column, _IDS)
+        return integers
+
+    def _check_exact(self, array: Any, kind: Any, column: str, expected: str) -> None:
+        """Refuses floats so large that whole numbers near them have no float of their own."""
+        pa, bits = pyarrow(), _EXACT_BITS[kind.bit_width]
+        far = pa.compute.greater_equal(pa.compute.abs(array), float(1 << bits))
         if pa.compute.any(far).as_py():
             what = (
                 f"{kind} from 2^{bits} on skips whole numbers: store the column as integers, or as text"
             )
-            raise self._unfit(column, _IDS, what)
-        return integers
+            raise self._unfit(column, expected, what)
 
     def _trimmed(self, ids: RawIds, *columns: str) -> RawIds:
         """The values of columns without spaces, where the schema says so, and without those that mean

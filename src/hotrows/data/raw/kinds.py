@@ -85,12 +85,13 @@ def _of_text(sample: Column) -> Column:
 def _words_among(
     name: str, numbers: Mapping[str, float | None], counts: Counter, stripped: Mapping[str, str]
 ) -> list[str]:
-    """A few words without digits among numbers that are nine in ten values: they mean missing. None where
-    the numbers are called ids, or are few whole ones."""
+    """A few words without digits among numbers that are nine in ten values, or one word if they are half:
+    they mean missing. None where the numbers are called ids, or are few whole ones."""
     words = [word for word, number in numbers.items() if number is None]
     known = {number for number in numbers.values() if number is not None}
     rows = sum(counts[x] for x, word in stripped.items() if numbers.get(word) is not None)
-    are_rare = 10 * rows >= 9 * sum(counts[x] for x, word in stripped.items() if word in numbers)
+    least = 0.5 if len(words) == 1 else 0.9
+    are_rare = rows >= least * sum(counts[x] for x, word in stripped.items() if word in numbers)
     are_words = len(words) <= _MOST_WORDS and not any(c.isdigit() for word in words for c in word)
     is_amount = len(known) > FEW or any(number % 1 for number in known)
     return words if are_rare and are_words and is_amount and meaning(name) != "ids" else []

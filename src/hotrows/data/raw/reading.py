@@ -106,9 +106,10 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
     columns = list(how.columns)
     features = {schema.column_of(feature) for feature in schema.features} & set(columns)
     absent = sorted((set(columns) - {*how.optional} if for_training else features) - set(names))
-    if absent and for_training and schema.columns is not None:
+    declared = schema.columns or ()
+    if absent and for_training and len(names) < len(declared):
         raise ValueError(
-            f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
+            f"{where.removesuffix(': the header')}: expected {len(declared)} columns, found "
             f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
         )
     if absent and (for_training or how.requires_features or not features - set(absent)):

@@ -16,7 +16,7 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _CERTAIN = ("label", "labels", "target")  # names of labels, of whatever values
 _OFTEN_FEATURES = ("y", "like", "buy", "class", "income")  # are labels if they have two values
 _POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">50k", ">50k.", "good")
-_SENTINELS = (-1, -9, -99, -999, -9999)
+_SENTINELS = (-1, -9, -99, -999, -9999, -99999, -999999)
 _FEW_CLASSES = 5  # numbers of a label that may be classes
 
 
@@ -75,9 +75,16 @@ def is_called_label(column: Column) -> bool:
 
 
 def sentinel(column: Column) -> float | None:
-    """The one number below 0, such as -1, of a column whose others are not: it may mean missing."""
+    """The one number of a column, such as -1 or 9999, that lies apart from all others: it may mean
+    missing. Above the others, it has a hundredth of the rows, and is four times the next."""
+    if len(column.counts) < 3:
+        return None
     below = [x for x in column.counts if x < 0]
-    return below[0] if len(below) == 1 and below[0] in _SENTINELS and len(column.counts) > 2 else None
+    *_, second, top = sorted(column.counts)
+    is_apart = top > max(4 * second, 9) and -top in _SENTINELS
+    if is_apart and column.counts[top] * 100 >= column.counts.total():
+        below.append(top)
+    return below[0] if len(below) == 1 and -abs(below[0]) in _SENTINELS else None
 
 
 def _declared(column: Column, source: str, notes: list[str]) -> Label:
@@ -101,8 +108,8 @@ def _declared(column: Column, source: str, notes: list[str]) -> Label:
     if column.kind == "number" and len(words) > 2:
         if (odd := sentinel(column)) is not None:
             notes.append(
-                f"label: {odd:g} of {name!r} ({column.counts[odd]:,} rows looked at) is the only number "
-                f"below 0: if it means that there is no label, leave these rows out"
+                f"label: {odd:g} of {name!r} ({column.counts[odd]:,} rows looked at) lies apart from all "
+                f"others: if it means that there is no label, leave these rows out"
             )
             words.remove(odd)
             if words == [0, 1]:

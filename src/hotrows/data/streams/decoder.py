@@ -117,7 +117,7 @@ class Decoder:
         self.state = dataclasses.replace(self.state, read=self.state.read + len(events))
 
     def _encode(self, events: RawEvents) -> tuple[RawRows, Rows]:
-        raw = self.columns.read(events.cells(self._how))
+        raw = self.columns.read(events.columns(self._how))
         added = {} if self._lines is None else self._lines.sections(raw)
         if self._how.by is not None:
             ids = _ids_of(raw.values["units"], self._how.by, raw.where)
@@ -255,7 +255,7 @@ class JoinDecoder(Decoder):
         self._source.wants_labels = newest is not None and (of_labels is None or of_labels <= newest)
 
     def _read_labels(self, events: RawEvents) -> Labels:
-        cells = events.cells(self._of_labels)
+        cells = events.columns(self._of_labels)
         numeric = self._labels.numeric
         cells = dataclasses.replace(cells, numeric=numeric, of_labels=frozenset(numeric))
         read: dict[str, Any] = {}

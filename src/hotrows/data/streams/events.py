@@ -34,7 +34,7 @@ class RawEvents(Protocol):
         """Consecutive events."""
         ...
 
-    def cells(self, how: Reading) -> Cells:
+    def columns(self, how: Reading) -> Cells:
         """The cells of the events; ValueError names the first event that cannot be read."""
         ...
 
@@ -78,7 +78,7 @@ class LineEvents:
         lines = None if self.lines is None else self.lines[first:end]
         return LineEvents(self.name, text, self._line(first), self.layout, places, lines)
 
-    def cells(self, how: Reading) -> Cells:
+    def columns(self, how: Reading) -> Cells:
         text = self.text if self.layout is None else recoded(self.text, self.name, how.schema.encoding)
         chunk = chunk_of(self.name, bytearray(text), self.first_line)
         if self.layout is not None:
@@ -116,7 +116,7 @@ class TableEvents:
         places = None if self.places is None else self.places[first:end]
         return TableEvents(self.name, table, self.first_row + first, places)
 
-    def cells(self, how: Reading) -> Cells:
+    def columns(self, how: Reading) -> Cells:
         return _cells_of_table(self.table, self.name, self.first_row, how)
 
     def texts(self) -> list[str]:
