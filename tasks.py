@@ -3,7 +3,8 @@
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, in memory and from a file
 python3 tasks.py test     run the short tests; --long: and the long ones; --touched: those long ones
                           that are near to what changed; --all: all, with slow ones, and all cases of
-                          others; --lowest, --newest: with such versions of all packages but PyTorch
+                          others; --lowest, --newest: with such versions of all packages but PyTorch;
+                          --matrix [NAME ..]: on the machines of .ci/matrix.json that this one can be
 python3 tasks.py lint     run the linter, the type checker and the import contract
 python3 tasks.py wheel    build the sdist and of it a wheel into dist; `wheel aarch64` cross-compiles
 python3 tasks.py release  check all that comes before a release; says what is left to a person
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import json
 import os
 import platform
 import re
@@ -24,6 +26,7 @@ import tempfile
 import venv
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
@@ -46,6 +49,8 @@ def main(arguments: list[str]) -> int:
         return 2
     # Packages are installed without compiled modules: those that are imported are compiled once.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if arguments[:2] == ["test", "--matrix"]:
+        return matrix(arguments[2:])
     for kind in VERSIONS.keys() & set(arguments[1:]):
         return test_with(kind, [word for word in arguments[1:] if word != kind])
     if arguments[0] != "wheel":  # which needs none of it
@@ -53,9 +58,42 @@ def main(arguments: list[str]) -> int:
     return tasks[arguments[0]](arguments[1:])
 
 
+def matrix(names: list[str]) -> int:
+    """Runs the tests as each machine of .ci/matrix.json does, or as these do; what one lacks is named."""
+    machines = {
+        one["name"]: one for one in json.loads((HERE / ".ci" / "matrix.json").read_text())["machines"]
+    }
+    if unknown := [name for name in names if name not in machines]:
+        print(f"the machines of .ci/matrix.json are {', '.join(machines)}, not {', '.join(unknown)}")
+        return 2
+    outcomes = {}
+    for name in names or machines:
+        print(f"-- {name}", flush=True)
+        python, lacks = lacking(machines[name])
+        codes = (
+            [] if lacks else [run(python, "tasks.py", *task.split()) for task in machines[name]["run"]]
+        )
+        outcomes[name] = f"needs {', '.join(lacks)}" if lacks else "failed" if any(codes) else "passed"
+    print(*(f"{name:14}{outcome}" for name, outcome in outcomes.items()), sep="\n")
+    return int("failed" in outcomes.values() or any(outcomes[name] != "passed" for name in names))
+
+
+def lacking(machine: dict[str, Any]) -> tuple[str, list[str]]:
+    """The Python of a machine of the matrix, and which programs this one has not, that it needs."""
+    version = machine["python"]
+    here = version == "{}.{}".format(*sys.version_info)
+    python = sys.executable if here else shutil.which(f"python{version}")
+    # pyenv has a command for a version that is not installed.
+    works = python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+    return str(python), [
+        *([] if works else [f"Python {version}"]),
+        *(program for program in machine["needs"] if not shutil.which(program)),
+    ]
+
+
 def test_with(kind: str, arguments: list[str]) -> int:
     """Runs the tests in an environment of other versions of packages than those of constraints.txt."""
-    folder = HERE / "build" / f"venv{kind}"
+    folder = HERE / "build" / "venv{}-{}.{}".format(kind, *sys.version_info)
     python = folder / BIN.name / PYTHON.name
     constraints = folder / "constraints.txt"
     if not constraints.exists():
@@ -90,7 +128,9 @@ VERSIONS = {"--lowest": lowest, "--newest": pinned}
 
 def set_up() -> None:
     """Installs the repository with all it needs, with the versions of constraints.txt."""
-    packages = digest([HERE / "pyproject.toml", HERE / "constraints.txt"])
+    packages = "{}.{}-{}".format(
+        *sys.version_info, digest([HERE / "pyproject.toml", HERE / "constraints.txt"])
+    )
     files = (path for folder in ("src", "csrc") for path in (HERE / folder).rglob("*.*"))
     sources = digest([HERE / "CMakeLists.txt", *files])
     installed = VENV / "installed"

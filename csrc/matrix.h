@@ -20,7 +20,7 @@ struct Steps {
 // Never inlined: within a caller gcc keeps half of the sums in memory, at half of the rate.
 template <int ROWS, int COLUMNS>
 __attribute__((noinline)) void multiply_block(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t inner,
-                           float* y, int64_t y_stride, bool add) {
+                                              float* y, int64_t y_stride, bool add) {
   Vec sums[ROWS][COLUMNS];
   for (int r = 0; r < ROWS; ++r)
     for (int c = 0; c < COLUMNS; ++c) sums[r][c] = add ? load_full(y + r * y_stride + c * kLanes) : Vec{};

@@ -571,7 +571,8 @@ class SlotMap : public AnySlotMap {
       if (next == batch) continue;
       const bool known = next >= 0 && next - batch <= window_;
       const bool is_hinted = next < 0 && has_hint(static_cast<int32_t>(s));
-      const int32_t rank = slot.wanted ? 1 : known ? -next : is_hinted ? -hints_[s] : INT32_MIN;
+      const int32_t hinted = is_hinted ? -hints_[s] : INT32_MIN;
+      const int32_t rank = slot.wanted ? 1 : (known ? -next : hinted);
       victims_.push_back({rank, slot.last_use, static_cast<int64_t>(slot.row), static_cast<int32_t>(s), 0, 0});
     }
     const auto goes_first = [this](const Victim& a, const Victim& b) {

@@ -1,5 +1,6 @@
 """Which row sits in which slot: the rules one by one, then any trace."""
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hotrows.engine.planning import policy as policies
 from hotrows.engine.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Policy, Window
 from hotrows.engine.planning.slots import SlotMap
+from hotrows.train.config import TrainConfig
 from tests.reference.slots import ReferenceSlotMap
 from tests.support.choice import examples
 
@@ -322,6 +324,17 @@ def test_policies_are_read_from_text_and_json():
             policies.parse(wrong)
     with pytest.raises(ValueError, match="policy must be one of"):
         policies.from_json({"kind": "mru"})
+
+
+def test_a_kind_of_policy_is_read_by_its_fields_and_named(monkeypatch):
+    """Wherever the forms of policies stand: the text, the message, the help."""
+    assert set(policies.forms()) == {
+        *("lookahead", "lookahead:WINDOW", "lru", "hot"), "frequency", "frequency:WARMUP,REFRESH_EVERY"
+    }  # fmt: skip
+    (field,) = (field for field in dataclasses.fields(TrainConfig) if field.name == "policy")
+    assert all(form in field.metadata["setting"].help for form in policies.forms() if ":" not in form)
+    monkeypatch.setitem(policies._KINDS, "returning", Returning)
+    assert policies.parse("returning") == Returning() and "returning" in policies.forms()
 
 
 few_rows = st.integers(0, 9) | st.integers(0, 40)

@@ -209,6 +209,19 @@ def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, 
     assert (settled.epochs, settled.dense_lr, settled.row_optimizer) == (2, 0.1, Adagrad(lr=0.3))
 
 
+def test_a_model_of_ones_own_begins_as_its_class_says():
+    """Rates and options of a small network had stood in lists of names, which no other model was in."""
+    pairs = type("Pairs", (models.FM,), {})
+    data, config = of_size(8_000), TrainConfig("pairs.py:Pairs", batch_size=100)
+    as_named = settle(TrainConfig("fm", batch_size=100), data)
+    for given in (pairs, pairs(schema_of("fm"))):
+        settled = settle(config, data, given)
+        assert (settled.row_optimizer, settled.epochs) == (as_named.row_optimizer, as_named.epochs)
+    own = type("Own", (Model,), {"small": {"hidden": [8]}})
+    assert settle(config, data, own).model_options == {"hidden": [8]}
+    assert settle(config, data).epochs == 1  # there is no such file: `build` says so
+
+
 def test_many_features_take_shorter_steps_of_vectors_and_decay_more():
     """Sums over all pairs of 780 features would grow 400 times as large as of 39."""
     wide = of_size(8_000, schema=Schema(tuple(Sparse(f"c{n}") for n in range(780)), "click"))

@@ -18,29 +18,12 @@ from hotrows.train.loop.recommender import Recommender
 from hotrows.train.run import folder as run_folder
 from hotrows.train.telling import metrics_log
 from tests.support import pretend
+from tests.support.bundles import SMALL
 from tests.support.clicks import SCHEMA, table
 from tests.support.exports import assert_exported
 from tests.support.runs import interrupt_after, same_bits, weights_of
 
-SMALL = {
-    "lr": {},
-    "fm": {"dim": 4},
-    "dlrm": {"dim": 4, "bottom": [8], "top": [8]},
-    "wide_deep": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
-    "deepfm": {
-        "dim": 4,
-        "hidden": [8],
-        "crosses": [["user", "item"]],
-        "cross_rows": 50,
-        "effects": [["user"], ["user", "item"]],
-        "effect_folds": ["user", "item"],
-    },
-    "din": {"dim": 4, "attention": [8], "hidden": [8]},
-    "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
-    "can": {"dim": 4, "base": "dien", "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
-    "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
-    "ple": {"dim": 4, "num_levels": 2, "expert_hidden": [8], "tower_hidden": [8]},
-}
+SMALL = {**SMALL, "can": {**SMALL["can"], "base": "dien"}}
 ROWS = table(400)
 LONG = ("dien", "can", "mmoe", "ple")  # to train on a pretended device
 

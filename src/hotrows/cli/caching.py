@@ -335,11 +335,6 @@ def _order_table(simulation: Simulation, shuffled: Simulation) -> Table:
     return table
 
 
-def _speeds(share: float, in_memory: float) -> tuple[str, str]:
-    """The share of the speed in memory, and samples a second."""
-    return f"{share:.0%}", f"{share * in_memory:,.0f}"
-
-
 def _simulation_table(simulation: Simulation, speed: dict[str, Any], in_memory: float | None) -> Table:
     speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
     has_speeds = any(speeds.values())
@@ -347,7 +342,11 @@ def _simulation_table(simulation: Simulation, speed: dict[str, Any], in_memory: 
     last = ("speed", "samples/s") if has_speeds else ("lookups", "misses")
     table = new_table(*columns, *last, left=("policy",))
     for cache in simulation.measured:
-        share = speeds[cache.policy]
+        share = speeds[cache.policy]  # of the speed in memory
+        if share and in_memory:
+            last = f"{share[cache.fast_memory]:.0%}", f"{share[cache.fast_memory] * in_memory:,.0f}"
+        else:
+            last = f"{cache.lookups_hit:.2%}", f"{cache.misses:,.0f}"
         table.add_row(
             cache.policy,
             format_bytes(cache.fast_memory),
@@ -355,10 +354,6 @@ def _simulation_table(simulation: Simulation, speed: dict[str, Any], in_memory: 
             f"{cache.rows_hit:.1%}",
             f"{cache.bytes_read / 2**20:,.2f}",
             f"{cache.bytes_written / 2**20:,.2f}",
-            *(
-                _speeds(share[cache.fast_memory], in_memory)
-                if share and in_memory
-                else (f"{cache.lookups_hit:.2%}", f"{cache.misses:,.0f}")
-            ),
+            *last,
         )
     return table

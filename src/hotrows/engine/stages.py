@@ -95,7 +95,7 @@ def training_stages(
     batches, future = embedding.dynamic.to_plan(batches, future)
     run, cached_tables = _Stages(embedding, padded), embedding.cached_tables
     plan: Callable[[Work], None]
-    has_input, count = arrived, _nothing
+    has_input, count = arrived, lambda work: None
     unneeded = {"count"}
     if not cached_tables:
         unneeded |= {"collect", "insert", "write back"}
@@ -156,10 +156,6 @@ def start(
     if embedding.cached_tables:
         embedding.packed.memory.paused = partial(runner.paused, trained=False)
     return runner
-
-
-def _nothing(work: Work) -> None:
-    pass
 
 
 class _Stages:

@@ -72,7 +72,8 @@ class Vectors:
         if not self.packs:  # of data whose features are all dense
             return torch.zeros(self._plan.batch_size, 0, 0)
         if not places:
-            raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
+            roles = sorted({table.role for pack in self.packs for table in pack.tables})
+            raise ValueError(f"no table has the role {role!r}; roles: {roles}")
         parts = [self._columns_of(*span) for span in _spans(places)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -166,9 +167,6 @@ class Vectors:
             if column is not None:
                 return p, column
         raise LookupError(f"no table of role {role!r} is read by feature {feature!r}")
-
-    def _roles(self) -> list[str]:
-        return sorted({table.role for pack in self.packs for table in pack.tables})
 
 
 class _Columns(torch.autograd.Function):

@@ -111,13 +111,8 @@ def build(model: str | type[Model] | Model, schema: Schema, /, **options) -> Mod
     model: one of `BY_NAME`; a class of your own, or its name as `module:Class` or
     `path/to/file.py:Class`; or an object, which is returned as it is.
     """
-    if isinstance(model, str) and ":" not in model and model not in BY_NAME:
-        raise ValueError(
-            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {model!r}"
-            f"{did_you_mean(model, BY_NAME)}"
-        )
     if isinstance(model, str):
-        model = _own(model) if ":" in model else BY_NAME[model]
+        model = class_of(model)
     if isinstance(model, type):
         check_options(model, options)
         model = model(schema, **options)
@@ -126,6 +121,18 @@ def build(model: str | type[Model] | Model, schema: Schema, /, **options) -> Mod
             f"{type(model).__name__} sets no tables, so it reads no feature: set self.tables"
         )
     return model
+
+
+def class_of(name: str) -> type[Model]:
+    """The class of a model by its name, one of `BY_NAME` or your own."""
+    if ":" in name:
+        return _own(name)
+    if name not in BY_NAME:
+        raise ValueError(
+            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {name!r}"
+            f"{did_you_mean(name, BY_NAME)}"
+        )
+    return BY_NAME[name]
 
 
 def name_of(model: str | type[Model] | Model) -> str:

@@ -11,6 +11,7 @@ dense features to the logit (`linear`), which the paper does not have.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class DCNv2(Model):
     >>> sorted({table.name for table in model.tables})
     ['item', 'user']
     """
+
+    small: ClassVar = {"linear": True, "hidden": [128, 64], "dropout": 0.2}
 
     def __init__(
         self,

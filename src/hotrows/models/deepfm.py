@@ -9,6 +9,7 @@ fitted before training, where there are any, are added to the logit, and read by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class DeepFM(Model):
     >>> sorted({table.name for table in model.tables})
     ['item', 'item.linear', 'user', 'user.linear']
     """
+
+    small: ClassVar = {"hidden": [128, 64], "dropout": 0.2}
 
     def __init__(
         self,

@@ -27,6 +27,8 @@ class FM(Model):
     ['item', 'item.linear', 'user', 'user.linear']
     """
 
+    rates = "products"
+
     def __init__(self, schema: Schema, dim: int = 16) -> None:
         super().__init__()
         tables.check(schema, "FM")

@@ -26,6 +26,8 @@ class LR(Model):
     ['item.linear', 'user.linear']
     """
 
+    rates = "weights"
+
     def __init__(self, schema: Schema) -> None:
         super().__init__()
         tables.check(schema, "LR")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ class Model(nn.Module):
         is an `MLP`.
     takes_padding: True if vectors of no sample may follow those of its sequences, from offsets[-1] on, as
         they do in training on a GPU: zeros, which no result or statistic of its may depend on.
+    rates: which rates a training without settings has: those of a "network", of "weights" of features, or
+        of weights and "products" of vectors (`train.start.defaults`).
+    small: options of its network where few samples are read again and vectors decay; None: as ever.
 
     and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
     [B, num_dense] float32, returns logits: [B] float32, or [B, T] where it has labels. In training
@@ -54,6 +57,8 @@ class Model(nn.Module):
     labels: tuple[str, ...] | None = None
     first_layer_roles: tuple[str, ...] = ()
     takes_padding: bool = False
+    rates: ClassVar[str] = "network"
+    small: ClassVar[Mapping[str, Any] | None] = None
 
     @torch.no_grad()
     def begin_at(self, logits: Tensor) -> None:

@@ -17,7 +17,8 @@ from hotrows.engine.checkpoint.files import verify
 from hotrows.runtime.atomic_files import absolute, address
 from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.locks import NAME as LOCK
-from hotrows.runtime.remote.copies import copy_of, get_all, is_url, locked, note_origin, origin_of, update
+from hotrows.runtime.remote import fetched, is_url
+from hotrows.runtime.remote.copies import copy_of, get_all, note_origin, origin_of, update
 from hotrows.runtime.remote.files import open_files
 
 FOLDER, MANIFEST = "checkpoints", "manifest.json"
@@ -38,13 +39,7 @@ def opened(place: Path | str, rank: int = 0, scratch: str | None = None) -> Path
 
 def fetched_run(place: Path | str) -> Path:
     """The folder of a run to read; of a URL a copy."""
-    if not is_url(place):
-        return Path(place)
-    url = address(place).rstrip("/")
-    run = copy_of(url)
-    with locked(run):
-        _update(run, url, partial(_is_read, 0))
-    return run
+    return fetched(place, partial(_update, is_wanted=partial(_is_read, 0)))
 
 
 def _update(run: Path, url: str, is_wanted: Callable[[str], bool]) -> None:

@@ -25,12 +25,14 @@ from hotrows.runtime.shapes import Int64
 
 @dataclass(frozen=True)
 class Policy:
-    """A rule of a cache: which rows it protects. Kinds are frozen values, named in `_KINDS` and `parse`.
+    """A rule of a cache: which rows it protects. Kinds are frozen values, members of `_KINDS`.
 
+    is_text: whether `parse` reads it: its kind, and behind a colon maybe a whole number for each field.
     counts_rows: whether the map counts how many batches use each row.
     """
 
     kind: ClassVar[str]
+    is_text: ClassVar[bool] = True
     counts_rows: ClassVar[bool] = False
 
     def chooses_anew(self, batch: int) -> bool:
@@ -105,6 +107,7 @@ class Hot(Policy):
 
     rows: Int64[Tensor, "_"]
     kind: ClassVar[str] = "hot"
+    is_text: ClassVar[bool] = False
 
     def chooses_anew(self, batch: int) -> bool:
         return batch == 0
@@ -118,6 +121,7 @@ class Newest(Policy):
     """Evicts the row used most recently first, for tests."""
 
     kind: ClassVar[str] = "newest"
+    is_text: ClassVar[bool] = False
 
 
 LRU = Lookahead(0)
@@ -132,6 +136,9 @@ SIMULATED: dict[str, Policy] = {
 }
 """The policies that reports compare, by name; `Hot` without its rows."""
 _KINDS: dict[str, type[Policy]] = {cls.kind: cls for cls in (Lookahead, Frequency, Hot, Newest)}
+
+
+_SHORT = {"lru": LRU, "hot": SIMULATED["hot"]}
 
 
 def to_json(policy: Policy) -> dict[str, Any]:
@@ -151,28 +158,40 @@ def from_json(fields: dict[str, Any]) -> Policy:
 
 
 def parse(text: str) -> Policy:
-    """lookahead, lookahead:WINDOW, lru, frequency, frequency:WARMUP,REFRESH_EVERY or hot.
+    """The policy of a text, one of `forms`.
 
     >>> parse('lookahead:64')
     Lookahead(window=64)
     """
-    name, _, numbers = text.partition(":")
+    kind, colon, numbers = text.partition(":")
     try:
-        settings = [int(number) for number in numbers.split(",")] if ":" in text else []
-        if name == "lookahead" and len(settings) <= 1:
-            return Lookahead(*settings)
-        if name == "frequency" and len(settings) in (0, 2):
-            return Frequency(*settings)
-        if text == "lru":
-            return LRU
-        if text == "hot":
-            return SIMULATED["hot"]
+        settings = [int(number) for number in numbers.split(",")] if colon else []
+        names = _names_of_numbers()
+        if kind in names and len(settings) in (0, len(names[kind])):
+            return _KINDS[kind](*settings)
     except ValueError:
         pass
-    raise ValueError(
-        f"policy must be lookahead, lookahead:WINDOW, lru, frequency, "
-        f"frequency:WARMUP,REFRESH_EVERY or hot, not {text!r}"
-    )
+    if text not in _SHORT:
+        raise ValueError(f"policy must be one of {', '.join(forms())}, not {text!r}")
+    return _SHORT[text]
+
+
+def forms() -> list[str]:
+    """What `parse` reads."""
+    names = _names_of_numbers()
+    return [
+        *names,
+        *(f"{kind}:{','.join(numbers)}" for kind, numbers in names.items() if numbers),
+        *_SHORT,
+    ]
+
+
+def _names_of_numbers() -> dict[str, list[str]]:
+    """The names of the numbers that may follow a kind of policy in a text, in capitals."""
+    kinds = {name: kind for name, kind in _KINDS.items() if kind.is_text}
+    return {
+        name: [field.name.upper() for field in dataclasses.fields(kind)] for name, kind in kinds.items()
+    }
 
 
 def num_protected(num_slots: int, in_flight: int, first_batch_rows: int) -> int:

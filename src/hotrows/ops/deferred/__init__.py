@@ -143,15 +143,13 @@ def update(
     packed = pack_targets(targets)
     if not packed.targets:
         return
-    if packed.core is None:
-        packed.slow.update(
-            kind, packed.targets, slots, bounds, order, starts, bags, weights, grad, scales, squares
-        )
-        return
     dtype = packed.targets[0].weights.dtype
     grad = grad.to(dtype).contiguous()
     weights = None if weights is None else weights.to(dtype).contiguous()
     tensors = slots, bounds, order, starts, bags, weights, grad, scales, squares
+    if packed.core is None:
+        packed.slow.update(kind, packed.targets, *tensors)
+        return
     packed.core.hotrows_deferred_update(c_int(_KINDS[kind]), *_tables(packed), *map(pointer, tensors))
 
 
@@ -170,10 +168,10 @@ def lookup(
     behind the last bound are padding, and read zeros.
     """
     packed = pack_targets(targets)
-    if packed.core is None:
-        return packed.slow.lookup(packed.targets, slots, bounds, inverse, bag_starts, weights)
     table = packed.targets[0].weights
     weights = None if weights is None else weights.to(table.dtype).contiguous()
+    if packed.core is None:
+        return packed.slow.lookup(packed.targets, slots, bounds, inverse, bag_starts, weights)
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     scratch = table.new_empty(slots.numel(), table.shape[1])
     out = table.new_empty(num_bags, table.shape[1])

@@ -50,7 +50,7 @@ class StepHistory:
             self.steps = torch.cat([self.steps, torch.empty_like(self.steps)])
         self.steps[self.num_recorded] = torch.tensor(numbers, dtype=torch.float64)
         self._num_written, self._num_records = self.num_recorded + 1, self._num_records + 1
-        if self._first_decay is None and _decays(numbers):
+        if self._first_decay is None and (numbers[0] != 0 or numbers[1] != 1):
             self._first_decay = self.now
 
     def steps_for(self, kind: str, device: torch.device) -> Tensor:
@@ -159,12 +159,6 @@ class DeviceSteps:
         if self._kind != "adam" or before is None:
             return 0.0
         eps = 1.0 if before[5] == 0 else numbers[5] / before[5]
-        least = min(
-            math.sqrt(numbers[4]), eps
-        )  # what divides moves shrinks by; the kernel has corrections
+        # What divides moves shrinks by; the kernel has corrections.
+        least = min(math.sqrt(numbers[4]), eps)
         return third / (least * shrink) if least > 0 else math.inf
-
-
-def _decays(numbers: Numbers) -> bool:
-    """True if a step with these numbers moves a row whose gradient is zero and that never moved."""
-    return numbers[0] != 0 or numbers[1] != 1

@@ -29,14 +29,8 @@ _SCHEMAS = (
 )
 
 
-def catch_up(
-    kind: str,
-    targets: Sequence[Target],
-    slots: Tensor | None,
-    bounds: Tensor,
-    squares: Tensor | None = None,
-) -> None:
-    torch.ops.hotrows.catch_up_tables(kind, *_parts(targets), slots, bounds, squares)
+def catch_up(kind: str, targets: Sequence[Target], *reads: Tensor | None) -> None:
+    torch.ops.hotrows.catch_up_tables(kind, *_parts(targets), *reads)
 
 
 def catch_up_all(kind: str, target: Target, squares: Tensor | None = None) -> None:
@@ -45,37 +39,12 @@ def catch_up_all(kind: str, target: Target, squares: Tensor | None = None) -> No
     catch_up(kind, [target], None, bounds, squares)
 
 
-def update(
-    kind: str,
-    targets: Sequence[Target],
-    slots: Tensor,
-    bounds: Tensor,
-    order: Tensor,
-    starts: Tensor,
-    bags: Tensor | None,
-    weights: Tensor | None,
-    grad: Tensor,
-    scales: Tensor,
-    squares: Tensor | None = None,
-) -> None:
-    dtype = targets[0].weights.dtype
-    grad, weights = grad.to(dtype), None if weights is None else weights.to(dtype)
-    torch.ops.hotrows.step_tables(
-        kind, *_parts(targets), slots, bounds, order, starts, bags, weights, grad, scales, squares
-    )
+def update(kind: str, targets: Sequence[Target], *reads: Tensor | None) -> None:
+    torch.ops.hotrows.step_tables(kind, *_parts(targets), *reads)
 
 
-def lookup(
-    targets: Sequence[Target],
-    slots: Tensor,
-    bounds: Tensor,
-    inverse: Tensor,
-    bag_starts: Tensor | None,
-    weights: Tensor | None,
-) -> Tensor:
-    tables = [target.weights for target in targets]
-    weights = None if weights is None else weights.to(tables[0].dtype)
-    return torch.ops.hotrows.look_up_tables(tables, slots, bounds, inverse, bag_starts, weights)
+def lookup(targets: Sequence[Target], *reads: Tensor | None) -> Tensor:
+    return torch.ops.hotrows.look_up_tables([target.weights for target in targets], *reads)
 
 
 def _parts(targets: Sequence[Target]) -> tuple[list[Tensor], ...]:

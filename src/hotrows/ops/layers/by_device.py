@@ -16,7 +16,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -30,17 +30,17 @@ OPS: dict[str, str] = {}
 _library = torch.library.Library("hotrows", "FRAGMENT")
 
 
-def gpu_op(module: str, changes: Collection[str] = ()) -> Callable[[F], F]:
+def gpu_op(module: str) -> Callable[[F], F]:
     """Makes a reference, `<name>_reference`, the op `<name>`; `module` has its Triton kernels.
 
     These are for float32, and where the module has `takes`, for arguments that it returns True for. All
-    else is left to the reference. changes: arguments that the op writes to.
+    else is left to the reference.
     """
 
     def register(reference: F) -> F:
         name = reference.__name__.removesuffix("_reference")
         OPS[name] = module
-        _library.define(name + _schema(reference, changes))
+        _library.define(name + _schema(reference))
         _library.impl(name, reference, "CompositeExplicitAutograd")
         if importlib.util.find_spec("triton") is not None:
             _library.impl(name, _in_triton(name, module, reference), "CUDA")
@@ -80,16 +80,11 @@ def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callabl
     return run
 
 
-def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
+def _schema(reference: Callable[..., Any]) -> str:
     """Makes the schema of an op from annotations such as `Tensor | None` and `Sequence[int]`."""
     signature = inspect.signature(reference)
     parameters = signature.parameters.values()
     arguments = [f"{_type(p.annotation)} {p.name}{_default(p.default)}" for p in parameters]
-    for number, name in enumerate(changes):
-        places = (n for n, argument in enumerate(arguments) if argument.endswith(f" {name}"))
-        place = next(places)
-        alias = f"Tensor({chr(ord('a') + number)}!)"
-        arguments[place] = arguments[place].replace("Tensor", alias, 1)
     returns = signature.return_annotation.replace("tuple[", "(").replace("]", ")")
     return f"({', '.join(arguments)}) -> {_type(returns)}"
 

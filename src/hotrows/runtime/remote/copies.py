@@ -56,14 +56,15 @@ def named(path: Path) -> str:
     return origin_of(path) or os.fspath(path)
 
 
-def fetched(place: Path | str) -> Path:
-    """The path of a place to read: of a URL that of its copy, with the files that the URL has now."""
+def fetched(place: Path | str, bring: Callable[[Path, str], Any] | None = None) -> Path:
+    """The path of a place to read: of a URL that of its copy, with the files that the URL has now, or
+    those that `bring` gives it."""
     if not is_url(place):
         return Path(place)
     url = address(place).rstrip("/")
     path = copy_of(url)
     with locked(path):
-        update(path, url)
+        (bring or update)(path, url)
     return path
 
 

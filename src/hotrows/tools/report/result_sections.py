@@ -64,12 +64,11 @@ def _word(metric: str) -> str:
     return word_of(metric).replace("_", " ")
 
 
-def _plus_minus(estimate: MetricInterval | None, signed: bool = False) -> str:
+def _plus_minus(estimate: MetricInterval | None) -> str:
     """0.7412 ± 0.0031."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
-    rounded = round(estimate.value, 4) + 0.0  # no -0.0
-    value = f"{rounded:+.4f}" if signed else f"{rounded:.4f}"
+    value = f"{round(estimate.value, 4) + 0.0:.4f}"  # no -0.0
     return value if math.isnan(estimate.low) else f"{value} ± {estimate.high - estimate.value:.4f}"
 
 

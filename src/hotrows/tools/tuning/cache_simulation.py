@@ -163,8 +163,8 @@ def simulate(
     in_file: also count what a file store has to do, which takes eleven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
 
-    >>> simulate(data, model="fm", batch_size=16).policies
-    ('lookahead', 'frequency', 'hot', 'two batches', 'lru', 'belady')
+    >>> simulate(data, model="fm", batch_size=16).policies[0]
+    'lookahead'
     """
     config = TrainConfig(
         model=model,

@@ -56,7 +56,7 @@ class CapturedStep:
         step = self._step
         if self._failed:
             return step(plan, batch, scale)
-        if not self._is_capturable(plan):
+        if plan.micro_batches or any(group.bypasses_cache for group in plan.moves):
             self._warn()
             return step(plan, batch, scale)
         tensors = _read(plan, batch)
@@ -88,9 +88,6 @@ class CapturedStep:
                 return False
             del self._forms[least]
         return True
-
-    def _is_capturable(self, plan: Plan) -> bool:
-        return not plan.micro_batches and not any(group.bypasses_cache for group in plan.moves)
 
     def _captured(self, plan: Plan, batch: Batch, numbers: Tensor) -> _Form:
         copies = {id(tensor): tensor.clone() for tensor in _read(plan, batch)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,10 @@ from hotrows.train.run import folder as run_folder
 from hotrows.train.start import effects
 
 # L2 term of weights of single features, and of the vectors of FM, which learn by heart sooner.
-_SHALLOW = ("lr", "fm")
 _DECAY, _DECAY_OF_FM = 3.0, 10.0
-# Deep models that read few samples again: their options, the L2 term of their vectors, and about the most
-# that the gradient of a logit is by an element of a vector.
-_SMALL: dict[str, Any] = {"hidden": [128, 64], "dropout": 0.2}
-_DEEP, _FEW = {"deepfm": _SMALL, "dcnv2": {"linear": True, **_SMALL}}, 250_000
-_DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
+# How many samples are few, which `Model.small` reads again: the L2 term of their vectors, and about the
+# most that the gradient of a logit is by an element of a vector.
+_FEW, _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 250_000, 100.0, 0.3
 # Rates of a deep network, of a small one and of weights of dense features, and B p (1 - p) of a batch
 # from which on they are the whole ones.
 _DENSE_LR, _SMALL_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.002, 0.01, 8.0
@@ -45,35 +43,41 @@ _OF_A_RANK = {
 }  # of its machine
 
 
-def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
+def settle(
+    config: TrainConfig, data: EncodedData, given: str | type[Model] | Model | None = None
+) -> TrainConfig:
     """Fills in what the config leaves open, for a training on these data.
 
-    is_made: the model is an object, which has its options.
+    given: the model itself, if it is not found by its name; an object has its options.
     """
     # What holds for all models.
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
-    is_small = model in _DEEP and _are_read_again(config, data)
+    kind = _class_of(model, given)
+    is_small = kind.small is not None and _are_read_again(config, data)
     batch_size = config.batch_size or _batch_size(num_samples, _SMALL_STEPS if is_small else _STEPS)
     epochs = config.epochs or 1
-    rate = _LINEAR_LR if model in _SHALLOW else _SMALL_LR if is_small else _DENSE_LR
+    is_shallow = kind.rates != "network"
+    rate = _LINEAR_LR if is_shallow else _SMALL_LR if is_small else _DENSE_LR
     dense_lr = _dense_lr(config, data, batch_size, rate)
     rows = linear = optim.Adagrad()
-    if model in _SHALLOW:
+    if is_shallow:
         epochs = config.epochs or min(max(4_000_000 // num_samples, 1), 20)
         rows = linear = _linear_rows(data, batch_size, _DECAY)
-        if model == "fm":
+        if kind.rates == "products":
             decayed = _linear_rows(data, batch_size, _DECAY_OF_FM * _times_as_wide(data, _USUAL))
             rows = dataclasses.replace(decayed, lr=1 / len(data.schema.features))
     elif is_small:
         epochs = config.epochs or min(500_000 // num_samples, 10)
         rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAY)
-    elif model in _DEEP:
+    elif kind.small is not None:
         rows = _whole_vectors(data)
     return dataclasses.replace(
         config,
         model=_absolute_model(model),
-        model_options=config.model_options if is_made else _options(config, model, is_small, data),
+        model_options=config.model_options
+        if isinstance(given, Model)
+        else _options(config, model, kind, is_small, data),
         epochs=epochs,
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
@@ -86,10 +90,21 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     )
 
 
-def _options(config: TrainConfig, model: str, is_small: bool, data: EncodedData) -> dict[str, Any]:
+def _class_of(model: str, given: str | type[Model] | Model | None) -> type[Model]:
+    if isinstance(given, Model):
+        return type(given)
+    try:
+        return given if isinstance(given, type) else models.class_of(model)
+    except ValueError:  # of a notebook, or wrong: `models.build` says so
+        return Model
+
+
+def _options(
+    config: TrainConfig, model: str, kind: type[Model], is_small: bool, data: EncodedData
+) -> dict[str, Any]:
     """The config's options, before those of a small network, or of the run that this one begins with."""
-    first = _DEEP[model] if is_small else {}
-    is_fitted = is_small and model == "deepfm" and not config.plain
+    first = dict(kind.small or {}) if is_small else {}
+    is_fitted = is_small and "effects" in inspect.signature(kind).parameters and not config.plain
     if config.start_from is None and is_fitted and not {"crosses", "effects"} & {*config.model_options}:
         first = {**first, **effects.options(data, config.label)}
     elif config.start_from is not None:
@@ -235,7 +250,7 @@ def agreed(
         if resumed is not None:
             open_config = run_folder.with_settings_of(local(resumed), open_config)
         source = opened(data, open_config.data_cache)
-        return source, open_config, settle(open_config, source, is_made=isinstance(model, Model))
+        return source, open_config, settle(open_config, source, model)
 
     source, open_config, filled = together(ranks, settled)
     rows = {name: part.rows for name, part in source.parts.items()}
