@@ -36,8 +36,13 @@ class JoinedSource:
     join_on: the column that both have. wants_labels: whether labels are behind in event time, as whoever
     decodes events says.
 
+    >>> from pathlib import Path
     >>> from hotrows.data.streams import open_joined
-    >>> open_joined(f"folder:{folder}", f"folder:{clicks}", data.schema, "impression_id").wants_labels
+    >>> schema = Schema((Sparse("item"),), label="click", time=hotrows.Time("at"))
+    >>> shown, clicks = Path(folder, "shown"), Path(folder, "clicks")
+    >>> shown.mkdir(), clicks.mkdir()
+    (None, None)
+    >>> open_joined(f"folder:{shown}", f"folder:{clicks}", schema, "impression_id").wants_labels
     False
     """
 
