@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 REQUESTS, CANDIDATES, WARM, MOST_SECONDS = 500, 500, 5, 10.0
-TURNS = 120  # of each way
+TURNS = 60  # of each way
 DTYPES = ("float32", "float32, nothing shared", "int8", "int4")
 MODELS = ("deepfm", "dlrm", "din-100", "din-1000", "dien-100", "dien-1000", "hstu-100", "hstu-1000")
 ROWS, HELD_OUT = 20_000, 6_000

@@ -11,7 +11,7 @@ from hotrows.runtime.atomic_files import json_text
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import Scorer
 from hotrows.serving.bundle import CORE_PROGRAM, open_bundle
-from hotrows.serving.core_layers import EvolvingInterest, Lists, TargetAttention
+from hotrows.serving.core_layers import EvolvingInterestLayer, Lists, TargetAttentionLayer
 from hotrows.serving.export.whole import export
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 
@@ -116,9 +116,9 @@ def sigmoid(x):
 def test_target_attention_equals_its_formula(dim, hidden):
     random, lists = np.random.default_rng(dim), lists_of(np.random.default_rng(1), dim)
     options = {"sizes": list(hidden), "activation": "sigmoid", "scale": 0.25, "normalize": True}
-    given = parameters(random, TargetAttention.sizes(options, dim))
+    given = parameters(random, TargetAttentionLayer.sizes(options, dim))
     layers = [(w.reshape(len(b), -1), b) for w, b in zip(given[::2], given[1::2], strict=True)]
-    out = TargetAttention(options, dim, given)(lists)
+    out = TargetAttentionLayer(options, dim, given)(lists)
     for (q, r, all_keys), got in zip(each_sample(lists), out, strict=True):
         keys = all_keys[r]
         x = np.concatenate([np.broadcast_to(q, keys.shape), keys, q - keys, q * keys], 1)
@@ -136,8 +136,8 @@ def test_evolving_interest_equals_its_formula(dim, evolution):
     random, lists = np.random.default_rng(dim), lists_of(np.random.default_rng(1), dim)
     for reset in ("after", "before"):
         options = {"evolution": evolution, "reset": reset, "sums": dim == 3, "attention": None}
-        given = parameters(random, EvolvingInterest.sizes(options, dim))
-        out = EvolvingInterest(options, dim, given)(lists)
+        given = parameters(random, EvolvingInterestLayer.sizes(options, dim))
+        out = EvolvingInterestLayer(options, dim, given)(lists)
         for (q, r, all_keys), got in zip(each_sample(lists), out, strict=True):
             keys = all_keys[r]
             states = gru(keys, None, given[:4], "gru", reset)

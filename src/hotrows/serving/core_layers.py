@@ -50,7 +50,7 @@ class Lists:
         return tuple(map(ends_of, (self.lengths * self.samples, self.lengths, self.samples)))
 
 
-class TargetAttention:
+class TargetAttentionLayer:
     """`models.nn.TargetAttention` of lists."""
 
     def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
@@ -88,7 +88,7 @@ class TargetAttention:
         return weights
 
 
-class EvolvingInterest:
+class EvolvingInterestLayer:
     """`models.interests.EvolvingInterest` of lists, DIEN's: two GRUs, the second led by attention."""
 
     def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
@@ -99,14 +99,14 @@ class EvolvingInterest:
             p.reshape(-1, dim) for p in parameters[8:11]
         ]  # weight, and where there are, bias, slope
         attention, others = options["attention"], parameters[11:]
-        self._attention = TargetAttention(attention, dim, others) if attention else None
+        self._attention = TargetAttentionLayer(attention, dim, others) if attention else None
 
     @staticmethod
     def sizes(options: Mapping[str, Any], dim: int) -> list[int]:
         """How many values each parameter has."""
         sizes = 2 * [3 * dim * dim, 3 * dim * dim, 3 * dim, 3 * dim] + [dim * dim]
         attention = options["attention"]
-        return [*sizes, dim, dim, *TargetAttention.sizes(attention, dim)] if attention else sizes
+        return [*sizes, dim, dim, *TargetAttentionLayer.sizes(attention, dim)] if attention else sizes
 
     def __call__(self, lists: Lists) -> np.ndarray:
         """[B, D], or with sums [B, 3 D]: the last state that attention to each query leads to."""
@@ -202,9 +202,9 @@ def _width(reads: Sequence[tuple[str, str]], dims: Mapping[str, int]) -> int:
     return sum(dims.get(table, 0) for _, table in reads)
 
 
-KINDS: dict[str, type[TargetAttention] | type[EvolvingInterest]] = {
-    "target_attention": TargetAttention,
-    "evolving_interest": EvolvingInterest,
+KINDS: dict[str, type[TargetAttentionLayer] | type[EvolvingInterestLayer]] = {
+    "target_attention": TargetAttentionLayer,
+    "evolving_interest": EvolvingInterestLayer,
 }
 _NONE = np.zeros(0, np.float32)
 _ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")
