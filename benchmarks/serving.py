@@ -2,12 +2,14 @@
 
     python -m benchmarks.serving make FOLDER [MODEL ...]        of those below; five minutes
     python -m benchmarks.serving measure FOLDER [MODEL ...]     two minutes, on quiet cores
+    python -m benchmarks.serving core FOLDER [MODEL ...]        layers in the core, and in ONNX
 
 Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numbers and 26 ids; for DIN,
 DIEN and HSTU a user, an item and a history, of 1,000 items for din-1000), exported with tables of
 float32, int8 and int4, and with float32 without a program for what is shared, and scored in a process of
 its own, where importing PyTorch fails: time to import and to score first, then 500 requests, or those of
-ten seconds. Their AUC on held-out rows says what fewer bits cost.
+ten seconds. Their AUC on held-out rows says what fewer bits cost. `core` lets both programs of one bundle
+score each request in turn; seconds are of the clock, and of the thread, which other work disturbs less.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 REQUESTS, CANDIDATES, WARM, MOST_SECONDS = 500, 500, 5, 10.0
+TURNS = 60  # of each way
 DTYPES = ("float32", "float32, nothing shared", "int8", "int4")
 MODELS = ("deepfm", "dlrm", "din-100", "din-1000", "dien-100", "dien-1000", "hstu-100", "hstu-1000")
 ROWS, HELD_OUT = 20_000, 6_000
@@ -108,6 +111,52 @@ def score(model: str, bundle: str) -> None:
     print(json.dumps(figures))
 
 
+def core(folder: Path, models: list[str]) -> None:
+    """Scores requests by the layers of the core and by ONNX Runtime alone, in turn, by model."""
+    from benchmarks.harness import conditions, stored, write
+
+    figures = stored("serving_core").get("figures", {})
+    for model in models:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.serving",
+            "turns",
+            model,
+            str(folder / model / DTYPES[0]),
+        ]
+        figures[model] = json.loads(subprocess.check_output(command, text=True))
+        print(model, json.dumps(figures[model], indent=1), flush=True)
+        load = {"load_average": os.getloadavg(), "candidates": CANDIDATES}
+        write("serving_core", {**load, "figures": figures, **conditions(1)})
+
+
+def turns(model: str, bundle: str) -> None:
+    """In a process of its own: the times of both ways through a bundle, as JSON."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    from hotrows.serving import Scorer
+
+    ways = {"onnx": Scorer(bundle, core=False), "core": Scorer(bundle)}
+    requests = [request_of(model, seed) for seed in range(20)]
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    outputs, differences = dict.fromkeys(ways, np.zeros(0)), []
+    for number in range(TURNS + WARM):
+        for way in list(ways)[:: 1 if number % 2 else -1]:
+            begin = time.perf_counter(), time.thread_time()
+            outputs[way] = ways[way].logits(*requests[number % len(requests)])
+            if number >= WARM:
+                times[way].append((time.perf_counter() - begin[0], time.thread_time() - begin[1]))
+        differences.append(float(np.abs(outputs["core"] - outputs["onnx"]).max()))
+    figures: dict[str, float] = {"turns": TURNS, "largest_difference_of_logits": max(differences)}
+    for place, clock in enumerate(("clock", "thread")):
+        for q in (50, 99):
+            ms = {w: 1e3 * float(np.percentile([t[place] for t in times[w]], q)) for w in ways}
+            figures |= {f"{way}, p{q} ms of {clock}": round(value, 2) for way, value in ms.items()}
+            figures[f"times as fast, p{q} of {clock}"] = round(ms["onnx"] / ms["core"], 3)
+    print(json.dumps(figures))
+
+
 def past_of(model: str) -> int:
     """Elements of a history; 0 for a model without one."""
     return int(model.partition("-")[2] or 0)
@@ -180,11 +229,12 @@ def auc_of(scores: np.ndarray, labels: np.ndarray) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("make", "measure", "score"))
-    parser.add_argument("where", help="the folder; with score: a model, and its bundle")
+    parser.add_argument("what", choices=("make", "measure", "core", "score", "turns"))
+    parser.add_argument("where", help="the folder; with score and turns: a model, and its bundle")
     parser.add_argument("models", nargs="*")
     given = parser.parse_args()
-    if given.what == "score":
-        score(given.where, *given.models)
+    if given.what in ("score", "turns"):
+        {"score": score, "turns": turns}[given.what](given.where, *given.models)
     else:
-        {"make": make, "measure": measure}[given.what](Path(given.where), given.models or list(MODELS))
+        of_folder = {"make": make, "measure": measure, "core": core}
+        of_folder[given.what](Path(given.where), given.models or list(MODELS))

@@ -26,9 +26,13 @@ HOTROWS_API int hotrows_cpu_level() {
 #endif
 }
 
-// The calling thread has no team from here on: one of several that compute side by side. PyTorch's own
-// loops use the same OpenMP where its library is loaded first, as it is.
-HOTROWS_API void hotrows_use_one_thread() { omp_set_num_threads(1); }
+// The calling thread has a team of so many from here on, 1 for one of several that compute side by side; returns how
+// many it had. PyTorch's own loops use the same OpenMP where its library is loaded first, as it is.
+HOTROWS_API int64_t hotrows_set_threads(int64_t threads) {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(static_cast<int>(threads));
+  return before;
+}
 
 // Dissolves the team of the calling thread; its next loop forms a new one, of as many threads.
 static void dissolve_team() {

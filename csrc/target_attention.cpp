@@ -7,9 +7,11 @@
 //
 // A tile has events of one or several samples, one after the other: whole lists where they are short. Sums over
 // events are made tile by tile within a chunk of samples, and chunk after chunk: no bit depends on the threads.
+#include <limits>
 #include <memory>
 
 #include "codes.h"
+#include "lanes.h"
 #include "target_projection.h"
 #include "vector_math.h"
 
@@ -18,6 +20,8 @@ namespace {
 using namespace hotrows;
 
 constexpr int64_t kTile = 64, kSlack = 8;  // products take whole blocks of rows, those behind the last for nothing
+constexpr int64_t kLong = 24;              // events of a list that goes forward in lanes (lanes.h)
+constexpr int64_t kAtOnce = 8;             // of its samples
 
 struct Layer {
   int64_t in, out;
@@ -89,24 +93,18 @@ struct Tile {
   int64_t rows() const { return (used + kSlack - 1) / kSlack * kSlack; }  // whole blocks
 };
 
-void activate(const Network& net, int64_t l, int64_t rows, Tile& t) {
-  const int64_t P = net.width(l), n = rows * P;
-  const float* from = t.inputs(l);
-  float* to = t.behind[l].data();
+// Of n values, whole registers; slope(i): those of a PReLU from value i on.
+template <class Slope>
+void activate(TargetActivation activation, const float* from, int64_t n, float* to, Slope slope) {
   const auto all = [&](auto f) {
-    for (int64_t i = 0; i < n; i += kLanes) store_full(to + i, f(load_full(from + i)));
+    for (int64_t i = 0; i < n; i += kLanes) store_full(to + i, f(load_full(from + i), i));
   };
-  switch (net.activation) {
+  switch (activation) {
     case TargetActivation::sigmoid: return sigmoid_all(from, n, to);
-    case TargetActivation::relu: return all([](Vec x) { return x < 0.0f ? Vec{} : x; });
-    case TargetActivation::tanh: return all([](Vec x) { return tanh(x); });
+    case TargetActivation::relu: return all([](Vec x, auto) { return x < 0.0f ? Vec{} : x; });
+    case TargetActivation::tanh: return all([](Vec x, auto) { return tanh(x); });
     case TargetActivation::none: return;
-    case TargetActivation::prelu:
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t h = 0; h < P; h += kLanes) {
-          const Vec x = load_full(from + r * P + h);
-          store_full(to + r * P + h, x > 0.0f ? x : x * load_full(&net.slopes[l][h]));
-        }
+    case TargetActivation::prelu: return all([&](Vec x, int64_t i) { return x > 0.0f ? x : x * slope(i); });
   }
 }
 
@@ -159,9 +157,9 @@ struct Attention {
     multiply(queries + first * s.D, {s.D, 1}, w.query.data(), s.P(), end - first, s.D, s.P(), out.data(), s.P(), true);
   }
 
-  // Fills tiles with the events of requests [begin, last); finish(tile) is called for each.
+  // Fills tiles with the events of requests [begin, last), of lists shorter than `end`; finish(tile) is called for each.
   template <class Finish>
-  void tiles(int64_t begin, int64_t last, const Floats& terms, Tile& t, Finish finish) const {
+  void tiles(int64_t begin, int64_t last, const Floats& terms, Tile& t, int64_t end, Finish finish) const {
     const int64_t first = lists.first(begin), P = s.P(), num_keys = lists.offsets[lists.R];
     const auto done = [&] {
       layers(t);
@@ -170,8 +168,8 @@ struct Attention {
     };
     for (int64_t r = begin; r < last; ++r) {
       lists.check(r);
-      for (int64_t b = lists.first(r); b < lists.first(r + 1); ++b) {
-        const int64_t size = lists.size(r);
+      const int64_t size = lists.size(r);
+      for (int64_t b = lists.first(r); size < end && b < lists.first(r + 1); ++b) {
         if (size > 0) matrix_of(queries + b * s.D, w, s, t.matrix.data());
         for (int64_t n = 0, rows; n < size; n += rows) {
           rows = std::min(kTile - t.used, size - n);
@@ -195,7 +193,9 @@ struct Attention {
   void layers(Tile& t) const {
     const int64_t rows = t.rows();
     for (int64_t l = 0; l < net.count(); ++l) {
-      activate(net, l, rows, t);
+      const float* slopes = net.slopes[l].data();
+      activate(net.activation, t.inputs(l), rows * net.width(l), t.behind[l].data(),
+               [&, P = net.width(l)](int64_t i) { return load_full(slopes + i % P); });
       const Layer& layer = net.layers[l];
       const int64_t E = net.width(l);
       if (l + 1 < net.count()) {
@@ -231,22 +231,85 @@ void weighted_sum(const float* weights, const float* values, int64_t L, int64_t 
   }
 }
 
+// Of one thread: the keys of a request in lanes, and the layers of a tile.
+struct Lanes {
+  Floats keys, terms, matrix, rows[2];
+  int64_t request = -1;
+
+  Lanes(const Shape& s, const Network& net) : terms(kAtOnce * s.P()), matrix(s.size()) {
+    int64_t widest = 1;
+    for (const Layer& layer : net.layers) widest = std::max(widest, layer.in);
+    for (Floats& of : rows) of.resize(2 * kLanes * widest);
+  }
+};
+
+// The scores of a tile of REGISTERS of events, whose keys in lanes begin at `keys`.
+template <int REGISTERS>
+void lane_scores(const Attention& a, const float* keys, const float* term, Lanes& t, float* scores) {
+  constexpr int64_t TILE = REGISTERS * kLanes;
+  const Network& net = a.net;
+  float *x = t.rows[0].data(), *y = t.rows[1].data();
+  rows_of<REGISTERS>(keys, a.s.D, t.matrix.data(), a.s.P(), term, a.s.H, x);
+  for (int64_t l = 0; l < net.count(); ++l, std::swap(x, y)) {
+    const Layer& layer = net.layers[l];
+    activate(net.activation, x, TILE * layer.in, x, [&](int64_t i) { return spread(net.slopes[l][i / TILE]); });
+    rows_of<REGISTERS>(x, layer.in, layer.weight.data(), padded(layer.out), layer.bias.data(), layer.out, y);
+  }
+  for (int64_t r = 0; r < TILE; r += kLanes) store_full(scores + r, load_full(x + r) * net.scale);
+}
+
+// Weights and sums of the samples of request r from b on, `count`, at most kAtOnce.
+void in_lanes(const Attention& a, int64_t r, int64_t b, int64_t count, Lanes& t, float* weights, float* out) {
+  constexpr int64_t TILE = 2 * kLanes;
+  const int64_t size = a.lists.size(r), D = a.s.D;
+  const float* keys = a.keys + a.lists.offsets[r] * D;
+  if (t.request != r) lay_in_lanes(keys, size, D, t.keys), t.request = r;
+  a.terms(b, b + count, t.terms);
+  for (int64_t i = 0; i < count; ++i) {
+    const float* term = &t.terms[i * a.s.P()];
+    float *of = weights + a.lists.at(r, b + i), scores[TILE];
+    matrix_of(a.queries + (b + i) * D, a.w, a.s, t.matrix.data());
+    for (int64_t n = 0; n < size; n += TILE) {
+      const float* tile = &t.keys[n * D];
+      if (size - n > kLanes)
+        lane_scores<2>(a, tile, term, t, scores);
+      else
+        lane_scores<1>(a, tile, term, t, scores);
+      std::copy_n(scores, std::min(TILE, size - n), of + n);
+    }
+    if (a.net.normalized) softmax(of, size);
+    if (out) weighted_sum(of, keys, size, D, out + (b + i) * D);
+  }
+}
+
 void forward(const Attention& a, float* weights, float* out) {
   const Chunks chunks{a.lists.ends, a.lists.R};
   if (kChecks) chunks.check_all();
+  // Long lists: blocks of a few samples, so that those of a single request are for all threads.
+  struct Block {
+    int64_t r, b, count;
+  };
+  std::vector<Block> blocks;
+  for (int64_t r = 0; r < a.lists.R; ++r)
+    for (int64_t b = a.lists.first(r), end = a.lists.first(r + 1); a.lists.size(r) >= kLong && b < end; b += kAtOnce)
+      blocks.push_back({r, b, std::min(kAtOnce, end - b)});
 #pragma omp parallel
   {
     Tile tile(a.s, a.net);
+    Lanes lanes(a.s, a.net);
     Floats terms;
+#pragma omp for schedule(dynamic) nowait
+    for (size_t n = 0; n < blocks.size(); ++n)
+      in_lanes(a, blocks[n].r, blocks[n].b, blocks[n].count, lanes, weights, out);
 #pragma omp for schedule(dynamic)
     for (int64_t c = 0; c < chunks.count(); ++c) {
       const int64_t begin = chunks.first(c), last = chunks.first(c + 1);
       a.terms(a.lists.first(begin), a.lists.first(last), terms);
-      a.tiles(begin, last, terms, tile, [&](const Tile& t) {
+      a.tiles(begin, last, terms, tile, kLong, [&](const Tile& t) {
         for (const Segment& x : t.segments) std::copy_n(&t.scores[x.row], x.count, weights + x.at);
       });
       for (int64_t r = begin; r < last; ++r)
-        for (int64_t b = a.lists.first(r); b < a.lists.first(r + 1); ++b) {
+        for (int64_t b = a.lists.first(r); a.lists.size(r) < kLong && b < a.lists.first(r + 1); ++b) {
           const int64_t size = a.lists.size(r);
           float* of = weights + a.lists.at(r, b);
           if (a.net.normalized && size > 0) softmax(of, size);
@@ -358,7 +421,7 @@ struct Backward {
                                             : dot(grad_out + b * D, out + b * D, D);
           }
         a.terms(first, end, terms);
-        a.tiles(begin, last, terms, tile, [&](Tile& t) {
+        a.tiles(begin, last, terms, tile, std::numeric_limits<int64_t>::max(), [&](Tile& t) {
           scores_of(t, means, first);
           first_layer(t, layers(t, at), first, part, grad_terms, sums, turned, keys_tile);
         });

@@ -9,16 +9,31 @@
 
 namespace hotrows {
 
+// The higher and the lower one, b where one of both is NaN.
+inline Vec higher(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_max_ps(0xFFFF, a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+inline Vec lower(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_min_ps(0xFFFF, a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 // e^x = power * (1 + rest), with power = 2^n and 1 + rest = e^r, |r| <= ln(2) / 2.
 struct Exponential {
   Vec power, rest;
 };
 
-// e^r by the polynomial of Cephes' expf (Moshier). x is held within `lowest` and `highest`, between
-// which 2^n must be a normal number: -87 to 88.
-inline Exponential exponential(Vec x, float lowest, float highest) {
-  x = x < lowest ? spread(lowest) : x;
-  x = x > highest ? spread(highest) : x;
+inline Vec within(float lowest, Vec x, float highest) { return lower(spread(highest), higher(spread(lowest), x)); }
+
+// e^r by the polynomial of Cephes' expf (Moshier). 2^n must be a normal number: x from -87 to 88.
+inline Exponential exponential(Vec x) {
   const Vec rounder = spread(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const Vec shifted = fma(x, spread(1.44269504088896341f), rounder);
   const Vec n = shifted - rounder;
@@ -36,7 +51,7 @@ inline Exponential exponential(Vec x, float lowest, float highest) {
 
 // Below -87 it stays at e^-87, above 88 at e^88.
 inline Vec exp(Vec x) {
-  const Exponential e = exponential(x, -87.0f, 88.0f);
+  const Exponential e = exponential(within(-87.0f, x, 88.0f));
   return fma(e.power, e.rest, e.power);
 }
 
@@ -58,7 +73,7 @@ inline void sigmoid_all(const float* x, int64_t n, float* out) {
   const auto run = [&](int64_t i, auto registers) {
     Vec d[registers];
     for (int k = 0; k < registers; ++k) {
-      const Exponential e = exponential(-load_full(x + i + k * kLanes), -87.0f, 87.0f);
+      const Exponential e = exponential(-within(-87.0f, load_full(x + i + k * kLanes), 87.0f));
       const Vec low = fma(e.power, e.rest, 1.0f + e.power);
       const Vec high = fma(e.power, e.rest, spread(1.0f)) + e.power;
       d[k] = e.power > 1.0f ? high : low;
@@ -72,7 +87,7 @@ inline void sigmoid_all(const float* x, int64_t n, float* out) {
 
 // With m = e^2x - 1, made without cancellation where e^2x is near 1: m / (m + 2).
 inline Vec tanh(Vec x) {
-  const Exponential e = exponential(x + x, -20.0f, 20.0f);
+  const Exponential e = exponential(within(-20.0f, x + x, 20.0f));
   const Vec m = fma(e.power, e.rest, e.power - 1.0f);
   return m / (m + 2.0f);
 }

@@ -13,8 +13,9 @@ from hotrows.models.nn import TargetAttention
 from hotrows.runtime import native
 
 CORES = sorted(Path(native.load()._name).parent.glob("core_*.so"))
-LENGTHS = [3, 0, 70, 1, 64, 130, 9]  # within a tile of 64, over its end, and just full
-EACH, SHARED = None, torch.tensor([0, 1, 3, 4, 7, 8, 9, 11])
+# Within a tile of 64, over its end, and just full; from 24 on in lanes, with each kind of last tile.
+LENGTHS = [3, 0, 70, 1, 64, 130, 9, 50, 24, 23]
+EACH, SHARED = None, torch.tensor([0, 1, 3, 4, 7, 8, 9, 11, 12, 22, 23])
 
 
 @pytest.fixture(params=CORES, ids=lambda path: path.stem)

@@ -29,7 +29,7 @@ def one_trace(monkeypatch):
 
     def once(make):
         def program_of(plain, *others):
-            key = make.__name__, type(plain.model).__name__
+            key = make.__name__, type(plain).__name__, type(plain.model).__name__
             if key not in programs:
                 programs[key] = make(plain, *others)
             return programs[key]

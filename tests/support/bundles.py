@@ -98,11 +98,12 @@ def known_program(path):
     """Makes the ONNX program of one model once, into a file, and then only replaces its parameters."""
 
     def onnx_program(plain, _):
-        if not path.exists():
+        of_kind = path.with_suffix(f".{type(plain).__name__}.onnx")
+        if not of_kind.exists():
             made = program.onnx_program(plain, program.torch_program(plain)).SerializeToString()
-            with replaced(path) as part:
+            with replaced(of_kind) as part:
                 part.write_bytes(made)
-        return KnownProgram(path.read_bytes(), plain)
+        return KnownProgram(of_kind.read_bytes(), plain)
 
     with (
         mock.patch("hotrows.serving.export.bundles.torch_program", lambda plain: None),

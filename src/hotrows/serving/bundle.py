@@ -2,6 +2,7 @@
 
     OUT/export.json            the fields of `Bundle`, with size and checksum of every file
     OUT/model.onnx, model.pt2  the program: vectors and dense values in, logits out
+    OUT/model.core.onnx        the program behind layers that the native core computes; see `core_layers`
     OUT/tables/<table>.npy     the rows of a table, mapped into memory; see `table_rows`
     OUT/keys/<vocabulary>.npy  of dynamic features: which key has which row; see `key_ids`
     OUT/encoders/              vocabularies and statistics, which turn raw rows into ids
@@ -30,7 +31,8 @@ from hotrows.table import Cross
 MANIFEST, ENCODERS = "export.json", "encoders"
 PROGRAMS = {"onnx": "model.onnx", "pt2": "model.pt2"}
 SHARED_PROGRAMS = {"onnx": "model.shared.onnx", "pt2": "model.shared.pt2"}
-INPUT_KINDS = ("dense", "pooled", "sequence", "lengths")
+CORE_PROGRAM = "model.core.onnx"
+INPUT_KINDS = ("dense", "pooled", "sequence", "lengths", "layer")
 _REMEDY = "export again"
 
 
@@ -40,7 +42,7 @@ class ProgramInput:
 
     kind: `dense` [B, num_dense]; `pooled` [B, F, D], a vector for each of F reads; `sequence` [B, T, D],
     the vectors of the one feature read, zeros behind each list; `lengths` [B] int64, of the lists of a
-    feature.
+    feature; `layer` [B, D], what a layer of the core makes of D values of the features read.
     reads: (feature, table), the table empty for lengths and dense values, of which none means all.
     shared: whether it is that of one sample, [1, ..], which all samples share.
     """
@@ -49,6 +51,27 @@ class ProgramInput:
     kind: str
     reads: tuple[tuple[str, str], ...] = ()
     shared: bool = False
+
+
+@dataclass(frozen=True)
+class CoreLayer:
+    """A layer over a history, which the native core computes into the input `name` of the program
+    `CORE_PROGRAM`.
+
+    kind: one of `core_layers.KINDS`. targets, sequences: (feature, table) of its queries and of its keys,
+    side by side. parameters: names in the program, in the order of the core; options: of its kind.
+    """
+
+    name: str
+    kind: str
+    targets: tuple[tuple[str, str], ...]
+    sequences: tuple[tuple[str, str], ...]
+    parameters: tuple[str, ...]
+    options: dict[str, Any]
+
+    @property
+    def reads(self) -> tuple[tuple[str, str], ...]:
+        return (*self.targets, *self.sequences)
 
 
 @dataclass(frozen=True)
@@ -90,7 +113,9 @@ class Bundle:
     lists are of equal length in each sample; losses: by label, in the order of the outputs; keys: of
     dynamic features. shared: features that all rows of a request may have in common, which
     `shared_program`, its inputs `shared_inputs`, then computes once; shared_lists: also layers over the
-    elements of lists, so that a request in pieces would compute them again and again.
+    elements of lists, so that a request in pieces would compute them again and again. core_layers: those
+    that the native core computes, and the program `CORE_PROGRAM`, its inputs
+    `core_inputs`, what is behind them.
     """
 
     path: Path
@@ -106,6 +131,8 @@ class Bundle:
     shared_program: str = ""
     shared_inputs: tuple[ProgramInput, ...] = ()
     shared_lists: bool = False
+    core_layers: tuple[CoreLayer, ...] = ()
+    core_inputs: tuple[ProgramInput, ...] = ()
 
     @property
     def format(self) -> str:
@@ -161,6 +188,7 @@ def fields_of(bundle: Bundle) -> dict[str, Any]:
     return {name: fields[name] for name in _FIELDS}
 
 
+_WITH_TABLES = ("pooled", "sequence", "layer")
 _FIELDS = tuple(field.name for field in dataclasses.fields(Bundle) if field.name != "path")
 
 
@@ -168,12 +196,13 @@ def _check(bundle: Bundle) -> None:
     tables = {table.name: table for table in bundle.tables}
     files = {bundle.program, *(t.file for t in bundle.tables), *(k.file for k in bundle.keys)}
     files |= {bundle.shared_program} if bundle.shared else set()
+    files |= {CORE_PROGRAM} if bundle.core_layers else set()
     if bundle.program not in PROGRAMS.values() or not files <= set(bundle.files):
         raise ValueError(f"expected files that it lists, found {sorted(files - set(bundle.files))}")
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in bundle.files):
         raise ValueError("a file is outside of the folder")
-    for entry in (*bundle.inputs, *bundle.shared_inputs):
-        names = [table for _, table in entry.reads] if entry.kind in ("pooled", "sequence") else []
+    for entry in (*bundle.inputs, *bundle.shared_inputs, *bundle.core_inputs):
+        names = [table for _, table in entry.reads] if entry.kind in _WITH_TABLES else []
         if entry.kind not in INPUT_KINDS or not set(names) <= set(tables):
             raise ValueError(f"input {entry.name!r} reads no table of it")
         if len({tables[name].dim for name in names}) > 1:

@@ -17,7 +17,7 @@ from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.json_file import value_of
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
-from hotrows.serving.bundle import ENCODERS, MANIFEST
+from hotrows.serving.bundle import CORE_PROGRAM, ENCODERS, MANIFEST
 from hotrows.serving.table_rows import TableRows
 from hotrows.serving.version import Version, version_at
 
@@ -70,6 +70,8 @@ def write(
             target.write_bytes(version.program.content())
         elif version.shared_program is not None and name == version.bundle.shared_program:
             target.write_bytes(version.shared_program.content())
+        elif version.core is not None and name == CORE_PROGRAM:
+            target.write_bytes(version.core.program.content())
         else:
             shutil.copyfile(source / name, target)
         sums[name] = sum_of(target)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from hotrows.runtime.extras import needs
-from hotrows.serving.bundle import Bundle, ProgramInput
+from hotrows.serving.bundle import CORE_PROGRAM, Bundle, ProgramInput
 
 
 class Program(Protocol):
@@ -54,6 +54,11 @@ def open_shared_program(bundle: Bundle, threads: int = 1, trust: bool = False) -
         return None
     file = ProgramFile(bundle.path / bundle.shared_program, bundle.shared_inputs)
     return _opened(file, bundle, threads, trust)
+
+
+def open_core_program(bundle: Bundle, threads: int = 1) -> Program:
+    """Opens the program behind the layers that the native core computes."""
+    return _Onnx(ProgramFile(bundle.path / CORE_PROGRAM, bundle.core_inputs), threads)
 
 
 def _opened(file: ProgramFile, bundle: Bundle, threads: int, trust: bool) -> Program:
@@ -169,6 +174,15 @@ def parameters(content: bytes) -> dict[str, tuple[int, int]]:
     except (IndexError, UnicodeDecodeError):
         raise ValueError("the program is no ONNX file: it ends early; export again") from None
     return places
+
+
+def values_of(content: bytes) -> dict[str, np.ndarray]:
+    """The values of the parameters of an ONNX file, end to end, by name; those of float32 alone count."""
+    return {
+        name: np.frombuffer(content[begin:end], "<f4")
+        for name, (begin, end) in parameters(content).items()
+        if (end - begin) % 4 == 0
+    }
 
 
 def _fields(content: bytes, place: int, end: int, number: int) -> Iterator[tuple[int, int]]:

@@ -18,7 +18,8 @@ import numpy as np
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.stored.user_histories import ShortLists
 from hotrows.losses import Calibration, Loss
-from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
+from hotrows.serving.bundle import ENCODERS, Bundle, CoreLayer, ProgramInput
+from hotrows.serving.core_layers import Lists
 from hotrows.serving.follower import Follower
 from hotrows.serving.requests import Request, RequestEncoder, weights_of
 from hotrows.serving.table_rows import TableRows
@@ -28,7 +29,7 @@ _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
 _PLACES_AT_ONCE = 1 << 14  # of their sequences, padded: what is computed of them fits into caches
 _SHARED_PLACES_AT_ONCE = 1 << 19  # where each piece would compute the shared lists again
 _LEAST_PLACES = 2  # of sequences: what programs are written for
-_OF_ROWS = ("pooled", "sequence")  # inputs
+_OF_ROWS = ("pooled", "sequence", "layer")  # inputs
 _LEAST_SHARED = 16  # rows of a request that is computed by itself, what they share once
 
 
@@ -44,6 +45,8 @@ class Scorer:
     extra_fields: Whether to refuse or to ignore fields of objects that the model does not read, such as
     misspelt ones.
     require_all: refuse a request that lacks a field; null is a value.
+    core: let the native core compute the layers over histories that it has; False: ONNX Runtime computes
+    all of the model, as it does outside of hotrows, in more time.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Scorer:
         verify: bool = False,
         extra_fields: Literal["refuse", "ignore"] = "refuse",
         require_all: bool = False,
+        core: bool = True,
     ) -> None:
         if extra_fields not in ("refuse", "ignore"):
             raise ValueError(f"extra_fields must be 'refuse' or 'ignore', not {extra_fields!r}")
@@ -65,6 +69,7 @@ class Scorer:
         else:
             self._fixed = open_version(bundle, threads, trust, verify)
         self.bundle: Bundle = self._fixed.bundle
+        self._core = core and bool(self.bundle.core_layers)
         checked = False  # as files of the bundle
         encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
         self.requests = RequestEncoder(
@@ -196,7 +201,8 @@ class Scorer:
     def _is_shared(self, request: Request) -> bool:
         """True if it is worth a run of its own, in which what all of its rows share is computed once."""
         shared = self.bundle.shared
-        return bool(shared) and request.size >= _LEAST_SHARED and request.shared.issuperset(shared)
+        is_worth = bool(shared) and not self._core and request.size >= _LEAST_SHARED
+        return is_worth and request.shared.issuperset(shared)
 
     def places_of(self, request: Request) -> int:
         """The rows of a request times its longest sequence, to which the program pads all, and the values
@@ -212,7 +218,7 @@ class Scorer:
     def _rows_at_once(self, requests: Sequence[Request]) -> int:
         if not self._sequences:
             return _ROWS_AT_ONCE
-        is_once = self.bundle.shared_lists and self._is_shared(requests[0])
+        is_once = self._core or (self.bundle.shared_lists and self._is_shared(requests[0]))
         places = _SHARED_PLACES_AT_ONCE if is_once else _PLACES_AT_ONCE
         return max(1, min(_ROWS_AT_ONCE, places // self._longest(requests)))
 
@@ -231,12 +237,21 @@ class Scorer:
         pairs = list(zip(spans, requests, strict=True))
         places, size = self._longest(requests), int(ends[-1])
         program, inputs, tables = version.program, self.bundle.inputs, version.tables
-        if version.shared_program is not None and self._is_shared(requests[0]):
+        core, layers = version.core if self._core else None, self.bundle.core_layers
+        if core is not None:
+            program, inputs = core.program, self.bundle.core_inputs
+        elif version.shared_program is not None and self._is_shared(requests[0]):
             program, inputs = version.shared_program, self.bundle.shared_inputs
         reads = dict.fromkeys(read for e in inputs if e.kind in _OF_ROWS for read in e.reads)
+        reads |= dict.fromkeys(read for layer in layers for read in layer.sequences)
         for (feature, table), request in itertools.product(reads, requests):
             tables[table].read_ahead(request.ids[feature])
-        return program({e.name: self._input(e, pairs, size, places, tables) for e in inputs})
+        others = [e for e in inputs if e.kind != "layer"]
+        values = {e.name: self._input(e, pairs, size, places, tables) for e in others}
+        for layer in layers:
+            if core is not None:
+                values[layer.name] = core.output(layer, self._lists(layer, pairs, values, tables))
+        return program(values)
 
     def _input(
         self,
@@ -269,6 +284,28 @@ class Scorer:
             for span, request in pairs:
                 vectors[span, place] = self._pooled(request, feature, tables[table])
         return vectors
+
+    def _lists(
+        self,
+        layer: CoreLayer,
+        pairs: Sequence[tuple[slice, Request]],
+        values: Mapping[str, np.ndarray],
+        tables: Mapping[str, TableRows],
+    ) -> Lists:
+        """What a layer of the core reads: targets among the inputs' values, and lists once."""
+        pooled = [e for e in self.bundle.core_inputs if e.kind == "pooled"]
+        columns = {read: values[e.name][:, i] for e in pooled for i, read in enumerate(e.reads)}
+        keys = [
+            np.concatenate([tables[table][request.ids[name]] for name, table in layer.sequences], 1)
+            for _, request in pairs
+        ]
+        lengths = [request.lengths(layer.sequences[0][0]) for _, request in pairs]
+        samples = [
+            np.full(len(of_lists), request.size // len(of_lists), np.int64)
+            for of_lists, (_, request) in zip(lengths, pairs, strict=True)
+        ]
+        queries = np.concatenate([columns[read] for read in layer.targets], 1)
+        return Lists(queries, np.concatenate(keys), np.concatenate(lengths), np.concatenate(samples))
 
     def _pooled(self, request: Request, feature: str, table: TableRows) -> np.ndarray:
         """[B, D], or [1, D] where all rows have one list: a vector for each row."""
@@ -304,13 +341,13 @@ def _check_rows(version: Version, encoder: Encoder) -> None:
     rows |= {cross.name: cross.rows for cross in bundle.crosses}
     rows |= {f: version.keys[keys.vocabulary].rows for keys in bundle.keys for f in keys.features}
     stored = {name: table.rows for name, table in version.tables.items()}
-    for entry in bundle.inputs:
-        for feature, table in entry.reads:
-            if feature not in rows or (table and stored[table] < rows[feature]):
-                raise ValueError(
-                    f"{bundle.path} does not fit its encoders: feature {feature!r} has "
-                    f"{rows.get(feature, 0):,} ids; export again"
-                )
+    reads = {read for entry in (*bundle.inputs, *bundle.core_inputs) for read in entry.reads}
+    for feature, table in sorted(reads.union(*(layer.reads for layer in bundle.core_layers))):
+        if feature not in rows or (table and stored[table] < rows[feature]):
+            raise ValueError(
+                f"{bundle.path} does not fit its encoders: feature {feature!r} has "
+                f"{rows.get(feature, 0):,} ids; export again"
+            )
 
 
 def predictions(outputs: np.ndarray, losses: Iterable[Loss]) -> np.ndarray:

@@ -16,6 +16,7 @@ from hotrows.runtime.machine import total_memory
 from hotrows.serving import chain
 from hotrows.serving.bundle import ENCODERS, Bundle, open_bundle
 from hotrows.serving.chain import Chain
+from hotrows.serving.core_layers import CoreModel, open_core
 from hotrows.serving.deltas import Delta, VersionHead, read_delta
 from hotrows.serving.key_ids import GONE, KeyIds
 from hotrows.serving.programs import Program, open_program, open_shared_program
@@ -33,6 +34,7 @@ class Version:
     outputs; head: of the version of a chain, None of a bundle by itself; base: the number of the base
     that its files are of.
     keys: of dynamic features, by vocabulary. shared_program: for rows that share what the bundle says.
+    core: the model with layers of the native core; None where the bundle has none.
     histories: of users, for rows without lists; None where the bundle has none.
     """
 
@@ -45,6 +47,7 @@ class Version:
     keys: Mapping[str, KeyIds] = field(default_factory=dict)
     shared_program: Program | None = None
     histories: UserHistories | None = None
+    core: CoreModel | None = None
 
     @property
     def number(self) -> int:
@@ -81,8 +84,9 @@ def open_version(
     number = 0 if head is None else head.number
     encoders = bundle.path / ENCODERS
     histories = UserHistories.open(encoders, EncodedData.open(encoders).schema, checked=False)
+    core = open_core(bundle, programs[0].content(), threads) if bundle.core_layers else None
     return Version(
-        bundle, tables, programs[0], bundle.calibration, head, number, keys, programs[1], histories
+        bundle, tables, programs[0], bundle.calibration, head, number, keys, programs[1], histories, core
     )
 
 
@@ -123,11 +127,12 @@ def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Versi
             raise ValueError(f"{path} calibrates other labels than the base has; publish again")
         calibration = calibration.with_scales(delta.calibration.tolist())
         head, dense = delta.head, delta.dense
-    program, shared = version.program, version.shared_program
+    program, shared, core = version.program, version.shared_program, version.core
     if dense is not None:
         program = program.with_parameters(dense)
         shared = shared and shared.with_parameters(dense)
-    version = dataclasses.replace(version, shared_program=shared, histories=histories)
+        core = core and core.with_parameters(dense)
+    version = dataclasses.replace(version, shared_program=shared, histories=histories, core=core)
     version = dataclasses.replace(version, calibration=calibration)
     return dataclasses.replace(version, tables=tables, program=program, head=head, keys=keys)
 

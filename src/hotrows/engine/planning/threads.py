@@ -69,4 +69,4 @@ def num_threads(num: int | None, on_host: bool) -> int:
 
 def _compute_alone() -> None:
     torch.get_num_threads()  # PyTorch sets it for a thread that is new, once
-    native.load().hotrows_use_one_thread()
+    native.call("set_threads", 1)

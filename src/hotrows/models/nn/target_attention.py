@@ -103,16 +103,22 @@ class TargetAttention(nn.Module):
     ) -> Tensor:
         self.first.check(queries, keys)
         read, offsets, starts = read_by_samples(widened(keys), offsets)
-        layers = [m for m in self.modules() if isinstance(m, nn.Linear)]
-        slopes: list[Tensor] = [m.weight for m in self.modules() if isinstance(m, PReLU)]
-        name = self.activation.name if isinstance(self.activation, Activation) else "prelu"
-        sizes = torch.tensor([layer.in_features for layer in layers])
-        network = attention.TargetNetwork(sizes, name, self.scale, self.normalize)
-        others = torch.cat([p.flatten() for layer in layers for p in layer.parameters()])
+        sizes, name, others, slopes = self.network()
+        network = attention.TargetNetwork(torch.tensor(sizes), name, self.scale, self.normalize)
         return _TargetAttention.apply(
-            network, pooled, widened(queries), read, offsets, starts,
-            self.first.weight, self.first.bias, others, torch.cat(slopes) if slopes else None,
+            network, pooled, widened(queries), read, offsets, starts, self.first.weight, self.first.bias,
+            torch.cat([p.flatten() for p in others]),
+            torch.cat(slopes) if slopes else None,
         )  # fmt: skip
+
+    def network(self) -> tuple[list[int], str, list[nn.Parameter], list[nn.Parameter]]:
+        """The sizes of the hidden layers, their activation, the parameters of all layers behind the first
+        and the slopes of PReLUs, as the core takes them."""
+        layers = [m for m in self.modules() if isinstance(m, nn.Linear)]
+        slopes = [m.weight for m in self.modules() if isinstance(m, PReLU)]
+        name = self.activation.name if isinstance(self.activation, Activation) else "prelu"
+        others = [p for layer in layers for p in layer.parameters()]
+        return [layer.in_features for layer in layers], name, others, slopes
 
 
 class _TargetAttention(torch.autograd.Function):

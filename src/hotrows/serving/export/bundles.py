@@ -30,6 +30,7 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import MISSING_KEY, Schema
 from hotrows.serving import table_rows
 from hotrows.serving.bundle import (
+    CORE_PROGRAM,
     ENCODERS,
     PROGRAMS,
     SHARED_PROGRAMS,
@@ -41,6 +42,7 @@ from hotrows.serving.bundle import (
     keys_file,
     table_file,
 )
+from hotrows.serving.export.core_program import BehindLayers, core_layers
 from hotrows.serving.export.program import PlainModel, onnx_program, torch_program
 from hotrows.serving.export.shared_program import SharedModel, shared_program
 from hotrows.serving.requests import Request, bucket_of, weights_of
@@ -91,6 +93,11 @@ def write_bundle(
         name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
         shared_lists = bool(both.once)
+    core_inputs = tuple[ProgramInput, ...]()
+    if layers := core_layers(on_host, embedding.packs) if kind == "onnx" else ():
+        behind = BehindLayers(plain, layers)
+        core_inputs = behind.inputs
+        sums[CORE_PROGRAM] = _write_program(folder / CORE_PROGRAM, behind, torch_program(behind), kind)
     tables = []
     (folder / "tables").mkdir()
     num_rows, done = embedding.num_rows(), 0
@@ -120,6 +127,8 @@ def write_bundle(
         shared_program=SHARED_PROGRAMS[kind] if form.shared else "",
         shared_inputs=shared_inputs,
         shared_lists=shared_lists,
+        core_layers=layers,
+        core_inputs=core_inputs,
     )
     return fields_of(bundle), sums
 
@@ -141,6 +150,9 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
         ) from error
     (logits,) = scorer.logits_of([request])
     difference = float(np.abs(logits - expected.numpy()).max())
+    if scorer.bundle.core_layers:  # and the whole program, which needs no core
+        (logits,) = Scorer(folder, trust=True, core=False).logits_of([request])
+        difference = max(difference, float(np.abs(logits - expected.numpy()).max()))
     if scorer.bundle.shared:
         both = _sharing(request, scorer.bundle, recommender.schema)
         (logits,), (of_all,) = (scorer.logits_of([request]) for request in both)

@@ -52,8 +52,11 @@ class PlainModel(nn.Module):
         by_name = {entry.name: tensor for entry, tensor in zip(self.inputs, tensors, strict=True)}
         size, first = tensors[0].shape[0], tensors[0]
         dense = by_name["dense"] if self.num_dense else first.new_zeros(size, 0)
-        vectors = _PlainVectors(self.packs, by_name, size, self._read)
-        return logits_and_loss(self.model(vectors, dense))[0]
+        return logits_and_loss(self.model(self.vectors(by_name, size), dense))[0]
+
+    def vectors(self, tensors: dict[str, Tensor], size: int) -> PlainVectors:
+        """The vectors that the model reads, of tensors by the names of inputs."""
+        return PlainVectors(self.packs, tensors, size, self._read)
 
     def examples(self, samples: int = _SAMPLES, places: int = _PLACES) -> tuple[Tensor, ...]:
         """Tensors of these sizes for `forward`, with lengths from 0 to `places`."""
@@ -70,8 +73,9 @@ class PlainModel(nn.Module):
 
     def _shape(self, entry: ProgramInput, samples: int, places: int) -> tuple[int, ...]:
         dims = {table.name: table.dim for pack in self.packs for table in pack.tables}
-        dim = dims[entry.reads[0][1]]
-        return (samples, len(entry.reads) if entry.kind == "pooled" else places, dim)
+        if entry.kind == "layer":
+            return (samples, sum(dims[table] for _, table in entry.reads))
+        return (samples, len(entry.reads) if entry.kind == "pooled" else places, dims[entry.reads[0][1]])
 
 
 def torch_program(plain: PlainModel) -> torch.export.ExportedProgram:
@@ -148,7 +152,7 @@ def _optimize(onnx_model: Any, parameters: set[str]) -> None:
             graph.initializers[value.name] = value
 
 
-class _PlainVectors(Vectors):
+class PlainVectors(Vectors):
     """The vectors of a batch, of tensors by the names of a program's inputs."""
 
     def __init__(
@@ -157,11 +161,13 @@ class _PlainVectors(Vectors):
         super().__init__(packs, Plan(packs=(), step=0, batch_size=size), ())
         self._tensors, self._read = tensors, read
 
+    def has_sequence(self, feature: str, role: str) -> bool:
+        return _sequence_name(feature, role) in self._tensors
+
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, PaddedLists]:  # type: ignore[override]
-        name = _sequence_name(feature, role)
-        if name not in self._tensors:
+        if not self.has_sequence(feature, role):
             raise LookupError(f"no sequence feature {feature!r} with role {role!r} was looked up")
-        padded = self._tensors[name]  # [B, T, D]
+        padded = self._tensors[_sequence_name(feature, role)]  # [B, T, D]
         return padded.reshape(-1, padded.shape[2]), PaddedLists(self.lengths(feature), padded.shape[1])
 
     def lengths(self, feature: str) -> Tensor:

@@ -1,0 +1,112 @@
+// The last states of GRUs with attention whose samples share lists, forward: samples of a list stand in the lanes, so
+// that a step is one product, and nothing is kept but the state. The formulas are those of recurrent.cpp, but for the
+// order of one sum: the inputs' share and the bias are added first, once for all samples of a list.
+#include "codes.h"
+#include "lanes.h"
+#include "chunks.h"
+#include "vector_math.h"
+
+namespace {
+
+using namespace hotrows;
+
+using Kind = RecurrentKind;
+
+struct Cells {
+  int64_t H;
+  Kind kind;
+  bool after;
+  Floats turned;       // [H, P], U transposed
+  const float* parts;  // [N, 3H]
+  const float* bias;   // [3H]
+  int64_t P() const { return padded(3 * H); }
+};
+
+struct Scratch {
+  Floats begins, h, y, weights;  // [L, 3H], and tiles [H, TILE], [3H, TILE], [L, TILE]
+  int64_t list = -1;
+};
+
+// What each step's product begins with: x + c, of the candidate the bias alone where the reset gate comes after.
+void begin(const Cells& c, const float* parts, int64_t L, Floats& out) {
+  const int64_t width = 3 * c.H, added = c.after ? 2 * c.H : width;
+  out.resize(L * width);
+  for (int64_t t = 0; t < L; ++t)
+    for (int64_t i = 0; i < width; ++i)
+      out[t * width + i] = i < added ? parts[t * width + i] + c.bias[i] : c.bias[i];
+}
+
+inline Vec share(Kind kind, Vec z, Vec a) {
+  switch (kind) {
+    case Kind::gru: return 1.0f - z;
+    case Kind::augru: return a * z;
+    case Kind::augru_code: return 1.0f - (1.0f - a) * z;
+    case Kind::agru: return a;
+  }
+  return a;
+}
+
+// `count` samples of a list of L steps, in REGISTERS; attention: those of its first sample, L apart; out: [count, H].
+template <int REGISTERS>
+void run(const Cells& c, const float* parts, int64_t L, const float* attention, int64_t count, Scratch& s, float* out) {
+  constexpr int64_t TILE = REGISTERS * kLanes;
+  const int64_t H = c.H, P = c.P();
+  s.h.assign(H * TILE, 0.0f), s.y.resize(3 * H * TILE), s.weights.resize(padded(L) * TILE);
+  transpose(attention, L, count, L, s.weights.data(), TILE);
+  float *h = s.h.data(), *y = s.y.data(), *n = y + 2 * H * TILE;
+  for (int64_t t = 0; t < L; ++t) {
+    const float *first = &s.begins[t * 3 * H], *x = parts + t * 3 * H + 2 * H, *a = &s.weights[t * TILE];
+    rows_of<REGISTERS>(h, H, c.turned.data(), P, first, c.after ? 3 * H : 2 * H, y);
+    sigmoid_all(y, 2 * H * TILE, y);
+    if (!c.after) {
+      for (int64_t i = 0; i < H * TILE; i += kLanes) store_full(y + i, load_full(y + i) * load_full(h + i));
+      rows_of<REGISTERS>(y, H, c.turned.data() + 2 * H, P, first + 2 * H, H, n);
+    }
+    for (int64_t j = 0; j < H; ++j)
+      for (int64_t k = j * TILE; k < (j + 1) * TILE; k += kLanes) {
+        const Vec q = load_full(n + k), old = load_full(h + k);
+        const Vec candidate = hotrows::tanh(c.after ? fma(load_full(y + k), q, spread(x[j])) : q);
+        const Vec of = share(c.kind, load_full(y + H * TILE + k), load_full(a + k - j * TILE));
+        store_full(h + k, fma(of, candidate - old, old));
+      }
+  }
+  for (int64_t b = 0; b < count; ++b)
+    for (int64_t j = 0; j < H; ++j) out[b * H + j] = h[j * TILE + b];
+}
+
+}  // namespace
+
+// parts: [N, 3H] of the lists, attention: [N'] of every sample's list; weight: [3H, H], bias: [3H]; kind: a
+// RecurrentKind with attention; after: whether the reset gate comes after the candidate's product. out: [B, H], zeros
+// where a list is empty.
+HOTROWS_API void hotrows_last_states(const float* parts, const float* attention, const int64_t* ends,
+                                     const int64_t* offsets, const int64_t* starts, int64_t R, const float* weight,
+                                     const float* bias, int64_t H, int64_t kind, int64_t after, float* out) {
+  const SharedLists lists{ends, offsets, starts, R};
+  Cells c{H, static_cast<Kind>(kind), after != 0, {}, parts, bias};
+  c.turned.resize(H * c.P());
+  for (int64_t o = 0; o < 3 * H; ++o)
+    for (int64_t i = 0; i < H; ++i) c.turned[i * c.P() + o] = weight[o * H + i];
+  struct Block {
+    int64_t r, b, count;
+  };
+  std::vector<Block> blocks;
+  for (int64_t r = 0; r < R; ++r)
+    for (int64_t b = lists.first(r), end = lists.first(r + 1); b < end; b += 2 * kLanes)
+      blocks.push_back({r, b, std::min(2 * kLanes, end - b)});
+#pragma omp parallel
+  {
+    Scratch scratch;
+#pragma omp for schedule(dynamic)
+    for (size_t n = 0; n < blocks.size(); ++n) {
+      const auto [r, b, count] = blocks[n];
+      const int64_t L = lists.size(r);
+      const float *of = parts + lists.offsets[r] * 3 * H, *a = attention + lists.at(r, b);
+      if (scratch.list != r) begin(c, of, L, scratch.begins), scratch.list = r;
+      if (count > kLanes)
+        run<2>(c, of, L, a, count, scratch, out + b * H);
+      else
+        run<1>(c, of, L, a, count, scratch, out + b * H);
+    }
+  }
+}

@@ -1,0 +1,211 @@
+"""Layers over histories that the native core computes, where the program would pad and repeat lists.
+
+    model.onnx        vectors of candidates and of histories -> logits         anyone can run it
+    model.core.onnx   vectors of candidates, outputs of layers -> logits       behind the layers
+
+A layer reads the lists of all samples end to end, each once for all candidates that share it. It computes
+as in training (`ops.layers.attention`), with the order of sums of `hotrows predict`. Parameters are those
+of the whole program, by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_float
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.rows import ends_of
+from hotrows.runtime.native import call, codes
+from hotrows.serving.bundle import Bundle, CoreLayer
+from hotrows.serving.programs import Program, open_core_program, values_of
+
+
+@dataclass(frozen=True)
+class Lists:
+    """R lists, of which the samples of a request may share one.
+
+    queries: [B, D]; keys: [N, D], list after list; lengths: [R], of the lists; samples: [R], how many
+    samples each list is of.
+    """
+
+    queries: np.ndarray
+    keys: np.ndarray
+    lengths: np.ndarray
+    samples: np.ndarray
+
+    @property
+    def num_pairs(self) -> int:
+        """N', the keys of the lists of all samples."""
+        return int(self.lengths @ self.samples)
+
+    @functools.cached_property
+    def places(self) -> tuple[np.ndarray, ...]:
+        """The core's `SharedLists`: ends of the lists of all samples, offsets of lists, starts."""
+        return tuple(map(ends_of, (self.lengths * self.samples, self.lengths, self.samples)))
+
+
+class TargetAttentionLayer:
+    """`models.nn.TargetAttention` of lists."""
+
+    def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
+        self._sizes = np.array(options["sizes"], np.int64)
+        self._activation = _ACTIVATIONS[options["activation"]]
+        self._scale, self._normalize, self._dim = options["scale"], options["normalize"], dim
+        end = 2 + 2 * len(self._sizes)
+        self._first, slopes = parameters[:2], parameters[end:]
+        self._others = np.concatenate(parameters[2:end])
+        self._slopes = np.concatenate(slopes) if slopes else None
+
+    @staticmethod
+    def sizes(options: Mapping[str, Any], dim: int) -> list[int]:
+        """How many values each parameter has."""
+        hidden = options["sizes"]
+        sizes = [4 * dim * hidden[0], hidden[0]]
+        for into, out in itertools.pairwise([*hidden, 1]):
+            sizes += [into * out, out]
+        return [*sizes, *hidden] if options["activation"] == "prelu" else sizes
+
+    def __call__(self, lists: Lists) -> np.ndarray:
+        """[B, D]: a weighted sum of each sample's keys; zeros for an empty list."""
+        out = np.empty_like(lists.queries)
+        self.weights(lists, out)
+        return out
+
+    def weights(self, lists: Lists, sums: np.ndarray | None = None) -> np.ndarray:
+        """[N'], of the keys of every sample's list; sums: receives what `__call__` returns."""
+        weights = np.empty(lists.num_pairs, np.float32)
+        call(
+            "target_attention", lists.queries, lists.keys, *lists.places, len(lists.lengths),
+            self._dim, *self._first, self._sizes, len(self._sizes), self._others, self._slopes,
+            self._activation, c_float(self._scale), int(self._normalize), weights, sums,
+        )  # fmt: skip
+        return weights
+
+
+class EvolvingInterestLayer:
+    """`models.interests.EvolvingInterest` of lists, DIEN's: two GRUs, the second led by attention."""
+
+    def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
+        self._dim, self._kind = dim, _KINDS_OF_GRUS[options["evolution"]]
+        self._after, self._sums = options["reset"] == "after", options["sums"]
+        self._extraction, self._evolving = parameters[:4], parameters[4:8]
+        self._query = [
+            p.reshape(-1, dim) for p in parameters[8:11]
+        ]  # weight, and where there are, bias, slope
+        attention, others = options["attention"], parameters[11:]
+        self._attention = TargetAttentionLayer(attention, dim, others) if attention else None
+
+    @staticmethod
+    def sizes(options: Mapping[str, Any], dim: int) -> list[int]:
+        """How many values each parameter has."""
+        sizes = 2 * [3 * dim * dim, 3 * dim * dim, 3 * dim, 3 * dim] + [dim * dim]
+        attention = options["attention"]
+        return [*sizes, dim, dim, *TargetAttentionLayer.sizes(attention, dim)] if attention else sizes
+
+    def __call__(self, lists: Lists) -> np.ndarray:
+        """[B, D], or with sums [B, 3 D]: the last state that attention to each query leads to."""
+        states, dim = self._states(lists), self._dim
+        query = lists.queries @ self._query[0].T
+        of_states = dataclasses.replace(lists, queries=query, keys=states)
+        if self._attention is None:
+            weights = np.empty(lists.num_pairs, np.float32)
+            call("jagged_dot", query, states, *lists.places, len(lists.lengths), dim, weights)
+            ends = ends_of(np.repeat(lists.lengths, lists.samples))
+            call("softmax_jagged", weights, ends, len(query), weights)
+        else:
+            query += self._query[1]
+            query[:] = np.where(query > 0, query, query * self._query[2])
+            weights = self._attention.weights(of_states)
+        into, across, bias, bias_across = self._evolving
+        parts = states @ into.reshape(-1, dim).T + bias
+        last = np.empty_like(query)
+        call(
+            "last_states", parts, weights, *lists.places, len(lists.lengths), across, bias_across,
+            dim, self._kind, int(self._after), last,
+        )  # fmt: skip
+        if not self._sums:
+            return last
+        pieces = np.split(lists.keys, np.cumsum(lists.lengths)[:-1])
+        total = np.repeat(np.stack([piece.sum(0) for piece in pieces]), lists.samples, 0)
+        return np.concatenate([last, total, total * lists.queries], 1)
+
+    def _states(self, lists: Lists) -> np.ndarray:
+        """[N, D]: the states of the first GRU, once for each list."""
+        into, across, bias, bias_across = self._extraction
+        parts = lists.keys @ into.reshape(-1, self._dim).T + bias
+        states, inner = np.empty_like(lists.keys), np.empty_like(lists.keys)
+        call(
+            "recurrent", parts, None, ends_of(lists.lengths), len(lists.lengths), across, bias_across,
+            self._dim, _KINDS_OF_GRUS["gru"], int(self._after), inner if self._after else None, states,
+        )  # fmt: skip
+        return states
+
+
+@dataclass(frozen=True)
+class CoreModel:
+    """The layers of the core by name, and the program behind them. threads: of the layers."""
+
+    bundle: Bundle
+    program: Program
+    layers: Mapping[str, Callable[[Lists], np.ndarray]]
+    threads: int
+
+    def output(self, layer: CoreLayer, lists: Lists) -> np.ndarray:
+        """What a layer makes of lists: [B, D]."""
+        before = call("set_threads", self.threads)
+        try:
+            return self.layers[layer.name](lists)
+        finally:
+            call("set_threads", before)
+
+    def with_parameters(self, values: Mapping[str, np.ndarray]) -> CoreModel:
+        """The model with these values of its parameters, all of which must be there."""
+        program = self.program.with_parameters(values)
+        flat = {name: np.ascontiguousarray(value).reshape(-1) for name, value in values.items()}
+        return dataclasses.replace(self, program=program, layers=_layers(self.bundle, flat))
+
+
+def open_core(bundle: Bundle, content: bytes, threads: int) -> CoreModel:
+    """The model with layers of the core; content: of the file of the whole program."""
+    layers = _layers(bundle, values_of(content))
+    return CoreModel(bundle, open_core_program(bundle, threads), layers, threads)
+
+
+def _layers(bundle: Bundle, values: Mapping[str, np.ndarray]) -> dict[str, Callable[[Lists], np.ndarray]]:
+    dims = {table.name: table.dim for table in bundle.tables}
+    layers: dict[str, Callable[[Lists], np.ndarray]] = {}
+    for layer in bundle.core_layers:
+        widths = [_width(reads, dims) for reads in (layer.targets, layer.sequences)]
+        if layer.kind not in KINDS or widths[0] != widths[1]:
+            raise ValueError(
+                f"{bundle.path} has the layer {layer.name!r}, which this version of hotrows does not "
+                f"have; export again"
+            )
+        kind, dim = KINDS[layer.kind], widths[0]
+        parameters = [values.get(name, _NONE) for name in layer.parameters]
+        found, expected = [p.size for p in parameters], kind.sizes(layer.options, dim)
+        if found != expected:
+            raise ValueError(
+                f"layer {layer.name!r} needs parameters of {expected} values, not {found}; export again"
+            )
+        layers[layer.name] = kind(layer.options, dim, [np.array(p, np.float32) for p in parameters])
+    return layers
+
+
+def _width(reads: Sequence[tuple[str, str]], dims: Mapping[str, int]) -> int:
+    return sum(dims.get(table, 0) for _, table in reads)
+
+
+KINDS: dict[str, type[TargetAttentionLayer] | type[EvolvingInterestLayer]] = {
+    "target_attention": TargetAttentionLayer,
+    "evolving_interest": EvolvingInterestLayer,
+}
+_NONE = np.zeros(0, np.float32)
+_ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")
+_KINDS_OF_GRUS = codes("recurrent_kind", "gru", "augru", "augru_code", "agru")
