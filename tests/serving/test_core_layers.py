@@ -11,7 +11,12 @@ from hotrows.runtime.atomic_files import json_text
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import Scorer
 from hotrows.serving.bundle import CORE_PROGRAM, open_bundle
-from hotrows.serving.core_layers import EvolvingInterestLayer, Lists, TargetAttentionLayer
+from hotrows.serving.core_layers import (
+    EvolvingInterestLayer,
+    Lists,
+    TargetAttentionLayer,
+    TransducedInterestLayer,
+)
 from hotrows.serving.export.whole import export
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 
@@ -163,6 +168,64 @@ def gru(x, attention, given, kind, reset):
         h = h + share * (n - h)
         states.append(h)
     return np.array(states).reshape(-1, dim)
+
+
+@pytest.mark.parametrize("places", [1, 6, 60])
+@pytest.mark.parametrize(("dim", "heads"), [(1, 1), (3, 3), (7, 1), (16, 2), (17, 1), (64, 4), (100, 5)])
+def test_transduced_interest_equals_its_formula(dim, heads, places):
+    """That of HSTU: each query is the last element of its list, elements read those up to themselves."""
+    random, lists = np.random.default_rng(dim), lists_of(np.random.default_rng(1), dim)
+    options = {"layers": 2, "heads": heads, "places": places, "eps": 0.01}
+    given = parameters(random, TransducedInterestLayer.sizes(options, dim))
+    out = TransducedInterestLayer(options, dim, given)(lists)
+    for (q, r, all_keys), got in zip(each_sample(lists), out, strict=True):
+        x = np.concatenate([all_keys[r], q[None]])
+        for first in (0, 11):
+            x = transduced(x, [p.astype(float) for p in given[first : first + 11]], heads)
+        np.testing.assert_allclose(got, x[-1], atol=1e-5)
+
+
+def transduced(x, given, heads):
+    """One layer, [L, D] -> [L, D]."""
+
+    def linear(x, weight, bias):
+        return x @ weight.reshape(-1, x.shape[1]).T + bias
+
+    def normed(x, weight, bias):
+        return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 0.01) * weight + bias
+
+    (gates, q), (k, v) = (
+        np.split(y * sigmoid(y), 2, 1)
+        for y in (linear(normed(x, *given[:2]), *given[at : at + 2]) for at in (4, 6))
+    )
+    distances, attended = given[10].reshape(heads, -1), []
+    distance = np.subtract.outer(np.arange(len(x)), np.arange(len(x)))
+    is_read = (distance >= 0) & (distance < distances.shape[1])
+    for h, parts in enumerate(zip(*(np.split(y, heads, 1) for y in (q, k, v)), strict=True)):
+        score = parts[0] @ parts[1].T + distances[h][np.where(is_read, distance, 0)]
+        attended.append(is_read * score * sigmoid(score) / distances.shape[1] @ parts[2])
+    return linear(normed(np.concatenate(attended, 1), *given[2:4]) * gates, *given[8:10]) + x
+
+
+@pytest.fixture(scope="module")
+def hstu_run(clicks_encoded, tmp_path_factory):
+    return trained(clicks_encoded, tmp_path_factory.mktemp("hstu") / "run", "hstu", layers=2)
+
+
+@pytest.mark.slow
+def test_hstu_scores_as_onnx_runtime_and_as_predict(hstu_run, tmp_path):
+    bundle, rows = export(hstu_run, tmp_path / "bundle", format="onnx"), raw_rows(300)
+    core, onnx = (Scorer(bundle, core=core) for core in (True, False))
+    assert [layer.kind for layer in core.bundle.core_layers] == ["transduced_interest"]
+    predictor = load_run(hstu_run)
+    assert furthest(core.logits(rows), expected_logits(predictor, rows)) <= 1e-6
+    assert furthest(core.logits(rows), onnx.logits(rows)) <= 1e-6
+    predictor.embedding.close()
+    for history in ([], [3], [5, 7, 9] * 5):
+        shared, candidates = {**USER, "history": history}, [{"item": n % 9} for n in range(40)]
+        together = core.logits(candidates, shared)
+        assert furthest(together, onnx.logits(candidates, shared)) <= 1e-6
+        assert furthest(together[:1], core.logits(candidates[:1], shared)) <= 1e-6
 
 
 @pytest.mark.slow

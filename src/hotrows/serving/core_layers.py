@@ -147,6 +147,95 @@ class EvolvingInterestLayer:
         return states
 
 
+class TransducedInterestLayer:
+    """`models.hstu.TransducedInterest` of lists: each layer of HSTU reads what the one before it made."""
+
+    def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
+        step = len(self.sizes({**options, "layers": 1}, dim))
+        of_layers = (parameters[first : first + step] for first in range(0, len(parameters), step))
+        self._layers = [_Transduction(options, dim, of_layer) for of_layer in of_layers]
+
+    @staticmethod
+    def sizes(options: Mapping[str, Any], dim: int) -> list[int]:
+        """How many values each parameter has."""
+        linear = [2 * dim * dim, 2 * dim, 2 * dim * dim, 2 * dim, dim * dim, dim]
+        return options["layers"] * [*4 * [dim], *linear, options["heads"] * options["places"]]
+
+    def __call__(self, lists: Lists) -> np.ndarray:
+        """[B, D]: the state of each query behind its list."""
+        state, past, last = lists.queries, lists.keys, self._layers[-1]
+        for layer in self._layers:
+            x = layer.normed(past)
+            keys = layer.keys(x)
+            state = layer.behind(lists, state, keys)
+            past = past if layer is last else layer.within(lists, past, x, keys)
+        return state
+
+
+class _Transduction:
+    """`models.nn.hstu.TransductionLayer` of lists."""
+
+    def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
+        self._heads, self._places, self._eps = (options[name] for name in ("heads", "places", "eps"))
+        self._norm, self._norm_attended = parameters[:2], parameters[2:4]
+        matrices = [weight.reshape(-1, dim).T for weight in parameters[4:10:2]]
+        self._gates, self._keys, self._output = zip(matrices, parameters[5:10:2], strict=True)
+        self._distances = parameters[10]
+
+    def normed(self, x: np.ndarray) -> np.ndarray:
+        return _normed(x, self._norm, self._eps)
+
+    def keys(self, x: np.ndarray) -> np.ndarray:
+        """[N, 2D], keys and behind them values; x: normed."""
+        return _silu(x @ self._keys[0] + self._keys[1])
+
+    def within(self, lists: Lists, past: np.ndarray, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """[N, D]: of elements, which read those up to their own place."""
+        gates, queries = self._gates_of(x)
+        return self._out(self._attended(lists, queries, keys, None), gates, past)
+
+    def behind(self, lists: Lists, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """[B, D]: of queries, which read all of their list and themselves."""
+        x = self.normed(queries)
+        gates, own = self._gates_of(x)
+        by_head = (len(x), self._heads, -1)
+        key, value = (half.reshape(by_head) for half in np.split(self.keys(x), 2, 1))
+        score = (own.reshape(by_head) * key).sum(2) + self._distances[:: self._places]
+        attended = self._attended(lists, own, keys, lists.places[2])
+        attended += ((_silu(score) / np.float32(self._places))[:, :, None] * value).reshape(x.shape)
+        return self._out(attended, gates, queries)
+
+    def _gates_of(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gates and queries, [N, D] each."""
+        gates, queries = np.split(_silu(x @ self._gates[0] + self._gates[1]), 2, 1)
+        return gates, np.ascontiguousarray(queries)
+
+    def _attended(
+        self, lists: Lists, queries: np.ndarray, keys: np.ndarray, starts: np.ndarray | None
+    ) -> np.ndarray:
+        out, dim = np.empty_like(queries), queries.shape[1]
+        call(
+            "pointwise_attention", queries, dim, keys, 2 * dim, starts, lists.places[1], self._distances,
+            None, None, None, len(lists.lengths), self._heads, dim // self._heads, self._places, out,
+        )  # fmt: skip
+        return out
+
+    def _out(self, attended: np.ndarray, gates: np.ndarray, x: np.ndarray) -> np.ndarray:
+        normed = _normed(attended, self._norm_attended, self._eps)
+        return (normed * gates) @ self._output[0] + self._output[1] + x
+
+
+def _normed(x: np.ndarray, norm: Sequence[np.ndarray], eps: float) -> np.ndarray:
+    """Layer normalisation, by a weight and a bias."""
+    apart = x - x.mean(1, keepdims=True)
+    return apart / np.sqrt((apart * apart).mean(1, keepdims=True) + np.float32(eps)) * norm[0] + norm[1]
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # 1 / inf is 0
+        return x / (1 + np.exp(-x))
+
+
 @dataclass(frozen=True)
 class CoreModel:
     """The layers of the core by name, and the program behind them. threads: of the layers."""
@@ -202,9 +291,10 @@ def _width(reads: Sequence[tuple[str, str]], dims: Mapping[str, int]) -> int:
     return sum(dims.get(table, 0) for _, table in reads)
 
 
-KINDS: dict[str, type[TargetAttentionLayer] | type[EvolvingInterestLayer]] = {
+KINDS: dict[str, type[TargetAttentionLayer | EvolvingInterestLayer | TransducedInterestLayer]] = {
     "target_attention": TargetAttentionLayer,
     "evolving_interest": EvolvingInterestLayer,
+    "transduced_interest": TransducedInterestLayer,
 }
 _NONE = np.zeros(0, np.float32)
 _ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")

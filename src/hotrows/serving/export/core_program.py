@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.engine.planning.packing import Pack
+from hotrows.models.hstu import TransducedInterest
 from hotrows.models.interest_model import InterestModel
 from hotrows.models.interests import AttentionInterest, EvolvingInterest, Interest
 from hotrows.models.model import Model
 from hotrows.models.nn import GRU, AttentionalGRU, BilinearAttention, TargetAttention
 from hotrows.models.nn.dice import Dice
+from hotrows.models.nn.hstu import TransductionLayer
 from hotrows.models.tables import VECTOR
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.serving.bundle import CoreLayer, ProgramInput
@@ -65,6 +67,8 @@ def _kind_of(interest: nn.Module) -> _Kind | None:
     if type(interest) is AttentionInterest:
         attention = _target_attention(interest.attention)
         return attention and _Kind("target_attention", ".attention", *attention)
+    if type(interest) is TransducedInterest:
+        return _transduced(interest)
     if type(interest) is not EvolvingInterest or interest.evolution == "aigru":
         return None
     grus: list[nn.Parameter] = []
@@ -80,6 +84,19 @@ def _kind_of(interest: nn.Module) -> _Kind | None:
     return attention and _Kind(
         "evolving_interest", "", [*parameters, *attention[0]], how | {"attention": attention[1]}
     )
+
+
+def _transduced(interest: TransducedInterest) -> _Kind:
+    """All of HSTU's layers; times of elements, which a layer could read, no batch has."""
+    parameters: list[nn.Parameter] = []
+    for layer in interest.layers:
+        assert isinstance(layer, TransductionLayer) and layer.intervals is None
+        for part in (layer.norm, layer.norm_attended, layer.to_gates, layer.to_keys, layer.to_output):
+            parameters += part.parameters()
+        parameters.append(layer.distances)
+        heads, places = layer.distances.shape
+        options = {"heads": heads, "places": places, "eps": layer.norm.eps}
+    return _Kind("transduced_interest", "", parameters, {"layers": len(interest.layers), **options})
 
 
 def _target_attention(layer: nn.Module) -> tuple[list[nn.Parameter], dict[str, Any]] | None:
@@ -100,7 +117,7 @@ class BehindLayers(PlainModel):
         given: dict[str, Tensor] = {}
         for layer in layers:
             owner, _, name = layer.name.rpartition(".")
-            stand_in = _Given(_reading(given, layer.name), layer.kind == "evolving_interest")
+            stand_in = _Given(_reading(given, layer.name), layer.kind != "target_attention")
             setattr(self.model.get_submodule(owner), name, stand_in)
         read = {read for layer in layers for read in layer.sequences}
         lists = [e for e in plain.inputs if e.kind == "sequence" and e.reads[0] not in read]
