@@ -28,7 +28,7 @@ from hotrows.runtime.units import format_bytes
 )
 @option("--host", default="127.0.0.1", help="The address to listen at.")
 @option("--port", type=click.IntRange(0, 65535), default=8000, help="The port to listen at.")
-@of_function("serving.scorer:Scorer", "threads")
+@of_function("serving.scorer:Scorer", "threads", user_cache={"type": BYTES, "metavar": "SIZE"})
 @of_function(
     "serving.limits:Limits",
     prefix="most_",
@@ -58,6 +58,7 @@ def serve_command(
     trust: bool,
     extra_fields: Literal["refuse", "ignore"],
     require_all: bool,
+    user_cache: int | None,
     **most: Any,
 ) -> None:
     """Serve the scores of a bundle over HTTP.
@@ -77,6 +78,7 @@ def serve_command(
     if verify and follow is not None:
         raise click.UsageError("--verify is of a BUNDLE; versions to --follow are compared as they come")
     fields: dict[str, Any] = {"extra_fields": extra_fields, "require_all": require_all}
+    fields["user_cache"] = user_cache
     if follow is not None:
         scorer = Scorer.watch(follow, threads=threads, trust=trust, **fields)
     else:

@@ -24,6 +24,9 @@ from hotrows.data.rows import ends_of
 from hotrows.runtime.native import call, codes
 from hotrows.serving.bundle import Bundle, CoreLayer
 from hotrows.serving.programs import Program, open_core_program, values_of
+from hotrows.serving.user_cache import UserCache, key_of
+
+_Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,23 @@ class Lists:
     def places(self) -> tuple[np.ndarray, ...]:
         """The core's `SharedLists`: ends of the lists of all samples, offsets of lists, starts."""
         return tuple(map(ends_of, (self.lengths * self.samples, self.lengths, self.samples)))
+
+    def only(self, chosen: np.ndarray) -> Lists:
+        """Those lists alone, [R] bool, without queries."""
+        keys = self.keys[np.repeat(chosen, self.lengths)]
+        return Lists(self.queries[:0], keys, self.lengths[chosen], self.samples[chosen])
+
+    def product(self, x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        """x [N, D], of keys, times a matrix: a list of several samples by itself, so that its bits do not
+        depend on the other lists, and all others at once."""
+        is_shared, offsets = self.samples > 1, self.places[1]
+        if len(is_shared) == 1 or not is_shared.any():
+            return x @ matrix
+        out, others = np.empty((len(x), matrix.shape[1]), np.float32), np.repeat(~is_shared, self.lengths)
+        out[others] = x[others] @ matrix
+        for first, end in zip(offsets[:-1][is_shared], offsets[1:][is_shared], strict=True):
+            np.matmul(x[first:end], matrix, out=out[first:end])
+        return out
 
 
 class TargetAttentionLayer:
@@ -108,9 +128,10 @@ class EvolvingInterestLayer:
         attention = options["attention"]
         return [*sizes, dim, dim, *TargetAttentionLayer.sizes(attention, dim)] if attention else sizes
 
-    def __call__(self, lists: Lists) -> np.ndarray:
-        """[B, D], or with sums [B, 3 D]: the last state that attention to each query leads to."""
-        states, dim = self._states(lists), self._dim
+    def __call__(self, lists: Lists, states: np.ndarray | None = None) -> np.ndarray:
+        """[B, D], or with sums [B, 3 D]: the last state that attention to each query leads to. states: as
+        `of_lists` makes them."""
+        states, dim = self.of_lists(lists) if states is None else states, self._dim
         query = lists.queries @ self._query[0].T
         of_states = dataclasses.replace(lists, queries=query, keys=states)
         if self._attention is None:
@@ -135,10 +156,10 @@ class EvolvingInterestLayer:
         total = np.repeat(np.stack([piece.sum(0) for piece in pieces]), lists.samples, 0)
         return np.concatenate([last, total, total * lists.queries], 1)
 
-    def _states(self, lists: Lists) -> np.ndarray:
+    def of_lists(self, lists: Lists) -> np.ndarray:
         """[N, D]: the states of the first GRU, once for each list."""
         into, across, bias, bias_across = self._extraction
-        parts = lists.keys @ into.reshape(-1, self._dim).T + bias
+        parts = lists.product(lists.keys, into.reshape(-1, self._dim).T) + bias
         states, inner = np.empty_like(lists.keys), np.empty_like(lists.keys)
         call(
             "recurrent", parts, None, ends_of(lists.lengths), len(lists.lengths), across, bias_across,
@@ -151,7 +172,7 @@ class TransducedInterestLayer:
     """`models.hstu.TransducedInterest` of lists: each layer of HSTU reads what the one before it made."""
 
     def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
-        step = len(self.sizes({**options, "layers": 1}, dim))
+        self._dim, step = dim, len(self.sizes({**options, "layers": 1}, dim))
         of_layers = (parameters[first : first + step] for first in range(0, len(parameters), step))
         self._layers = [_Transduction(options, dim, of_layer) for of_layer in of_layers]
 
@@ -161,15 +182,24 @@ class TransducedInterestLayer:
         linear = [2 * dim * dim, 2 * dim, 2 * dim * dim, 2 * dim, dim * dim, dim]
         return options["layers"] * [*4 * [dim], *linear, options["heads"] * options["places"]]
 
-    def __call__(self, lists: Lists) -> np.ndarray:
-        """[B, D]: the state of each query behind its list."""
-        state, past, last = lists.queries, lists.keys, self._layers[-1]
-        for layer in self._layers:
-            x = layer.normed(past)
-            keys = layer.keys(x)
-            state = layer.behind(lists, state, keys)
-            past = past if layer is last else layer.within(lists, past, x, keys)
+    def __call__(self, lists: Lists, keys: np.ndarray | None = None) -> np.ndarray:
+        """[B, D]: the state of each query behind its list. keys: as `of_lists` makes them."""
+        state = lists.queries
+        for layer, of_layer in zip(
+            self._layers, self.of_lists(lists) if keys is None else keys, strict=True
+        ):
+            state = layer.behind(lists, state, of_layer)
         return state
+
+    def of_lists(self, lists: Lists) -> np.ndarray:
+        """[layers, N, 2D]: what each layer lets queries read."""
+        all_keys, past = np.empty((len(self._layers), len(lists.keys), 2 * self._dim), "f4"), lists.keys
+        for place, layer in enumerate(self._layers):
+            x = layer.normed(past)
+            all_keys[place] = layer.keys(x, lists.product)
+            if place < len(self._layers) - 1:
+                past = layer.within(lists, past, x, all_keys[place])
+        return all_keys
 
 
 class _Transduction:
@@ -185,14 +215,14 @@ class _Transduction:
     def normed(self, x: np.ndarray) -> np.ndarray:
         return _normed(x, self._norm, self._eps)
 
-    def keys(self, x: np.ndarray) -> np.ndarray:
+    def keys(self, x: np.ndarray, product: _Product = np.matmul) -> np.ndarray:
         """[N, 2D], keys and behind them values; x: normed."""
-        return _silu(x @ self._keys[0] + self._keys[1])
+        return _silu(product(x, self._keys[0]) + self._keys[1])
 
     def within(self, lists: Lists, past: np.ndarray, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """[N, D]: of elements, which read those up to their own place."""
-        gates, queries = self._gates_of(x)
-        return self._out(self._attended(lists, queries, keys, None), gates, past)
+        gates, queries = self._gates_of(x, lists.product)
+        return self._out(self._attended(lists, queries, keys, None), gates, past, lists.product)
 
     def behind(self, lists: Lists, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """[B, D]: of queries, which read all of their list and themselves."""
@@ -205,9 +235,9 @@ class _Transduction:
         attended += ((_silu(score) / np.float32(self._places))[:, :, None] * value).reshape(x.shape)
         return self._out(attended, gates, queries)
 
-    def _gates_of(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _gates_of(self, x: np.ndarray, product: _Product = np.matmul) -> tuple[np.ndarray, np.ndarray]:
         """Gates and queries, [N, D] each."""
-        gates, queries = np.split(_silu(x @ self._gates[0] + self._gates[1]), 2, 1)
+        gates, queries = np.split(_silu(product(x, self._gates[0]) + self._gates[1]), 2, 1)
         return gates, np.ascontiguousarray(queries)
 
     def _attended(
@@ -220,9 +250,11 @@ class _Transduction:
         )  # fmt: skip
         return out
 
-    def _out(self, attended: np.ndarray, gates: np.ndarray, x: np.ndarray) -> np.ndarray:
+    def _out(
+        self, attended: np.ndarray, gates: np.ndarray, x: np.ndarray, product: _Product = np.matmul
+    ) -> np.ndarray:
         normed = _normed(attended, self._norm_attended, self._eps)
-        return (normed * gates) @ self._output[0] + self._output[1] + x
+        return product(normed * gates, self._output[0]) + self._output[1] + x
 
 
 def _normed(x: np.ndarray, norm: Sequence[np.ndarray], eps: float) -> np.ndarray:
@@ -245,11 +277,13 @@ class CoreModel:
     layers: Mapping[str, Callable[[Lists], np.ndarray]]
     threads: int
 
-    def output(self, layer: CoreLayer, lists: Lists) -> np.ndarray:
-        """What a layer makes of lists: [B, D]."""
-        before = call("set_threads", self.threads)
+    def output(self, layer: CoreLayer, lists: Lists, cache: UserCache | None = None) -> np.ndarray:
+        """What a layer makes of lists: [B, D]. cache: of what it makes of lists that samples share."""
+        compute, before = self.layers[layer.name], call("set_threads", self.threads)
         try:
-            return self.layers[layer.name](lists)
+            if cache is not None and isinstance(compute, OF_LISTS):
+                return compute(lists, _of_lists(compute, lists, cache))
+            return compute(lists)
         finally:
             call("set_threads", before)
 
@@ -264,6 +298,27 @@ def open_core(bundle: Bundle, content: bytes, threads: int) -> CoreModel:
     """The model with layers of the core; content: of the file of the whole program."""
     layers = _layers(bundle, values_of(content))
     return CoreModel(bundle, open_core_program(bundle, threads), layers, threads)
+
+
+def _of_lists(
+    layer: EvolvingInterestLayer | TransducedInterestLayer, lists: Lists, cache: UserCache
+) -> np.ndarray:
+    """What a layer makes of lists alone, in the same bits with a cache and without."""
+    offsets, missing = lists.places[1], np.ones(len(lists.lengths), bool)
+    keys = {
+        int(r): key_of(layer, lists.keys[offsets[r] : offsets[r + 1]])
+        for r in np.flatnonzero(lists.samples > 1)
+    }
+    parts = cache.find(keys)
+    missing[list(parts)] = False
+    if missing.any():
+        made = lists.only(missing)
+        pieces = np.split(layer.of_lists(made), made.places[1][1:-1], -2)
+        for r, piece in zip(np.flatnonzero(missing).tolist(), pieces, strict=True):
+            parts[r] = piece
+            if r in keys:
+                cache.keep(keys[r], piece.copy())
+    return np.concatenate([parts[r] for r in range(len(missing))], -2)
 
 
 def _layers(bundle: Bundle, values: Mapping[str, np.ndarray]) -> dict[str, Callable[[Lists], np.ndarray]]:
@@ -296,6 +351,8 @@ KINDS: dict[str, type[TargetAttentionLayer | EvolvingInterestLayer | TransducedI
     "evolving_interest": EvolvingInterestLayer,
     "transduced_interest": TransducedInterestLayer,
 }
+OF_LISTS = EvolvingInterestLayer, TransducedInterestLayer
+"""Those that make something of lists alone, whatever the queries."""
 _NONE = np.zeros(0, np.float32)
 _ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")
 _KINDS_OF_GRUS = codes("recurrent_kind", "gru", "augru", "augru_code", "agru")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from hotrows.serving.follower import Follower
 from hotrows.serving.served_values import Served
+from hotrows.serving.user_cache import UserCache
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -42,14 +43,16 @@ class ServerMetrics:
         values: Mapping[str, Served],
         short: int = 0,
         follower: Follower | None = None,
+        cache: UserCache | None = None,
     ) -> str:
         """waiting: requests that wait now; groups: how often the program has run; values: by feature;
         short: histories that may lack events; follower: what keeps the version up to date, where
-        something does."""
+        something does; cache: of users, where there is one."""
         lines = [*self._lines(waiting, groups), *_of_values(values)]
         text = "Histories that may lack events which are no longer kept."
         lines += _single("short_histories_total", "counter", text, short)
         lines += _of_version(follower) if follower else ()
+        lines += _of_cache(cache) if cache else ()
         return "\n".join(lines) + "\n"
 
     def _lines(self, waiting: int, groups: int) -> Iterator[str]:
@@ -91,6 +94,14 @@ def _of_version(follower: Follower) -> Iterator[str]:
     yield from _single("follow_errors_total", "counter", text, follower.errors)
     text = "Memory of rows that changed since the last base."
     yield from _single("overlay_bytes", "gauge", text, version.overlay_bytes)
+
+
+def _of_cache(cache: UserCache) -> Iterator[str]:
+    text = "Users' lists of which what layers make was kept."
+    yield from _single("user_cache_hits_total", "counter", text, cache.hits)
+    text = "Users' lists of which it was computed."
+    yield from _single("user_cache_misses_total", "counter", text, cache.misses)
+    yield from _single("user_cache_bytes", "gauge", "Memory of what is kept.", cache.num_bytes)
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:

@@ -19,10 +19,11 @@ from hotrows.data.encode.encoder import Encoder
 from hotrows.data.stored.user_histories import ShortLists
 from hotrows.losses import Calibration, Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, CoreLayer, ProgramInput
-from hotrows.serving.core_layers import Lists
+from hotrows.serving.core_layers import KINDS, OF_LISTS, Lists
 from hotrows.serving.follower import Follower
 from hotrows.serving.requests import Request, RequestEncoder, weights_of
 from hotrows.serving.table_rows import TableRows
+from hotrows.serving.user_cache import UserCache
 from hotrows.serving.version import Version, open_version
 
 _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
@@ -47,6 +48,8 @@ class Scorer:
     require_all: refuse a request that lacks a field; null is a value.
     core: let the native core compute the layers over histories that it has; False: ONNX Runtime computes
     all of the model, as it does outside of hotrows, in more time.
+    user_cache: bytes for what layers of the core make of a user's list alone, of lists that several rows
+    share: HSTU then scores the user's next request faster, with the same bits (default: nothing is kept).
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Scorer:
         extra_fields: Literal["refuse", "ignore"] = "refuse",
         require_all: bool = False,
         core: bool = True,
+        user_cache: int | None = None,
     ) -> None:
         if extra_fields not in ("refuse", "ignore"):
             raise ValueError(f"extra_fields must be 'refuse' or 'ignore', not {extra_fields!r}")
@@ -70,6 +74,13 @@ class Scorer:
             self._fixed = open_version(bundle, threads, trust, verify)
         self.bundle: Bundle = self._fixed.bundle
         self._core = core and bool(self.bundle.core_layers)
+        self.user_cache = None if user_cache is None else UserCache(user_cache)
+        kinds = [KINDS[layer.kind] for layer in self.bundle.core_layers if self._core]
+        if self.user_cache and not any(issubclass(kind, OF_LISTS) for kind in kinds):
+            raise ValueError(
+                f"user_cache is for HSTU and DIEN in the native core, whose layers make something of a "
+                f"user's list alone, not for {self.bundle.path}; leave it out"
+            )
         checked = False  # as files of the bundle
         encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
         self.requests = RequestEncoder(
@@ -102,7 +113,7 @@ class Scorer:
 
         every: seconds between looks for a newer one; None: only when `scorer.follower.look()` is called.
         cache: the folder for copies of what is at a URL (default: a temporary one, deleted with the
-            scorer). `close` ends the looks. how: extra_fields and require_all, see `Scorer`.
+            scorer). `close` ends the looks. how: extra_fields, require_all and user_cache, see `Scorer`.
         """
         follower = Follower(folder, every=every, threads=threads, trust=trust, cache=cache)
         try:
@@ -250,7 +261,8 @@ class Scorer:
         values = {e.name: self._input(e, pairs, size, places, tables) for e in others}
         for layer in layers:
             if core is not None:
-                values[layer.name] = core.output(layer, self._lists(layer, pairs, values, tables))
+                lists = self._lists(layer, pairs, values, tables)
+                values[layer.name] = core.output(layer, lists, self.user_cache)
         return program(values)
 
     def _input(

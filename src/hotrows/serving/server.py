@@ -227,7 +227,7 @@ class _Server:
         waiting, groups = self.thread.waiting + self.large.waiting, self.thread.groups + self.large.groups
         values = self._scorer.requests.value_counts.by_feature()
         short, follower = self._scorer.short_lists.count, self._scorer.follower
-        page = self._metrics.page(waiting, groups, values, short, follower)
+        page = self._metrics.page(waiting, groups, values, short, follower, self._scorer.user_cache)
         return PlainTextResponse(page, 200, self._connection, media_type="text/plain; version=0.0.4")
 
     @property

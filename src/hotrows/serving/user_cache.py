@@ -1,0 +1,54 @@
+"""What layers make of a user's list alone, kept for the user's next request.
+
+An entry is found by what it was made of: the layer, whose parameters never change, and the vectors of the
+list. So each version finds those that are right for it; the least recently used goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+Key = tuple[object, bytes]
+_OF_ENTRY = 400  # bytes, beside the values
+
+
+class UserCache:
+    """Values by key, in at most `capacity` bytes. hits, misses: lists that were there, and were not."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a user cache has at least one byte, such as 256MiB, not {capacity}")
+        self._capacity, self._lock = capacity, threading.Lock()
+        self._entries: OrderedDict[Key, np.ndarray] = OrderedDict()
+        self.hits = self.misses = self.num_bytes = 0
+
+    def find(self, keys: Mapping[int, Key]) -> dict[int, np.ndarray]:
+        """The values that are there, by the places of their keys."""
+        with self._lock:
+            there = {place: key for place, key in keys.items() if key in self._entries}
+            for key in there.values():
+                self._entries.move_to_end(key)
+            self.hits += len(there)
+            self.misses += len(keys) - len(there)
+            return {place: self._entries[key] for place, key in there.items()}
+
+    def keep(self, key: Key, values: np.ndarray) -> None:
+        """Takes values in, for which others go; none where they are larger than all that may be kept."""
+        with self._lock:
+            if key in self._entries or values.nbytes + _OF_ENTRY > self._capacity:
+                return
+            self._entries[key] = values
+            self.num_bytes += values.nbytes + _OF_ENTRY
+            while self.num_bytes > self._capacity:
+                _, oldest = self._entries.popitem(last=False)
+                self.num_bytes -= oldest.nbytes + _OF_ENTRY
+
+
+def key_of(layer: object, vectors: np.ndarray) -> Key:
+    """The key of a list's vectors: a digest, which other vectors do not have."""
+    return layer, hashlib.blake2b(vectors.tobytes(), digest_size=32).digest()
