@@ -108,7 +108,7 @@ class TargetAttention(nn.Module):
         return _TargetAttention.apply(
             network, pooled, widened(queries), read, offsets, starts, self.first.weight, self.first.bias,
             torch.cat([p.flatten() for p in others]),
-            torch.cat(slopes) if slopes else None,
+            torch.cat(tuple(slopes)) if slopes else None,
         )  # fmt: skip
 
     def network(self) -> tuple[list[int], str, list[nn.Parameter], list[nn.Parameter]]:
