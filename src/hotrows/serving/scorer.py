@@ -48,8 +48,8 @@ class Scorer:
     require_all: refuse a request that lacks a field; null is a value.
     core: let the native core compute the layers over histories that it has; False: ONNX Runtime computes
     all of the model, as it does outside of hotrows, in more time.
-    user_cache: bytes for what layers of the core make of a user's list alone, of lists that several rows
-    share: HSTU then scores the user's next request faster, with the same bits (default: nothing is kept).
+    user_cache: bytes to keep what HSTU computes of a list that rows share, for the next request with it
+    (default: nothing is kept).
     """
 
     def __init__(
