@@ -36,7 +36,7 @@ DEMO = HERE / "demo"
 DIST = HERE / "dist"
 DEMO_ROWS = 1_000_000
 # torch by itself and first: no other package then brings a build of its own choice.
-INSTALLED = (["torch"], ["-C", "wheel.cmake=false", ".[dev]"])
+INSTALLED = ("torch", ".[dev]")
 
 
 def main(arguments: list[str]) -> int:
@@ -100,8 +100,7 @@ def test_with(kind: str, arguments: list[str]) -> int:
         venv.create(folder, with_pip=True, clear=True)
         aside = constraints.with_suffix(".part")
         aside.write_text("\n".join(VERSIONS[kind]()))
-        for requirements in INSTALLED:
-            pip("-c", str(aside), *requirements, python=python)
+        install(aside, python)
         aside.rename(constraints)
     pip("--no-deps", "--force-reinstall", ".", python=python)
     return run(python, "-m", "pytest", *arguments)
@@ -146,8 +145,7 @@ def set_up() -> None:
             # The core is compiled while packages are fetched, which so come with a wheel without it.
             command = pip_command("wheel", "--no-deps", "-w", wheels, ".")
             with subprocess.Popen(command, cwd=HERE) as build:
-                for requirements in INSTALLED:
-                    pip("-c", "constraints.txt", *requirements)
+                install(HERE / "constraints.txt", PYTHON)
             if build.returncode:
                 sys.exit(build.returncode)
             pip("--no-deps", "--force-reinstall", *map(str, Path(wheels).glob("*.whl")))
@@ -163,11 +161,16 @@ def digest(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-def pip(*arguments: str, python: Path = PYTHON) -> None:
+def install(constraints: Path, python: Path) -> None:
+    """All packages, and hotrows without its core; said by a variable: pip of Python 3.10 has no -C."""
+    for requirement in INSTALLED:
+        pip("-c", str(constraints), requirement, python=python, SKBUILD_WHEEL_CMAKE="false")
+
+
+def pip(*arguments: str, python: Path = PYTHON, **variables: str) -> None:
     # Without --no-compile pip compiles all modules of all packages, of which few are ever imported.
-    subprocess.run(
-        pip_command("install", "--no-compile", *arguments, python=python), cwd=HERE, check=True
-    )
+    command = pip_command("install", "--no-compile", *arguments, python=python)
+    subprocess.run(command, cwd=HERE, env={**os.environ, **variables}, check=True)
 
 
 def pip_command(command: str, *arguments: str, python: Path = PYTHON) -> list[str]:

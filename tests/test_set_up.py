@@ -116,9 +116,20 @@ def installed(
 def test_the_set_up_of_the_repository_resolves(tmp_path, builds, version):
     """It did not: [dev] pinned another Triton than the CUDA build of torch 2.13.0 requires."""
     constraints = (ROOT / "constraints.txt").read_text()
-    found = installed(tmp_path, builds, constraints, [list(one) for one in tasks.INSTALLED])
+    found = installed(tmp_path, builds, constraints, [[one] for one in tasks.INSTALLED])
     assert found["torch"] == version and found["triton"] == "3.7.1"
     assert {"pytest", "onnxscript", "starlette"} <= set(found)
+
+
+def test_the_set_up_asks_nothing_of_pip_that_python_3_10_does_not_bring(monkeypatch):
+    """Its pip has no -C: `tasks.py` ended with "no such option"."""
+    ran = []
+    monkeypatch.setattr(tasks.subprocess, "run", lambda command, **how: ran.append((command, how["env"])))
+    tasks.install(Path("constraints.txt"), tasks.PYTHON)
+    assert [command[-1] for command, _ in ran] == ["torch", ".[dev]"]
+    options = {word for command, _ in ran for word in command[2:] if word.startswith("-")}
+    assert options == {"-c", "--quiet", "--disable-pip-version-check", "--no-compile"}
+    assert all(variables["SKBUILD_WHEEL_CMAKE"] == "false" for _, variables in ran)
 
 
 @pytest.mark.few(2)

@@ -1,6 +1,7 @@
 """Schemas and encoded batches of every kind, drawn at random, for tests of what stores and loads them."""
 
 import numpy as np
+import pyarrow as pa
 import torch
 from hypothesis import strategies as st
 
@@ -9,6 +10,9 @@ from hotrows.data import write_encoded
 from hotrows.schema import Dense, Schema, Sequence, Sparse, is_list
 
 BORDERS = (3, 255, 256, 257, 65_535, 65_536, 65_537, 1 << 32, (1 << 32) + 1, 1 << 50)
+
+MISSING_FIXED = int(pa.__version__.split(".")[0]) >= 26
+"""Whether this pyarrow reads Parquet where a list of a fixed size is missing."""
 
 EVERYTHING = Schema(
     features=(

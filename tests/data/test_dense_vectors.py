@@ -17,6 +17,7 @@ from hotrows.data.description import describe
 from hotrows.data.stored import shards
 from hotrows.data.stored.shards import open_shard
 from hotrows.schema import Dense, Schema, Sparse
+from tests.data.encoded_rows import MISSING_FIXED
 
 ROWS, WIDTH = 200, 5
 VALUES = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
@@ -31,6 +32,9 @@ TABLE = pa.table(
         "price": [n / 8 for n in range(ROWS)],
         "click": [n % 2 for n in range(ROWS)],
     }
+)
+IN_PARQUET = TABLE.set_column(
+    0, "image", pa.array(LISTS, pa.list_(pa.float32(), WIDTH if MISSING_FIXED else -1))
 )
 IMAGE = Dense("image", width=WIDTH)
 SCHEMA = Schema((IMAGE, Sparse("user"), Dense("price", transform="none")), label="click")
@@ -50,7 +54,7 @@ def prepared(rows, folder, schema=SCHEMA, **options):
 def test_every_format_gives_the_same_vectors_behind_the_numbers(tmp_path, kind):
     rows, lists = TABLE, [None if x is None else list(x) for x in LISTS]
     if kind == "parquet":
-        pq.write_table(TABLE, tmp_path / "rows.parquet")
+        pq.write_table(IN_PARQUET, tmp_path / "rows.parquet")
         rows = tmp_path / "rows.parquet"
     elif kind == "json lines":
         lines = (json.dumps(row) + "\n" for row in TABLE.to_pylist())
@@ -220,7 +224,7 @@ def test_batches_that_are_written_and_parquet_read_directly_have_the_same_vector
     wide = Batch((), torch.zeros(0, dtype=torch.int64), torch.tensor([[7e4] * 5]), torch.ones(1))
     with pytest.raises(ValueError, match="row 0: expected vectors of float16, found a number"):
         write_encoded(tmp_path / "half", half, {"train": [wide]})
-    pq.write_table(TABLE, tmp_path / "rows.parquet")
+    pq.write_table(IN_PARQUET, tmp_path / "rows.parquet")
     schema = Schema((IMAGE, Sparse("user", rows=9), Dense("price", transform="none")), label="click")
     direct = open_parquet(schema, tmp_path / "rows.parquet")
     np.testing.assert_array_equal(dense_of(direct), dense_of(data))

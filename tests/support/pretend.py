@@ -523,6 +523,8 @@ def gpu(delay=lambda: None):
         for place, values in ((torch.cuda, of_cuda), (torch._C, of_c), (torch.Tensor, of_tensor)):
             for name, value in values.items():
                 stack.enter_context(mock.patch.object(place, name, value, create=True))
+        # Of which a CUDA build asks its driver for more than is pretended; a CPU build has none.
+        stack.enter_context(mock.patch("torch.accelerator.current_accelerator", lambda *_, **__: None))
         stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda *_: device))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
         before = torch.__future__.get_swap_module_params_on_conversion()

@@ -207,7 +207,11 @@ class RowTable:
         if self.rule.kind == BY_OPTIMIZER:  # whose moments are read before the next step
             self.catch_up()
         elif self.is_behind and (self.has_states or not self.rule.states):
-            deferred.catch_up_all(self.rule.kind, self.target.until(step))
+            self._bring_all(step)
+
+    def _bring_all(self, step: int) -> None:
+        """A cached table has its own: also rows of its store are behind."""
+        deferred.catch_up_all(self.rule.kind, self.target.until(step))
 
     @exclusive
     def catch_up_rows(self, rows: Tensor) -> None:

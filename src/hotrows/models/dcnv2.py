@@ -11,7 +11,7 @@ dense features to the logit (`linear`), which the paper does not have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class DCNv2(Model):
     ['item', 'user']
     """
 
-    small: ClassVar = {"linear": True, "hidden": [128, 64], "dropout": 0.2}
+    small: ClassVar[dict[str, Any]] = {"linear": True, "hidden": [128, 64], "dropout": 0.2}
 
     def __init__(
         self,

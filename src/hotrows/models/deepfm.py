@@ -9,7 +9,7 @@ fitted before training, where there are any, are added to the logit, and read by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class DeepFM(Model):
     ['item', 'item.linear', 'user', 'user.linear']
     """
 
-    small: ClassVar = {"hidden": [128, 64], "dropout": 0.2}
+    small: ClassVar[dict[str, Any]] = {"hidden": [128, 64], "dropout": 0.2}
 
     def __init__(
         self,

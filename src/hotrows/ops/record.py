@@ -40,7 +40,9 @@ class RecordLayout:
     has_step: whether an int32 step of the row comes last.
     """
 
-    FIELDS: ClassVar = ("dim", "bits", "state_offset", "state_width", "step_offset", "stride")
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        *("dim", "bits", "state_offset", "state_width", "step_offset", "stride"),
+    )
 
     dim: int
     dtype: str = "float32"

@@ -18,7 +18,7 @@ from hotrows.data.raw.arrow_arrays import first_line, is_list, unnested, value_a
 from hotrows.data.raw.cells import cells_of
 from hotrows.data.raw.files import File, pyarrow
 from hotrows.data.raw.reading import Reading
-from hotrows.data.raw.typed_files import open_parquet_file
+from hotrows.data.raw.typed_files import explained, open_parquet_file
 from hotrows.data.rows import Rows, lists_between
 from hotrows.losses import NO_GROUP
 from hotrows.schema import MISSING_KEY
@@ -71,16 +71,12 @@ class RowGroupColumns:
 
     def __init__(self, group: RowGroup, columns: SchemaColumns, how: Reading, handles: Handles) -> None:
         self._group, self._columns, self._pa = group, columns, pyarrow()
-        try:
+        with explained(f"{group.file.name} is damaged"):
             with handles.lent(group.file, group.metadata) as file:
                 present = set(file.schema_arrow.names)
                 stored = [name for name in how.columns if name in present]
                 table = file.read_row_group(group.index, columns=stored)
             self._arrays = {name: _array(self._pa, table.column(name)) for name in stored}
-        except (self._pa.ArrowException, OSError) as error:
-            raise ValueError(
-                f"{group.file.name} is damaged ({first_line(error)}); write it again"
-            ) from error
         for name in (name for name in how.columns if name not in self._arrays):
             value = _value_of(self._pa, group.file.partitions[name])
             self._arrays[name] = self._pa.repeat(value, group.rows)

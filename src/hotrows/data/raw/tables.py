@@ -158,18 +158,20 @@ def check_frame(frame: Any, table: Any) -> Any:
         columns = [(column.name, column) for column in frame.get_columns()]
     else:
         columns = list(frame.items()) if hasattr(frame, "dtypes") and hasattr(frame, "items") else []
-    for (name, column), array in zip(columns, table.columns, strict=False):
+    for place, ((name, column), array) in enumerate(zip(columns, table.columns, strict=False)):
         try:
-            check_objects(column, array)
+            checked = check_objects(column, array)
         except ValueError as error:
             raise ValueError(f"column {name!r} {error}") from None
+        if checked is not array:
+            table = table.set_column(place, table.column_names[place], checked)
     return table
 
 
 def check_objects(column: Any, array: Any) -> Any:
     """Refuses objects of Polars, whose addresses Arrow gets; moments of several types or zones: Arrow
     cuts off their time, or moves them to the first zone; and booleans among floats: 1.0 in Arrow, they
-    have another id. Returns the array."""
+    have another id. Returns the array; with the zone of categories, which Arrow before 25 loses."""
     kind = str(getattr(column, "dtype", "object"))
     of_lists, is_floating = is_list(array.type), pyarrow().types.is_floating
     is_plain = kind == "object" and hasattr(column, "__iter__")
@@ -183,4 +185,9 @@ def check_objects(column: Any, array: Any) -> Any:
         moments = (x for x in column if isinstance(x, date) and x == x)  # NaT is not equal to itself
         if len({(isinstance(x, datetime), str(getattr(x, "tzinfo", None))) for x in moments}) > 1:
             raise ValueError("mixes dates with times, or times of several zones; convert it to text")
+    zone = getattr(getattr(getattr(column, "dtype", None), "categories", None), "tz", None)
+    moments = getattr(array.type, "value_type", array.type)
+    if zone is not None and moments.tz is None:
+        pa = pyarrow()
+        return array.cast(moments).cast(pa.timestamp(moments.unit, pa.lib.tzinfo_to_string(zone)))
     return array

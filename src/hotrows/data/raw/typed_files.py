@@ -159,7 +159,10 @@ def explained(problem: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{problem} ({first_line(error)}); write it again") from error
+        said, advice = first_line(error), "write it again"
+        if "all lists to be of size" in said:
+            advice += ", or, if a list of fixed size is missing there, upgrade pyarrow: 26 reads it"
+        raise ValueError(f"{problem} ({said}); {advice}") from error
 
 
 def _parquet(file: Any) -> Groups:

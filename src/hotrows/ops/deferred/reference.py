@@ -38,7 +38,7 @@ class Target:
     now: int
     first_decay: int
 
-    LINE: ClassVar = (
+    LINE: ClassVar[tuple[str, ...]] = (
         *("weights", "weights_stride", "first_state", "second_state", "states_stride", "lasts"),
         *("lasts_stride", "num_rows", "steps", "first", "now", "first_decay"),
     )
