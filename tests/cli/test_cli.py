@@ -60,7 +60,8 @@ def test_ctrl_c_while_an_error_is_explained_is_one_line(hotrows, monkeypatch):
 
 def test_a_system_without_threads_is_refused_in_one_line(hotrows, monkeypatch, tmp_path):
     start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
-    monkeypatch.setattr(threading, "_start_new_thread", start)
+    names = {"_start_joinable_thread", "_start_new_thread"}  # from Python 3.13 on, before it
+    monkeypatch.setattr(threading, *names & vars(threading).keys(), start)
     told = hotrows("train", "enc", "--model", "deepfm", *SMALL, "--run", tmp_path / "run")
     assert told.code == 1
     assert re.fullmatch(r"hotrows: out of memory: .*no more threads; .*\n", told.err)

@@ -46,7 +46,7 @@ def check(kind: type, options: Mapping[str, Any]) -> None:
 
 def _types_of(kind: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(kind.__init__)  # type: ignore[misc]
+        return inspect.get_annotations(kind.__init__, eval_str=True)  # type: ignore[misc]
     except NameError:  # names that only a type checker imports
         return {}
 

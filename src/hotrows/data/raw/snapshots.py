@@ -84,7 +84,7 @@ def _iceberg(name: str, number: int | None) -> SnapshotInput:
     files = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
 
     def read(task: Any, names: list[str]) -> Iterator[Any]:
-        chosen = scan.select(*names)
+        chosen = table.scan(snapshot_id=scan.snapshot_id, selected_fields=tuple(names))
         arrow = ArrowScan(table.metadata, table.io, chosen.projection(), chosen.row_filter)
         kinds = chosen.projection().as_arrow()  # which files from before a column was added lack
         for batch in arrow.to_record_batches([task]):
