@@ -161,6 +161,39 @@ def test_hooks_see_gradients_and_may_change_them():
     assert_equal_training(plain, fast)
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["before accelerate", "after it"])
+def test_a_hook_is_not_called_of_a_table_that_the_loss_does_not_read(early):
+    """Of tables that are read at once PyTorch calls it, with None."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.EmbeddingBag(9, 4, mode="sum") for _ in range(2))
+
+        def forward(self, x):
+            return (self.a(x).detach().sum(1) + self.b(x).square().sum(1)).sum()
+
+    model, seen = Two(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def watch():
+        for name in ("a", "b"):
+            model.get_submodule(name).weight.register_hook(
+                lambda grad, name=name: seen.append((name, tuple(grad.shape)))
+            )
+
+    if early:
+        watch()
+    hotrows.accelerate(model, optimizer, always=True)
+    if not early:
+        watch()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([[1, 2], [3, 1]])).backward()
+        optimizer.step()
+    assert seen == [("b", (9, 4))] * 3
+
+
 def test_plain_code_on_a_whole_weight_is_right_too():
     """L1 terms, a tied output layer: dense gradients, and steps by the optimizer itself."""
 

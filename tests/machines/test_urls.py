@@ -27,7 +27,7 @@ PATHS = {
         "repeat": "run",
         "start_from": "run",
     },
-    "tune": {"folder": "text", "out": "writes"},
+    "tune": {"folder": "text", "out": "writes", "run": "refuses"},
     "eval": {"run": "run", "folder": "reads"},
     "predict": {"run": "run", "raw": "text", "out": "writes"},
     "report": {"runs": "run", "out": "writes", "folder": "reads"},
@@ -120,6 +120,7 @@ def test_a_whole_day_of_work(at_url, tmp_path, at, capsys):
     ("line", "words"),
     [
         ("doctor --store B/tables", "is a URL, and this must be a path"),
+        ("tune B/enc --for auc --run B/search", "is a URL, and this must be a path"),
         ("train B/enc --fast-memory 1MiB --store file:s3://bucket/tables", "is a URL, and this must be"),
         ("eval B/nosuch", "bucket/nosuch does not exist; correct the path"),
         ("describe B/nosuch", "nosuch does not exist; check the address"),

@@ -72,6 +72,10 @@ class TableParameter(nn.Parameter):
                 return func(*args, **kwargs)
         return _intercept(func, args, kwargs)
 
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
+        with NO_TORCH_FUNCTION():
+            return super().register_hook(_GradientHook(hook))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter of the same values."""
         if id(self) not in memo:
@@ -80,6 +84,17 @@ class TableParameter(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter(self.table.caught_up(), self.requires_grad).__reduce_ex__(protocol)
+
+
+class _GradientHook:
+    """A hook that is called where there is a gradient: of tables that are read at once PyTorch calls
+    those with None, too, that the loss does not read."""
+
+    def __init__(self, hook: Callable[[Tensor], Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, gradient: Tensor | None) -> Any:
+        return None if gradient is None else self.hook(gradient)
 
 
 CLASSES: dict[type, type[TableParameter]] = {nn.Parameter: TableParameter}
@@ -92,6 +107,9 @@ PLAIN: set[type] = {Tensor}
 
 def intercept(weight: Tensor) -> None:
     """Makes a weight a `TableParameter`; the caller gives it its table."""
+    hooks = weight._backward_hooks or {}
+    for key, hook in hooks.items():
+        hooks[key] = hook if type(hook) is _GradientHook else _GradientHook(hook)
     weight.__class__ = CLASSES[type(weight)]
 
 
