@@ -16,6 +16,7 @@ from hotrows.data.streams import StreamConfig, kafka_source, open_source, redis_
 from hotrows.data.streams.line_log import read_lines
 from hotrows.schema import Dense, Label, Schema, Sparse
 from hotrows.serving import places
+from tests.streams.kafka_cluster import Cluster
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
 
@@ -48,27 +49,9 @@ def message(n):
     return json.dumps({"y": 1, "n": n, "a": f"x{n}"}).encode()
 
 
-class Cluster:
-    """A mock cluster in this process, and a producer to it."""
-
-    def __init__(self):
-        self.producer = kafka.Producer({"bootstrap.servers": "none:1", "test.mock.num.brokers": 1})
-        (broker,) = self.producer.list_topics(timeout=10).brokers.values()
-        self.address = f"{broker.host}:{broker.port}"
-
-    def write(self, topic, partition, values):
-        for value in values:
-            self.producer.produce(topic, value, partition=partition)
-        assert self.producer.flush(30) == 0
-
-    def open(self, topic, **options):
-        words = "&".join(f"{name}={value}" for name, value in options.items())
-        return open_source(f"kafka://{self.address}/{topic}?{words}", SCHEMA)
-
-
 @pytest.fixture(scope="module")
 def cluster():
-    return Cluster()
+    return Cluster(SCHEMA)
 
 
 def test_all_partitions_of_a_topic_are_read_and_read_again(cluster):

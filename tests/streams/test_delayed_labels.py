@@ -18,6 +18,7 @@ from hotrows.losses import parse
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.train.run.state import RunState
 from hotrows.train.telling.metrics_log import read_metrics
+from tests.streams.kafka_cluster import Cluster
 from tests.support.page_code import ROOT
 from tests.support.runs import SMALL, Kill, Killed, weights_of
 
@@ -324,8 +325,6 @@ def test_the_command_joins_labels_and_resumes_with_its_settings(data, places, tm
 def test_topics_are_joined_and_a_killed_run_trains_each_sample_once(data, tmp_path, stream):
     """A broker that has not answered yet is not one without labels: impressions wait for it."""
     pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
-    from tests.streams.test_brokers import Cluster
-
     cluster, (impressions, labels) = Cluster(), days(seed=8)
     for topic, events in (("shown", impressions), ("clicks", labels)):
         cluster.write(topic, 0, [json.dumps(event).encode() for event in events])

@@ -122,8 +122,8 @@ def tune_command(
         how = {"metric": metric, "run": run or Path("runs", f"tune-{metric}"), "trials": trials}
         with bar() as progress:
             config = config_with(TrainConfig(), options)
-            found = _search(config, source, raw, progress, seconds=seconds or 1800.0, **how)
-        _print_found(found, out)
+            chosen = _search(config, source, raw, progress, seconds=seconds or 1800.0, **how)
+        _print_found(chosen, out)
         return
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
     fixed = [name for name, value in options.items() if value not in (None, ())]
@@ -192,12 +192,12 @@ def _search(
     return search(open_data(**source), config, raw=files, progress=show, **how)
 
 
-def _print_found(found: Found, out: Path) -> None:
+def _print_found(chosen: Found, out: Path) -> None:
     """Prints the trials and the test of the best one, and writes its config."""
-    names = list(dict.fromkeys(name for trial in found.trials for name in trial.params))
-    table = new_table("trial", found.metric, "±", *names, "seconds", left=("model",))
+    names = list(dict.fromkeys(name for trial in chosen.trials for name in trial.params))
+    table = new_table("trial", chosen.metric, "±", *names, "seconds", left=("model",))
     table.add_column("note")
-    for trial in found.trials:
+    for trial in chosen.trials:
         attrs, note = trial.user_attrs, trial.user_attrs["note"]
         score = (
             "–" if note else f"{trial.value:.4f}",
@@ -206,15 +206,15 @@ def _print_found(found: Found, out: Path) -> None:
         values = [_shown_choice(name, trial.params.get(name, "–")) for name in names]
         table.add_row(str(attrs["turn"]), *score, *values, f"{attrs['seconds']:.1f}", note)
     print_table(table)
-    best, first = found.trials[0], min(found.trials, key=lambda trial: trial.number)
+    best, first = chosen.trials[0], min(chosen.trials, key=lambda trial: trial.number)
     of_first = first.user_attrs["note"] or f"{first.value:.4f}"
-    click.echo(f"validation     {found.metric} {best.value:.4f}; of the defaults {of_first}")
-    if found.test is not None:
-        print_metrics("test", found.test)
-    click.echo(f"run            {shown_path(found.run)}")
-    found.config.save(out)
+    click.echo(f"validation     {chosen.metric} {best.value:.4f}; of the defaults {of_first}")
+    if chosen.test is not None:
+        print_metrics("test", chosen.test)
+    click.echo(f"run            {shown_path(chosen.run)}")
+    chosen.config.save(out)
     if not is_special(out):
-        data = shown_path(found.data)
+        data = shown_path(chosen.data)
         click.echo(f"configuration  {named(out)}: hotrows train {data} --config {named(out)}")
 
 

@@ -227,11 +227,11 @@ class _Transduction:
     def behind(self, lists: Lists, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """[B, D]: of queries, which read all of their list and themselves."""
         x = self.normed(queries)
-        gates, own = self._gates_of(x)
+        gates, query = self._gates_of(x)
         by_head = (len(x), self._heads, -1)
         key, value = (half.reshape(by_head) for half in np.split(self.keys(x), 2, 1))
-        score = (own.reshape(by_head) * key).sum(2) + self._distances[:: self._places]
-        attended = self._attended(lists, own, keys, lists.places[2])
+        score = (query.reshape(by_head) * key).sum(2) + self._distances[:: self._places]
+        attended = self._attended(lists, query, keys, lists.places[2])
         attended += ((_silu(score) / np.float32(self._places))[:, :, None] * value).reshape(x.shape)
         return self._out(attended, gates, queries)
 
@@ -312,8 +312,8 @@ def _of_lists(
     parts = cache.find(keys)
     missing[list(parts)] = False
     if missing.any():
-        made = lists.only(missing)
-        pieces = np.split(layer.of_lists(made), made.places[1][1:-1], -2)
+        missed = lists.only(missing)
+        pieces = np.split(layer.of_lists(missed), missed.places[1][1:-1], -2)
         for r, piece in zip(np.flatnonzero(missing).tolist(), pieces, strict=True):
             parts[r] = piece
             if r in keys:
@@ -333,10 +333,10 @@ def _layers(bundle: Bundle, values: Mapping[str, np.ndarray]) -> dict[str, Calla
             )
         kind, dim = KINDS[layer.kind], widths[0]
         parameters = [values.get(name, _NONE) for name in layer.parameters]
-        found, expected = [p.size for p in parameters], kind.sizes(layer.options, dim)
-        if found != expected:
+        sizes, expected = [p.size for p in parameters], kind.sizes(layer.options, dim)
+        if sizes != expected:
             raise ValueError(
-                f"layer {layer.name!r} needs parameters of {expected} values, not {found}; export again"
+                f"layer {layer.name!r} needs parameters of {expected} values, not {sizes}; export again"
             )
         layers[layer.name] = kind(layer.options, dim, [np.array(p, np.float32) for p in parameters])
     return layers

@@ -214,11 +214,11 @@ class ShardCopies:
             coming = {
                 path.parent.name for path in self._fetching.glob(f"*/{LOCK}") if holder_of(path.parent)
             }
-            found = {path.name: path.stat() for path in self._copies()}
-            used = sum(self.sizes[name] for name in found.keys() | coming | {*names})
+            copies = {path.name: path.stat() for path in self._copies()}
+            used = sum(self.sizes[name] for name in copies.keys() | coming | {*names})
             with self._guard:
                 kept = self._names() | coming
-            for old in sorted(found.keys() - kept, key=lambda name: found[name].st_atime_ns):
+            for old in sorted(copies.keys() - kept, key=lambda name: copies[name].st_atime_ns):
                 if used <= self.limit:
                     break
                 (self.folder / old).unlink(missing_ok=True)

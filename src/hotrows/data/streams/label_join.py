@@ -164,8 +164,8 @@ class LabelJoin:
                 f"{format_bytes(self._bytes)}, more than label_memory={format_bytes(self._memory)}: "
                 f"shorten label_window, or raise label_memory (--label-memory)"
             )
-        if self._waiting is not None and (found := np.isin(self._waiting.ids, ids)).any():
-            labels, self._waiting = self._waiting[found], self._waiting[~found]
+        if self._waiting is not None and (matches := np.isin(self._waiting.ids, ids)).any():
+            labels, self._waiting = self._waiting[matches], self._waiting[~matches]
             self.label(labels)
 
     def label(self, labels: Labels) -> None:
@@ -283,10 +283,10 @@ class LabelJoin:
         )
         values = np.concatenate([piece.labels.values for piece in pieces])[(firsts + places)[order]]
         counts = ~np.isnan(values) & (second[order, None] | (not self._weights))
-        own = samples.arrays["labels"]
-        own = np.where(missing_labels(own), 0, own).astype(own.dtype)
-        known = np.where(counts, values, own.reshape(values.shape)).astype(own.dtype)
-        return samples.with_arrays({"labels": known.reshape(own.shape)}, {})
+        labels = samples.arrays["labels"]  # that impressions have themselves
+        labels = np.where(missing_labels(labels), 0, labels).astype(labels.dtype)
+        known = np.where(counts, values, labels.reshape(values.shape)).astype(labels.dtype)
+        return samples.with_arrays({"labels": known.reshape(labels.shape)}, {})
 
     def _forget(self, until: int) -> None:
         """Drops rows whose window is over, ids a window later, and labels that no impression came for."""

@@ -214,14 +214,14 @@ class Merger:
         every = max(MERGE_BYTES // ((self._stride + 64) * _SAMPLE), 1)
         cuts = sample[every::every] // COUNTED * COUNTED
         for first, end in pairwise(np.unique([0, *cuts, 8 * self._form.bit_bytes]).tolist()):
-            found = []
+            pieces = []
             for log in logs:
                 with self._piece(first):
-                    found.append(log.read(self._row_fetcher, first, end))
-            rows = np.concatenate([rows for rows, _ in found])
-            of_log = np.repeat(np.arange(len(logs)), [rows.size for rows, _ in found])
+                    pieces.append(log.read(self._row_fetcher, first, end))
+            rows = np.concatenate([rows for rows, _ in pieces])
+            of_log = np.repeat(np.arange(len(logs)), [rows.size for rows, _ in pieces])
             order = np.argsort(rows, kind="stable")  # of equal rows, the newest comes last
-            rows, places = rows[order], np.concatenate([places for _, places in found])[order]
+            rows, places = rows[order], np.concatenate([places for _, places in pieces])[order]
             newest = np.append(rows[1:] != rows[:-1], True)[: rows.size]
             yield _New(first, end, rows[newest], of_log[order[newest]], places[newest])
 
@@ -271,8 +271,8 @@ class _LogRows:
         part = np.repeat(np.arange(lengths.size), lengths)
         numbers = np.arange(part.size) - np.repeat(np.cumsum(lengths) - lengths - begins, lengths)
         rows = np.empty((part.size, 1), np.int64)
-        at = self._firsts[part] - 8 * (self._counts[part] - numbers)
-        fetcher.fetch(self._file, at, np.arange(part.size), rows.view(np.uint8))
+        offsets = self._firsts[part] - 8 * (self._counts[part] - numbers)
+        fetcher.fetch(self._file, offsets, np.arange(part.size), rows.view(np.uint8))
         places = np.where(self._bare[part], _REMOVED, self._firsts[part] + self._stride * numbers)
         is_in = (first <= rows[:, 0]) & (rows[:, 0] < end)
         return rows[is_in, 0], places[is_in]

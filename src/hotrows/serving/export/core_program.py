@@ -39,16 +39,16 @@ def core_layers(model: Model, packs: Sequence[Pack]) -> tuple[CoreLayer, ...]:
     names = {parameter: f"model.{name}" for name, parameter in model.named_parameters()}
     layers = []
     for place, (history, interest) in enumerate(zip(model.histories, model.interests, strict=True)):
-        found = _kind_of(interest)
-        if found is None or any(p.dtype != torch.float32 for p in found.parameters):
+        kind = _kind_of(interest)
+        if kind is None or any(p.dtype != torch.float32 for p in kind.parameters):
             return ()
         targets, sequences = (
             tuple((name, tables[name, VECTOR]) for name in features)
             for features in (history.targets, history.sequences)
         )
-        parameters = tuple(names[parameter] for parameter in found.parameters)
-        name = f"interests.{place}{found.submodule}"
-        layers.append(CoreLayer(name, found.kind, targets, sequences, parameters, found.options))
+        parameters = tuple(names[parameter] for parameter in kind.parameters)
+        name = f"interests.{place}{kind.submodule}"
+        layers.append(CoreLayer(name, kind.kind, targets, sequences, parameters, kind.options))
     return tuple(layers)
 
 
@@ -114,10 +114,10 @@ class BehindLayers(PlainModel):
 
     def __init__(self, plain: PlainModel, layers: Sequence[CoreLayer]) -> None:
         super().__init__(copy.deepcopy(plain.model), plain.packs, plain.num_dense)
-        given: dict[str, Tensor] = {}
+        inputs: dict[str, Tensor] = {}
         for layer in layers:
             owner, _, name = layer.name.rpartition(".")
-            stand_in = _Given(_reading(given, layer.name), layer.kind != "target_attention")
+            stand_in = _Given(_reading(inputs, layer.name), layer.kind != "target_attention")
             setattr(self.model.get_submodule(owner), name, stand_in)
         read = {read for layer in layers for read in layer.sequences}
         lists = [e for e in plain.inputs if e.kind == "sequence" and e.reads[0] not in read]
@@ -133,7 +133,7 @@ class BehindLayers(PlainModel):
             for layer in layers
         ]
         self.inputs = (*kept, *outputs)
-        self._give = given.update
+        self._give = inputs.update
 
     def vectors(self, tensors: dict[str, Tensor], size: int) -> PlainVectors:
         self._give(tensors)
@@ -151,8 +151,8 @@ class _Given(nn.Module):
         return (self._read(), None) if self._is_interest else self._read()
 
 
-def _reading(given: dict[str, Tensor], name: str) -> Callable[[], Tensor]:
-    return lambda: given[name]
+def _reading(inputs: dict[str, Tensor], name: str) -> Callable[[], Tensor]:
+    return lambda: inputs[name]
 
 
 class _WithoutLists(PlainVectors):
