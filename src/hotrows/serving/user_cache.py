@@ -30,12 +30,12 @@ class UserCache:
     def find(self, keys: Mapping[int, Key]) -> dict[int, np.ndarray]:
         """The values that are there, by the places of their keys."""
         with self._lock:
-            there = {place: key for place, key in keys.items() if key in self._entries}
-            for key in there.values():
+            held = {place: key for place, key in keys.items() if key in self._entries}
+            for key in held.values():
                 self._entries.move_to_end(key)
-            self.hits += len(there)
-            self.misses += len(keys) - len(there)
-            return {place: self._entries[key] for place, key in there.items()}
+            self.hits += len(held)
+            self.misses += len(keys) - len(held)
+            return {place: self._entries[key] for place, key in held.items()}
 
     def keep(self, key: Key, values: np.ndarray) -> None:
         """Takes values in, for which others go; none where they are larger than all that may be kept."""

@@ -103,7 +103,7 @@ def search(
         running = _Search(optuna, space, config, folder, metric)
         running.begin({"data": source.fingerprint, "models": [*space.models], "metric": metric})
         running.run(seconds, trials or 1 << 62, progress or (lambda what, done, total: None))
-        return running.found()
+        return running.result()
     finally:
         optuna.logging.set_verbosity(of_optuna)
         log.setLevel(level)
@@ -160,7 +160,7 @@ class _Search:
                 return
             self._keep_best()
 
-    def found(self) -> Found:
+    def result(self) -> Found:
         """The best trial, and how its run does on the test part."""
         best = self._best()
         if best is None:

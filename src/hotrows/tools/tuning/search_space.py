@@ -49,19 +49,19 @@ class SearchSpace:
         values = {"lr": 1.0, "dense_lr": 1.0, **self._options[model], **default.model_options}
         values |= {"crosses": any(map(default.model_options.get, _CROSSES)), "min_count": _AS_PREPARED}
         choices = self.choices(model)
-        known = [n for n, of in choices.items() if isinstance(of, dict) or values[n] in of]
+        known = [n for n, some in choices.items() if isinstance(some, dict) or values[n] in some]
         self.default = {"model": model, **{name: values[name] for name in known}}  # the first trial
         if len(self.models) == 1 and not choices:
             raise ValueError("all that a search chooses is given: leave a setting open, such as lr")
 
     def choices(self, model: str) -> dict[str, Any]:
         """By name, what may be chosen for a model."""
-        options, given = self._options[model], self._config.model_options
+        options, chosen = self._options[model], self._config.model_options
         is_open = {
             "lr": self._config.row_optimizer is None,
             "dense_lr": self._config.dense_lr is None,
-            "dim": "dim" in options and "dim" not in given,
-            "dropout": "dropout" in options and "dropout" not in given,
+            "dim": "dim" in options and "dim" not in chosen,
+            "dropout": "dropout" in options and "dropout" not in chosen,
             "crosses": any(self._crosses.get(name) for name in _CROSSES[:2] if name in options),
             "min_count": bool(self._raw),
         }
@@ -69,11 +69,11 @@ class SearchSpace:
 
     def suggest(self, trial: Any) -> dict[str, Any]:
         """Has a trial of Optuna choose everything."""
-        for name, of in self.choices(trial.suggest_categorical("model", self.models)).items():
-            if isinstance(of, dict):
-                trial.suggest_float(name, **of)
+        for name, some in self.choices(trial.suggest_categorical("model", self.models)).items():
+            if isinstance(some, dict):
+                trial.suggest_float(name, **some)
             else:
-                trial.suggest_categorical(name, of)
+                trial.suggest_categorical(name, some)
         return dict(trial.params)
 
     def config_of(self, chosen: Mapping[str, Any]) -> TrainConfig:
@@ -122,8 +122,8 @@ class SearchSpace:
         is_read = any("crosses" in options for options in self._options.values())
         if config.plain or not is_counted or not is_read or {*_CROSSES} & {*config.model_options}:
             return {}
-        found = {n: value for n, value in default.model_options.items() if n in _CROSSES}
-        return found or effects.options(data, config.label)
+        chosen = {n: value for n, value in default.model_options.items() if n in _CROSSES}
+        return chosen or effects.options(data, config.label)
 
 
 class SearchError(ValueError):
@@ -134,16 +134,16 @@ def _options_of_models(data: EncodedData, config: TrainConfig) -> dict[str, dict
     """By name of each model that the data and the config allow, its options with their defaults."""
     several = len(data.schema.labels) > 1 and config.label is None
     names = (config.model,) if config.model else _OF_LABELS if several else _MODELS
-    found, problems = dict[str, dict[str, Any]](), list[ValueError]()
+    options, problems = dict[str, dict[str, Any]](), list[ValueError]()
     for name in names:
         try:
             kind = type(models.build(name, data.schema, **config.model_options))
-            found[name] = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
+            options[name] = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
         except ValueError as problem:
             problems.append(problem)
-    if not found:
+    if not options:
         raise problems[0]
-    return found
+    return options
 
 
 def _times(rate: float | None, times: float) -> float | None:

@@ -54,7 +54,7 @@ class Bins:
         self.codes = np.searchsorted(self.edges, numbers, side="right")
         self.few = np.concatenate([[0], np.searchsorted(edges, self.edges, side="right")])
 
-    def of(self, most: int) -> np.ndarray:
+    def codes_of(self, most: int) -> np.ndarray:
         return self.codes if most == BINS else self.few[self.codes]
 
 
@@ -134,7 +134,7 @@ class Additive:
     def combined(self, names: Sequence[str], bins: int) -> tuple[EffectColumn, np.ndarray]:
         """A column of a number's bins with those of another, or with an id, and keys by code."""
         ids = self.samples.ids
-        first, second = (ids[name] if name in ids else self.bins[name].of(bins) for name in names)
+        first, second = (ids[name] if name in ids else self.bins[name].codes_of(bins) for name in names)
         return combination(tuple(names), first * bins + second, bins)
 
     @property
@@ -147,7 +147,10 @@ class Additive:
         """Fits the numbers' line, and the effects of all single columns, the most telling ones first."""
         ids = [EffectColumn((name,), x, int(x.max()) + 1) for name, x in self.samples.ids.items()]
         few, many = (
-            [EffectColumn((n,), b.of(m), int(b.of(m).max()) + 1, m) for n, b in self.bins.items()]
+            [
+                EffectColumn((n,), b.codes_of(m), int(b.codes_of(m).max()) + 1, m)
+                for n, b in self.bins.items()
+            ]
             for m in (FEW_BINS, BINS)
         )
         few = [column for column in few if column.num_values > 2]

@@ -44,16 +44,16 @@ _OF_A_RANK = {
 
 
 def settle(
-    config: TrainConfig, data: EncodedData, given: str | type[Model] | Model | None = None
+    config: TrainConfig, data: EncodedData, own_model: str | type[Model] | Model | None = None
 ) -> TrainConfig:
     """Fills in what the config leaves open, for a training on these data.
 
-    given: the model itself, if it is not found by its name; an object has its options.
+    own_model: the model itself, if it is not found by its name; an object has its options.
     """
     # What holds for all models.
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
-    kind = _class_of(model, given)
+    kind = _class_of(model, own_model)
     is_small = kind.small is not None and _are_read_again(config, data)
     batch_size = config.batch_size or _batch_size(num_samples, _SMALL_STEPS if is_small else _STEPS)
     epochs = config.epochs or 1
@@ -76,7 +76,7 @@ def settle(
         config,
         model=_absolute_model(model),
         model_options=config.model_options
-        if isinstance(given, Model)
+        if isinstance(own_model, Model)
         else _options(config, model, kind, is_small, data),
         epochs=epochs,
         batch_size=batch_size,
@@ -90,11 +90,11 @@ def settle(
     )
 
 
-def _class_of(model: str, given: str | type[Model] | Model | None) -> type[Model]:
-    if isinstance(given, Model):
-        return type(given)
+def _class_of(model: str, own_model: str | type[Model] | Model | None) -> type[Model]:
+    if isinstance(own_model, Model):
+        return type(own_model)
     try:
-        return given if isinstance(given, type) else models.class_of(model)
+        return own_model if isinstance(own_model, type) else models.class_of(model)
     except ValueError:  # of a notebook, or wrong: `models.build` says so
         return Model
 

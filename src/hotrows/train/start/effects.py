@@ -57,8 +57,8 @@ class Gains:
         names = list(self.nats)
         lines = ["effects, and the nats that each gains on samples that it was fitted without:"]
         lines += [f"  {self.nats[name]:9,.0f}  {name}" for name in names[:_SHOWN]]
-        if rest := names[_SHOWN:]:
-            lines.append(f"  {sum(self.nats[name] for name in rest):9,.0f}  {len(rest)} more")
+        if hidden := names[_SHOWN:]:
+            lines.append(f"  {sum(self.nats[name] for name in hidden):9,.0f}  {len(hidden)} more")
         return "\n".join(lines)
 
 
@@ -93,7 +93,7 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
         return []
     keys = _fit(fitted, effects)
     tables = {table.name: table for table in embedding.tables}
-    given = {table.name: _of_fold(table, samples) for table in tables.values() if table.role == FOLD}
+    rows_of = {table.name: _of_fold(table, samples) for table in tables.values() if table.role == FOLD}
     gains: dict[str, float] = collections.defaultdict(float)
     for column in fitted.columns:
         assert column.effects is not None
@@ -107,14 +107,14 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
             name, of_rows = f"{names[0]}.{EFFECT}.{names[1]}", rows // FEW_BINS
             by_bin = np.zeros((of_rows.max(initial=0) + 1, FEW_BINS, FOLDS + 1))
             by_bin[of_rows, rows % FEW_BINS] = values
-            given[name] = (np.arange(len(by_bin)), by_bin.reshape(len(by_bin), -1))
+            rows_of[name] = (np.arange(len(by_bin)), by_bin.reshape(len(by_bin), -1))
         elif name in tables:
-            given[name] = (rows, values)
+            rows_of[name] = (rows, values)
         else:
             continue
         if column.tau:
             gains["*".join(names)] += fitted.gain_of(column)
-    by_table = {name: [GivenRows(tables[name], *of_table)] for name, of_table in given.items()}
+    by_table = {name: [GivenRows(tables[name], *of_table)] for name, of_table in rows_of.items()}
     checkpoint.fill_tables(embedding, by_table)
     for place, name in enumerate(effects.numbers):
         bins = fitted.bins[name]
@@ -236,7 +236,7 @@ def choose(samples: FittedSamples) -> dict[str, Any]:
 def fold_of(samples: FittedSamples, names: Sequence[str]) -> np.ndarray:
     """The fold of each sample, [N], by its ids and numbers of these columns."""
     fold = np.zeros(samples.num, np.int64)
-    ids, numbers = ([n for n in names if n in of] for of in (samples.ids, samples.numbers))
+    ids, numbers = ([n for n in names if n in some] for some in (samples.ids, samples.numbers))
     if ids:
         fold += buckets(samples, ids, FOLDS)
     if numbers:
