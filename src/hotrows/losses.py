@@ -93,6 +93,7 @@ class Loss:
     link: ClassVar[str] = "sigmoid"
     decides: ClassVar[str] = "auc"
     is_order: ClassVar[bool] = False
+    is_of_streams: ClassVar[bool] = False  # whether samples stand for others, as a stream makes them
 
     def __call__(
         self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None, groups: Tensor | None = None
@@ -236,6 +237,7 @@ class FakeNegative(Loss):
     """
 
     name = "fake_negative"
+    is_of_streams = True
 
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return super().of_samples(outputs, labels) * self.importance(outputs, labels)

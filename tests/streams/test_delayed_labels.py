@@ -305,6 +305,18 @@ def test_what_cannot_be_joined_says_so(data, places, tmp_path):
         trainer.fit_stream(places[0], WEIGHT, labels=places[1])
     with pytest.raises(ValueError, match="one of them is missing"):
         trainer.fit_stream(places[0], WAIT)
+    config = TrainConfig(model="lr", batch_size=64, loss="fake_negative")
+    with pytest.raises(ValueError, match="begin the stream with --init-from"):
+        Trainer(data, config, tmp_path / "stored").fit()
+
+
+def test_a_stream_by_weight_begins_with_a_run_of_prepared_data(data, places, tmp_path, caplog):
+    config = TrainConfig(model="lr", batch_size=64, epochs=1)
+    Trainer(data, config, tmp_path / "before").fit()
+    config = dataclasses.replace(config, loss="fake_negative", start_from=str(tmp_path / "before"))
+    trainer = Trainer(data, dataclasses.replace(config, epochs=None), tmp_path / "run")
+    assert trainer.fit_stream(places[0], WEIGHT, labels=places[1]).steps > 0
+    assert "was learned by" not in caplog.text  # equal outputs are equal predictions
 
 
 def test_the_command_joins_labels_and_resumes_with_its_settings(data, places, tmp_path, hotrows):

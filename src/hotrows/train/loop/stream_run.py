@@ -35,7 +35,6 @@ from hotrows.data.streams.label_join import HeldImpressions
 from hotrows.data.streams.line_log import LineLog, read_lines
 from hotrows.data.streams.settings import ONE_RANK
 from hotrows.engine import checkpoint
-from hotrows.losses import FakeNegative
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.json_file import JsonFile, build
 from hotrows.schema import Schema
@@ -114,12 +113,11 @@ class StreamRun(Callback):
                 HeldImpressions.of_arrays(held),
             )
             opened.callback(self._events.close)
-            of_labels = None
+            settings = self._config.to_json()
             if isinstance(opened_source, JoinedSource):
-                name, of_labels = opened_source.names
+                run_folder.write_stream(run, *opened_source.names, settings)
             else:
-                name = opened_source.name
-            run_folder.write_stream(run, name, of_labels, self._config.to_json())
+                run_folder.write_stream(run, opened_source.name, None, settings)
             self._batches = steps.train_on(self._events, self.window.add)
             self._opened = opened.pop_all()
 
@@ -329,7 +327,7 @@ def _check(steps: StepTrainer, stream: StreamConfig, has_labels: bool) -> None:
     """Raises ValueError for a run that cannot train on a stream."""
     state, config = steps.state, steps.config
     is_weighted = has_labels and stream.delayed_labels == "weight"
-    of_loss = [type(loss) is FakeNegative for loss in steps.recommender.losses]
+    of_loss = [loss.is_of_streams for loss in steps.recommender.losses]
     if is_weighted and of_loss != [True]:
         raise ValueError(
             "delayed_labels='weight' trains each impression as a negative, which only the loss "

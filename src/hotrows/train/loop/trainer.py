@@ -249,8 +249,7 @@ class Trainer:
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one says what is still being done, and a third one interrupts at once.
         """
-        if not self.reports.epoch_steps:
-            raise ValueError(f"{self.data.path} has no samples: train on a stream (--stream, fit_stream)")
+        _check_samples(self)
         self._end.check()
         check_callbacks(callbacks)
         keep_freed_memory()
@@ -403,6 +402,18 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
 
 def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:
     callback.on_end(trainer, None if error else trainer._end.result, error)
+
+
+def _check_samples(trainer: Trainer) -> None:
+    """Raises ValueError for samples that cannot be trained on, or not by this loss."""
+    if not trainer.reports.epoch_steps:
+        raise ValueError(f"{trainer.data.path} has no samples: train on a stream (--stream, fit_stream)")
+    is_of_streams = any(loss.is_of_streams for loss in trainer.steps.recommender.losses)
+    if is_of_streams and not isinstance(trainer.validation, StreamRun):
+        raise ValueError(
+            "the loss fake_negative is for a stream in which each positive was a negative before: "
+            "train on prepared data with log_loss, and begin the stream with --init-from"
+        )
 
 
 def _control_of(trainer: Trainer) -> RunControl:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from hotrows.data import EncodedData, Part, ValueRates
 from hotrows.engine.cached_tables import CachedTables
-from hotrows.losses import StoredLoss
+from hotrows.losses import StoredLoss, parse
 from hotrows.train.config import TrainConfig
 from hotrows.train.metrics import Metrics, shortcomings
 
@@ -89,9 +91,11 @@ def of_pins(cached_tables: CachedTables) -> None:
 
 
 def of_other_losses(before: Mapping[str, StoredLoss], now: Mapping[str, StoredLoss]) -> None:
-    """Warns of labels that a run learns by another loss than the run that it begins with."""
+    """Warns of labels whose loss predicts otherwise than that of the run that a run begins with."""
+    outputs = np.linspace(-4, 4, 9, dtype=np.float32)
     for name in before.keys() & now.keys():
-        if before[name].loss != now[name].loss:
+        first, then = (parse(one[name].loss).predictions(outputs) for one in (before, now))
+        if not np.array_equal(first, then):
             log.warning(
                 f"{name!r} was learned by {before[name].loss} in the run to begin with, and is by "
                 f"{now[name].loss} here: the first predictions are not those of that run, unless "
