@@ -172,13 +172,13 @@ def is_json(line: bytes) -> bool:
     return line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 
-def _reading(how: Schema | Reading) -> Reading:
+def reading_of(how: Schema | Reading) -> Reading:
+    """How the events of a source are read; of a schema alone, one sample a line."""
     return how if isinstance(how, Reading) else Reading(how, 1, histories="lines")
 
 
-def declared_layout(how: Schema | Reading, name: str, line: bytes) -> Layout:
+def declared_layout(how: Reading, name: str, line: bytes) -> Layout:
     """The columns of lines without a header, as the schema has them; ValueError where it has none."""
-    how = _reading(how)
     if how.schema.columns is None:
         raise ValueError(
             f"{name}: expected objects of JSON, found {line[:60]!r}; of lines with delimiters the schema "
@@ -187,11 +187,10 @@ def declared_layout(how: Schema | Reading, name: str, line: bytes) -> Layout:
     return layout_of(how, name, line.rstrip(b"\r\n"))
 
 
-def layout_by_first(how: Schema | Reading, name: str, line: bytes) -> tuple[Layout | None, bool]:
+def layout_by_first(how: Reading, name: str, line: bytes) -> tuple[Layout | None, bool]:
     """The columns of a text, by its first line, and whether this line is their header; None: JSON."""
     if is_json(line):
         return None, False
-    how = _reading(how)
     line = recoded(line, name, how.schema.encoding)
     if (problem := chunk_of(name, bytearray(line), 1).not_utf8) is not None:
         raise ValueError(problem[1])

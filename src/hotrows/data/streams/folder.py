@@ -24,7 +24,7 @@ from typing import Any
 
 from hotrows.data.raw.reading import Reading
 from hotrows.data.streams.alarms import Outage
-from hotrows.data.streams.events import LineEvents, RawEvents
+from hotrows.data.streams.events import LineEvents, RawEvents, reading_of
 from hotrows.data.streams.folder_files import Reader, open_file
 from hotrows.runtime.atomic_files import local
 from hotrows.schema import Schema
@@ -45,7 +45,7 @@ class FolderSource:
     """
 
     def __init__(self, folder: Path | str, schema: Schema | Reading) -> None:
-        self._folder, self._schema = local(folder), schema
+        self._folder, self._how = local(folder), reading_of(schema)
         if not self._folder.is_dir():
             raise ValueError(
                 f"the stream {folder} is no folder; make it before events are written into it"
@@ -132,7 +132,7 @@ class FolderSource:
         """Opens a file at the place before it, where it is whole or a text."""
         path = self._folder / name
         try:
-            self._reader = open_file(path, self._schema)
+            self._reader = open_file(path, self._how)
         except FileNotFoundError:
             return
         if self._reader is None:

@@ -30,7 +30,6 @@ from hotrows.data.streams.events import (
     layout_by_first,
     line_events,
 )
-from hotrows.schema import Schema
 
 _BLOCK = 1 << 20  # bytes of text that are read at once
 _MOST_TEXT = 1 << 24  # bytes of text that are read for one call; a longer line is none
@@ -38,7 +37,7 @@ _MAGIC = 16  # bytes that tell what a file holds
 _TAIL = 1 << 14  # bytes by which a file is known again
 
 
-def open_file(path: Path, schema: Schema | Reading) -> Reader | None:
+def open_file(path: Path, how: Reading) -> Reader | None:
     """Opens a file; None: it is not whole yet."""
     with open(path, "rb") as file:
         start, status = file.read(_MAGIC), os.fstat(file.fileno())
@@ -47,7 +46,7 @@ def open_file(path: Path, schema: Schema | Reading) -> Reader | None:
         raise ValueError(
             f"{path} is compressed or UTF-16; a stream reads UTF-8 text, Parquet, Arrow and ORC"
         )
-    encoding = (schema if isinstance(schema, Schema) else schema.schema).encoding
+    encoding = how.schema.encoding
     if start.startswith(codecs.BOM_UTF8) and encoding != "utf-8":
         raise ValueError(
             f"{path} has the byte order mark of UTF-8, and the schema says {encoding!r}; write "
@@ -55,7 +54,7 @@ def open_file(path: Path, schema: Schema | Reading) -> Reader | None:
         )
     kind = kind_of(start)
     if kind is None:
-        return _TextFile(path, schema) if start else None
+        return _TextFile(path, how) if start else None
     # A memory map would end the process where a file is truncated.
     unmapped = File(str(path), str(path), system=SimpleNamespace(open=pyarrow().OSFile))
     try:
@@ -135,8 +134,8 @@ class _RowsFile:
 class _TextFile:
     """A file of lines, which may be appended to; as `_RowsFile`, its offset counts bytes."""
 
-    def __init__(self, path: Path, schema: Schema | Reading) -> None:
-        self._path, self._schema = path, schema
+    def __init__(self, path: Path, how: Reading) -> None:
+        self._path, self._how = path, how
         with ExitStack() as opened:
             self._file = opened.enter_context(open(path, "rb", buffering=0))
             self.status = os.fstat(self._file.fileno())
@@ -190,7 +189,7 @@ class _TextFile:
         line = self._lines(1, is_complete)
         if not line:
             return False
-        self._layout, is_header = layout_by_first(self._schema, str(self._path), line)
+        self._layout, is_header = layout_by_first(self._how, str(self._path), line)
         if is_header:
             self._pass(line, len(line))
         else:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import Layout
 from hotrows.data.streams.alarms import Outage
-from hotrows.data.streams.events import RawEvents, declared_layout, is_json, message_events
+from hotrows.data.streams.events import RawEvents, declared_layout, is_json, message_events, reading_of
 from hotrows.runtime.extras import needs
 from hotrows.schema import Schema
 
@@ -47,7 +47,7 @@ class KafkaSource:
             import confluent_kafka
         if start not in _BEGIN:
             raise ValueError(f"start of a Kafka stream is {' or '.join(_BEGIN)}, not {start!r}")
-        self._kafka, self._topic, self._schema = confluent_kafka, topic, schema
+        self._kafka, self._topic, self._how = confluent_kafka, topic, reading_of(schema)
         self.name = f"kafka://{servers}/{topic}"
         fixed = {"enable.auto.commit": False, "auto.offset.reset": "error", "group.id": "hotrows"}
         fixed["enable.partition.eof"] = True  # a batch that is made again may end behind the last message
@@ -193,5 +193,5 @@ class KafkaSource:
         if values and not self._is_known:
             self._is_known = True
             if not is_json(values[0]):
-                self._layout = declared_layout(self._schema, self.name, values[0])
+                self._layout = declared_layout(self._how, self.name, values[0])
         return message_events(values, self.name, self._layout, places)

@@ -14,7 +14,14 @@ from typing import Any
 
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import Layout
-from hotrows.data.streams.events import RawEvents, blank_lines, end_of_line, layout_by_first, line_events
+from hotrows.data.streams.events import (
+    RawEvents,
+    blank_lines,
+    end_of_line,
+    layout_by_first,
+    line_events,
+    reading_of,
+)
 from hotrows.schema import Schema
 
 _BLOCK = 1 << 20
@@ -32,7 +39,7 @@ class StandardInput:
         self, schema: Schema | Reading, replays: bool = False, descriptor: int | None = None
     ) -> None:
         self.name = "-:replay" if replays else "-"
-        self._schema, self._replays = schema, replays
+        self._how, self._replays = reading_of(schema), replays
         self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
         self._text, self._ended = b"", False
         self._layout: Layout | None = None
@@ -97,6 +104,6 @@ class StandardInput:
 
     def _take_header(self) -> None:
         line, self._is_known = self._text[: end_of_line(self._text, 1)], True
-        self._layout, is_header = layout_by_first(self._schema, "standard input", line)
+        self._layout, is_header = layout_by_first(self._how, "standard input", line)
         if is_header:
             self._text, self._line = self._text[len(line) :], self._line + 1
