@@ -76,7 +76,11 @@ class File {
   }
 
   // Begins to read what is wanted soon, and does not wait for it.
-  void read_ahead(int64_t size, int64_t offset) { ::posix_fadvise(descriptor_, offset, size, POSIX_FADV_WILLNEED); }
+  void read_ahead([[maybe_unused]] int64_t size, [[maybe_unused]] int64_t offset) {
+#ifdef POSIX_FADV_WILLNEED  // macOS has none
+    ::posix_fadvise(descriptor_, offset, size, POSIX_FADV_WILLNEED);
+#endif
+  }
 
   int64_t size() const {
     const off_t end = ::lseek(descriptor_, 0, SEEK_END);  // no fstat: glibc 2.33 gave it a new symbol

@@ -150,8 +150,8 @@ class PlanKnownOrder:
                 if is_full:
                     most = number + 1
                     break
-        if added is not None:
-            added.result()
+            if added is not None:
+                added.result()
         return most
 
 

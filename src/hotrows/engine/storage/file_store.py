@@ -35,7 +35,7 @@ from hotrows.engine.storage.base_file import Base, FillInitial, Form
 from hotrows.engine.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.engine.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
 from hotrows.engine.storage.merge_pace import MOST_FULL, MergePace, Note
-from hotrows.engine.storage.merging import Due, Merger
+from hotrows.engine.storage.merging import LISTED_BYTES, Due, Merger
 from hotrows.engine.storage.old_store import SparseBase, UndoJournal
 from hotrows.engine.storage.record_io import Index
 from hotrows.engine.storage.store_state import StateFile, StoreState, check_restorable, read_state
@@ -279,7 +279,7 @@ class FileStore:
         """Bytes of memory that it takes at most: which rows were written, logs, merging, reading."""
         in_log = min(int(self.log_rows * MOST_FULL), self.num_rows)  # in one, or in all that wait for it
         logs = 2 * (Index.ROW_BYTES * in_log + SEGMENT_BYTES)
-        readers = self._reader.memory_bytes + self._merger.memory_bytes
+        readers = self._reader.memory_bytes + self._merger.memory_bytes + LISTED_BYTES * in_log
         return self._base.memory_bytes + logs + readers
 
     def note_times(self, note: Note) -> None:

@@ -29,6 +29,7 @@ from hotrows.runtime.background import Worker
 
 MERGE_BYTES = 32 << 20  # of new records in memory while merging
 
+LISTED_BYTES = 2  # of memory for each row of the logs that are merged: those of its sample, three times
 _SAMPLE = 16  # one row in so many decides where a merge is cut
 _PIECE_ROWS = 1 << 20  # of the table, whether they were written or not
 _ROW_BYTES, _ROWS_DEPTH = 8, 32  # of a row number in a log; how many reads of them are in flight
@@ -95,12 +96,9 @@ class Merger:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that a merge takes at most: rows, places and records, sorted into others, and
-        pieces of the base files."""
-        return (
-            2 * MERGE_BYTES
-            + 4 * base_file.PIECE_BYTES
-            + (self.fetcher.memory_bytes + self._row_fetcher.memory_bytes)
-        )
+        pieces of the base files; LISTED_BYTES for each row of its logs are yet to be added."""
+        fetchers = self.fetcher.memory_bytes + self._row_fetcher.memory_bytes
+        return 2 * MERGE_BYTES + 4 * base_file.PIECE_BYTES + fetchers
 
     @property
     def is_running(self) -> bool:
@@ -261,7 +259,7 @@ class _LogRows:
             listed.append((part.rows.size, part.first, part.bare))
         self._file, self._stride = log.file, stride
         self.sample = np.concatenate(samples)
-        self._bounds = np.cumsum([part.size for part in samples])  # of the samples of each segment
+        self._starts = np.cumsum([part.size for part in samples])[:-1]  # of the samples of each segment
         self._counts, self._firsts, self._bare = np.array(listed, np.int64).reshape(-1, 3).T
 
     def read(self, fetcher: record_io.Fetcher, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
@@ -279,7 +277,8 @@ class _LogRows:
 
     def _num_below(self, row: int) -> np.ndarray:
         """How many samples of each segment are below a row."""
-        return np.diff(np.append(0, np.cumsum(self.sample < row))[self._bounds])
+        below = self.sample < row
+        return np.add.reduceat(below, self._starts, dtype=np.int64) if below.size else self._counts
 
 
 def _ranges(base: Base, new: _New, step: int) -> Iterator[tuple[int, int]]:
