@@ -40,9 +40,7 @@ class RecordLayout:
     has_step: whether an int32 step of the row comes last.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = (
-        *("dim", "bits", "state_offset", "state_width", "step_offset", "stride"),
-    )
+    FIELDS: ClassVar[list[str]] = ["dim", "bits", "state_offset", "state_width", "step_offset", "stride"]
 
     dim: int
     dtype: str = "float32"

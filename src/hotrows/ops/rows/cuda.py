@@ -44,7 +44,16 @@ def _in_triton(name: str) -> Callable[..., Any]:
     return run
 
 
-def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
+def initialize(
+    records: Tensor,
+    layout: list[int],
+    rows: Tensor,
+    first_rows: Tensor,
+    pieces: Tensor,
+    kind: str,
+    scale: float,
+    state: list[float],
+) -> None:
     chunk = max(_CHUNK_BYTES // records.shape[1], 1)
     rows, first_rows, pieces = rows.cpu(), first_rows.cpu(), pieces.cpu()
     for begin in range(0, len(records), chunk):
