@@ -48,7 +48,7 @@ class Scorer:
     require_all: refuse a request that lacks a field; null is a value.
     core: let the native core compute the layers over histories that it has; False: ONNX Runtime computes
     all of the model, as it does outside of hotrows, in more time.
-    user_cache: bytes to keep what HSTU computes of a list that rows share, for the next request with it
+    user_cache: bytes to keep what HSTU or DIEN computes of a list that rows share, for the next request
     (default: nothing is kept).
     """
 

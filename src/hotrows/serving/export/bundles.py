@@ -24,6 +24,7 @@ from hotrows.data.stored.histories import EVENTS_FILE
 from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.checkpoint import files
 from hotrows.engine.dynamic_ids import DynamicIds
+from hotrows.engine.embedding import Embedding
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.suggestions import did_you_mean
@@ -98,18 +99,9 @@ def write_bundle(
         behind = BehindLayers(plain, layers)
         core_inputs = behind.inputs
         sums[CORE_PROGRAM] = _write_program(folder / CORE_PROGRAM, behind, torch_program(behind), kind)
-    tables = []
-    (folder / "tables").mkdir()
-    num_rows, done = embedding.num_rows(), 0
-    read = {table: feature for entry in plain.inputs for feature, table in entry.reads}  # when serving
-    for table in (table for table in embedding.tables if table.name in read):
-        rows = num_rows[table.name]
-        chunks = embedding.weight_chunks(table.name, rows)
-        file = table_file(table.name, num_rows)
-        stored, sums[file] = _write_table(folder, file, table, rows, chunks, form.table_dtype)
-        tables.append(stored)
-        done += rows
-        progress("exporting", done, sum(num_rows.values()))
+    reads = {read for entry in plain.inputs for read in entry.reads}  # when serving
+    used = [table for table in embedding.tables if any(table.name == name for _, name in reads)]
+    tables = tuple(_write_tables(folder, embedding, used, form.table_dtype, sums, progress))
     keys = tuple(_write_keys(folder, embedding.dynamic))
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
     sums |= _copy_encoders(run, folder, recommender.histories or encoder.histories)
@@ -117,8 +109,8 @@ def write_bundle(
         path=folder,
         program=PROGRAMS[kind],
         inputs=plain.inputs,
-        tables=tuple(tables),
-        crosses=tuple(cross for cross in model.crosses if cross.name in read.values()),
+        tables=tables,
+        crosses=tuple(c for c in model.crosses if any(c.name == feature for feature, _ in reads)),
         equal_lengths=tuple(h.sequences for h in model.histories if len(h.sequences) > 1),
         losses=recommender.calibration.stored(),
         files=sums,
@@ -131,6 +123,27 @@ def write_bundle(
         core_inputs=core_inputs,
     )
     return fields_of(bundle), sums
+
+
+def _write_tables(
+    folder: Path,
+    embedding: Embedding,
+    tables: Sequence[Table],
+    dtype: str,
+    sums: dict[str, FileSum],
+    progress: Progress,
+) -> Iterator[StoredTable]:
+    """Writes the rows of tables, and adds the sums of their files."""
+    (folder / "tables").mkdir()
+    num_rows, done = embedding.num_rows(), 0
+    for table in tables:
+        rows = num_rows[table.name]
+        chunks = embedding.weight_chunks(table.name, rows)
+        file = table_file(table.name, num_rows)
+        stored, sums[file] = _write_table(folder, file, table, rows, chunks, dtype)
+        yield stored
+        done += rows
+        progress("exporting", done, sum(num_rows[table.name] for table in tables))
 
 
 def check_bundle(folder: Path, recommender: Recommender) -> float:
