@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -104,9 +105,9 @@ class Chromium:
 
 @contextmanager
 def browser():
-    """A browser; its profile is deleted behind it."""
+    """A browser; its profile is deleted behind it, but for what a process of it writes while it ends."""
     to_read, to_write = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
         command = [PROGRAM, *options, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         shell = f'exec "$@" 3<&{to_read[0]} 4>&{to_write[1]}'
@@ -114,6 +115,7 @@ def browser():
             ["bash", "-c", shell, "chromium", *command],
             pass_fds=(to_read[0], to_write[1]),
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(to_read[0])
         os.close(to_write[1])
@@ -121,5 +123,5 @@ def browser():
             with os.fdopen(to_write[0], "rb") as read, os.fdopen(to_read[1], "wb") as write:
                 yield Chromium(read, write)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes of its pages
             process.wait()
