@@ -59,7 +59,13 @@ def main() -> None:
     if embedding.cached_tables and "uncached" not in arm:
         embedding.cached_tables.warm()
     with closing(
-        start(embedding, enumerate(loader.batches(0)), loader.batches(0), plan_depth=0 if serial else 2)
+        start(
+            embedding,
+            enumerate(loader.batches(0)),
+            loader.batches(0),
+            plan_depth=0 if serial else 2,
+            num_known=len(loader),  # as `Trainer` does: next uses come from a file
+        )
     ) as runner:
         print(json.dumps(_timed(runner, embedding, step, setting)))
     embedding.close()
