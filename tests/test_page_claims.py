@@ -73,14 +73,14 @@ def test_configurations_of_other_libraries_are_counted(page):
 
 def test_the_first_page_has_the_figures_of_tables_in_a_file():
     tiers = result("tiers-dim16")
-    said = r"2026-11-28 \| a tenth \| (\d+) %; the same tables memory-mapped: ([\d.]+) %"
+    said = r"2026-11-29 \| a tenth \| (\d+) %; the same tables memory-mapped: ([\d.]+) %"
     ratios = [tiers["arms"][name]["ratio"] for name in ("file", "file-mapped")]
     assert numbers("README.md", said) == [round(100 * ratios[0]), round(100 * ratios[1], 1)]
     billion = result("tiers-billion-criteo")
     said = r"2026-11-29 \| 320 MiB \| (\d+) % in the median step; (\d+) % in the slowest 100 steps"
     ratios = [billion["figures"][name] for name in ("ratio", "ratio_slowest_window_of_100")]
     assert numbers("README.md", said) == [round(100 * ratio) for ratio in ratios]
-    assert (tiers["date"][:10], billion["date"][:10]) == ("2026-11-28", "2026-11-29")
+    assert (tiers["date"][:10], billion["date"][:10]) == ("2026-11-29", "2026-11-29")
 
 
 @pytest.mark.filterwarnings("default")

@@ -189,7 +189,7 @@ def tiers() -> list[list[str]]:
 BILLIONS = {
     "criteo": "Criteo's proportions, Zen 5",
     "criteo-int8": "8 bits, Xeon",
-    "criteo-slower": "Criteo's proportions, Zen 3",
+    "criteo-epochs": "the same, two epochs of half the samples",
     "zipf": "equal tables, Zen 5",
 }
 
