@@ -124,6 +124,13 @@ def test_few_units_have_no_interval():
     assert math.isnan(quality.estimate("auc").low) and not math.isnan(quality.metrics.auc)
 
 
+def test_the_interval_of_few_samples_stays_within_what_a_metric_may_be():
+    quality = measure(scored(rows=8))
+    for name, high in (("auc", 1.0), ("calibration_error", 1.0), ("log_loss", math.inf)):
+        estimate = quality.estimate(name)
+        assert 0 <= estimate.low < estimate.high <= high, name
+
+
 def sample():
     ids, offsets = torch.tensor([10, 11, 12, 1, 2, 3]), torch.tensor([0, 1, 2, 3, 5, 5, 6])
     weights, dense = torch.tensor([1, 1, 1, 0.5, 1.0, 2.0]), torch.tensor([[0.0], [1], [2]])

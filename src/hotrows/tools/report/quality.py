@@ -2,15 +2,16 @@
 
 A resample draws as many groups (of a schema without any: rows) as there are, with replacement, and
 computes all metrics anew, each row counting as often as its group was drawn. A 95 % interval is the
-metric and 1.96 standard deviations of the resamples on either side. Resamples of equal rows draw alike,
-whichever model has scored them, so the difference of two models has an interval, too, which is narrower.
+metric and 1.96 standard deviations of the resamples on either side, within what it may be. Resamples
+of equal rows draw alike, whichever model has scored them, so the difference of two models has an
+interval, too, which is narrower.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,16 +23,16 @@ from hotrows.train.metrics.result import LOWER_IS_BETTER
 from hotrows.train.telling.row_sample import ScoredRows
 
 TIMES = 100  # resamples
-_NUMBERS = (
-    "auc",
-    "log_loss",
-    "rmse",
-    "mae",
-    "r2",
-    "poisson_deviance",
-    "calibration",
-    "calibration_error",
-)
+_NUMBERS = {  # metrics without groups, and what they may be; those within groups are shares
+    "auc": (0.0, 1.0),
+    "log_loss": (0.0, math.inf),
+    "rmse": (0.0, math.inf),
+    "mae": (0.0, math.inf),
+    "r2": (-math.inf, 1.0),
+    "poisson_deviance": (0.0, math.inf),
+    "calibration": (0.0, math.inf),
+    "calibration_error": (0.0, 1.0),
+}
 _Z = 1.96
 _LEAST = 5  # units, and resamples, of which an interval is made
 
@@ -75,7 +76,9 @@ class Quality:
         return {name: self.estimate(name) for name in self.names}
 
     def estimate(self, name: str) -> MetricInterval:
-        return _estimate(self.metrics.value(name), self.resamples[name])
+        estimate = _estimate(self.metrics.value(name), self.resamples[name])
+        least, most = _NUMBERS.get(name, (0.0, 1.0))
+        return replace(estimate, low=max(estimate.low, least), high=min(estimate.high, most))
 
     def gain(self, other: Quality, name: str) -> MetricInterval:
         """By how much a metric is better than that of other predictions for the same rows."""
