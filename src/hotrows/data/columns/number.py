@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad
-from hotrows.data.rows import Section
+from hotrows.data.rows import Arrays, RawRows, Section
 from hotrows.runtime.native import call
 from hotrows.schema import Dense, Schema, column_of
 

@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.datasets import tables
-from hotrows.data.datasets.buckets import partition, read_bucket
 from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
-from hotrows.data.datasets.history import Events, histories, sort_events
-from hotrows.data.datasets.tables import TEST, TRAIN, VALIDATION, Directory, find, integers
+from hotrows.data.datasets.events import Events, histories, sort_events
+from hotrows.data.datasets.tables import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Directory,
+    find,
+    integers,
+    partition,
+    read_bucket,
+)
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
 HISTORY = 50
@@ -60,7 +68,7 @@ schema = Schema(
 )
 
 
-def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+def build(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """log_standard_*.csv, user_features_*.csv and video_features_basic_*.csv of one version."""
     first = find(raw, "log_standard_*.csv")
     logs = sorted(first.parent.glob(f"log_standard_*{''.join(first.suffixes)}"))
@@ -73,13 +81,11 @@ def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None)
         buckets = partition(rows, "user_id", Path(scratch) / "log", "events", progress)
         for number, bucket in enumerate(buckets):
             _write(read_bucket(bucket), users, videos, writer)
-            if progress:
-                progress("histories", number + 1, len(buckets))
+            progress("histories", number + 1, len(buckets))
     return writer.samples
 
 
 def _write(log: Any, users: Directory, videos: Directory, writer: tables.PartWriter) -> None:
-    """The samples of a bucket, in order of time."""
     log = log.sort_by("time_ms").combine_chunks()
     clicked = log.filter(log["is_click"].cast("bool")).select(["user_id", "video_id", "time_ms"])
     events = sort_events(integers(clicked["user_id"]), integers(clicked["time_ms"]))

@@ -133,7 +133,6 @@ class SampleBlock:
 
 
 def blocks(rows: int, fields: tuple[ProductField, ...], seed: int) -> Iterator[SampleBlock]:
-    """All samples, block after block."""
     teacher = _Teacher(fields, seed)
     for number in range(-(-rows // BLOCK)):
         rng = np.random.default_rng([key(seed, "product rows"), number])

@@ -26,24 +26,24 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.columns.history import USERS
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns, histories_of
 from hotrows.data.columns.stream import stream
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.vocabulary import Counts
-from hotrows.data.raw.inputs import Input, Progress
+from hotrows.data.raw.inputs import Input, Progress, silent
 from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, no_values
+from hotrows.data.rows import RawRows
 from hotrows.data.stored.histories import (
     EVENTS_FILE,
+    NEWEST,
     StoredHistories,
     events_before,
     last_begins,
     type_of_times,
 )
 from hotrows.data.stored.sections import write_sections
-from hotrows.data.stored.user_histories import NEWEST
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of
@@ -142,7 +142,6 @@ class EventIndex:
         return self.folder / f"references-{number}"
 
     def stored(self, schema: Schema) -> StoredHistories:
-        """The events that were written. schema: of the data."""
         return StoredHistories.open(self._out / EVENTS_FILE, schema, self.rows)
 
 
@@ -155,7 +154,7 @@ class EventFiles(EventIndex):
         schema: Schema,
         folder: Path,
         threads: int,
-        progress: Progress | None = None,
+        progress: Progress = silent,
     ) -> None:
         how = {name: getattr(schema, name) for name in _AS_SAMPLES}
         of_users = _EventSchema((Sparse(USERS, schema.user),), "\0", time=schema.time, **how)
@@ -175,7 +174,7 @@ class EventFiles(EventIndex):
         self._sort()
         super().__init__(schema, folder)
 
-    def _deal(self, progress: Progress | None) -> int:
+    def _deal(self, progress: Progress) -> int:
         rows, first, last = 0, _INT64.max, _INT64.min
         for columns in self._chunks(self._users_read, progress):
             raw, times = columns.values[f"ids/{USERS}"], columns.values["times"]
@@ -249,7 +248,7 @@ class EventFiles(EventIndex):
                 self.refer(some.reshape(-1, 2))
         path.unlink()
 
-    def count(self, counts: Counts, progress: Progress | None = None) -> None:
+    def count(self, counts: Counts, progress: Progress = silent) -> None:
         """Counts the values of events, each as often as histories have it."""
         self.check_users()
         of_schema = SchemaColumns(self.schema)
@@ -261,7 +260,7 @@ class EventFiles(EventIndex):
                 names = [c.name for c in histories_of(self.schema) if c.max_length == longest]
                 counts.add(of_schema.words(self._values(columns, names, of_schema)), times[places])
 
-    def write(self, encoder: Encoder, progress: Progress | None = None) -> StoredHistories:
+    def write(self, encoder: Encoder, progress: Progress = silent) -> StoredHistories:
         """Writes the ids of the events, unless that was done before an interruption."""
         path = self._out / EVENTS_FILE
         if not path.exists():
@@ -281,10 +280,9 @@ class EventFiles(EventIndex):
         return self.stored(encoder.schema)
 
     def remove(self) -> None:
-        """Removes the temporary files."""
         shutil.rmtree(self.folder)
 
-    def _chunks(self, how: Reading, progress: Progress | None) -> Iterator[RawRows]:
+    def _chunks(self, how: Reading, progress: Progress) -> Iterator[RawRows]:
         return (columns for _, columns in stream(self._inputs, how, progress))
 
     def _places_of(self, columns: RawRows) -> np.ndarray:

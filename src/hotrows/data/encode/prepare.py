@@ -41,8 +41,8 @@ from hotrows.data.encode.passes import (
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
-from hotrows.data.raw.inputs import Input, inputs_of, zone_of
-from hotrows.data.raw.snapshots import SnapshotInput
+from hotrows.data.raw.inputs import Input, inputs_of, silent, zone_of
+from hotrows.data.raw.typed_files import SnapshotInput
 from hotrows.data.raw.values import time_of
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.histories import EVENTS_FILE
@@ -117,7 +117,6 @@ def prepare(
 
 
 def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
-    """Does the job, on this machine or on a cluster."""
     executor, threads_here = Executor(job), job.threads
     if job.on_ray:
         from hotrows.data.encode.cluster.on_ray import OnRay
@@ -154,7 +153,6 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
 
 
 def _free(out: Path, overwrite: bool) -> Path:
-    """The folder, if it is free for prepared data."""
     if (out / MANIFEST).exists() and not overwrite:
         raise ValueError(
             f"{out} exists and is no empty folder: it has prepared data; replace it (--overwrite, "
@@ -199,7 +197,7 @@ def _job(
         extends=extend is not None,
         memory=memory or max(total_memory() // 4, 2 << 30),
         threads=num_threads(threads),
-        progress=progress,
+        progress=progress or silent,
         events=tuple(events),
     )
 
@@ -355,8 +353,7 @@ def _fix(job: Job, folder: Path, totals: Totals, counts: Any) -> dict[str, Any]:
         sizes = pool.map(write, range(len(readers)), readers)
         for v, (name, num_distinct) in enumerate(zip(readers, sizes, strict=True)):
             vocabularies[name] = StoredVocabulary(files[v], num_distinct)
-            if progress is not None:
-                progress(v + 1, len(readers))
+            progress(v + 1, len(readers))
     for run in folder.glob("run-*"):
         run.unlink()  # left by an interruption, of vocabularies that are written
     names = [feature.name for feature in job.schema.dense if feature.transform == "standard"]

@@ -1,15 +1,9 @@
 """Vocabularies: the values of id columns, counted, ranked, stored, and turned into ids.
 
-`Counts` counts the training part, in memory that does not grow with it, and writes a file per vocabulary.
-`Vocabularies` maps such files and looks values up in them, in memory where they fit. Sections of a file:
-
-    counts   int64 [V]     by rank
-    ends     int64 [V]     where each value ends in `text`
-    text     uint8         the bytes of all values, end to end
-    index    uint64 [S, 2] word and rank of each slot; csrc/index.h draws it
-
-The header has `name`, `values` (V) and `num_distinct`. Opening maps the file and, unless it is to be
-checked, reads none of it.
+`Counts` counts the training part, in memory that does not grow with it, and writes a file per
+vocabulary. `Vocabularies` maps such files and looks values up in them, in memory where they fit:
+csrc/index.h draws the index that finds them. Opening maps the file and, unless it is to be checked,
+reads none of it.
 """
 
 from __future__ import annotations

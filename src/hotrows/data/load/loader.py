@@ -193,7 +193,7 @@ class _BatchBuilder:
             return gathered_pieces(self._pieces, order, (Room(), Room()))
         columns = self._part.stored_columns
         empty = empty_rows(columns.sections, 0)
-        return packed(empty, Division(columns.sections)) if columns.has_requests else empty
+        return packed(empty, Division(columns.sections)) if columns.schema.request else empty
 
 
 class BatchSource(Protocol):

@@ -13,23 +13,40 @@ memory, a table of Iceberg or Delta Lake, or a dataset of Ray. Every kind of inp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hotrows.data.raw import snapshots
-from hotrows.data.raw.files import content_of, find_files
+from hotrows.data.raw.files import File, blocks_of, find_files
 from hotrows.data.raw.json_lines import JsonInput
 from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
-from hotrows.data.raw.snapshots import SnapshotInput
 from hotrows.data.raw.tables import TableInput, as_table
 from hotrows.data.raw.text import TextInput
-from hotrows.data.raw.typed_files import TypedFileInput
+from hotrows.data.raw.typed_files import SNAPSHOTS, SnapshotInput, TypedFileInput, open_snapshot
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
+
+
+def silent(*done: Any) -> None:
+    """Progress that nobody follows."""
+
+
 TypedInput = JsonInput | TypedFileInput | TableInput | RayInput | SnapshotInput
 Input = TextInput | TypedInput
+KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
+_UNREAD = {
+    b"FEA1": "Feather of version 1",
+    b"Obj\x01": "Avro",
+    b"SQLite format 3": "an SQLite database",
+    b"\x89HDF": "HDF5",
+    b"\x93NUMPY": "a NumPy array",
+    b"7z\xbc\xaf": "a 7z archive",
+}
+_MAGIC_BYTES = 8
+_OBJECT, _ARRAY = re.compile(rb"\s*\{\s*[\"}]"), re.compile(rb"\s*\[\s*[\[{]")  # of JSON
 
 
 def inputs_of(raw: Any) -> list[Input]:
@@ -37,8 +54,8 @@ def inputs_of(raw: Any) -> list[Input]:
     Ray, or a list of them, name."""
     inputs: list[Input] = []
     for item in raw if isinstance(raw, list | tuple) else [raw]:
-        if isinstance(item, str) and item.startswith(snapshots.KINDS):
-            inputs.append(snapshots.open_snapshot(item))
+        if isinstance(item, str) and item.startswith(SNAPSHOTS):
+            inputs.append(open_snapshot(item))
         elif isinstance(item, str | Path):
             for file in find_files(item):
                 content = content_of(file)
@@ -67,3 +84,26 @@ def zone_of(inputs: Sequence[Input], column: str) -> str | None:
         if zone := next((zone for kind in kinds if (zone := getattr(kind, "tz", None))), None):
             return zone
     return None
+
+
+def content_of(file: File) -> str:
+    """The content of a file, told by its first bytes: "text", "JSON lines", or one of KINDS."""
+    with file.open() as raw:
+        start = raw.read(_MAGIC_BYTES)
+    if kind := kind_of(start):
+        return kind
+    content, _ = next(blocks_of(replace(file, encoding=""), 512), (b"", 0))
+    if packed := kind_of(content):
+        raise ValueError(f"{file.name} holds {packed} inside a compressed file; unpack it, and name that")
+    if unread := next((what for magic, what in _UNREAD.items() if content.startswith(magic)), None):
+        raise ValueError(f"{file.name} holds {unread}, which is not read; write it as Parquet or CSV")
+    if _ARRAY.match(content):
+        raise ValueError(
+            f"{file.name} holds an array of JSON; write one object per line (jq -c '.[]' does it)"
+        )
+    return "JSON lines" if _OBJECT.match(content) else "text"
+
+
+def kind_of(start: bytes) -> str | None:
+    """The kind of a file by its first bytes, None if it is none of KINDS."""
+    return next((kind for magic, kind in KINDS.items() if start.startswith(magic)), None)

@@ -12,8 +12,9 @@ import numpy as np
 
 from hotrows.data.raw.arrow_arrays import first_line, is_list
 from hotrows.data.raw.cells import Cells, cells_of
-from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, pyarrow, sampled_lines
+from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, sampled_lines
 from hotrows.data.raw.reading import Reading, check_present
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Schema
 
 _BLANK = re.compile(rb"[ \t\r]*(null[ \t\r]*)?\n")
@@ -60,10 +61,6 @@ class JsonInput(File):
 
 
 def table_of_lines(chunk: Chunk) -> Any:
-    """Parses the lines of a chunk; an error names the line."""
-    pa = pyarrow()
-    from pyarrow import json
-
     # Refuse what is no UTF-8, blank lines, which Arrow skips, and what may end the process.
     if chunk.not_utf8 is not None:
         raise ValueError(chunk.not_utf8[1])
@@ -72,10 +69,10 @@ def table_of_lines(chunk: Chunk) -> Any:
         what = "null" if blank[1] else "nothing"
         raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found {what}")
     _check_depth(chunk)
-    options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
+    options = pa.json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
 
     def read(**how: Any) -> Any:
-        return json.read_json(io.BytesIO(chunk.text), options, json.ParseOptions(**how))
+        return pa.json.read_json(io.BytesIO(chunk.text), options, pa.json.ParseOptions(**how))
 
     try:
         table = read()
@@ -127,7 +124,7 @@ def _check_depth(chunk: Chunk) -> None:
 
 def _lacks_values(array: Any) -> bool:
     """True of lists that end behind the last value, or have such lists."""
-    if pyarrow().types.is_struct(array.type):
+    if pa.types.is_struct(array.type):
         return any(map(_lacks_values, array.flatten()))
     if not is_list(array.type) or not len(array):
         return False
@@ -137,7 +134,6 @@ def _lacks_values(array: Any) -> bool:
 def _to_read(kind: Any) -> Any:
     """An Arrow type with text in place of the times that its JSON reader saw in text, and with numbers
     in lists of nothing but nulls."""
-    pa = pyarrow()
     if pa.types.is_list(kind):
         inner = kind.value_type
         return pa.list_(pa.float64() if pa.types.is_null(inner) else _to_read(inner))
@@ -146,7 +142,7 @@ def _to_read(kind: Any) -> Any:
 
 def with_columns(table: Any, columns: Sequence[str]) -> Any:
     """The columns, in this order; those that no line of the chunk has are empty."""
-    pa, present = pyarrow(), set(table.column_names)
+    present = set(table.column_names)
     for name in (name for name in columns if name not in present):
         table = table.append_column(name, pa.nulls(table.num_rows))
     return table.select(columns)

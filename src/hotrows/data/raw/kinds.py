@@ -49,7 +49,6 @@ _OF_TYPED_NAMES = " "  # of lists
 
 
 def column_of_kind(sample: Column) -> Column:
-    """Finds the kind of a column."""
     if sample.kind == "text":
         return _of_text(sample)
     if sample.kind == "list":

@@ -17,9 +17,9 @@ import numpy as np
 
 from hotrows.data.raw.arrow_arrays import is_pickled
 from hotrows.data.raw.cells import Cells, cells_of_tables
-from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.tables import as_table
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Schema
 
 
@@ -53,11 +53,11 @@ def table_of(block: Any, cut: slice | None) -> Any:
         if is_pickled(table.schema.field(place)):  # lists of several lengths in batches of NumPy
             cells = [cell.tolist() if hasattr(cell, "tolist") else cell for cell in column.to_pylist()]
             table = table.set_column(place, name, as_table({name: cells}).column(0))
-        elif isinstance(column.type, pyarrow().BaseExtensionType):
+        elif isinstance(column.type, pa.BaseExtensionType):
             lists = [chunk.storage for chunk in column.chunks]
-            if pyarrow().types.is_struct(column.type.storage_type):  # of different lengths
+            if pa.types.is_struct(column.type.storage_type):  # of different lengths
                 lists = [chunk.field("data") for chunk in lists]
-            table = table.set_column(place, name, pyarrow().chunked_array(lists))
+            table = table.set_column(place, name, pa.chunked_array(lists))
     return table if cut is None else table.slice(cut.start, cut.stop - cut.start)
 
 
@@ -103,7 +103,6 @@ class RayInput:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its columns."""
         schema = self.dataset.schema()
         return () if schema is None else tuple(schema.names)
 

@@ -76,7 +76,6 @@ class Drafting:
         self._likeliest_time = min(times, key=_is_time_by_magnitude, default=None)
 
     def features(self, columns: Sequence[Column]) -> list[Feature]:
-        """The features that columns are read by."""
         features = [feature for column in columns for feature in self._features_of(column)]
         if self._may_be_ids:
             listed = ", ".join(map(repr, self._may_be_ids))
@@ -84,7 +83,6 @@ class Drafting:
         return features
 
     def _features_of(self, column: Column) -> Iterator[Feature]:
-        """The features that a column is read by; none where it is left out."""
         name = column.name
         if almost := almost_numbers(column):
             self.notes.append(f"{name!r}: {almost}")

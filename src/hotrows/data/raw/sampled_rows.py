@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hotrows.data.raw.arrow_arrays import is_list
-from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, pyarrow, sampled_lines
+from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, sampled_lines
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
 from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of
+from hotrows.runtime.arrow import pa
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
 _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least number of rows
@@ -54,7 +55,6 @@ class Column:
 
     @property
     def missing(self) -> int:
-        """Number of rows without a value."""
         return sum(value is None for value in self.values)
 
     @property
@@ -65,7 +65,6 @@ class Column:
 
     @property
     def is_unique(self) -> bool:
-        """True if every row has another value."""
         return self.kind in ("text", "number") and len(self.counts) == len(self.values) >= _LEAST_UNIQUE
 
     @property
@@ -272,7 +271,6 @@ def _of_table(source: TypedInput) -> SampledRows:
 
 
 def _of_array(name: str, array: Any) -> Column:
-    pa = pyarrow()
     types, array = pa.types, array.combine_chunks()
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()

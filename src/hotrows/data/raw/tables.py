@@ -16,8 +16,9 @@ import numpy as np
 
 from hotrows.data.raw.arrow_arrays import first_line, is_list
 from hotrows.data.raw.cells import Cells, cells_of_tables
-from hotrows.data.raw.files import BLOCKS, pyarrow
+from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.reading import Reading
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
 
@@ -45,14 +46,13 @@ class TableInput:
         if size <= rows:
             return self.table, True
         blocks = (self.table.slice(size * i // BLOCKS, rows // BLOCKS) for i in range(BLOCKS))
-        return pyarrow().concat_tables(blocks), False
+        return pa.concat_tables(blocks), False
 
 
 def as_table(data: Any) -> Any:
     """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
     as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets; arrays of
     two dimensions, whose columns are called x0, x1 and so on."""
-    pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -92,7 +92,6 @@ def as_table(data: Any) -> Any:
 
 def _table_of_columns(columns: Mapping[str, Any]) -> Any:
     """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
-    pa = pyarrow()
     arrays = {}
     first, frame = next(iter(columns.items()), ("", None))
     for name, column in columns.items():
@@ -114,7 +113,6 @@ def _table_of_columns(columns: Mapping[str, Any]) -> Any:
 
 
 def _column_array(column: Any) -> Any:
-    pa = pyarrow()
     if hasattr(column, "__arrow_c_stream__"):
         return pa.chunked_array(column)
     if hasattr(column, "to_arrow"):
@@ -127,7 +125,7 @@ def _column_array(column: Any) -> Any:
 
 
 def _why_unread(column: Any, error: Exception, name: str) -> str:
-    is_of_arrow = isinstance(error, pyarrow().ArrowException)
+    is_of_arrow = isinstance(error, pa.ArrowException)
     kinds = set(map(type, np.asarray(column, object).flat)) if is_of_arrow else set()
     if isinstance(error, OverflowError):
         what = "has whole numbers beyond int64"
@@ -173,7 +171,7 @@ def check_objects(column: Any, array: Any) -> Any:
     cuts off their time, or moves them to the first zone; and booleans among floats: 1.0 in Arrow, they
     have another id. Returns the array; with the zone of categories, which Arrow before 25 loses."""
     kind = str(getattr(column, "dtype", "object"))
-    of_lists, is_floating = is_list(array.type), pyarrow().types.is_floating
+    of_lists, is_floating = is_list(array.type), pa.types.is_floating
     is_plain = kind == "object" and hasattr(column, "__iter__")
     if is_plain and is_floating(array.type.value_type if of_lists else array.type):
         values = chain.from_iterable(x for x in column if hasattr(x, "__iter__")) if of_lists else column
@@ -188,6 +186,5 @@ def check_objects(column: Any, array: Any) -> Any:
     zone = getattr(getattr(getattr(column, "dtype", None), "categories", None), "tz", None)
     moments = getattr(array.type, "value_type", array.type)
     if zone is not None and moments.tz is None:
-        pa = pyarrow()
         return array.cast(moments).cast(pa.timestamp(moments.unit, pa.lib.tzinfo_to_string(zone)))
     return array

@@ -14,10 +14,11 @@ import numpy as np
 from hotrows.data.raw import values
 from hotrows.data.raw.arrow_arrays import text_array
 from hotrows.data.raw.cells import Cells, Fields
-from hotrows.data.raw.files import Chunk, File, chunks_of, pyarrow
+from hotrows.data.raw.files import Chunk, File, chunks_of
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.native import call
 from hotrows.schema import Schema, column_of, is_list
 
@@ -177,7 +178,7 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Cells:
     kept = None
     if how.kept != ():
         names = layout.names if how.kept is None else how.kept
-        kept = pyarrow().table({name: text_array(fields.spans_of(name)) for name in names})
+        kept = pa.table({name: text_array(fields.spans_of(name)) for name in names})
     spans = fields.spans
     values.blank(spans, how.schema.strip, (), how.threads)
     how.blank(RawIds(spans.text, spans.starts.reshape(-1), spans.lengths.reshape(-1)), *layout.places)

@@ -372,7 +372,6 @@ def _columns(rows: Rows, sections: Sequence[str]) -> list[_Column]:
 
 
 def _dealt(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
-    """Deals the rows of one piece: [rows] uint8."""
     described = np.empty((len(columns), 4), np.int64)
     for f, (ids, offsets) in enumerate(columns):
         described[f, :3] = ids.ctypes.data, ids.itemsize, 0 if offsets is None else offsets.ctypes.data

@@ -1,19 +1,13 @@
 """Shards: files that hold the rows of a part column by column; mapped, and never read whole.
 
-Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
-labels [rows, T]; `dense` [rows, num_dense] float32, of single numbers; `ids/NAME` for every feature that
-carries ids, in the narrowest of uint8, uint16, uint32 and int64 that holds them; `offsets/NAME`
-[rows + 1] for those that are lists, in uint32 or int64; and where the schema has them `weights/NAME`
-float32, one per id, `vectors` [rows, numbers of all vectors] float32 or float16, `weights` [rows]
-float32, `groups` and `times` [rows] int64. Lists are stored end to end:
+Their sections are in docs/reference/formats.md. Lists are stored end to end:
 
     row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
 
 Where rows of a request share features, `ids/NAME` and `offsets/NAME` of these have R requests in place of
 rows, and so have `requests/dense`, the dense values that are shared (`dense` has the others), and
-`requests/numbers`, int64, the requests by which rows are grouped where the schema names no group;
-`requests/starts` [R + 1] uint32 has the first row of each request. Of histories by reference see
-`histories`.
+`requests/numbers`, the requests by which rows are grouped where the schema names no group;
+`requests/starts` [R + 1] has the first row of each request. Of histories by reference see `histories`.
 """
 
 from __future__ import annotations
@@ -101,7 +95,6 @@ class Tally(Summed):
 
 
 def tally_of(rows: Rows, columns: SchemaColumns) -> Tally:
-    """Counts rows."""
     values = [rows.values(f"ids/{column.name}") for column in columns.ids]
     pairs = list(zip(columns.ids, values, strict=True))
     bounds = [rows.bounds.get(column.name) for column in columns.ids]
@@ -119,7 +112,6 @@ def tally_of(rows: Rows, columns: SchemaColumns) -> Tally:
 
 
 def no_tally(columns: SchemaColumns) -> Tally:
-    """The counts of no rows."""
     labels, features = len(columns.schema.labels), len(columns.ids)
     sizes = (labels, labels, len(columns.schema.dense_places), features, features, features, features)
     return Tally(*(np.zeros(size, np.int64) for size in sizes))
@@ -137,7 +129,7 @@ def open_shard(path: Path, columns: SchemaColumns, header_crc32: int | None = No
     samples = _mapped(stored, of_samples, {})
     wrong = _wrong(samples, of_samples, False)
     rows: Rows | RequestRows = samples
-    if columns.has_requests:
+    if columns.schema.request:
         of_requests = [s for s in division.sections if s.shared or s.names is not None]
         shared = _mapped(stored, of_requests, _OF_REQUESTS)
         starts = stored["requests/starts"]
@@ -274,7 +266,6 @@ class ShardWriter:
         }
 
     def append(self, rows: Rows) -> None:
-        """Adds rows, whose ids may be of any integer type."""
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):
@@ -295,7 +286,6 @@ class ShardWriter:
         return tally
 
     def close(self) -> Written:
-        """Writes the last shard."""
         if self._builder.size:
             self._write()
         return written_of(self._shards, self._shards_tally, self._columns, self._folder)
@@ -344,7 +334,6 @@ class ShardBuilder:
         bounds[first + 1 : first + len(of_lists)] = start + lengths
 
     def rows(self) -> Rows:
-        """The rows appended so far."""
         rows = Rows(self._capacity, self._arrays, self._bounds)[: self.size]
         return rows.with_arrays({name: rows.values(name) for name in rows.arrays}, {})
 
@@ -371,8 +360,7 @@ def written_of(
 
 
 def _arrays(rows: Rows, columns: SchemaColumns) -> dict[str, np.ndarray]:
-    """The sections of a shard."""
-    if not columns.has_requests:
+    if not columns.schema.request:
         return _in_order(rows)
     of_requests = packed(rows, Division(columns.sections))
     shared = _in_order(of_requests.shared)

@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hotrows.data import Encoder
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.label import LabelColumns
 from hotrows.data.columns.number import MISSING
 from hotrows.data.columns.time import TimeColumn
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values
-from hotrows.data.rows import Rows
-from hotrows.data.stored.user_histories import UserHistories
+from hotrows.data.rows import RawRows, Rows
+from hotrows.data.stored.histories import UserHistories
 from hotrows.data.streams.alarms import log
 from hotrows.data.streams.dead_letters import LATE, MALFORMED, DeadLetters
 from hotrows.data.streams.events import RawEvents

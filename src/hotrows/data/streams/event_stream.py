@@ -24,7 +24,7 @@ from hotrows.batch import Batch
 from hotrows.data import Encoder
 from hotrows.data.columns.of_schema import batch_of
 from hotrows.data.rows import Room, Rows, gathered
-from hotrows.data.stored.user_histories import UserHistories
+from hotrows.data.stored.histories import UserHistories
 from hotrows.data.streams.dead_letters import DeadLetters
 from hotrows.data.streams.decoder import Decoder, JoinDecoder
 from hotrows.data.streams.events import RawEvents

@@ -10,11 +10,10 @@ import numpy as np
 
 from hotrows.data import Encoder
 from hotrows.data.columns.history import USERS
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.label import missing_labels
 from hotrows.data.raw.values import MISSING_TIME, hash_values
-from hotrows.data.rows import Rows
-from hotrows.data.stored.user_histories import ShortLists, UserHistories
+from hotrows.data.rows import RawRows, Rows
+from hotrows.data.stored.histories import ShortLists, UserHistories
 
 _SECTIONS = "line_users", "has_user", "line_times"
 

@@ -151,8 +151,7 @@ class OnRay(Executor):
             if self.events is not None:
                 self.events.matches = self.events.matches.joined(counts.matches)
                 self.events.refer_all(num_tasks - 1)
-            if progress is not None:
-                progress(totals.rows, totals.rows)
+            progress(totals.rows, totals.rows)
         if self.events is not None:
             memory, owners = job.counts_memory, owners_of(job.schema)
             of_events = Counts(owners, self.events.folder, memory, self._threads_here)
@@ -188,8 +187,7 @@ class OnRay(Executor):
                 if self.events is not None:
                     self.events.matches = self.events.matches.joined(encoded.matches)
                 digest, num_rows = digest + encoded.digest, num_rows + sum(p.rows or 0 for p in places)
-                if progress is not None:
-                    progress(num_rows, state["rows"] or num_rows)
+                progress(num_rows, state["rows"] or num_rows)
             # The second pass must have seen the rows of the first.
             if state["rows"] is not None:
                 self._check_same(state["rows"], num_rows, digest)
