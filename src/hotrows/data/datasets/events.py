@@ -25,24 +25,10 @@ import numpy as np
 
 from hotrows.data.datasets.tables import lists
 from hotrows.data.rows import ends_of
-from hotrows.data.stored.histories import events_before, places_between
+from hotrows.data.stored.histories import SortedEvents, places_between
 from hotrows.runtime.arrow import pa
 
 _ROUNDS = 100
-
-
-@dataclass(frozen=True)
-class Events:
-    """Events in order of user and time; events of one time keep their order in the log.
-
-    users: [U] distinct, ascending; starts: [U + 1] where the events of each begin. times: [E]; order:
-    [E] index of each event in the log.
-    """
-
-    users: np.ndarray
-    starts: np.ndarray
-    times: np.ndarray
-    order: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -52,18 +38,21 @@ class Histories:
     offsets: np.ndarray
     index: np.ndarray
 
-
-def sort_events(users: np.ndarray, times: np.ndarray) -> Events:
-    order = np.lexsort((times, users))
-    distinct, starts = np.unique(users[order], return_index=True)
-    return Events(distinct, np.append(starts, len(order)), times[order], order)
+    def column(self, values: Any) -> Any:
+        """An Arrow column of lists: values of the events, of which it has one each."""
+        return lists(self.offsets, values.take(self.index))
 
 
-def histories(events: Events, users: np.ndarray, times: np.ndarray, length: int) -> Histories:
+def sort_events(users: np.ndarray, times: np.ndarray) -> SortedEvents:
+    """Sorts events; `numbers` are their places in the log."""
+    return SortedEvents.joined({"users": users, "times": times, "numbers": np.arange(len(users))})
+
+
+def histories(events: SortedEvents, users: np.ndarray, times: np.ndarray, length: int) -> Histories:
     """Finds the last `length` events of each sample's user strictly before its time, oldest first."""
-    begins, ends = events_before(events.users, events.starts, events.times, users, times)
+    begins, ends = events.before(users, times)
     begins = np.maximum(begins, ends - length)
-    return Histories(ends_of(ends - begins), events.order[places_between(begins, ends)])
+    return Histories(ends_of(ends - begins), events.columns["numbers"][places_between(begins, ends)])
 
 
 def places(users: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -72,10 +61,10 @@ def places(users: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray
     users = [7, 9, 7], times = [5, 2, 1]  ->  [1, 0, 0], [2, 1, 2]
     """
     events = sort_events(users, times)
-    begins, counts = events.starts[:-1], np.diff(events.starts)
+    begins, counts, order = events.starts[:-1], np.diff(events.starts), events.columns["numbers"]
     place, total = np.empty(len(users), np.int64), np.empty(len(users), np.int64)
-    place[events.order] = np.arange(len(users)) - np.repeat(begins, counts)
-    total[events.order] = np.repeat(counts, counts)
+    place[order] = np.arange(len(users)) - np.repeat(begins, counts)
+    total[order] = np.repeat(counts, counts)
     return place, total
 
 
@@ -158,7 +147,7 @@ class ClickLog:
 
 def samples_of(
     log: ClickLog,
-    events: Events,
+    events: SortedEvents,
     targets: np.ndarray,
     negative_items: np.ndarray,
     length: int,

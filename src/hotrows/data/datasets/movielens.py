@@ -14,7 +14,7 @@ import numpy as np
 
 from hotrows.data.datasets import tables
 from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
-from hotrows.data.datasets.events import Events, histories, places, sort_events
+from hotrows.data.datasets.events import histories, places, sort_events
 from hotrows.data.datasets.tables import TEST, TRAIN, VALIDATION, Directory, find, integers
 from hotrows.runtime.arrow import pa
 from hotrows.schema import Label, Schema, Sequence, Sparse
@@ -61,9 +61,9 @@ def build_1m(raw: Path | None, samples: Path, seed: int, progress: Progress) -> 
 def build_20m(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """ratings.csv and movies.csv."""
     ratings = tables.read_csv(find(raw, "ratings.csv"), _RATINGS, also=_ALSO)
-    types = {"movie": "int64", "genres": "string"}
-    movies = tables.read_csv(find(raw, "movies.csv"), types, also={"movieId": "movie"})
-    return _write(ratings, {"movie": tables.directory(movies, "movie")}, samples, progress)
+    path, also = find(raw, "movies.csv"), {"movieId": "movie"}
+    movies = tables.read_directory(path, "movie", {"genres": "string"}, also=also)
+    return _write(ratings, {"movie": movies}, samples, progress)
 
 
 def _write(ratings: Any, about: dict[str, Directory], folder: Path, progress: Progress) -> Samples:
@@ -76,18 +76,14 @@ def _write(ratings: Any, about: dict[str, Directory], folder: Path, progress: Pr
     with tables.written(folder) as writer:
         done = 0
         for block in tables.slices(ratings):
-            writer.write(_with_history(block, events, movies, about), parts[done:][: len(block)])
+            past = histories(events, integers(block["user"]), integers(block["time"]), HISTORY)
+            for key, directory in about.items():
+                block = tables.joined(block, directory, integers(block[key]))
+            rows = block.append_column("history", past.column(movies))
+            writer.write(rows, parts[done:][: len(block)])
             done += len(block)
             progress("histories", done, len(users))
     return writer.samples
-
-
-def _with_history(block: Any, events: Events, movies: Any, about: dict[str, Directory]) -> Any:
-    users, times = integers(block["user"]), integers(block["time"])
-    for key, directory in about.items():
-        block = tables.joined(block, directory, integers(block[key]))
-    past = histories(events, users, times, HISTORY)
-    return block.append_column("history", tables.lists(past.offsets, movies.take(past.index)))
 
 
 def _parts(users: np.ndarray, times: np.ndarray) -> np.ndarray:

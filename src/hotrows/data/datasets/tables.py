@@ -130,6 +130,11 @@ def directory(table: Any, key: str) -> Directory:
     return Directory(keys, table.drop_columns([key]).take(first).combine_chunks())
 
 
+def read_directory(path: Path, key: str, types: Mapping[str, str], **layout: Any) -> Directory:
+    """Reads a small delimited file with a column `key`. layout: arguments of `csv_blocks`."""
+    return directory(read_csv(path, {key: "int64", **types}, **layout), key)
+
+
 def lookup(directory: Directory, keys: np.ndarray) -> Any:
     """Looks up the row of each key: a table with nulls for absent keys."""
     place = np.minimum(np.searchsorted(directory.keys, keys), max(len(directory.keys) - 1, 0))

@@ -29,14 +29,13 @@ from hotrows.data.datasets.events import (
     samples_of,
     sort_events,
 )
-from hotrows.data.datasets.tables import Directory, find, integers, partition, read_bucket
+from hotrows.data.datasets.tables import find, integers, partition, read_bucket
 from hotrows.runtime.arrow import pa
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
 HISTORY = 50
 UTC_OFFSET = 8
 _AD_DAYS = tuple(map(tables.day, ("2017-05-12", "2017-05-13")))
-_NULLS = ("", "NULL")
 
 _SAMPLE = {"user": "int64", "time_stamp": "int64", "adgroup_id": "int64", "pid": "string", "clk": "int8"}
 _AD = dict.fromkeys(("adgroup_id", "cate_id", "campaign_id", "customer", "brand"), "int64")
@@ -47,7 +46,7 @@ _ABOUT_USER = (
 )
 _PROFILE = dict.fromkeys(("userid", *_ABOUT_USER), "int64")
 _BEHAVIOUR = {"user": "int64", "time_stamp": "int64", "btag": "string", "cate": "int64", "brand": "int64"}
-_OLD_NAMES = {"nick": "user", "customer_id": "customer"}
+_LAYOUT: Any = {"nulls": ("", "NULL"), "also": {"nick": "user", "customer_id": "customer"}}
 _HISTORIES = {"history_cate": "cate", "history_brand": "brand", "history_btag": "btag"}
 
 _ads = Schema(
@@ -73,38 +72,28 @@ _ads = Schema(
 
 def build_ads(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """raw_sample.csv, ad_feature.csv, user_profile.csv and behavior_log.csv."""
-    ads = _directory(find(raw, "ad_feature.csv"), _AD, "adgroup_id")
-    profiles = _directory(find(raw, "user_profile.csv"), _PROFILE, "userid")
-    behaviours = _blocks(find(raw, "behavior_log.csv", "raw_behavior_log.csv"), _BEHAVIOUR)
-    impressions = _blocks(find(raw, "raw_sample.csv"), _SAMPLE)
+    ads = tables.read_directory(find(raw, "ad_feature.csv"), "adgroup_id", _AD, **_LAYOUT)
+    profiles = tables.read_directory(find(raw, "user_profile.csv"), "userid", _PROFILE, **_LAYOUT)
+    path = find(raw, "behavior_log.csv", "raw_behavior_log.csv")
+    behaviours = tables.csv_blocks(path, _BEHAVIOUR, **_LAYOUT)
+    impressions = tables.csv_blocks(find(raw, "raw_sample.csv"), _SAMPLE, **_LAYOUT)
     with tempfile.TemporaryDirectory(dir=samples) as scratch, tables.written(samples) as writer:
         log = partition(behaviours, "user", Path(scratch) / "log", "behaviours", progress)
         cut = partition(impressions, "user", Path(scratch) / "shown", "impressions", progress)
-        for number, (events, shown) in enumerate(zip(log, cut, strict=True)):
+        for number, (behaviour, shown) in enumerate(zip(log, cut, strict=True)):
             rows = read_bucket(shown).sort_by("time_stamp")
             rows = tables.joined(rows, ads, integers(rows["adgroup_id"]))
             rows = tables.joined(rows, profiles, integers(rows["user"]))
             times = integers(rows["time_stamp"])
             parts = tables.parts_by_day(times, UTC_OFFSET, *_AD_DAYS)
-            writer.write(_with_histories(rows, read_bucket(events)), parts)
+            events = read_bucket(behaviour)
+            past = sort_events(integers(events["user"]), integers(events["time_stamp"]))
+            seen = histories(past, integers(rows["user"]), times, HISTORY)
+            for name, column in _HISTORIES.items():
+                rows = rows.append_column(name, seen.column(events[column]))
+            writer.write(rows, parts)
             progress("histories", number + 1, len(cut))
     return writer.samples
-
-
-def _with_histories(rows: Any, log: Any) -> Any:
-    events = sort_events(integers(log["user"]), integers(log["time_stamp"]))
-    past = histories(events, integers(rows["user"]), integers(rows["time_stamp"]), HISTORY)
-    for name, column in _HISTORIES.items():
-        rows = rows.append_column(name, tables.lists(past.offsets, log[column].take(past.index)))
-    return rows
-
-
-def _directory(path: Path, types: dict[str, str], key: str) -> Directory:
-    return tables.directory(tables.read_csv(path, types, nulls=_NULLS, also=_OLD_NAMES), key)
-
-
-def _blocks(path: Path, types: dict[str, str]) -> Any:
-    return tables.csv_blocks(path, types, nulls=_NULLS, also=_OLD_NAMES)
 
 
 _TIANCHI = "https://tianchi.aliyun.com/dataset/56"

@@ -38,8 +38,8 @@ from hotrows.data.rows import RawRows
 from hotrows.data.stored.histories import (
     EVENTS_FILE,
     NEWEST,
+    SortedEvents,
     StoredHistories,
-    events_before,
     last_begins,
     type_of_times,
 )
@@ -91,13 +91,13 @@ class EventIndex:
     def __init__(self, schema: Schema, folder: Path) -> None:
         self.schema, self.matches, self._out = schema, Matches(), folder
         self.folder = folder / "events"
-        self._epoch, last = np.fromfile(self.folder / "span", np.int64).tolist()
+        epoch, last = np.fromfile(self.folder / "span", np.int64).tolist()
         types: dict[str, Any] = {"users": np.uint64, "starts": np.int64}
-        types["times"] = type_of_times(self._epoch, last)
-        self._users, self._starts, self._times = (
+        types["times"] = type_of_times(epoch, last)
+        users, starts, times = (
             np.memmap(self.folder / name, dtype, "r").view(np.ndarray) for name, dtype in types.items()
         )
-        self.rows = len(self._times)
+        self._sorted, self.rows = SortedEvents(users, starts, {"times": times}, epoch), len(times)
         self._lengths = list(dict.fromkeys(column.max_length for column in histories_of(schema)))
 
     def find(self, raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
@@ -108,18 +108,18 @@ class EventIndex:
                 f"{raw.where(int(absent.argmax()))} has no time, which says where its history ends; "
                 f"give it one, or leave it out"
             )
-        wanted = (self._users, self._starts, self._times, hash_values(of_users))
-        begins, ends = events_before(*wanted, moments - self._epoch)
+        users = hash_values(of_users)
+        begins, ends = self._sorted.before(users, moments)
         self._check_past(raw, begins, ends)
         past = bool((ends > begins).any())
-        known = past or self.matches.user or bool(events_before(*wanted, np.array(NEWEST))[1].any())
+        known = past or self.matches.user or bool(self._sorted.before(users, np.array(NEWEST))[1].any())
         self.matches = self.matches.joined(Matches(known, past, _text(of_users)))
         return begins, ends
 
     def _check_past(self, raw: RawRows, begins: np.ndarray, ends: np.ndarray) -> None:
         """Stops a preparation whose samples would see an event at or after their time."""
         rows = np.flatnonzero(ends > begins)
-        leaks = rows[self._times[ends[rows] - 1] >= raw.values["times"][rows] - self._epoch]
+        leaks = rows[self._sorted.times(ends[rows] - 1) >= raw.values["times"][rows]]
         if len(leaks):
             raise ValueError(
                 f"{raw.where(int(leaks[0]))}: its history has an event that is not before its time, "
@@ -274,9 +274,10 @@ class EventFiles(EventIndex):
                 for name, ids in into.items():
                     ids[places] = encoded[name]
             with replaced(path) as part:
-                arrays = {"users": self._users, "starts": self._starts, "times": self._times}
+                events = self._sorted
+                arrays = {"users": events.users, "starts": events.starts, **events.columns}
                 arrays |= {f"ids/{name}": ids for name, ids in into.items()}
-                write_sections(part, {"kind": "events", "rows": self.rows, "epoch": self._epoch}, arrays)
+                write_sections(part, {"kind": "events", "rows": self.rows, "epoch": events.epoch}, arrays)
         return self.stored(encoder.schema)
 
     def remove(self) -> None:

@@ -102,27 +102,21 @@ class Shuffle:
         return type(self), kept
 
 
-def parse_window(order: str) -> int:
-    """Returns the shards that are shuffled at a time: of shards:N those; of other orders 0, all."""
+def parse_order(order: str) -> tuple[int, int]:
+    """Returns the clusters of a pool, of reuse and reuse:N, else 1; and how many shards are shuffled at a
+    time, of shards:N, else 0: all."""
     kind, _, number = order.partition(":")
-    is_number = number.isascii() and number.isdecimal() and len(number) < 7
-    return int(number) if kind == "shards" and is_number else 0
-
-
-def parse_order(order: str) -> int:
-    """Returns the clusters of a pool: of shuffle and shards:N 1, of reuse 8, of reuse:N those 2 to 64."""
-    kind, colon, number = order.partition(":")
-    if order == "shuffle" or parse_window(order):
-        return 1
-    if kind == "reuse" and not colon:
-        return _CLUSTERS
-    few = kind == "reuse" and number.isascii() and number.isdecimal() and len(number) < 3
-    if not few or not 2 <= int(number) <= MOST_CLUSTERS:
-        raise ValueError(
-            f"order must be shuffle, shards:NUMBER to shuffle at a time, such as shards:16, reuse, or "
-            f"reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in {POOL_ROWS:,} samples; not {order!r}"
-        )
-    return int(number)
+    value = int(number) if number.isascii() and number.isdecimal() and len(number) < 7 else 0
+    if order == "shuffle":
+        return 1, 0
+    if kind == "shards" and value:
+        return 1, value
+    if order == "reuse" or (kind == "reuse" and 2 <= value <= MOST_CLUSTERS):
+        return value or _CLUSTERS, 0
+    raise ValueError(
+        f"order must be shuffle, shards:NUMBER to shuffle at a time, such as shards:16, reuse, or "
+        f"reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in {POOL_ROWS:,} samples; not {order!r}"
+    )
 
 
 @dataclass(frozen=True)
