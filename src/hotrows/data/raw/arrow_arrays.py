@@ -51,19 +51,23 @@ def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
     return vectors, None
 
 
-def text_array(values_: RawIds) -> Any:
-    """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
+def binary_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of bytes."""
     lengths = values_.lengths.astype(np.int64)
     ends = np.concatenate([[0], lengths.cumsum()])
     places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
-    array = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers)
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
+
+
+def text_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
+    array = binary_array(values_)
     try:
-        array.validate(full=True)
+        return array.cast(pa.large_string())
     except pa.ArrowInvalid:
-        raw = array.cast(pa.large_binary()).to_pylist()
-        return pa.array([value.decode("utf-8", "replace") for value in raw], pa.large_string())
-    return array
+        texts = [value.decode("utf-8", "replace") for value in array.to_pylist()]
+        return pa.array(texts, pa.large_string())
 
 
 def spans_of(array: Any) -> RawIds:
