@@ -18,7 +18,7 @@ import torch
 
 from hotrows.data import Encoder, draft_schema, prepare
 from hotrows.data.raw import files, inputs, typed_files
-from hotrows.data.raw.tables import as_table
+from hotrows.data.raw.inputs import as_table
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.data.raw import shards
 

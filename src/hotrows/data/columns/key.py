@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hotrows.data.raw.arrow_arrays import binary_array
-from hotrows.data.raw.values import RawIds, hash_values, no_values
+from hotrows.data.raw.values import RawIds, binary_array, hash_values, no_values
 from hotrows.runtime.arrow import pa
 from hotrows.schema import MISSING_KEY
 

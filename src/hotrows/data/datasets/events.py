@@ -98,7 +98,12 @@ def negatives(
     num_items = len(catalog.items)
     pairs = np.unique(user_of_pair * num_items + np.searchsorted(catalog.items, positive_items))
     user = np.minimum(np.searchsorted(known, users), len(known) - 1)
-    _check_choice(known, np.bincount(pairs // num_items, minlength=len(known)), user, num_items)
+    num_positives = np.bincount(pairs // num_items, minlength=len(known))
+    if len(full := np.flatnonzero(num_positives[user] >= num_items)):
+        raise ValueError(
+            f"user {known[user[full[0]]]} chose all {num_items:,} items, so that there is no negative "
+            f"to draw; leave this user out, or draw from more items"
+        )
     drawn = np.empty(len(users), np.int64)
     left = np.arange(len(users))
     for _ in range(_ROUNDS):
@@ -110,15 +115,6 @@ def negatives(
     for sample in left:  # users who chose nearly everything
         drawn[sample] = _draw_exactly(catalog, pairs, int(user[sample]), random)
     return catalog.items[drawn]
-
-
-def _check_choice(known: np.ndarray, num_positives: np.ndarray, user: np.ndarray, num_items: int) -> None:
-    full = np.flatnonzero(num_positives[user] >= num_items)
-    if len(full):
-        raise ValueError(
-            f"user {known[user[full[0]]]} chose all {num_items:,} items, so that there is no negative "
-            f"to draw; leave this user out, or draw from more items"
-        )
 
 
 def _draw_exactly(catalog: Catalog, pairs: np.ndarray, user: int, random: np.random.Generator) -> int:

@@ -30,8 +30,7 @@ from hotrows.data.columns.of_schema import SchemaColumns, histories_of
 from hotrows.data.columns.stream import stream
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.vocabulary import Counts
-from hotrows.data.raw.inputs import Input, Progress, silent
-from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.raw.inputs import Input, Progress, RayInput, silent
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, no_values
 from hotrows.data.rows import RawRows

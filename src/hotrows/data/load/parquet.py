@@ -28,7 +28,7 @@ from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.arrow_arrays import first_line, is_list, unnested, value_at
 from hotrows.data.raw.cells import cells_of
 from hotrows.data.raw.files import File, find_files
-from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.typed_files import explained, open_parquet_file
 from hotrows.data.rows import Room, Rows, empty_rows, gathered, joined_offsets, lists_between, narrowed
 from hotrows.data.stored.encoded import EncodedData
@@ -41,7 +41,6 @@ from hotrows.losses import NO_GROUP
 from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import address
 from hotrows.runtime.json_file import value_of
-from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import MISSING_KEY, Schema
 
 Places = str | Path | Sequence[str | Path]
@@ -161,14 +160,7 @@ def _part(name: str, schema: Schema, places: list[str]) -> ParquetPart:
 def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
     opened = _opened(file)
     metadata = opened.metadata
-    types = {field.name: field.type for field in opened.schema_arrow}
-    absent = [c for c in _reading(schema).columns if c not in types and c not in file.partitions]
-    if absent:
-        raise ValueError(
-            f"{file.name} lacks the columns {absent} that schema {schema.name!r} reads; it has "
-            f"{', '.join(map(repr, [*types, *file.partitions]))}"
-            f"{did_you_mean(absent[0], [*types, *file.partitions])}"
-        )
+    check_present(_reading(schema), file.name, (*opened.schema_arrow.names, *file.partitions))
     for index in range(metadata.num_row_groups):
         if rows := metadata.row_group(index).num_rows:
             yield RowGroup(file, index, rows, metadata)

@@ -74,7 +74,8 @@ def _of_text(sample: Column) -> Column:
     if odd := _words_among(sample.name, numbers, counts, stripped):
         words, known = [*words, *odd], [word for word in known if word not in odd]
         numbers = {word: numbers[word] for word in known}
-    if known and None not in numbers.values() and not any(map(_has_leading_zero, known)):
+    has_leading_zero = any(len(word) > 1 and word[0] == "0" and word.isdigit() for word in known)
+    if known and None not in numbers.values() and not has_leading_zero:
         values = [None if x is None else numbers.get(stripped[x]) for x in sample.values]
         column = Column(sample.name, "number", values, _counted(values), tuple(words))
         time = _as_unix_time(column) or _as_time(column, sample, known)
@@ -103,10 +104,6 @@ def _skipped_by_floats(numbers: Sequence[str]) -> bool:
     """True if numbers in text are whole ones, some of which float64 does not hold."""
     digits = [number.lstrip("+-") for number in numbers]
     return all(map(str.isdigit, digits)) and max(map(int, digits)) > LAST_EXACT
-
-
-def _has_leading_zero(word: str) -> bool:
-    return len(word) > 1 and word[0] == "0" and word.isdigit()
 
 
 def _as_unix_time(column: Column) -> Column | None:

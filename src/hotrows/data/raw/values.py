@@ -13,9 +13,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.native import call
 
 TEXT_RULE = 3
@@ -159,17 +161,22 @@ def last_ones(offsets: np.ndarray, max_length: int | None) -> np.ndarray | None:
     return np.arange(offsets[-1]) >= np.repeat(offsets[1:] - max_length, lengths)
 
 
+def binary_array(values: RawIds) -> Any:
+    """The values of a column as an Arrow array of bytes."""
+    lengths = values.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values.text[places])]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
+
+
 def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:
     """[N] bool: whether each value, without the spaces around it, is one of the words."""
     stripped = RawIds(values.text, values.starts.copy(), values.lengths.copy())
     blank(stripped, True, (), 1)
-    is_match = np.zeros(len(values), bool)
-    for word in (np.frombuffer(word.encode("utf-8", "surrogateescape"), np.uint8) for word in words):
-        same = np.flatnonzero(stripped.lengths == len(word))
-        for i, byte in enumerate(word):
-            same = same[stripped.text[stripped.starts[same] + np.uint32(i)] == byte]
-        is_match[same] = True
-    return is_match
+    wanted = pa.array([word.encode("utf-8", "surrogateescape") for word in words], pa.large_binary())
+    matches = pa.compute.is_in(binary_array(stripped), value_set=wanted)
+    return matches.to_numpy(zero_copy_only=False)
 
 
 def integers(numbers: np.ndarray) -> RawIds:

@@ -170,7 +170,7 @@ def pools(
     blocks = [(first, min(first + block_rows, rows)) for first in firsts]
     starts = range(0, num_blocks, blocks_per_pool)
     groups = (blocks[start : start + blocks_per_pool] for start in starts)
-    return _from(groups, seed, epoch, first_row)
+    return _from(groups, (seed, epoch), first_row)
 
 
 def pools_of(
@@ -182,7 +182,7 @@ def pools_of(
     `pool_rows` rows.
     """
     blocks = [(bounds[b], bounds[b + 1]) for b in permutation(len(bounds) - 1, seed, epoch).tolist()]
-    return _from(_filled(blocks, pool_rows), seed, epoch, first_row)
+    return _from(_filled(blocks, pool_rows), (seed, epoch), first_row)
 
 
 def pools_of_window(
@@ -194,11 +194,7 @@ def pools_of_window(
     """
     blocks = [pair for of_shard in bounds for pair in pairwise(of_shard)]
     shuffled = [blocks[b] for b in permutation(len(blocks), *seed).tolist()]
-    for number, group in enumerate(_filled(shuffled, POOL_ROWS)):
-        pool = Pool(first, tuple(group), (*seed, number))
-        first += pool.rows
-        if first > first_row:
-            yield pool
+    return _from(_filled(shuffled, POOL_ROWS), seed, first_row, first)
 
 
 def permutation(n: int, *seed: int) -> np.ndarray:
@@ -247,12 +243,12 @@ class Share:
 
 
 def _from(
-    groups: Iterable[Sequence[tuple[int, int]]], seed: int, epoch: int, first_row: int
+    groups: Iterable[Sequence[tuple[int, int]]], seed: tuple[int, ...], first_row: int, first: int = 0
 ) -> Iterator[Pool]:
-    """Yields a pool per group of blocks, from the one that holds place `first_row` on."""
-    first = 0
+    """Yields a pool per group of blocks, from the one that holds place `first_row` on. first: place of
+    the first one."""
     for number, blocks in enumerate(groups):
-        pool = Pool(first, tuple(blocks), (seed, epoch, number))
+        pool = Pool(first, tuple(blocks), (*seed, number))
         first += pool.rows
         if first > first_row:
             yield pool

@@ -225,9 +225,11 @@ class ShardWriter:
         self._histories = histories
         self._columns = columns
         self._rows_per_shard = rows or rows_per_shard(columns)
-        self._builder = ShardBuilder(columns, self._rows_per_shard)
+        # The shard while it is filled; the values of lists are in arrays that grow.
+        empty = empty_rows(columns.sections, self._rows_per_shard)
+        self._arrays, self._bounds, self._size = dict(empty.arrays), empty.bounds, 0
         self._shards: list[tuple[str, int]] = []
-        self._shards_tally = self._builder_tally = no_tally(columns)
+        self._shards_tally = self._tally = no_tally(columns)
         self._to_drop = 0
 
     @staticmethod
@@ -269,12 +271,32 @@ class ShardWriter:
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):
-            end = min(len(rows), done + self._builder.room)
-            self._builder.append(rows[done:end])
-            self._builder_tally += self._counted(rows[done:end])
+            end = min(len(rows), done + self._rows_per_shard - self._size)
+            self._tally += self._counted(rows[done:end])
+            self._fill(rows[done:end])
             done = end
-            if self._builder.room == 0:
+            if self._size == self._rows_per_shard:
                 self._write()
+
+    def _fill(self, rows: Rows) -> None:
+        place = slice(self._size, self._size + len(rows))
+        for name in self._arrays:
+            if (bounds := rows.bounds_of(name)) is None:
+                self._arrays[name][place] = rows.arrays[name]
+            else:
+                self._fill_lists(name, rows.values(name), bounds)
+        self._size = place.stop
+
+    def _fill_lists(self, name: str, values: np.ndarray, of_lists: np.ndarray) -> None:
+        bounds, first, array = self._bounds[name.partition("/")[2]], self._size, self._arrays[name]
+        start = int(bounds[first])
+        end = start + len(values)
+        if end > len(array):
+            grown = self._arrays[name] = np.empty(max(end, 2 * len(array)), array.dtype)
+            grown[:start] = array[:start]
+        self._arrays[name][start:end] = values
+        lengths = of_lists[1:].astype(np.int64) - int(of_lists[0])
+        bounds[first + 1 : first + len(of_lists)] = start + lengths
 
     def _counted(self, rows: Rows) -> Tally:
         if self._histories is None:
@@ -286,56 +308,20 @@ class ShardWriter:
         return tally
 
     def close(self) -> Written:
-        if self._builder.size:
+        if self._size:
             self._write()
         return written_of(self._shards, self._shards_tally, self._columns, self._folder)
 
     def _write(self) -> None:
         name = f"{self._part}-{self._number + len(self._shards):05d}.shard"
-        header = {"kind": "shard", "rows": self._builder.size}
+        rows = Rows(self._rows_per_shard, self._arrays, self._bounds)[: self._size]
+        rows = rows.with_arrays({name: rows.values(name) for name in rows.arrays}, {})
         with replaced(self._folder / name) as part:
-            write_sections(part, header, _arrays(self._builder.rows(), self._columns))
-        self._shards.append((name, self._builder.size))
-        self._shards_tally += self._builder_tally
-        self._builder_tally = no_tally(self._columns)
-        self._builder.size = 0
-
-
-class ShardBuilder:
-    """A shard while it is filled; the values of lists are in arrays that grow."""
-
-    def __init__(self, columns: SchemaColumns, rows: int) -> None:
-        self.size, self._capacity = 0, rows
-        empty = empty_rows(columns.sections, rows)
-        self._arrays, self._bounds = dict(empty.arrays), empty.bounds
-
-    @property
-    def room(self) -> int:
-        return self._capacity - self.size
-
-    def append(self, rows: Rows) -> None:
-        place = slice(self.size, self.size + len(rows))
-        for name in self._arrays:
-            if (bounds := rows.bounds_of(name)) is None:
-                self._arrays[name][place] = rows.arrays[name]
-            else:
-                self._append_lists(name, rows.values(name), bounds)
-        self.size = place.stop
-
-    def _append_lists(self, name: str, values: np.ndarray, of_lists: np.ndarray) -> None:
-        bounds, first, array = self._bounds[name.partition("/")[2]], self.size, self._arrays[name]
-        start = int(bounds[first])
-        end = start + len(values)
-        if end > len(array):
-            grown = self._arrays[name] = np.empty(max(end, 2 * len(array)), array.dtype)
-            grown[:start] = array[:start]
-        self._arrays[name][start:end] = values
-        lengths = of_lists[1:].astype(np.int64) - int(of_lists[0])
-        bounds[first + 1 : first + len(of_lists)] = start + lengths
-
-    def rows(self) -> Rows:
-        rows = Rows(self._capacity, self._arrays, self._bounds)[: self.size]
-        return rows.with_arrays({name: rows.values(name) for name in rows.arrays}, {})
+            header = {"kind": "shard", "rows": self._size}
+            write_sections(part, header, _arrays(rows, self._columns))
+        self._shards.append((name, self._size))
+        self._shards_tally += self._tally
+        self._tally, self._size = no_tally(self._columns), 0
 
 
 def written_of(
