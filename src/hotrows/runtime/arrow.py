@@ -14,6 +14,8 @@ from typing import Any
 
 class _Late:
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what `inspect` and `copy` look for in any object
+            raise AttributeError(name)
         module = import_module("pyarrow")
         value = getattr(module, name) if hasattr(module, name) else import_module(f"pyarrow.{name}")
         setattr(self, name, value)
