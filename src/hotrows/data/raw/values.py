@@ -174,9 +174,13 @@ def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:
     """[N] bool: whether each value, without the spaces around it, is one of the words."""
     stripped = RawIds(values.text, values.starts.copy(), values.lengths.copy())
     blank(stripped, True, (), 1)
-    wanted = pa.array([word.encode("utf-8", "surrogateescape") for word in words], pa.large_binary())
-    matches = pa.compute.is_in(binary_array(stripped), value_set=wanted)
-    return matches.to_numpy(zero_copy_only=False)
+    is_match = np.zeros(len(values), bool)
+    for word in (np.frombuffer(word.encode("utf-8", "surrogateescape"), np.uint8) for word in words):
+        same = np.flatnonzero(stripped.lengths == len(word))
+        for i, byte in enumerate(word):
+            same = same[stripped.text[stripped.starts[same] + np.uint32(i)] == byte]
+        is_match[same] = True
+    return is_match
 
 
 def integers(numbers: np.ndarray) -> RawIds:
