@@ -34,7 +34,7 @@ import torch
 from benchmarks.harness import ROOT, conditions, write
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader, write_encoded
-from hotrows.data.load.parquet_part import open_parquet
+from hotrows.data.load.parquet import open_parquet
 from hotrows.schema import Dense, Schema, Sparse
 
 BATCH_SIZE = 8192

@@ -29,7 +29,7 @@ def params(*arguments, **changes):
 
 
 def test_an_option_has_name_type_default_and_help_of_the_parameter():
-    options = params("data.datasets.building:prepare", "raw", "samples", "seed")
+    options = params("data.datasets.dataset:prepare", "raw", "samples", "seed")
     assert (options["raw"].required, options["samples"].required, options["seed"].default) == (
         True,
         False,
@@ -48,4 +48,4 @@ def test_fields_of_a_class_are_options_behind_a_prefix():
 
 def test_a_parameter_that_the_function_does_not_have_is_an_error_of_ours():
     with pytest.raises(KeyError, match="seeds"):
-        params("data.datasets.building:prepare", "seeds")
+        params("data.datasets.dataset:prepare", "seeds")

@@ -1,6 +1,6 @@
 """Headers of columns of whole numbers, from public data sets and shops, with what their numbers are.
 
-Words of `data.raw.names` were chosen on one half, by a hash, and are judged on the other.
+Words of `data.raw.clues` were chosen on one half, by a hash, and are judged on the other.
 """
 
 from zlib import crc32

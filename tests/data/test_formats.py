@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from hotrows.data import Encoder, draft_schema, prepare
-from hotrows.data.raw import files, typed_files
-from hotrows.data.raw.tables import as_table
+from hotrows.data.raw import files, inputs, typed_files
+from hotrows.data.raw.inputs import as_table
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.data.raw import shards
 
@@ -145,7 +145,7 @@ def test_a_format_is_added_in_two_places(tmp_path, monkeypatch):
     expected = prepare(table, schema, tmp_path / "expected")
     with pytest.raises(ValueError, match="a NumPy array"):
         prepare(tmp_path / "rows.npy", schema, tmp_path / "enc")
-    monkeypatch.setitem(files.KINDS, b"\x93NUMPY", "NumPy")
+    monkeypatch.setitem(inputs.KINDS, b"\x93NUMPY", "NumPy")
     monkeypatch.setitem(typed_files._OPEN, "NumPy", numpy_file)
     assert shards(prepare(tmp_path / "rows.npy", schema, tmp_path / "enc")) == shards(expected)
     drafted = draft_schema(tmp_path / "rows.npy").schema

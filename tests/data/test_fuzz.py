@@ -17,9 +17,8 @@ from hotrows.data.columns.stream import stream
 from hotrows.data.encode.vocabulary import Values, open_values, write_values
 from hotrows.data.raw import files
 from hotrows.data.raw.files import File
-from hotrows.data.raw.inputs import inputs_of
+from hotrows.data.raw.inputs import as_table, inputs_of
 from hotrows.data.raw.reading import Reading
-from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz

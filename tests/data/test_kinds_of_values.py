@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows.data import Encoder, describe, draft_schema, prepare
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
+from hotrows.data.rows import RawRows
 from hotrows.data.streams.folder import FolderSource
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.serving.requests import Names, table_of_rows

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import Loader
-from hotrows.data.load.parquet_part import open_parquet, open_source
+from hotrows.data.load.parquet import open_parquet, open_source
 from hotrows.data.stored import order
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.encoded_rows import MISSING_FIXED, batch_of, samples, write_rows

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hotrows.data import EncodedData, Loader, prepare, write_encoded
-from hotrows.data.load.parquet_part import open_parquet
+from hotrows.data.load.parquet import open_parquet
 from hotrows.data.stored import part as parts
 from hotrows.data.stored import shards
 from hotrows.data.stored.order import parts_of_requests

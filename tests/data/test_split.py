@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.split import Sharing, Split, parse_split
+from hotrows.data.rows import RawRows
 
 
 def columns(first_row, num_rows, labels=None, times=None):

@@ -11,7 +11,7 @@ import pytest
 
 from hotrows import Dense, Schema, prepare
 from hotrows.data import Loader
-from hotrows.data.load.parquet_part import open_parquet
+from hotrows.data.load.parquet import open_parquet
 from hotrows.losses import NO_GROUP
 
 NUM = 1200

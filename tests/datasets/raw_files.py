@@ -5,7 +5,7 @@ from pathlib import Path
 from pyarrow import parquet
 
 from hotrows.data.datasets import BY_NAME
-from hotrows.data.datasets.building import build
+from hotrows.data.datasets.dataset import build
 
 
 def write(folder: Path, files: dict[str, list[str]], encoding: str = "utf-8") -> Path:

@@ -10,7 +10,7 @@ import pytest
 from hotrows import data
 from hotrows.data import datasets
 from hotrows.data.datasets import BY_NAME, Samples, schemas
-from hotrows.data.datasets.building import build
+from hotrows.data.datasets.dataset import build
 from hotrows.schema import Schema
 from tests.datasets.raw_files import write
 

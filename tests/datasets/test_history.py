@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.data.datasets.history import histories, places, sort_events
+from hotrows.data.datasets.events import histories, places, sort_events
 
 EVENTS = st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 6)), max_size=30)
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from hotrows.data.datasets import BY_NAME
-from hotrows.data.datasets.building import build
+from hotrows.data.datasets.dataset import build
 from tests.data.raw import SAMPLES, sample
 from tests.datasets.layouts.movielens import USERS, raw_1m
 from tests.datasets.raw_files import built, lacking, write

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.data.datasets.negatives import catalog, negatives
+from hotrows.data.datasets.events import catalog, negatives
 
 ITEMS = np.array([30, 10, 20, 40])
 COUNTS = np.array([1, 1, 16, 81])

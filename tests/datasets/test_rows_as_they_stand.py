@@ -5,8 +5,7 @@ import gzip
 import pytest
 
 from hotrows.data.datasets import BY_NAME
-from hotrows.data.datasets.adult import schema as adult_schema
-from hotrows.data.datasets.building import build
+from hotrows.data.datasets.dataset import build
 from tests.data.raw import SAMPLES, sample
 from tests.datasets.raw_files import write
 
@@ -39,10 +38,10 @@ def test_adult_comes_with_the_package(tmp_path):
     parts = [paths[0].read_text().splitlines() for paths in (samples.train, samples.validation)]
     test = samples.test[0].read_text().splitlines()
     assert [len(rows) for rows in (*parts, test)] == [29_305, 3_256, 16_281]
-    labels = adult_schema.labels[0].positive
+    labels = BY_NAME["adult"].schema.labels[0].positive
     for rows, positives in ((parts[0] + parts[1], 7841), (test, 3846)):
         assert sum(row.split(", ")[-1] in labels for row in rows) == positives
-        assert {row.count(",") for row in rows} == {len(adult_schema.columns) - 1}
+        assert {row.count(",") for row in rows} == {len(BY_NAME["adult"].schema.columns) - 1}
 
 
 def test_adult_equals_the_sample(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from hotrows.data.datasets import tables
-from hotrows.data.datasets.buckets import partition, read_bucket
+from hotrows.data.datasets.tables import partition, read_bucket
+from hotrows.data.raw.inputs import silent
 
 TYPES = {"user": "int64", "brand": "int64"}
 
@@ -86,7 +87,7 @@ def test_a_bucket_holds_all_rows_of_its_users_in_their_order(tmp_path):
     users = np.random.default_rng(0).integers(0, 50, 1000)
     log = pa.table({"user": users, "row": np.arange(1000)})
     blocks = [log.slice(start, 300) for start in range(0, 1000, 300)]
-    paths = partition(blocks, "user", tmp_path / "log", "events", None, num_buckets=4)
+    paths = partition(blocks, "user", tmp_path / "log", "events", silent, num_buckets=4)
     rows_read = [read_bucket(path) for path in paths]
     assert sum(map(len, rows_read)) == 1000
     seen = [set(rows["user"].to_pylist()) for rows in rows_read]

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from hotrows.data.datasets import tables
-from hotrows.data.datasets.taobao_userbehavior import TARGETS
+from hotrows.data.datasets.taobao import TARGETS
 from tests.data.raw import SAMPLES, sample
 from tests.datasets.raw_files import built, lacking, rows_of, write
 

@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from hotrows.data import prepare
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.stream import stream
 from hotrows.data.raw import cells as arrow_reader
 from hotrows.data.raw import files
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import RawIds
+from hotrows.data.rows import RawRows
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Schema
 from tests.fuzz.case import Broken, Case, core, outcome

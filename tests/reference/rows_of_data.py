@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hotrows.data import rows
-from hotrows.data.columns.number import ColumnMoments, Transform
+from hotrows.data.columns.number import ColumnMoments, NumberColumns
 from hotrows.data.encode import encoder, passes, writing
 from hotrows.data.raw import reading, text, values
 from hotrows.data.raw import values as canonical_text
@@ -211,7 +211,7 @@ def _add_moments(self: ColumnMoments, values: np.ndarray, threads: int) -> None:
         moments[:] = count, mean, squares
 
 
-def _transform(self: Transform, values: np.ndarray, threads: int) -> np.ndarray:
+def _transform(self: NumberColumns, values: np.ndarray, threads: int) -> np.ndarray:
     dense = np.zeros(values.shape[::-1], np.float32)
     for f, column in enumerate(values):
         for row, value in enumerate(column):
@@ -291,7 +291,7 @@ _TWINS: dict[Any, dict[str, Any]] = {
         "parse_times": parse_times,
     },
     ColumnMoments: {"add": _add_moments},
-    Transform: {"apply": _transform},
+    NumberColumns: {"transformed": _transform},
 }
 
 

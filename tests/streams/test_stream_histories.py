@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from hotrows import Dynamic, Schema, Sequence, Sparse, Time
 from hotrows.data import Encoder, prepare
-from hotrows.data.stored import user_histories
-from hotrows.data.stored.user_histories import NEWEST, SortedEvents, UserHistories
+from hotrows.data.stored import histories as stored
+from hotrows.data.stored.histories import NEWEST, SortedEvents, UserHistories
 from hotrows.data.streams import EventStream, StreamConfig, open_joined, open_source
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, application
@@ -162,7 +162,7 @@ PREPARED = [(0, at, 100 + at) for at in range(6)]
 lines_of_few = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.booleans()), max_size=40)
 
 
-@mock.patch.object(user_histories, "_LEAST_SPARE", 1)
+@mock.patch.object(stored, "_LEAST_SPARE", 1)
 @settings(max_examples=60, deadline=None)
 @given(lines_of_few, st.integers(1, 3), st.lists(st.integers(0, 40), max_size=6), st.integers(0, 3))
 def test_a_user_has_the_same_events_however_they_were_added(

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     "hotrows data taobao_ad --raw taobao --out enc --samples taobao-samples",
 )
 @click.argument("name", required=False, type=Name(data_set_names), metavar="[NAME]")
-@of_function("data.datasets.building:prepare", raw={"type": HERE, "required": False})
+@of_function("data.datasets.dataset:prepare", raw={"type": HERE, "required": False})
 @click.option("--download", is_flag=True, help="Download them into --raw first, or go on with it.")
 @click.option("--out", type=NEW, help="A new folder for the encoded data.")
-@of_function("data.datasets.building:prepare", "samples", "split")
+@of_function("data.datasets.dataset:prepare", "samples", "split")
 @of_function("data.datasets.schemas:with_min_count", min_count={"required": False})
-@of_function("data.datasets.building:prepare", "seed")
+@of_function("data.datasets.dataset:prepare", "seed")
 @of_function("data.encode.prepare:prepare", "memory", "threads")
 def data_command(
     name: str | None, raw: Path | None, download: bool, out: Path | None, **options: Any

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import STDOUT, output
 
 if TYPE_CHECKING:
@@ -78,9 +79,6 @@ def _rows(file: TextIO, names: Sequence[str], delimiter: str) -> Write:
 
 @contextmanager
 def _parquet(sink: IO[bytes], names: Sequence[str]) -> Iterator[Write]:
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetWriter
-
     tables: list[Any] = []
     writers: list[Any] = []
 
@@ -88,7 +86,7 @@ def _parquet(sink: IO[bytes], names: Sequence[str]) -> Iterator[Write]:
         if tables:
             table = pa.concat_tables(tables)
             if not writers:
-                writers.append(ParquetWriter(sink, table.schema))
+                writers.append(pa.parquet.ParquetWriter(sink, table.schema))
             writers[0].write_table(table)
             tables.clear()
 

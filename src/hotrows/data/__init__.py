@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hotrows.data.hot_cold.regroup import regroup as regroup
     from hotrows.data.hot_cold.schedule import HotColdLoader as HotColdLoader
     from hotrows.data.load.loader import Loader as Loader
-    from hotrows.data.load.parquet_part import open_parquet
-    from hotrows.data.load.parquet_part import open_source as open_source
+    from hotrows.data.load.parquet import open_parquet
+    from hotrows.data.load.parquet import open_source as open_source
     from hotrows.data.raw.draft import Draft, draft_schema
     from hotrows.data.stored.encoded import EncodedData
     from hotrows.data.stored.part import Part
@@ -46,7 +46,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.data.hot_cold.regroup": ["regroup"],
         "hotrows.data.hot_cold.schedule": ["HotColdLoader"],
         "hotrows.data.load.loader": ["Loader"],
-        "hotrows.data.load.parquet_part": ["open_parquet", "open_source"],
+        "hotrows.data.load.parquet": ["open_parquet", "open_source"],
         "hotrows.data.raw.draft": ["Draft", "draft_schema"],
         "hotrows.data.stored.encoded": ["EncodedData", "Part"],
     },

@@ -244,14 +244,14 @@ def quantile_name(share: float) -> str:
 def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
     """Yields how each dense feature is distributed, without the zeros that missing values became."""
     dense, part = data.schema.dense, data.parts["train"]
-    transform = NumberColumns(data.schema, data.statistics).transform
+    numbers = NumberColumns(data.schema, data.statistics)
     for d, feature in enumerate(dense):
         missing = 0 if feature.transform == "missing" else part.missing[feature.name]
         column = np.sort(rows.arrays["dense"][:, d])
         first, end = np.searchsorted(column, [0.0, np.nextafter(np.float32(0), np.float32(1))])
         absent = min(end - first, round(missing / part.rows * len(column)))
         column = np.delete(column, np.s_[first : first + absent])
-        values = transform.inverse(d, column)
+        values = numbers.inverse(d, column)
         if not len(values):
             yield DenseUse(feature.name, feature.transform, 0)
             continue
@@ -260,8 +260,8 @@ def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
         edges = np.linspace(low, high if high > low else low + 1, _HISTOGRAM_BINS + 1)
         is_whole = (np.abs(values - values.round()) <= _WHOLE * (1 + np.abs(values))).all()
         if is_whole and feature.transform != "missing":
-            edges = _between_whole_numbers(transform.inverse(d, edges))
-            edges = transform.apply(np.tile(edges, (len(dense), 1)), 1)[:, d].astype(np.float64)
+            edges = _between_whole_numbers(numbers.inverse(d, edges))
+            edges = numbers.transformed(np.tile(edges, (len(dense), 1)), 1)[:, d].astype(np.float64)
         shares = np.histogram(column.clip(edges[0], edges[-1]), edges)[0] / len(values)
         yield DenseUse(
             name=feature.name,
@@ -397,6 +397,8 @@ def _vocabulary_use(
     hottest_first = np.sort(counts)[::-1]
     served = np.cumsum(hottest_first) / max(1, hottest_first.sum())
     most = {share: max(1, int(share * rows)) for share in HOTTEST}
+    # Points of the curve are spread evenly over the logarithm of the rank.
+    ranks = np.unique(np.geomspace(1, len(served), _CURVE_POINTS).round().astype(np.int64))
     return VocabularyUse(
         name=name,
         features=tuple(feature.name for feature in readers),
@@ -406,15 +408,9 @@ def _vocabulary_use(
         top=float(served[0]),
         hottest={share: float(served[min(hottest, len(served)) - 1]) for share, hottest in most.items()},
         zipf=zipf_exponent(counts[FIRST_UNKNOWN + readers[0].num_unknown :]),
-        curve=_curve(served, rows),
+        curve=tuple((float(rank) / rows, float(served[rank - 1])) for rank in ranks),
         table_bytes=4 * dim * rows,
     )
-
-
-def _curve(served: np.ndarray, rows: int) -> tuple[tuple[float, float], ...]:
-    """Evaluates the curve at points spread evenly over the logarithm of the rank."""
-    ranks = np.unique(np.geomspace(1, len(served), _CURVE_POINTS).round().astype(np.int64))
-    return tuple((float(rank) / rows, float(served[rank - 1])) for rank in ranks)
 
 
 def zipf_exponent(counts: np.ndarray) -> float | None:

@@ -1,4 +1,4 @@
-"""Rows: encoded samples, section after section, and how they are copied in any order.
+"""Rows, raw and encoded: samples section after section, and how they are copied in any order.
 
 A section is an array with a value, or several, of each row: `labels`, `dense`, `ids/NAME`. Values of
 lists are end to end, and `bounds` say where the list of each row begins; `ids/NAME` and `weights/NAME`
@@ -8,12 +8,14 @@ have those of NAME. Which sections there are, the columns of a schema say; nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from hotrows.runtime.native import call
 
+Arrays = dict[str, np.ndarray]
 DAMAGED = (
     "expected offsets of lists that rise within the ids of their shard, found others: the file is "
     "damaged (EncodedData.check() says which); prepare the data again"
@@ -48,6 +50,28 @@ class Section:
 
 
 @dataclass(frozen=True)
+class RawRows:
+    """Raw rows, read and checked.
+
+    first_row: number of the first row, counted from 0 through all inputs. values: by section, `dense`
+    [numbers, rows] float64, NaN where missing; `labels` [labels, rows], absent without labels; values of
+    ids, groups, requests and users as bytes; `times` [rows] int64, seconds since 1970, and `clocks`,
+    those that the schema's clock shows; `units`, those of `Reading.by`.
+    where: function from a row of the chunk to its file and line ("train.csv line 17").
+    kept: columns as they are in the input, an Arrow table; None where none are kept.
+    """
+
+    first_row: int
+    num_rows: int
+    values: Mapping[str, Any]
+    where: Callable[[int], str] = field(compare=False)
+    kept: Any = None
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+
+@dataclass(frozen=True)
 class Rows:
     """Encoded rows: arrays by the name of their section, and the bounds of lists by feature: [rows + 1],
     row r has the values bounds[r] .. bounds[r + 1] - 1."""
@@ -72,7 +96,6 @@ class Rows:
         return Rows(end - first, arrays, {name: b[first : end + 1] for name, b in self.bounds.items()})
 
     def get(self, name: str) -> np.ndarray | None:
-        """A section, None if there is none of the name."""
         return self.arrays.get(name)
 
     def bounds_of(self, name: str) -> np.ndarray | None:
@@ -89,7 +112,6 @@ class Rows:
         return Rows(self.size, {**self.arrays, **arrays}, {**self.bounds, **bounds})
 
     def without(self, *names: str) -> Rows:
-        """The rows without some sections."""
         return Rows(self.size, {n: a for n, a in self.arrays.items() if n not in names}, self.bounds)
 
     def take(self, order: np.ndarray) -> Rows:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.files import pyarrow
+from hotrows.runtime.arrow import pa
 
 _KINDS = ("record batch", "dictionary")
 _HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3  # numbers of fields in their tables
@@ -30,7 +30,6 @@ def decompressed_size(stream: bytes) -> int:
 
     ArrowInvalid or struct.error where it is no stream.
     """
-    pa = pyarrow()
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
     return sum(size for message in messages if message.type in _KINDS for size in _sizes(message))
 
@@ -45,7 +44,6 @@ def repeated_size(column: Any) -> int:
 
 
 def _repeated(array: Any) -> int:
-    pa = pyarrow()
     kind, types = array.type, pa.types
     if types.is_run_end_encoded(kind) or str(kind).startswith(("list_view", "large_list_view")):
         raise ValueError(f"a column of {kind} is not read: send plain values, or lists")

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotrows.data.raw.arrow_arrays import is_list
-from hotrows.data.raw.files import pyarrow
 from hotrows.runtime import json_file
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.json_file import shown
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.arrow_size import decompressed_size, repeated_size
@@ -40,11 +40,11 @@ def arrow_tables(body: bytes, most_bytes: int, most_rows: int, names: Names) -> 
     if (size := size_in_memory(body)) > most_bytes:
         raise Refused(413, f"expected at most {most_bytes:,} bytes once decompressed, found {size:,}")
     try:
-        table = pyarrow().ipc.open_stream(pyarrow().py_buffer(body)).read_all()
+        table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         check_count(len(table), most_rows)
         names.checked(table.column_names)
         table.validate(full=True)  # offsets of a hostile body may point anywhere
-    except (pyarrow().ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _no_arrow(error) from None
     if (size := sum(map(repeated_size, table.columns))) > most_bytes:
         raise Refused(413, f"expected at most {most_bytes:,} bytes of text in all rows, found {size:,}")
@@ -77,7 +77,7 @@ def size_in_memory(body: bytes) -> int:
     """Bytes of an Arrow stream once it is decompressed, and at least its own."""
     try:
         return max(len(body), decompressed_size(body))
-    except (pyarrow().ArrowException, OSError, ValueError, struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise _no_arrow(error) from None
 
 
@@ -88,9 +88,9 @@ def check_count(rows: int, most: int) -> None:
 
 def check_lists(table: Any, most: int) -> None:
     """Refuses a table whose lists have too many values: they may take next to no bytes in Arrow."""
-    lengths = pyarrow().compute.list_value_length
+    lengths = pa.compute.list_value_length
     lists = (chunk for column in table.columns if is_list(column.type) for chunk in column.chunks)
-    check_places(sum(pyarrow().compute.sum(lengths(chunk)).as_py() or 0 for chunk in lists), most)
+    check_places(sum(pa.compute.sum(lengths(chunk)).as_py() or 0 for chunk in lists), most)
 
 
 def check_places(places: int, most: int) -> None:

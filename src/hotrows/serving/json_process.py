@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any
 
-from hotrows.data.raw.files import pyarrow
+from hotrows.runtime.arrow import pa
 from hotrows.serving.bodies import Refused, json_tables, words_of
 from hotrows.serving.requests import Names
 
@@ -144,13 +144,13 @@ def _tables_of(answer: tuple[bytes, bytes, bytes]) -> tuple[Any, Any]:
     status, *streams = answer
     if status != b"ok":
         raise Refused(int(status), streams[0].decode("utf-8", "replace"))
-    rows, shared = (pyarrow().ipc.open_stream(stream).read_all() for stream in streams)
+    rows, shared = (pa.ipc.open_stream(stream).read_all() for stream in streams)
     return rows, shared
 
 
 def _stream_of(table: Any) -> bytes:
-    sink = pyarrow().BufferOutputStream()
-    with pyarrow().ipc.new_stream(sink, table.schema) as writer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue()
 

@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.columns.history import USERS
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.raw.cells import cells_of
-from hotrows.data.raw.files import pyarrow
+from hotrows.data.raw.inputs import as_table
 from hotrows.data.raw.reading import Reading, check_histories
-from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
-from hotrows.data.rows import Rows
-from hotrows.data.stored.user_histories import NEWEST, ShortLists, UserHistories
+from hotrows.data.rows import RawRows, Rows
+from hotrows.data.stored.histories import NEWEST, ShortLists, UserHistories
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.json_file import shown
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
@@ -125,7 +124,7 @@ class RequestEncoder:
         extra_fields="ignore". counted: whether `value_counts` counts the values.
         """
         table = table_of_rows(rows, self.names) if isinstance(rows, list | tuple) else as_table(rows)
-        if not isinstance(shared, pyarrow().Table):
+        if not isinstance(shared, pa.Table):
             shared = table_of_shared(shared or {}, self.names)
         names = table.column_names
         if twice := sorted(set(shared.column_names) & set(names)):
@@ -179,7 +178,7 @@ class RequestEncoder:
         return dataclasses.replace(request, **changed)
 
     def _request(self, table: Any, shared: Any, counted: bool, first_row: int) -> Request:
-        pa, size, names = pyarrow(), table.num_rows, shared.column_names
+        size, names = table.num_rows, shared.column_names
         once = dict(zip(shared.column_names, shared.columns, strict=True))
         arrays = (table.to_batches() or [table])[0].columns
         together = {name for c in self._of_schema.ids if c.has_weights for name in c.columns}

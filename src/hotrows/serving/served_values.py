@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.rates import FAR, is_chance, warning_of
-from hotrows.data.rows import Rows
+from hotrows.data.rows import RawRows, Rows
 from hotrows.runtime.sums import Summed
 
 log = logging.getLogger("hotrows")

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hotrows.data.raw.files import pyarrow
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 from hotrows.serving.bodies import (
@@ -329,7 +329,6 @@ class _Server:
         return json.dumps(content).encode()
 
     def _arrow(self, scores: np.ndarray) -> bytes:
-        pa = pyarrow()
         columns = scores.reshape(len(scores), -1).T
         table = pa.table(dict(zip(self._scorer.labels, map(np.ascontiguousarray, columns), strict=True)))
         sink = pa.BufferOutputStream()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.tables import as_table, check_order
+from hotrows.data.raw.inputs import as_table, check_order
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.user_warnings import warn
 
@@ -113,14 +113,14 @@ def followed_by(table: Any, eval_set: Any) -> tuple[Any, np.ndarray, np.ndarray 
     if missing := [name for name in table.column_names if name not in others.column_names]:
         raise ValueError(f"eval_set has no column {missing[0]!r}, which X has")
     others = others.select(table.column_names).cast(table.schema)
-    return pyarrow().concat_tables([table, others]), labels, weights
+    return pa.concat_tables([table, others]), labels, weights
 
 
 def with_column(table: Any, name: str, values: np.ndarray) -> tuple[Any, str]:
     """The table with one more column, and the name that it got there."""
     while name in table.column_names:
         name += "_"
-    return table.append_column(name, pyarrow().array(values)), name
+    return table.append_column(name, pa.array(values)), name
 
 
 def check_number(table: Any, num_features: int, kind: str) -> None:

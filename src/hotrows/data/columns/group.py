@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad, RawIds, hash_values, mix64
-from hotrows.data.rows import Section
+from hotrows.data.rows import Arrays, RawRows, Section
 from hotrows.losses import NO_GROUP
 from hotrows.schema import Schema
 

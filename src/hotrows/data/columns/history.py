@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.list import ListColumn
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad, no_values
-from hotrows.data.rows import Section, width_of
+from hotrows.data.rows import RawRows, Section, width_of
 from hotrows.schema import Schema
 
 BEGIN, END = "ids/histories/begin", "ids/histories/end"

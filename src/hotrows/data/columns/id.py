@@ -33,7 +33,6 @@ class RankedIds:
 
     @property
     def dtype(self) -> np.dtype:
-        """The narrowest integer that holds the ids."""
         return width_of(self._schema.rows_of(self._feature.name))
 
     def words(self, raw: RawIds) -> RawIds:
@@ -77,7 +76,6 @@ class IdColumn:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The raw columns that are read."""
         return (self.column,)
 
     @property
@@ -116,7 +114,6 @@ class IdColumn:
     def encode(
         self, values: Mapping[str, Any], ids: np.ndarray, arrays: dict[str, Any], bounds: dict[str, Any]
     ) -> None:
-        """Adds the ids of the raw values."""
         arrays[f"ids/{self.name}"] = ids
         if (offsets := values[f"ids/{self.name}"].offsets) is not None:
             bounds[self.name] = offsets

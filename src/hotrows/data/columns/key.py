@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hotrows.data.raw.values import RawIds, hash_values, no_values
+from hotrows.data.raw.values import RawIds, binary_array, hash_values, no_values
+from hotrows.runtime.arrow import pa
 from hotrows.schema import MISSING_KEY
 
 _MOST_DIGITS = 18  # longer numbers are looked at one by one: some are beyond int64
-_ZERO, _MINUS = ord("0"), ord("-")
+_NUMBER = "^(0|-?[1-9][0-9]{0,17})$"
 
 
 class RawKeys:
@@ -46,35 +47,15 @@ def keys_of(values: RawIds) -> np.ndarray:
     """
     keys = hash_values(values).view(np.int64)
     keys[keys == MISSING_KEY] = MISSING_KEY + 1
-    numbers, is_number = _numbers(values)
-    keys[is_number] = numbers[is_number]
+    texts = binary_array(values)
+    is_number = pa.compute.match_substring_regex(texts, _NUMBER)
+    numbers = texts.filter(is_number).cast(pa.large_string()).cast(pa.int64())
+    keys[is_number.to_numpy(zero_copy_only=False)] = numbers.to_numpy()
     for n in np.flatnonzero(values.lengths > _MOST_DIGITS).tolist():
         if (number := _long_number(values.value(n))) is not None:
             keys[n] = number
     keys[values.lengths == 0] = MISSING_KEY
     return keys
-
-
-def _numbers(values: RawIds) -> tuple[np.ndarray, np.ndarray]:
-    """The number that each value of at most 18 bytes spells, and whether it spells one: [N], [N]."""
-    lengths = values.lengths.astype(np.int64)
-    short = np.flatnonzero((lengths > 0) & (lengths <= _MOST_DIGITS))
-    numbers, is_number = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), bool)
-    starts, lengths = values.starts[short].astype(np.int64), lengths[short]
-    first = values.text[starts] if len(short) else np.zeros(0, np.uint8)
-    negative = (first == _MINUS) & (lengths > 1)
-    starts, lengths = starts + negative, lengths - negative
-    first = values.text[starts] if len(short) else first
-    legal = (first != _ZERO) | ((lengths == 1) & ~negative)  # no leading zero, and no -0
-    total = np.zeros(len(short), np.int64)
-    for place in range(int(lengths.max(initial=0))):
-        longer = np.flatnonzero(lengths > place)
-        digits = values.text[starts[longer] + place].astype(np.int64) - _ZERO
-        legal[longer] &= (digits >= 0) & (digits <= 9)
-        total[longer] = total[longer] * 10 + digits
-    numbers[short] = np.where(negative, -total, total)
-    is_number[short] = legal
-    return numbers, is_number
 
 
 def _long_number(value: bytes) -> int | None:

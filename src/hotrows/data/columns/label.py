@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw import values as raw_values
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad, canonical_words
-from hotrows.data.rows import Section
+from hotrows.data.rows import Arrays, RawRows, Section
 from hotrows.schema import Label, Schema, column_of
 
 MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
@@ -45,7 +44,6 @@ class LabelColumns:
         return problems
 
     def _read(self, cells: Cells, label: Label, into: np.ndarray) -> Iterable[Bad]:
-        """Reads one label; yields its first wrong value."""
         column = column_of(label)
         # Compare text with the words for 1, and numbers with what the label may be.
         if label.positive:
@@ -110,7 +108,6 @@ class LabelColumns:
 
 
 def missing_labels(labels: np.ndarray) -> np.ndarray:
-    """Where labels are missing."""
     return np.isnan(labels) if labels.dtype.kind == "f" else labels == MISSING_LABEL
 
 

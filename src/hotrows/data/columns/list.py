@@ -54,7 +54,6 @@ class ListColumn(IdColumn):
     def _read_weights(
         self, cells: Cells, values: dict[str, Any], lists: RawIds, column: str
     ) -> Iterable[Bad]:
-        """Reads the weights of lists, which are shortened with them."""
         assert lists.offsets is not None
         if cells.has(self.column) != cells.has(column):
             raise ValueError(

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import Bad
-from hotrows.data.rows import Section
+from hotrows.data.rows import Arrays, RawRows, Section
 from hotrows.runtime.native import call
 from hotrows.schema import Dense, Schema, column_of
 
@@ -33,10 +32,13 @@ class NumberColumns:
 
     def __init__(self, schema: Schema, statistics: Mapping[str, Statistics] | None = None) -> None:
         self.features = schema.dense
-        known = statistics or {}
-        scales = [known.get(feature.name, Statistics()) for feature in self.features]
-        self.transform = Transform(self.features, scales)
         self.standard = [p for p, f in enumerate(self.features) if f.transform == "standard"]
+        self._indicators = [p for p, f in enumerate(self.features) if f.transform == "missing"]
+        self._logs = np.array([feature.transform == "log" for feature in self.features], np.uint8)
+        known = {self.features[p].name: Statistics() for p in self.standard} | dict(statistics or {})
+        scales = [known[f.name] if f.transform == "standard" else Statistics() for f in self.features]
+        self._shift = np.array([scale.mean for scale in scales], np.float64)
+        self._divisor = np.array([scale.deviation for scale in scales], np.float64)
         shared = tuple(p for p, f in enumerate(self.features) if f.name in schema.shared)
         width = len(self.features)
         names = tuple(feature.name for feature in self.features)
@@ -54,8 +56,28 @@ class NumberColumns:
 
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
         numbers = raw.values["dense"]
-        arrays["dense"] = self.transform.apply(numbers, threads)
+        arrays["dense"] = self.transformed(numbers, threads)
         arrays[MISSING] = np.ascontiguousarray(np.isnan(numbers).T)
+
+    def transformed(self, values: np.ndarray, threads: int) -> np.ndarray:
+        """Transforms [features, rows] float64 to [rows, features] float32; 0 where a value is missing."""
+        num_features, num_rows = values.shape
+        dense = np.zeros((num_rows, num_features), np.float32)
+        arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
+        call("transform", np.ascontiguousarray(values), *arguments)
+        for f in self._indicators:
+            dense[:, f] = np.isnan(values[f])
+        return dense
+
+    def inverse(self, f: int, values: np.ndarray) -> np.ndarray:
+        """The numbers of feature f as they were, float64, to the digits that float32 has kept; those
+        below 0 under `log` are 0, and missing ones what became 0."""
+        values = values.astype(np.float64)
+        if self._logs[f]:
+            return np.expm1(np.minimum(values, _LARGEST_LOG))
+        noise = np.maximum(np.abs(values) * 2.0**-23, 2.0**-40) * self._divisor[f]
+        scale = 10.0 ** -np.ceil(np.log10(noise))
+        return np.round((values * self._divisor[f] + self._shift[f]) * scale) / scale
 
 
 class ColumnMoments:
@@ -81,40 +103,6 @@ class ColumnMoments:
         for count, mean, squares in self._moments:
             statistics.append(Statistics(float(mean), math.sqrt(squares / count) if squares > 0 else 1.0))
         return statistics
-
-
-class Transform:
-    """Transforms dense columns: log, standard, none, or an indicator, per feature."""
-
-    def __init__(self, features: Sequence[Dense], statistics: Sequence[Statistics]) -> None:
-        scales = [
-            scale if feature.transform == "standard" else Statistics(0.0, 1.0)
-            for feature, scale in zip(features, statistics, strict=True)
-        ]
-        self._logs = np.array([feature.transform == "log" for feature in features], np.uint8)
-        self._indicators = [f for f in range(len(features)) if features[f].transform == "missing"]
-        self._shift = np.array([scale.mean for scale in scales], np.float64)
-        self._divisor = np.array([scale.deviation for scale in scales], np.float64)
-
-    def apply(self, values: np.ndarray, threads: int) -> np.ndarray:
-        """Transforms [features, rows] float64 to [rows, features] float32; 0 where a value is missing."""
-        num_features, num_rows = values.shape
-        dense = np.zeros((num_rows, num_features), np.float32)
-        arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
-        call("transform", np.ascontiguousarray(values), *arguments)
-        for f in self._indicators:
-            dense[:, f] = np.isnan(values[f])
-        return dense
-
-    def inverse(self, f: int, values: np.ndarray) -> np.ndarray:
-        """The numbers of feature f as they were, float64, to the digits that float32 has kept; those
-        below 0 under `log` are 0, and missing ones what became 0."""
-        values = values.astype(np.float64)
-        if self._logs[f]:
-            return np.expm1(np.minimum(values, _LARGEST_LOG))
-        noise = np.maximum(np.abs(values) * 2.0**-23, 2.0**-40) * self._divisor[f]
-        scale = 10.0 ** -np.ceil(np.log10(noise))
-        return np.round((values * self._divisor[f] + self._shift[f]) * scale) / scale
 
 
 def ranges_of(features: Sequence[Dense], numbers: np.ndarray) -> dict[str, tuple[float, float]]:

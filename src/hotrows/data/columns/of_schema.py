@@ -7,16 +7,15 @@ A kind of column is chosen here, once, by how its feature is declared; elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hotrows.data.columns.group import GroupColumns
 from hotrows.data.columns.history import USERS, HistoryColumn, ReferenceColumns
 from hotrows.data.columns.id import IdColumn
-from hotrows.data.columns.kind import Arrays, Kind, RawRows
 from hotrows.data.columns.label import LabelColumns
 from hotrows.data.columns.list import AddedValue, ListColumn
 from hotrows.data.columns.number import MISSING, NumberColumns, Statistics
@@ -24,8 +23,8 @@ from hotrows.data.columns.time import TimeColumn
 from hotrows.data.columns.vector import VectorColumns
 from hotrows.data.columns.weight import WeightColumn
 from hotrows.data.raw.cells import Cells
-from hotrows.data.raw.values import RawIds
-from hotrows.data.rows import Rows, Section, ends_of, lengths_of
+from hotrows.data.raw.values import Bad, RawIds
+from hotrows.data.rows import Arrays, RawRows, Rows, Section, ends_of, lengths_of
 from hotrows.schema import Schema, is_list
 
 if TYPE_CHECKING:
@@ -36,6 +35,28 @@ if TYPE_CHECKING:
 _SHARED = "sample_weights", "groups", "times"  # fields that are in the memory of rows
 StoredIds = Callable[[IdColumn], tuple[np.ndarray, np.ndarray | None]]
 LookUp = Callable[[Sequence[RawIds]], list[np.ndarray]]
+
+
+class Kind(Protocol):
+    """The columns of one kind of a schema, all of which are read and encoded together: a chunk has few
+    rows where it has many columns.
+
+    sections: those that rows have of them; numeric: the raw columns that are read as numbers.
+    """
+
+    @property
+    def sections(self) -> tuple[Section, ...]: ...
+
+    @property
+    def numeric(self) -> tuple[str, ...]: ...
+
+    def read(self, cells: Cells, values: dict[str, Any]) -> Iterable[Bad | None]:
+        """Reads the columns into values; returns the first wrong value of each."""
+        ...
+
+    def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:
+        """Adds the sections of raw values."""
+        ...
 
 
 class SchemaColumns:
@@ -53,11 +74,8 @@ class SchemaColumns:
         events: Any = None,
     ) -> None:
         self.schema = schema
-        self.labels, self.numbers, self.vectors = (
-            LabelColumns(schema),
-            NumberColumns(schema, statistics),
-            VectorColumns(schema),
-        )
+        self.labels, self.vectors = LabelColumns(schema), VectorColumns(schema)
+        self.numbers = NumberColumns(schema, statistics)
         self._user = None if histories == "lists" else schema.user
         of_histories = {"references": HistoryColumn, "lines": AddedValue}.get(histories, ListColumn)
         self.ids = tuple(
@@ -68,15 +86,8 @@ class SchemaColumns:
         )
         is_stored = histories == "references" and events is not None
         self._histories = ReferenceColumns(schema, events) if is_stored else None
-        times, self._groups = TimeColumn(schema), GroupColumns(schema)
-        self._before_ids: tuple[Kind, ...] = (
-            self.labels,
-            self.numbers,
-            self.vectors,
-            WeightColumn(schema),
-            times,
-        )
-        self.kinds: tuple[Kind, ...] = (*self._before_ids[:-1], self._groups, times)
+        others = WeightColumn(schema), GroupColumns(schema), TimeColumn(schema)
+        self.kinds: tuple[Kind, ...] = self.labels, self.numbers, self.vectors, *others
         single = [column for column in self.ids if not column.is_list and column.transform == "none"]
         self._single = tuple(dict.fromkeys(column.column for column in single))
         numeric = [name for kind in self.kinds for name in kind.numeric]
@@ -94,11 +105,6 @@ class SchemaColumns:
             columns[place:place] = self._histories.sections
         columns.sort(key=lambda section: section.name.startswith("weights/"))
         return (*first, *columns, *by_name.values())
-
-    @property
-    def has_requests(self) -> bool:
-        """True if rows of a request share sections."""
-        return self.schema.request is not None
 
     @property
     def of_lists(self) -> set[str]:
@@ -147,12 +153,10 @@ class SchemaColumns:
         return Rows(cells.num_rows, arrays, bounds)
 
     def _read_others(self, cells: Cells) -> tuple[Cells, dict[str, Any]]:
-        """The raw values of all columns but ids."""
         of_labels = frozenset(self.labels.numeric)
         cells = replace(cells, numeric=self._numeric, single=self._single, of_labels=of_labels)
         values: dict[str, Any] = {}
-        cells.raise_first([bad for kind in self._before_ids for bad in kind.read(cells, values)])
-        self._groups.read(cells, values)
+        cells.raise_first([bad for kind in self.kinds for bad in kind.read(cells, values)])
         return cells, values
 
     def _encode_others(self, raw: RawRows, threads: int) -> Arrays:
@@ -176,7 +180,6 @@ class SchemaColumns:
             yield column.lookup.ids(raw.values[f"ids/{column.name}"], ranked, raw.where)
 
     def words(self, raw: RawRows) -> list[RawIds]:
-        """The values of each feature that vocabularies count and look up."""
         return [column.lookup.words(raw.values[f"ids/{column.name}"]) for column in self.ids]
 
     def dense(self, rows: Rows) -> np.ndarray:
@@ -184,9 +187,8 @@ class SchemaColumns:
         if (numbers := rows.get("dense")) is None:
             return np.zeros((len(rows), 0), np.float32)
         vectors = rows.get("vectors")
-        return (
-            numbers.copy() if vectors is None else np.concatenate([numbers, vectors], 1, dtype=np.float32)
-        )
+        both = [numbers] if vectors is None else [numbers, vectors]
+        return np.concatenate(both, 1, dtype=np.float32)
 
     def joined(self, raw: RawRows, once: RawRows, names: set[str]) -> RawRows:
         """Raw rows with the values of raw columns `names` from the one row that all have in common."""

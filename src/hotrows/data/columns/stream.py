@@ -21,13 +21,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.arrow_arrays import is_list, lengths_of
 from hotrows.data.raw.cells import Cells, cells_of, rows_per_chunk
 from hotrows.data.raw.files import File
-from hotrows.data.raw.inputs import Input, Progress, TextInput
+from hotrows.data.raw.inputs import Input, Progress, TextInput, silent
 from hotrows.data.raw.reading import Reading
+from hotrows.data.rows import RawRows
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Schema, column_of
 
 
@@ -41,10 +42,7 @@ class InputPosition:
 
 
 def stream(
-    inputs: Sequence[Input],
-    how: Reading,
-    progress: Progress | None = None,
-    start: InputPosition | None = None,
+    inputs: Sequence[Input], how: Reading, progress: Progress = silent, start: InputPosition | None = None
 ) -> Iterator[tuple[InputPosition, RawRows]]:
     """Yields all rows from `start` on, chunk by chunk, each with its position.
 
@@ -61,8 +59,7 @@ def stream(
             if isinstance(cells, Cells):
                 yield (InputPosition(i, number, row), replace(columns.read(cells), first_row=row))
                 row += cells.num_rows
-            if progress is not None:
-                progress(sum(sizes[:i]) + position, sum(sizes))
+            progress(sum(sizes[:i]) + position, sum(sizes))
         source = inputs[i]
         may_be_empty = source.may_be_empty if isinstance(source, File) else not how.for_training
         if not num_input_rows and not may_be_empty:
@@ -112,8 +109,6 @@ def rows_of_candidates(cells: Cells, columns: SchemaColumns) -> Iterator[Cells]:
 
 
 def _exploded(cells: Cells, columns: SchemaColumns, label: str) -> Cells:
-    import pyarrow as pa
-
     batch, lengths = cells.batch, lengths_of(cells.batch.column(label))
     row = np.repeat(np.arange(batch.num_rows), lengths)
     arrays = []

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import Arrays, RawRows
 from hotrows.data.raw.arrow_arrays import clocks_of
 from hotrows.data.raw.cells import Cells
 from hotrows.data.raw.values import MISSING_TIME, Bad
-from hotrows.data.rows import Section
+from hotrows.data.rows import Arrays, RawRows, Section
 from hotrows.schema import Schema
 
 

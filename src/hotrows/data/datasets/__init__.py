@@ -7,20 +7,16 @@ encoded = datasets.prepare(datasets.BY_NAME["movielens_1m"], "raw/ml-1m", "enc")
 
 from typing import TYPE_CHECKING
 
-from hotrows.data.datasets.adult import adult
 from hotrows.data.datasets.ali_ccp import ali_ccp
 from hotrows.data.datasets.amazon import amazon
-from hotrows.data.datasets.avazu import avazu
-from hotrows.data.datasets.building import prepare
-from hotrows.data.datasets.criteo import criteo, criteo_1tb, criteo_x4
-from hotrows.data.datasets.dataset import DataSet
+from hotrows.data.datasets.dataset import DataSet, prepare
 from hotrows.data.datasets.dataset import Samples as Samples
 from hotrows.data.datasets.dataset import Source as Source
 from hotrows.data.datasets.download import download
 from hotrows.data.datasets.kuairand import kuairand
 from hotrows.data.datasets.movielens import movielens_1m, movielens_20m
-from hotrows.data.datasets.taobao_ad import taobao_ad
-from hotrows.data.datasets.taobao_userbehavior import taobao_userbehavior
+from hotrows.data.datasets.rows_as_they_stand import adult, avazu, criteo, criteo_1tb, criteo_x4
+from hotrows.data.datasets.taobao import taobao_ad, taobao_userbehavior
 from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:

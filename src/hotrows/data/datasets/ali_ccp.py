@@ -20,6 +20,7 @@ import numpy as np
 from hotrows.data.datasets import tables
 from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
 from hotrows.data.datasets.tables import TEST, TRAIN, VALIDATION, find
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Label, Schema, Sparse
 
 LONGEST = 10  # of the lists: a user has some 500 features in all, and 80 million rows repeat them
@@ -70,7 +71,7 @@ schema = Schema(
 )
 
 
-def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+def build(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """sample_skeleton_{train,test}.csv and common_features_{train,test}.csv."""
     random = np.random.default_rng(seed)
     with tables.written(samples) as writer:
@@ -82,39 +83,35 @@ def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None)
     return writer.samples
 
 
-def _read_common(path: Path, name: str, progress: Progress | None) -> Any:
+def _read_common(path: Path, name: str, progress: Progress) -> Any:
     """Reads the features that impressions share: a table with the column `common`."""
-    import pyarrow as pa
-
     types = {"common": "string", "features": "string"}
     tables_read = []
     for block in tables.csv_blocks(path, types, columns=_COMMON):
         columns = _columns(block["features"], _USER, _DID, path)
         tables_read.append(tables.beside(block.select(["common"]), columns))
-        if progress:
-            progress(f"common {name}", sum(map(len, tables_read)), None)
+        progress(f"common {name}", sum(map(len, tables_read)), None)
     return pa.concat_tables(tables_read).combine_chunks()
 
 
 def _join(
-    path: Path, common: Any, parts: np.ndarray, writer: tables.PartWriter, progress: Progress | None
+    path: Path, common: Any, parts: np.ndarray, writer: tables.PartWriter, progress: Progress
 ) -> None:
     """Writes impressions with item features and shared ones into the part of the latter."""
-    import pyarrow.compute as pc
-
     types = {"click": "int8", "buy": "int8", "common": "string", "features": "string"}
     ids, shared = common["common"].combine_chunks(), common.drop_columns(["common"])
     done = 0
     for block in tables.csv_blocks(path, types, columns=_SKELETON):
-        possible = pc.greater_equal(block["click"], block["buy"])  # purchases without a click are errors
+        possible = pa.compute.greater_equal(
+            block["click"], block["buy"]
+        )  # purchases without a click are errors
         block = block.filter(possible).combine_chunks()
-        place = pc.index_in(block["common"], value_set=ids).combine_chunks()
+        place = pa.compute.index_in(block["common"], value_set=ids).combine_chunks()
         item_columns = _columns(block["features"], _ITEM, _ITEM_LISTS, path)
         rows = tables.beside(block.select(["click", "buy"]), item_columns)
         writer.write(tables.beside(rows, shared.take(place)), parts[place.fill_null(0).to_numpy()])
         done += len(block)
-        if progress:
-            progress("impressions", done, None)
+        progress("impressions", done, None)
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,6 @@ class _Features:
 
 def _columns(text: Any, single: dict[str, str], many: dict[str, str], path: Path) -> Any:
     """Builds a column per field: the feature, or the list of those with the largest values."""
-    import pyarrow as pa
-
     features = _parse(text, [*single, *many], path)
     columns = {name: _first(features, i) for i, name in enumerate(single.values())}
     columns |= {name: _largest(features, i) for i, name in enumerate(many.values(), len(single))}
@@ -139,16 +134,12 @@ def _columns(text: Any, single: dict[str, str], many: dict[str, str], path: Path
 
 
 def _parse(text: Any, fields: list[str], path: Path) -> _Features:
-    """Parses the features of `fields`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     text = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
-    triples = pc.split_pattern(text.fill_null(""), "\x01")
-    rows, flat = pc.list_parent_indices(triples).to_numpy(), pc.list_flatten(triples)
-    present = pc.not_equal(flat, "").to_numpy(zero_copy_only=False)
+    triples = pa.compute.split_pattern(text.fill_null(""), "\x01")
+    rows, flat = pa.compute.list_parent_indices(triples).to_numpy(), pa.compute.list_flatten(triples)
+    present = pa.compute.not_equal(flat, "").to_numpy(zero_copy_only=False)
     field, remaining = _cut(flat.filter(pa.array(present)), "\x02", path)
-    which = pc.index_in(field, value_set=pa.array(fields))
+    which = pa.compute.index_in(field, value_set=pa.array(fields))
     is_known = which.is_valid()
     feature, value = _cut(remaining.filter(is_known), "\x03", path)
     kept = is_known.to_numpy(zero_copy_only=False)
@@ -158,9 +149,7 @@ def _parse(text: Any, fields: list[str], path: Path) -> _Features:
 
 def _cut(text: Any, separator: str, path: Path) -> tuple[Any, Any]:
     """Splits text at the first separator into two columns."""
-    import pyarrow.compute as pc
-
-    halves = pc.list_flatten(pc.split_pattern(text, separator, max_splits=1))
+    halves = pa.compute.list_flatten(pa.compute.split_pattern(text, separator, max_splits=1))
     if len(halves) != 2 * len(text):
         raise ValueError(
             f"{path}: expected features as FIELD\\x02FEATURE\\x03VALUE joined by \\x01, but some "
@@ -171,8 +160,6 @@ def _cut(text: Any, separator: str, path: Path) -> tuple[Any, Any]:
 
 def _first(features: _Features, field: int) -> Any:
     """Returns the first feature of the field in each row, or null."""
-    import pyarrow as pa
-
     mine = np.flatnonzero(features.fields == field)
     rows, first = np.unique(features.rows[mine], return_index=True)
     place = np.full(features.num_rows, -1)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.datasets import tables
-from hotrows.data.datasets.clicks import ClickLog, samples_of
 from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
-from hotrows.data.datasets.history import places, sort_events
-from hotrows.data.datasets.negatives import catalog, negatives
+from hotrows.data.datasets.events import ClickLog, catalog, negatives, places, samples_of, sort_events
 from hotrows.data.datasets.tables import TEST, TRAIN, VALIDATION, find, open_bytes
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Schema, Sequence, Sparse
 
 HISTORY = 100
@@ -44,7 +43,7 @@ schema = Schema(
 )
 
 
-def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+def build(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """reviews_*_5.json and meta_*.json; or DIEN's local_train_splitByUser and its test file."""
     if raw is not None and any(raw.glob(f"{_DIEN[0]}*")):
         return _build_dien(raw, samples, seed)
@@ -61,22 +60,18 @@ def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None)
             some, others = targets[start:][:_TARGETS], negative[start:][:_TARGETS]
             rows = samples_of(log, events, some, others, HISTORY, user_names)
             writer.write(rows.drop_columns(["time"]), np.repeat(parts[some], 2))
-            if progress:
-                progress("histories", start + len(some), len(targets))
+            progress("histories", start + len(some), len(targets))
     return writer.samples
 
 
 def _read_reviews(path: Path) -> Any:
     """Reads reviewerID, asin and unixReviewTime of each review, in the order of the file."""
-    import pyarrow as pa
-    from pyarrow import json
-
     columns = {"reviewerID": pa.string(), "asin": pa.string(), "unixReviewTime": pa.int64()}
-    how = json.ParseOptions(explicit_schema=pa.schema(columns), unexpected_field_behavior="ignore")
-    block = json.ReadOptions(block_size=tables.BLOCK_BYTES)
+    how = pa.json.ParseOptions(explicit_schema=pa.schema(columns), unexpected_field_behavior="ignore")
+    block = pa.json.ReadOptions(block_size=tables.BLOCK_BYTES)
     try:
         with pa.input_stream(str(path)) as file:
-            reviews = json.read_json(file, block, how)
+            reviews = pa.json.read_json(file, block, how)
     except pa.ArrowInvalid as error:
         raise ValueError(
             f"{path}: expected a JSON object a line, but {error}; give the file of 2014 as it was "
@@ -91,10 +86,8 @@ def _read_reviews(path: Path) -> Any:
     return reviews.combine_chunks()
 
 
-def _log(reviews: Any, meta: Path, progress: Progress | None) -> tuple[ClickLog, Any]:
+def _log(reviews: Any, meta: Path, progress: Progress) -> tuple[ClickLog, Any]:
     """Converts reviews to events whose time is their place among the user's; also the users' names."""
-    import pyarrow as pa
-
     user_names, users = _codes(reviews["reviewerID"])
     item_names, items = _codes(reviews["asin"])
     place, _ = places(users, reviews["unixReviewTime"].to_numpy())
@@ -106,15 +99,13 @@ def _log(reviews: Any, meta: Path, progress: Progress | None) -> tuple[ClickLog,
 
 def _codes(column: Any) -> tuple[Any, np.ndarray]:
     """Returns distinct values (also null) in order of appearance, and the index of each row's."""
-    import pyarrow as pa
-
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
 
 
-def _read_meta(path: Path, progress: Progress | None) -> Iterator[tuple[str, str]]:
+def _read_meta(path: Path, progress: Progress) -> Iterator[tuple[str, str]]:
     """Yields each product and the last of its categories; lines are Python literals, not JSON."""
     with open_bytes(path) as file:
         for number, line in enumerate(map(bytes.decode, file), 1):
@@ -126,7 +117,7 @@ def _read_meta(path: Path, progress: Progress | None) -> Iterator[tuple[str, str
                 )
             if categories:
                 yield asin[1], ast.literal_eval(categories[1])[-1][-1]
-            if progress and number % 10_000 == 0:
+            if number % 10_000 == 0:
                 progress("products", number, None)
 
 
@@ -143,13 +134,11 @@ def _build_dien(raw: Path, samples: Path, seed: int) -> Samples:
 
 def _read_dien(path: Path) -> Any:
     """Reads label, user, item, category, and the earlier items and categories, between \\x02."""
-    import pyarrow.compute as pc
-
     names = ("label", "user", "item", "category", "history_item", "history_category")
     types = {name: "int8" if name == "label" else "string" for name in names}
     rows = tables.read_csv(path, types, columns=names, delimiter="\t")
     for name in names[4:]:
-        cut = pc.split_pattern(pc.fill_null(rows[name], ""), "\x02")
+        cut = pa.compute.split_pattern(pa.compute.fill_null(rows[name], ""), "\x02")
         rows = rows.set_column(rows.column_names.index(name), name, cut)
     return rows
 

@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 
 from hotrows.data.datasets.dataset import DataSet, Progress, Source
 from hotrows.data.datasets.tables import find
+from hotrows.data.raw.inputs import silent
 from hotrows.runtime.atomic_files import local, publish
 from hotrows.runtime.units import parse_bytes
 
@@ -32,7 +33,7 @@ _LEAST_BOUND = 64 << 20
 
 def download(data_set: DataSet, raw: str | Path, progress: Progress | None = None) -> list[Path]:
     """Downloads the raw files of a data set into the folder `raw`; verifies known checksums."""
-    raw = local(raw)
+    raw, progress = local(raw), progress or silent
     if data_set.sign_in:
         raise ValueError(
             f"{data_set.name} cannot be downloaded without an account: {data_set.sign_in} into {raw}"
@@ -45,8 +46,7 @@ def download(data_set: DataSet, raw: str | Path, progress: Progress | None = Non
     return [_arrived(data_set, source, raw, progress) for source in data_set.sources]
 
 
-def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress | None) -> None:
-    """Downloads one file unless it exists."""
+def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress) -> None:
     path, part = raw / source.file, raw / f"{source.file}.part"
     if path.exists():
         return
@@ -70,7 +70,7 @@ def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress | No
     publish(part, path)
 
 
-def _receive(source: Source, part: Path, most: int, progress: Progress | None) -> None:
+def _receive(source: Source, part: Path, most: int, progress: Progress) -> None:
     """Appends to a partial file, up to `most` bytes; starts again if the server sends the full file."""
     begun = part.stat().st_size if part.exists() else 0
     assert source.url is not None
@@ -87,8 +87,7 @@ def _receive(source: Source, part: Path, most: int, progress: Progress | None) -
                 if begun > most:
                     raise _Refused(f"{source.url} sends more than {most:,} bytes, but all of")
                 file.write(block)
-                if progress:
-                    progress(source.file, begun, total)
+                progress(source.file, begun, total)
     if total is not None and part.stat().st_size < total:
         raise OSError(f"{total - part.stat().st_size:,} of {total:,} bytes are missing")
 
@@ -104,7 +103,7 @@ def _answer(request: urllib.request.Request, begun: int) -> Any:
     return urllib.request.urlopen(request, timeout=_TIMEOUT)
 
 
-def _arrived(data_set: DataSet, source: Source, raw: Path, progress: Progress | None) -> Path:
+def _arrived(data_set: DataSet, source: Source, raw: Path, progress: Progress) -> Path:
     """Returns the path of a file of the data set; verifies it if it came out of an archive."""
     path = find(raw, source.file)
     if source.url is None and path.name == source.file:
@@ -112,7 +111,7 @@ def _arrived(data_set: DataSet, source: Source, raw: Path, progress: Progress | 
     return path
 
 
-def _verify(path: Path, source: Source, progress: Progress | None) -> None:
+def _verify(path: Path, source: Source, progress: Progress) -> None:
     if source.md5 is None:
         return
     digest = hashlib.md5(usedforsecurity=False)
@@ -121,8 +120,7 @@ def _verify(path: Path, source: Source, progress: Progress | None) -> None:
         while block := file.read(_BLOCK):
             digest.update(block)
             done += len(block)
-            if progress:
-                progress(f"md5 {source.file}", done, total)
+            progress(f"md5 {source.file}", done, total)
     if digest.hexdigest() != source.md5:
         raise ValueError(
             f"{path} has md5 {digest.hexdigest()} where {source.md5} was expected; delete it and "
@@ -164,7 +162,6 @@ class _Refused(Exception):
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:
-    """The path of a member below the folder of its archive."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
         raise _Refused(f"{archive} would write outside its folder, to {name!r}; it is not unpacked")

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.datasets.history import places
-from hotrows.data.datasets.negatives import catalog, negatives
-from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.tables import as_table
+from hotrows.data.datasets.events import catalog, negatives, places
+from hotrows.data.raw.inputs import as_table
 from hotrows.data.stored.part import NAMES
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import new_folder
 
 LABEL, REQUEST = "label", "request"
@@ -55,7 +54,6 @@ def samples_of(
     targets, random = np.repeat(positives, num_negatives), np.random.default_rng(seed)
     drawn = negatives(catalog(distinct, counts, power), users[targets], users, items, random)
     named = np.column_stack([positives, event[drawn].reshape(len(positives), -1)])
-    pa, parquet = pyarrow(), pyarrow().parquet
     number = np.repeat(np.arange(len(positives)), 1 + num_negatives)
     columns = [table[name].take(pa.array(positives[number])) for name in (user, time)]
     columns += [table[item].take(pa.array(named.reshape(-1)))]
@@ -64,14 +62,14 @@ def samples_of(
     with new_folder(Path(out)) as folder:
         for index, name in enumerate(NAMES):
             of_part = samples.filter(pa.array(part[number] == index))
-            parquet.write_table(of_part, folder / f"{name}.parquet")
+            pa.parquet.write_table(of_part, folder / f"{name}.parquet")
     return {name: Path(out) / f"{name}.parquet" for name in NAMES}
 
 
 def _table(events: Any, columns: list[str]) -> Any:
     """The columns of events, in one piece; an error if a value is missing."""
     is_file = isinstance(events, str | Path)
-    table = pyarrow().parquet.read_table(events) if is_file else as_table(events)
+    table = pa.parquet.read_table(events) if is_file else as_table(events)
     if absent := sorted(set(columns) - set(table.column_names)):
         raise ValueError(f"the events lack the columns {absent}; they have {table.column_names}")
     table = table.select(columns).combine_chunks()

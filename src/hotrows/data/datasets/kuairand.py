@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.datasets import tables
-from hotrows.data.datasets.buckets import partition, read_bucket
 from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
-from hotrows.data.datasets.history import Events, histories, sort_events
-from hotrows.data.datasets.tables import TEST, TRAIN, VALIDATION, Directory, find, integers
+from hotrows.data.datasets.events import histories, sort_events
+from hotrows.data.datasets.tables import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Directory,
+    find,
+    integers,
+    partition,
+    read_bucket,
+)
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
 HISTORY = 50
@@ -60,26 +68,25 @@ schema = Schema(
 )
 
 
-def build(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+def build(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """log_standard_*.csv, user_features_*.csv and video_features_basic_*.csv of one version."""
     first = find(raw, "log_standard_*.csv")
     logs = sorted(first.parent.glob(f"log_standard_*{''.join(first.suffixes)}"))
     path = find(first.parent, "user_features_*.csv")
-    users = _directory(path, "user_id", dict.fromkeys(USER_FEATURES, "category"))
+    users = tables.read_directory(path, "user_id", dict.fromkeys(USER_FEATURES, "category"))
     path = find(first.parent, "video_features_basic_*.csv")
-    videos = _directory(path, "video_id", {"author_id": "int64", **dict.fromkeys(_VIDEO, "category")})
+    types = {"author_id": "int64", **dict.fromkeys(_VIDEO, "category")}
+    videos = tables.read_directory(path, "video_id", types)
     with tempfile.TemporaryDirectory(dir=samples) as scratch, tables.written(samples) as writer:
         rows = (block for path in logs for block in tables.csv_blocks(path, _LOG))
         buckets = partition(rows, "user_id", Path(scratch) / "log", "events", progress)
         for number, bucket in enumerate(buckets):
             _write(read_bucket(bucket), users, videos, writer)
-            if progress:
-                progress("histories", number + 1, len(buckets))
+            progress("histories", number + 1, len(buckets))
     return writer.samples
 
 
 def _write(log: Any, users: Directory, videos: Directory, writer: tables.PartWriter) -> None:
-    """The samples of a bucket, in order of time."""
     log = log.sort_by("time_ms").combine_chunks()
     clicked = log.filter(log["is_click"].cast("bool")).select(["user_id", "video_id", "time_ms"])
     events = sort_events(integers(clicked["user_id"]), integers(clicked["time_ms"]))
@@ -88,20 +95,12 @@ def _write(log: Any, users: Directory, videos: Directory, writer: tables.PartWri
     for block in tables.slices(log):
         rows = tables.joined(block, users, integers(block["user_id"]))
         rows = tables.joined(rows, videos, integers(rows["video_id"]))
+        past = histories(events, integers(rows["user_id"]), integers(rows["time_ms"]), HISTORY)
+        rows = rows.append_column("history_video", past.column(watched["video_id"]))
+        rows = rows.append_column("history_author", past.column(watched["author_id"]))
         dates = integers(block["date"])
         parts = np.select([dates >= TEST_DATE, dates >= VALIDATION_DATE], [TEST, VALIDATION], TRAIN)
-        writer.write(_with_histories(rows, events, watched), parts)
-
-
-def _with_histories(rows: Any, events: Events, watched: Any) -> Any:
-    past = histories(events, integers(rows["user_id"]), integers(rows["time_ms"]), HISTORY)
-    for name, column in {"history_video": "video_id", "history_author": "author_id"}.items():
-        rows = rows.append_column(name, tables.lists(past.offsets, watched[column].take(past.index)))
-    return rows
-
-
-def _directory(path: Path, key: str, types: dict[str, str]) -> Directory:
-    return tables.directory(tables.read_csv(path, {key: "int64", **types}), key)
+        writer.write(rows, parts)
 
 
 _ZENODO = "https://zenodo.org/records/10439422"

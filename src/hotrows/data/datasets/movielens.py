@@ -14,8 +14,9 @@ import numpy as np
 
 from hotrows.data.datasets import tables
 from hotrows.data.datasets.dataset import DataSet, Progress, Samples, Source
-from hotrows.data.datasets.history import Events, histories, places, sort_events
+from hotrows.data.datasets.events import histories, places, sort_events
 from hotrows.data.datasets.tables import TEST, TRAIN, VALIDATION, Directory, find, integers
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Label, Schema, Sequence, Sparse
 
 LIKED = 4
@@ -45,7 +46,7 @@ schema_20m = Schema(
 )
 
 
-def build_1m(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+def build_1m(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """ratings.dat, users.dat and movies.dat; or ratings as CSV with a place in time per user."""
     path = find(raw, "ratings.dat", "movielens_1m_ratings.csv")
     ratings = _dat_ratings(path) if ".dat" in path.name else tables.read_csv(path, _RATINGS, also=_ALSO)
@@ -57,18 +58,16 @@ def build_1m(raw: Path | None, samples: Path, seed: int, progress: Progress | No
     return _write(ratings, about, samples, progress)
 
 
-def build_20m(raw: Path | None, samples: Path, seed: int, progress: Progress | None) -> Samples:
+def build_20m(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Samples:
     """ratings.csv and movies.csv."""
     ratings = tables.read_csv(find(raw, "ratings.csv"), _RATINGS, also=_ALSO)
-    types = {"movie": "int64", "genres": "string"}
-    movies = tables.read_csv(find(raw, "movies.csv"), types, also={"movieId": "movie"})
-    return _write(ratings, {"movie": tables.directory(movies, "movie")}, samples, progress)
+    path, also = find(raw, "movies.csv"), {"movieId": "movie"}
+    movies = tables.read_directory(path, "movie", {"genres": "string"}, also=also)
+    return _write(ratings, {"movie": movies}, samples, progress)
 
 
-def _write(ratings: Any, about: dict[str, Directory], folder: Path, progress: Progress | None) -> Samples:
+def _write(ratings: Any, about: dict[str, Directory], folder: Path, progress: Progress) -> Samples:
     """Writes samples in the order of the raw ratings, in blocks."""
-    import pyarrow as pa
-
     users, times = integers(ratings["user"]), integers(ratings["time"])
     liked = np.flatnonzero(ratings["rating"].to_numpy() >= LIKED)
     events = sort_events(users[liked], times[liked])
@@ -77,19 +76,14 @@ def _write(ratings: Any, about: dict[str, Directory], folder: Path, progress: Pr
     with tables.written(folder) as writer:
         done = 0
         for block in tables.slices(ratings):
-            writer.write(_with_history(block, events, movies, about), parts[done:][: len(block)])
+            past = histories(events, integers(block["user"]), integers(block["time"]), HISTORY)
+            for key, directory in about.items():
+                block = tables.joined(block, directory, integers(block[key]))
+            rows = block.append_column("history", past.column(movies))
+            writer.write(rows, parts[done:][: len(block)])
             done += len(block)
-            if progress:
-                progress("histories", done, len(users))
+            progress("histories", done, len(users))
     return writer.samples
-
-
-def _with_history(block: Any, events: Events, movies: Any, about: dict[str, Directory]) -> Any:
-    users, times = integers(block["user"]), integers(block["time"])
-    for key, directory in about.items():
-        block = tables.joined(block, directory, integers(block[key]))
-    past = histories(events, users, times, HISTORY)
-    return block.append_column("history", tables.lists(past.offsets, movies.take(past.index)))
 
 
 def _parts(users: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -107,8 +101,6 @@ def _dat_ratings(path: Path) -> Any:
 
 def _dat(path: Path, names: Names[str]) -> Any:
     """A small file of fields between '::', in latin-1; the first column is a whole number."""
-    import pyarrow as pa
-
     rows = [line.split("::") for line in path.read_text(encoding="latin-1").splitlines() if line]
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):

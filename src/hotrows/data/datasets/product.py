@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotrows.data.datasets.synthetic import Skew, id_of, place_at
-from hotrows.data.datasets.synthetic_labels import Floats, Integers, hashed_uniform, key
+from hotrows.data.datasets.synthetic_labels import Floats, Integers, hashed_uniform, intercept_of, key
 from hotrows.runtime.atomic_files import replaced, write_text
 from hotrows.schema import Dense, Schema, Sparse
 
@@ -133,7 +133,6 @@ class SampleBlock:
 
 
 def blocks(rows: int, fields: tuple[ProductField, ...], seed: int) -> Iterator[SampleBlock]:
-    """All samples, block after block."""
     teacher = _Teacher(fields, seed)
     for number in range(-(-rows // BLOCK)):
         rng = np.random.default_rng([key(seed, "product rows"), number])
@@ -171,13 +170,7 @@ class _Teacher:
         rng = np.random.default_rng([key(seed, "product teacher"), len(fields)])
         scores = self._scores(*_draw(rng, fields))
         self._scale = _LOGIT_SPREAD / max(float(scores.std()), 1e-9)
-        logits = self._scale * scores
-        low, high = -20.0, 20.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            too_low = float((1 / (1 + np.exp(-logits - middle))).mean()) < _CLICK_RATE
-            low, high = (middle, high) if too_low else (low, middle)
-        self._intercept = low
+        self._intercept = intercept_of(self._scale * scores, _CLICK_RATE, 20.0)
 
     def chance(self, *drawn) -> Floats:
         return 1 / (1 + np.exp(-self._scale * self._scores(*drawn) - self._intercept))

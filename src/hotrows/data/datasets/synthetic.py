@@ -262,7 +262,6 @@ def _draw_places(
 
 
 def _mapped(seed: int, name: str, source: Integers, field: Field) -> Integers:
-    """Maps places [B] of the source to places of the field."""
     joined = place_at(field.skew, hashed_uniform(key(seed, "joins", name), source))
     if not field.founders:
         return joined

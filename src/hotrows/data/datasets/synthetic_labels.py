@@ -115,7 +115,7 @@ def calibrated_teacher(seed: int, columns: Columns) -> Teacher:
     spreads[spreads < 1e-9] = 1.0  # a column of one value has no effect
     scores = _scores((traits - means[:, None]) / spreads[:, None])
     slope = _LOGIT_SPREAD / float(scores.std())
-    return Teacher(seed, means, spreads, slope, _intercept_of(slope * scores))
+    return Teacher(seed, means, spreads, slope, intercept_of(slope * scores, _CLICK_RATE, 10.0))
 
 
 def click_chance(teacher: Teacher, columns: Columns) -> Floats:
@@ -138,7 +138,6 @@ def hashed_uniform(key: int, values: Integers) -> Floats:
 
 
 def _traits(seed: int, columns: Columns) -> Floats:
-    """Computes all traits of all terms, [T, B]."""
     return np.stack(
         [
             _trait(name, key(seed, "trait", number, position), columns)
@@ -182,12 +181,12 @@ def _scores(traits: Floats) -> Floats:
     return scores
 
 
-def _intercept_of(logits: Floats) -> float:
-    """Finds by bisection the intercept with which the mean chance is Criteo's click rate."""
-    low, high = -10.0, 10.0
+def intercept_of(logits: Floats, click_rate: float, largest: float) -> float:
+    """Finds by bisection the intercept with which the mean chance is a click rate."""
+    low, high = -largest, largest
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if _sigmoid(logits + middle).mean() < _CLICK_RATE else (low, middle)
+        low, high = (middle, high) if _sigmoid(logits + middle).mean() < click_rate else (low, middle)
     return low
 
 

@@ -1,25 +1,31 @@
 """Reading raw tables and writing Parquet files of samples, for the builders.
 
-Large files are processed in blocks; pyarrow is imported where it is used.
+Large files are processed in blocks. A log larger than memory is cut by user, so that all rows of a user
+are in one bucket: a first pass appends every row to the bucket of its user's hash; then memory holds one
+bucket after the other, each a 64th of the log.
+
+    log  ->  bucket-00 ... bucket-63  ->  histories of the users of one bucket  ->  samples
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from hotrows.data.datasets.dataset import Samples
+from hotrows.data.datasets.dataset import Progress, Samples
+from hotrows.data.stored.part import NAMES
+from hotrows.runtime.arrow import pa
 
 BLOCK_BYTES = 32 << 20
 BLOCK_ROWS = 1 << 19
+NUM_BUCKETS = 64
 TRAIN, VALIDATION, TEST = 0, 1, 2
-PARTS = ("train", "validation", "test")
 
 
 def find(raw: Path | None, *names: str) -> Path:
@@ -64,9 +70,6 @@ def csv_blocks(
     columns: of a file without a header line; also: {name in the header: name of the column}.
     Fields may be quoted only in comma-separated files.
     """
-    import pyarrow as pa
-    from pyarrow import csv
-
     header = columns is None
     columns = columns or _header(path, delimiter, also or {})
     absent = [name for name in types if name not in columns]
@@ -76,16 +79,18 @@ def csv_blocks(
             f"published"
         )
     category = pa.dictionary(pa.int32(), pa.string())
-    how = csv.ConvertOptions(
+    how = pa.csv.ConvertOptions(
         column_types={n: category if t == "category" else pa.type_for_alias(t) for n, t in types.items()},
         include_columns=list(types),
         null_values=list(nulls),
         strings_can_be_null=True,
     )
-    parsing = csv.ParseOptions(delimiter=delimiter, quote_char='"' if delimiter == "," else False)
-    reading = csv.ReadOptions(column_names=list(columns), skip_rows=int(header), block_size=BLOCK_BYTES)
+    parsing = pa.csv.ParseOptions(delimiter=delimiter, quote_char='"' if delimiter == "," else False)
+    reading = pa.csv.ReadOptions(
+        column_names=list(columns), skip_rows=int(header), block_size=BLOCK_BYTES
+    )
     try:
-        with csv.open_csv(path, reading, parsing, how) as reader:
+        with pa.csv.open_csv(path, reading, parsing, how) as reader:
             for batch in reader:
                 yield pa.Table.from_batches([batch])
     except pa.ArrowInvalid as error:
@@ -97,8 +102,6 @@ def csv_blocks(
 
 def read_csv(path: Path, types: Mapping[str, str], **layout: Any) -> Any:
     """Reads a small delimited file as one Arrow table. layout: arguments of `csv_blocks`."""
-    import pyarrow as pa
-
     blocks = list(csv_blocks(path, types, **layout))
     return pa.concat_tables(blocks).unify_dictionaries().combine_chunks()
 
@@ -127,10 +130,13 @@ def directory(table: Any, key: str) -> Directory:
     return Directory(keys, table.drop_columns([key]).take(first).combine_chunks())
 
 
+def read_directory(path: Path, key: str, types: Mapping[str, str], **layout: Any) -> Directory:
+    """Reads a small delimited file with a column `key`. layout: arguments of `csv_blocks`."""
+    return directory(read_csv(path, {key: "int64", **types}, **layout), key)
+
+
 def lookup(directory: Directory, keys: np.ndarray) -> Any:
     """Looks up the row of each key: a table with nulls for absent keys."""
-    import pyarrow as pa
-
     place = np.minimum(np.searchsorted(directory.keys, keys), max(len(directory.keys) - 1, 0))
     exists = directory.keys[place] == keys if len(directory.keys) else np.zeros(len(keys), bool)
     rows = directory.rows.take(pa.array(place, mask=~exists))
@@ -155,15 +161,12 @@ def beside(table: Any, other: Any) -> Any:
 
 def lists(offsets: np.ndarray, values: Any) -> Any:
     """Builds an Arrow column of lists: values[offsets[r]] .. values[offsets[r + 1] - 1] of row r."""
-    import pyarrow as pa
-
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
 
 
 def slices(table: Any) -> Iterator[Any]:
-    """Yields the table in blocks of rows."""
     for start in range(0, len(table), BLOCK_ROWS):
         yield table.slice(start, BLOCK_ROWS)
 
@@ -176,13 +179,11 @@ class PartWriter:
         self._writers: dict[int, Any] = {}
 
     def write(self, table: Any, parts: np.ndarray) -> None:
-        """Appends each row to its part."""
-        import pyarrow as pa
-        from pyarrow.parquet import ParquetWriter
-
         for part in np.unique(parts).tolist():
             if part not in self._writers:
-                self._writers[part] = ParquetWriter(self._path(part), table.schema, compression="zstd")
+                self._writers[part] = pa.parquet.ParquetWriter(
+                    self._path(part), table.schema, compression="zstd"
+                )
             rows = table.filter(pa.array(parts == part))
             self._writers[part].write_table(rows, row_group_size=BLOCK_ROWS)
 
@@ -197,7 +198,7 @@ class PartWriter:
         return Samples(train, validation, test)
 
     def _path(self, part: int) -> Path:
-        return self._folder / f"{PARTS[part]}.parquet"
+        return self._folder / f"{NAMES[part]}.parquet"
 
 
 def written(folder: Path) -> closing[PartWriter]:
@@ -207,8 +208,6 @@ def written(folder: Path) -> closing[PartWriter]:
 
 def _header(path: Path, delimiter: str, also: Mapping[str, str]) -> list[str]:
     """Reads the names in the first line, without the spaces around them."""
-    import pyarrow as pa
-
     with pa.input_stream(str(path)) as file:
         line = file.read(1 << 16).split(b"\n", 1)[0].decode()
     names = [name.strip().strip('"').strip() for name in line.lstrip("\ufeff").split(delimiter)]
@@ -227,3 +226,43 @@ def parts_by_day(seconds: np.ndarray, utc_offset: int, validation: int, test: in
 def day(date: str) -> int:
     """Counts the days from 1970-01-01 to a date such as 2017-05-13."""
     return int(np.datetime64(date, "D").astype(np.int64))
+
+
+def bucket_of(users: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Returns the bucket of each user: the high bits of a multiplicative hash."""
+    mixed = users.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed >> np.uint64(32)) % np.uint64(num_buckets)).astype(np.int64)
+
+
+def partition(
+    blocks: Iterable[Any],
+    user: str,
+    folder: Path,
+    stage: str,
+    progress: Progress,
+    num_buckets: int = NUM_BUCKETS,
+) -> list[Path]:
+    """Cuts blocks (Arrow tables) by their column `user` into Arrow files in `folder`."""
+    folder.mkdir(parents=True)
+    paths = [folder / f"bucket-{i:02}.arrow" for i in range(num_buckets)]
+    done = 0
+    with ExitStack() as files:
+        writers: list[Any] = []
+        for block in blocks:
+            if not writers:
+                writers = [files.enter_context(pa.ipc.new_stream(path, block.schema)) for path in paths]
+            bucket = bucket_of(integers(block[user]), num_buckets)
+            order = np.argsort(bucket, kind="stable")
+            ordered = block.take(order)
+            ends = np.searchsorted(bucket[order], np.arange(num_buckets + 1))
+            for i in np.flatnonzero(np.diff(ends)).tolist():
+                writers[i].write_table(ordered.slice(ends[i], ends[i + 1] - ends[i]))
+            done += len(block)
+            progress(stage, done, None)
+    return paths
+
+
+def read_bucket(path: Path) -> Any:
+    """Reads the rows of a bucket, in the order of the log."""
+    with pa.ipc.open_stream(path) as reader:
+        return reader.read_all().combine_chunks()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import Statistics
 from hotrows.data.columns.of_schema import SchemaColumns, batch_of
 from hotrows.data.columns.stream import stream
@@ -23,10 +22,10 @@ from hotrows.data.encode.vocabulary import Values, Vocabularies, open_values
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import TEXT_RULE
-from hotrows.data.rows import Rows
+from hotrows.data.rows import RawRows, Rows
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary
+from hotrows.data.stored.histories import UserHistories
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.user_histories import UserHistories
 from hotrows.runtime.json_file import shown
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
@@ -207,7 +206,6 @@ def stored_values(data: EncodedData, checked: bool = True) -> dict[str, Values]:
 def stored_encoders(
     vocabularies: Mapping[str, StoredVocabulary], statistics: Mapping[str, Statistics]
 ) -> dict[str, Any]:
-    """The fields of an encoder in a manifest."""
     return {
         "vocabularies": {name: asdict(stored) for name, stored in vocabularies.items()},
         "statistics": {name: asdict(entry) for name, entry in statistics.items()},

@@ -26,24 +26,23 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.columns.history import USERS
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns, histories_of
 from hotrows.data.columns.stream import stream
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.vocabulary import Counts
-from hotrows.data.raw.inputs import Input, Progress
-from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.raw.inputs import Input, Progress, RayInput, silent
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, no_values
+from hotrows.data.rows import RawRows
 from hotrows.data.stored.histories import (
     EVENTS_FILE,
+    NEWEST,
+    SortedEvents,
     StoredHistories,
-    events_before,
     last_begins,
     type_of_times,
 )
 from hotrows.data.stored.sections import write_sections
-from hotrows.data.stored.user_histories import NEWEST
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of
@@ -91,13 +90,13 @@ class EventIndex:
     def __init__(self, schema: Schema, folder: Path) -> None:
         self.schema, self.matches, self._out = schema, Matches(), folder
         self.folder = folder / "events"
-        self._epoch, last = np.fromfile(self.folder / "span", np.int64).tolist()
+        epoch, last = np.fromfile(self.folder / "span", np.int64).tolist()
         types: dict[str, Any] = {"users": np.uint64, "starts": np.int64}
-        types["times"] = type_of_times(self._epoch, last)
-        self._users, self._starts, self._times = (
+        types["times"] = type_of_times(epoch, last)
+        users, starts, times = (
             np.memmap(self.folder / name, dtype, "r").view(np.ndarray) for name, dtype in types.items()
         )
-        self.rows = len(self._times)
+        self._sorted, self.rows = SortedEvents(users, starts, {"times": times}, epoch), len(times)
         self._lengths = list(dict.fromkeys(column.max_length for column in histories_of(schema)))
 
     def find(self, raw: RawRows) -> tuple[np.ndarray, np.ndarray]:
@@ -108,18 +107,18 @@ class EventIndex:
                 f"{raw.where(int(absent.argmax()))} has no time, which says where its history ends; "
                 f"give it one, or leave it out"
             )
-        wanted = (self._users, self._starts, self._times, hash_values(of_users))
-        begins, ends = events_before(*wanted, moments - self._epoch)
+        users = hash_values(of_users)
+        begins, ends = self._sorted.before(users, moments)
         self._check_past(raw, begins, ends)
         past = bool((ends > begins).any())
-        known = past or self.matches.user or bool(events_before(*wanted, np.array(NEWEST))[1].any())
+        known = past or self.matches.user or bool(self._sorted.before(users, np.array(NEWEST))[1].any())
         self.matches = self.matches.joined(Matches(known, past, _text(of_users)))
         return begins, ends
 
     def _check_past(self, raw: RawRows, begins: np.ndarray, ends: np.ndarray) -> None:
         """Stops a preparation whose samples would see an event at or after their time."""
         rows = np.flatnonzero(ends > begins)
-        leaks = rows[self._times[ends[rows] - 1] >= raw.values["times"][rows] - self._epoch]
+        leaks = rows[self._sorted.times(ends[rows] - 1) >= raw.values["times"][rows]]
         if len(leaks):
             raise ValueError(
                 f"{raw.where(int(leaks[0]))}: its history has an event that is not before its time, "
@@ -142,7 +141,6 @@ class EventIndex:
         return self.folder / f"references-{number}"
 
     def stored(self, schema: Schema) -> StoredHistories:
-        """The events that were written. schema: of the data."""
         return StoredHistories.open(self._out / EVENTS_FILE, schema, self.rows)
 
 
@@ -155,7 +153,7 @@ class EventFiles(EventIndex):
         schema: Schema,
         folder: Path,
         threads: int,
-        progress: Progress | None = None,
+        progress: Progress = silent,
     ) -> None:
         how = {name: getattr(schema, name) for name in _AS_SAMPLES}
         of_users = _EventSchema((Sparse(USERS, schema.user),), "\0", time=schema.time, **how)
@@ -175,7 +173,7 @@ class EventFiles(EventIndex):
         self._sort()
         super().__init__(schema, folder)
 
-    def _deal(self, progress: Progress | None) -> int:
+    def _deal(self, progress: Progress) -> int:
         rows, first, last = 0, _INT64.max, _INT64.min
         for columns in self._chunks(self._users_read, progress):
             raw, times = columns.values[f"ids/{USERS}"], columns.values["times"]
@@ -249,7 +247,7 @@ class EventFiles(EventIndex):
                 self.refer(some.reshape(-1, 2))
         path.unlink()
 
-    def count(self, counts: Counts, progress: Progress | None = None) -> None:
+    def count(self, counts: Counts, progress: Progress = silent) -> None:
         """Counts the values of events, each as often as histories have it."""
         self.check_users()
         of_schema = SchemaColumns(self.schema)
@@ -261,7 +259,7 @@ class EventFiles(EventIndex):
                 names = [c.name for c in histories_of(self.schema) if c.max_length == longest]
                 counts.add(of_schema.words(self._values(columns, names, of_schema)), times[places])
 
-    def write(self, encoder: Encoder, progress: Progress | None = None) -> StoredHistories:
+    def write(self, encoder: Encoder, progress: Progress = silent) -> StoredHistories:
         """Writes the ids of the events, unless that was done before an interruption."""
         path = self._out / EVENTS_FILE
         if not path.exists():
@@ -275,16 +273,16 @@ class EventFiles(EventIndex):
                 for name, ids in into.items():
                     ids[places] = encoded[name]
             with replaced(path) as part:
-                arrays = {"users": self._users, "starts": self._starts, "times": self._times}
+                events = self._sorted
+                arrays = {"users": events.users, "starts": events.starts, **events.columns}
                 arrays |= {f"ids/{name}": ids for name, ids in into.items()}
-                write_sections(part, {"kind": "events", "rows": self.rows, "epoch": self._epoch}, arrays)
+                write_sections(part, {"kind": "events", "rows": self.rows, "epoch": events.epoch}, arrays)
         return self.stored(encoder.schema)
 
     def remove(self) -> None:
-        """Removes the temporary files."""
         shutil.rmtree(self.folder)
 
-    def _chunks(self, how: Reading, progress: Progress | None) -> Iterator[RawRows]:
+    def _chunks(self, how: Reading, progress: Progress) -> Iterator[RawRows]:
         return (columns for _, columns in stream(self._inputs, how, progress))
 
     def _places_of(self, columns: RawRows) -> np.ndarray:

@@ -19,18 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import ColumnMoments
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.columns.stream import InputPosition, stream
 from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.events import EventFiles, EventIndex
-from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
+from hotrows.data.encode.split import SharedChecks, Sharing, Split
 from hotrows.data.encode.vocabulary import Counts, IdCounts
-from hotrows.data.raw.inputs import Input
-from hotrows.data.raw.ray_dataset import RayInput
+from hotrows.data.raw.inputs import Input, RayInput, silent
 from hotrows.data.raw.reading import Reading
-from hotrows.data.rows import Rows
+from hotrows.data.rows import RawRows, Rows
 from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
 from hotrows.data.stored.histories import StoredHistories
 from hotrows.data.stored.part import NAMES
@@ -70,7 +68,7 @@ class Job:
     extends: bool
     memory: int
     threads: int
-    progress: Progress | None = None
+    progress: Progress = silent
     events: tuple[Input, ...] = ()
 
     @property
@@ -97,8 +95,8 @@ class Job:
         """Bytes that counts and indexes of vocabularies may take."""
         return max(self.memory - _BESIDE, self.memory // 4)
 
-    def progress_of(self, stage: str) -> StageProgress | None:
-        return None if self.progress is None else partial(self.progress, stage)
+    def progress_of(self, stage: str) -> StageProgress:
+        return partial(self.progress, stage)
 
     def identity(self) -> dict[str, Any] | None:
         """Inputs and settings that an interrupted preparation must share with this one to be resumed."""
@@ -250,7 +248,6 @@ class PartWriters:
         write_state(self._folder, self._state | {"encoding": encoding})
 
     def close(self) -> tuple[dict[str, Written], Extremes]:
-        """Writes the last shards."""
         return dict(zip(NAMES, (w.close() for w in self._writers), strict=True)), self._extremes
 
 
@@ -274,8 +271,7 @@ class Executor:
                 total += source.count_rows(job.schema)
             else:  # whose rows may have lists of candidates
                 total += sum(columns.num_rows for _, columns in stream([source], job.reading))
-            if progress is not None:
-                progress(sum(sizes[: i + 1]), sum(sizes))
+            progress(sum(sizes[: i + 1]), sum(sizes))
         return total
 
     def times(self) -> IdCounts:
@@ -303,7 +299,7 @@ class Executor:
             if time.monotonic() - saved > SAVE_SECONDS and self.events is None:  # else begins again
                 write_state(folder, _count_state(totals, position, counts, sharing))
                 saved = time.monotonic()
-            parts = parts_of(job.declared_parts[position.input], columns, sharing)
+            parts = sharing.parts(columns, job.declared_parts[position.input])
             counted = count(read, columns, parts, counts, self.events)
             totals.add(counted, job.threads)
             if self.events is not None and counted.references is not None:
@@ -324,7 +320,7 @@ class Executor:
         columns = encoder.columns_with("references", self.events)
         writers, shared = PartWriters(job, columns, folder, state, histories), SharedChecks(columns)
         for position, raw in stream(job.inputs, job.reading, progress, writers.start.position):
-            parts = parts_of(job.declared_parts[position.input], raw, writers.sharing)
+            parts = writers.sharing.parts(raw, job.declared_parts[position.input])
             writers.append(position, encode(encoder, columns, raw, parts, shared))
         # The second pass must have seen the rows of the first.
         if state["rows"] not in (None, writers.num_rows):

@@ -41,8 +41,8 @@ from hotrows.data.encode.passes import (
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
-from hotrows.data.raw.inputs import Input, inputs_of, zone_of
-from hotrows.data.raw.snapshots import SnapshotInput
+from hotrows.data.raw.inputs import inputs_of, silent, zone_of
+from hotrows.data.raw.typed_files import SnapshotInput
 from hotrows.data.raw.values import time_of
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
 from hotrows.data.stored.histories import EVENTS_FILE
@@ -111,13 +111,17 @@ def prepare(
     rows = (raw, validation, test, events)
     job = _job(rows, schema, split, seed, like, extend, memory, threads, progress)
     is_drawn = split is None and set(job.declared_parts) == {None}
-    data = _prepared(job, _free(absolute(out), overwrite), threads)
+    data = _prepared(job, absolute(out), overwrite, threads)
     _warn(data, job, is_drawn)
     return data
 
 
-def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
-    """Does the job, on this machine or on a cluster."""
+def _prepared(job: Job, out: Path, overwrite: bool, threads: int | None) -> EncodedData:
+    if (out / MANIFEST).exists() and not overwrite:
+        raise ValueError(
+            f"{out} exists and is no empty folder: it has prepared data; replace it (--overwrite, "
+            f"overwrite=True), or choose another name"
+        )
     executor, threads_here = Executor(job), job.threads
     if job.on_ray:
         from hotrows.data.encode.cluster.on_ray import OnRay
@@ -153,16 +157,6 @@ def _prepared(job: Job, out: Path, threads: int | None) -> EncodedData:
     return EncodedData.open(out)
 
 
-def _free(out: Path, overwrite: bool) -> Path:
-    """The folder, if it is free for prepared data."""
-    if (out / MANIFEST).exists() and not overwrite:
-        raise ValueError(
-            f"{out} exists and is no empty folder: it has prepared data; replace it (--overwrite, "
-            f"overwrite=True), or choose another name"
-        )
-    return out
-
-
 def _job(
     rows: tuple[Any, Any, Any, Any],
     schema: Schema | None,
@@ -179,7 +173,12 @@ def _job(
     *groups, events = map(inputs_of, rows)
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
-    _check_events(schema, events)
+    if bool(events) != bool(schema.histories):
+        raise ValueError(
+            f"schema {schema.name!r} has histories {list(schema.histories)}, and events were "
+            f"{'' if events else 'not '}given: histories=(SEQUENCE, ...) in the schema and events=FILE "
+            f"(--events FILE) belong together"
+        )
     inputs = tuple(source for group in groups for source in group)
     if (time := schema.time) and time.zone is None and time.utc_offset is None:
         # Later rows are read by the clock of the zone that the type of the time names.
@@ -199,19 +198,9 @@ def _job(
         extends=extend is not None,
         memory=memory or max(total_memory() // 4, 2 << 30),
         threads=num_threads(threads),
-        progress=progress,
+        progress=progress or silent,
         events=tuple(events),
     )
-
-
-def _check_events(schema: Schema, events: Sequence[Input]) -> None:
-    """Raises ValueError unless there are events if and only if the schema has histories."""
-    if bool(events) != bool(histories := schema.histories):
-        raise ValueError(
-            f"schema {schema.name!r} has histories {list(histories)}, and events were "
-            f"{'' if events else 'not '}given: histories=(SEQUENCE, ...) in the schema and events=FILE "
-            f"(--events FILE) belong together"
-        )
 
 
 def _stored(like: Path | str | None, extend: Path | str | None) -> EncodedData | None:
@@ -355,8 +344,7 @@ def _fix(job: Job, folder: Path, totals: Totals, counts: Any) -> dict[str, Any]:
         sizes = pool.map(write, range(len(readers)), readers)
         for v, (name, num_distinct) in enumerate(zip(readers, sizes, strict=True)):
             vocabularies[name] = StoredVocabulary(files[v], num_distinct)
-            if progress is not None:
-                progress(v + 1, len(readers))
+            progress(v + 1, len(readers))
     for run in folder.glob("run-*"):
         run.unlink()  # left by an interruption, of vocabularies that are written
     names = [feature.name for feature in job.schema.dense if feature.transform == "standard"]

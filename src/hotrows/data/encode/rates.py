@@ -20,11 +20,10 @@ from functools import cached_property
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import MISSING
 from hotrows.data.columns.of_schema import SchemaColumns, missing_of
 from hotrows.data.raw.reading import show
-from hotrows.data.rows import Rows
+from hotrows.data.rows import RawRows, Rows
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.shards import Written, no_tally, tally_of, written_of
 from hotrows.runtime.sums import Summed
@@ -159,7 +158,6 @@ class RateCounter:
         self._tally += tally
 
     def rates(self) -> ValueRates:
-        """The rates of the rows so far."""
         written = written_of((), self._tally, self._columns)
         numbers = dict(zip(self._dense, self._numbers.tolist(), strict=True))
         written = dataclasses.replace(written, values={**written.values, **numbers})

@@ -12,11 +12,10 @@ import numpy as np
 
 from hotrows.data.columns.group import numbers_of
 from hotrows.data.columns.history import BEGIN, END
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.label import MISSING_LABEL
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.values import MISSING_TIME, joined, mix64
-from hotrows.data.rows import Room, Rows, gathered
+from hotrows.data.rows import RawRows, Room, Rows, gathered
 from hotrows.data.stored.order import permutation
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.request_rows import Division
@@ -158,8 +157,11 @@ class Sharing:
         """Number of rows and times that were determined before the first row; equal in every pass."""
         return {"total": self._total, "before": self._before}
 
-    def parts(self, columns: RawRows) -> np.ndarray:
-        """Returns the part of each row as its index in NAMES: [rows] uint8."""
+    def parts(self, columns: RawRows, declared: int | None = None) -> np.ndarray:
+        """Returns the part of each row as its index in NAMES: [rows] uint8. declared: that of the whole
+        input; None: the split decides."""
+        if declared is not None:
+            return np.full(columns.num_rows, declared, np.uint8)
         rows = np.arange(columns.first_row, columns.first_row + columns.num_rows, dtype=np.int64)
         if self._split.kind == "position":
             assert self._total is not None
@@ -206,11 +208,6 @@ class Sharing:
                 parts[chosen[inside]] = self._cut(order[numbers[inside] % _STRATUM], _STRATUM)
             self._counted[str(label)] = before + len(chosen)
         return parts
-
-
-def parts_of(part: int | None, columns: RawRows, sharing: Sharing) -> np.ndarray:
-    """[rows] uint8, the part of each row. part: that of the whole input; None: the split decides."""
-    return sharing.parts(columns) if part is None else np.full(columns.num_rows, part, np.uint8)
 
 
 def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:

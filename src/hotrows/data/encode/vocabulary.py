@@ -1,15 +1,9 @@
 """Vocabularies: the values of id columns, counted, ranked, stored, and turned into ids.
 
-`Counts` counts the training part, in memory that does not grow with it, and writes a file per vocabulary.
-`Vocabularies` maps such files and looks values up in them, in memory where they fit. Sections of a file:
-
-    counts   int64 [V]     by rank
-    ends     int64 [V]     where each value ends in `text`
-    text     uint8         the bytes of all values, end to end
-    index    uint64 [S, 2] word and rank of each slot; csrc/index.h draws it
-
-The header has `name`, `values` (V) and `num_distinct`. Opening maps the file and, unless it is to be
-checked, reads none of it.
+`Counts` counts the training part, in memory that does not grow with it, and writes a file per
+vocabulary. `Vocabularies` maps such files and looks values up in them, in memory where they fit:
+csrc/index.h draws the index that finds them. Opening maps the file and, unless it is to be checked,
+reads none of it.
 """
 
 from __future__ import annotations
@@ -17,8 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -34,6 +27,8 @@ from hotrows.runtime.native import call
 _IN_MEMORY = 1 << 30  # vocabularies of at most this many bytes are copied into memory
 _DAMAGED, _TOO_LONG, _NO_MEMORY = -100000, -100001, -12
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # index, ends and text of a vocabulary
+# Temporary files of the columns of a vocabulary, which the core writes.
+_WRITTEN = {"counts": np.int64, "ends": np.int64, "text": np.uint8, "index": np.uint64}
 _SPILLED = re.compile(r"run-\d{5}-\d+|write-\d{5}\.[a-z]+")
 
 
@@ -135,11 +130,9 @@ class Counts:
 
     def add(self, columns: Sequence[RawIds], times: np.ndarray) -> None:
         """Counts the values of each row times[row] times, [rows] bool or integers; all of a list."""
-        packed = _Packed(columns)
+        packed = _Packed(columns, self._owners)
         times = np.ascontiguousarray(times, np.int64)
-        _check_columns(columns, self._owners)
-        read = (packed.rows, self._owners, len(columns))
-        self._call("counts_add", *read, times, len(times), self._threads)
+        self._call("counts_add", *packed.arguments, times, len(times), self._threads)
 
     def spill(self) -> None:
         """Writes all counts to run files, and frees the memory."""
@@ -171,12 +164,17 @@ class Counts:
         for run in self.runs(v) if self._resumed else ():
             if not run.exists():
                 raise _failure(_DAMAGED, str(run), self._memory)
-        with self._raw_files(v) as raw:
+        raw = [self._folder / f"write-{v:05d}.{part}" for part in _WRITTEN]
+        try:
             results = np.zeros(2, np.int64)
             first = _Stored([] if known is None else [_arrays_of(known)], [0])
             self._call("counts_write", v, min_count, first.rows, self._threads, results)
+            counts, ends, text, index = map(_mapped, raw, _WRITTEN.values())
             num_distinct = int(results[1])
-            write_values(path, name, _raw_values(raw, num_distinct))
+            write_values(path, name, Values(counts, ends, text, num_distinct, index.reshape(-1, 2)))
+        finally:
+            for part in raw:
+                part.unlink(missing_ok=True)
         for run in self.runs(v):
             run.unlink(missing_ok=True)
         return num_distinct
@@ -195,17 +193,6 @@ class Counts:
             if not self._settled and self._sizes()[2] > 0:
                 self.spill()
             self._settled = True
-
-    @contextmanager
-    def _raw_files(self, v: int) -> Iterator[dict[str, Path]]:
-        """Temporary files for the columns of a vocabulary, which the core writes."""
-        stem = self._folder / f"write-{v:05d}"
-        raw = {part: stem.with_suffix(f".{part}") for part in ("counts", "ends", "text", "index")}
-        try:
-            yield raw
-        finally:
-            for path in raw.values():
-                path.unlink(missing_ok=True)
 
     def runs(self, v: int) -> list[Path]:
         """The run files of vocabulary v so far."""
@@ -252,36 +239,30 @@ class Vocabularies:
     def encode(self, columns: Sequence[RawIds]) -> list[np.ndarray]:
         """Returns the ids of each column's values, int64: 1 for a missing value; 2 + num_unknown +
         rank for one of the vocabulary; else 2 + hash % num_unknown, or -1 if num_unknown is 0."""
-        packed = _Packed(columns)
-        _check_columns(columns, self._owners)
+        packed = _Packed(columns, self._owners)
         all_ids = np.empty(sum(map(len, columns)), np.int64)
         ids = np.split(all_ids, np.cumsum([len(column) for column in columns])[:-1])
         places = np.array([column_ids.ctypes.data for column_ids in ids[: len(columns)]], np.int64)
-        read = (self._stored.rows, packed.rows, self._owners, len(columns))
         how = (self._threads, int(self._in_files))
-        call("vocabularies_encode", *read, places, *how)
+        call("vocabularies_encode", self._stored.rows, *packed.arguments, places, *how)
         return ids[: len(columns)]
 
 
-def _check_columns(columns: Sequence[RawIds], owners: np.ndarray) -> None:
-    if len(columns) != len(owners):
-        raise ValueError(f"expected {len(owners):,} columns of values, not {len(columns):,}")
-
-
 class _Packed:
-    """Columns in the form of the core: rows [F, 6] of addresses and sizes."""
+    """Columns in the form of the core: rows [F, 6] of addresses and sizes, owners, and F."""
 
-    def __init__(self, columns: Sequence[RawIds]) -> None:
-        self._arrays = [
-            (
-                np.ascontiguousarray(column.text, np.uint8),
-                np.ascontiguousarray(column.starts, np.uint32),
-                np.ascontiguousarray(column.lengths, np.uint32),
-                None if column.offsets is None else np.ascontiguousarray(column.offsets, np.int64),
-            )
-            for column in columns
-        ]
-        self.rows = np.array([_packed(*arrays) for arrays in self._arrays], np.int64)
+    def __init__(self, columns: Sequence[RawIds], owners: np.ndarray) -> None:
+        if len(columns) != len(owners):
+            raise ValueError(f"expected {len(owners):,} columns of values, not {len(columns):,}")
+        self._arrays, rows = [], []
+        for column in columns:
+            text = np.ascontiguousarray(column.text, np.uint8)
+            spans = [np.ascontiguousarray(x, np.uint32) for x in (column.starts, column.lengths)]
+            offsets = None if column.offsets is None else np.ascontiguousarray(column.offsets, np.int64)
+            self._arrays.append((text, spans, offsets))  # they live as long as their addresses
+            places = *(x.ctypes.data for x in spans), 0 if offsets is None else offsets.ctypes.data
+            rows.append((text.ctypes.data, len(text), *places, len(column)))
+        self.arguments = np.array(rows, np.int64), owners, len(columns)
 
 
 class _Stored:
@@ -319,21 +300,6 @@ def _arrays_of(values: Values) -> _Arrays:
             "prepare the data again"
         )
     return values.index, values.ends, values.text
-
-
-def _packed(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, offsets) -> tuple[int, ...]:
-    places = (starts.ctypes.data, lengths.ctypes.data, 0 if offsets is None else offsets.ctypes.data)
-    return (text.ctypes.data, len(text), *places, len(starts))
-
-
-def _raw_values(raw: dict[str, Path], num_distinct: int) -> Values:
-    return Values(
-        counts=_mapped(raw["counts"], np.int64),
-        ends=_mapped(raw["ends"], np.int64),
-        text=_mapped(raw["text"], np.uint8),
-        num_distinct=num_distinct,
-        index=_mapped(raw["index"], np.uint64).reshape(-1, 2),
-    )
 
 
 def _mapped(path: Path, dtype) -> np.ndarray:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped
-    from hotrows.data.hot_cold.profile import Profile, pays, row_bytes
+    from hotrows.data.hot_cold.profile import Profile, hot_and_cold, is_regrouped, pays, row_bytes
     from hotrows.data.hot_cold.schedule import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 
 __all__ = [
@@ -25,8 +24,9 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "hotrows.data.hot_cold.halves": ["hot_and_cold", "is_regrouped"],
-        "hotrows.data.hot_cold.profile": ["Profile", "pays", "row_bytes"],
+        "hotrows.data.hot_cold.profile": [
+            *("Profile", "hot_and_cold", "is_regrouped", "pays", "row_bytes")
+        ],
         "hotrows.data.hot_cold.schedule": [
             *("SEQUENTIAL", "HotColdLoader", "Position", "advance", "next_block")
         ],

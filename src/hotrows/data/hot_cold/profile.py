@@ -18,7 +18,6 @@ import numpy as np
 
 from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.passes import Progress
-from hotrows.data.hot_cold.halves import hot_and_cold
 from hotrows.data.hot_cold.sampling import (
     Accesses,
     Estimate,
@@ -29,6 +28,7 @@ from hotrows.data.hot_cold.sampling import (
 )
 from hotrows.data.rows import Rows, ends_of
 from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.part import Part
 from hotrows.data.stored.sections import open_sections, write_sections
 from hotrows.ops.record import layout_of
 from hotrows.optim import RowOptimizer
@@ -385,3 +385,19 @@ def _check(
             f"bytes_per_row must say how many bytes a row of every vocabulary takes; {wrong} are "
             f"missing or 0: row_bytes(model.tables, data.schema, optimizer) gives them"
         )
+
+
+def is_regrouped(data: EncodedData) -> bool:
+    return bool(data.halves)
+
+
+def hot_and_cold(data: EncodedData) -> tuple[Part, Part]:
+    """The all-hot and the cold rows of the training part; their `missing` counts ids alone."""
+    if not is_regrouped(data):
+        raise ValueError(
+            f"{data.path} is not regrouped into hot and cold samples; do so with "
+            f"`hotrows regroup {data.path} --out FOLDER --fast-memory SIZE`"
+        )
+    if set(data.halves) != {"hot", "cold"}:
+        raise ValueError(f"{data.path}: expected the halves hot and cold; regroup the data again")
+    return data.halves["hot"], data.halves["cold"]

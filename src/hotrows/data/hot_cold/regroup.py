@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.encode.passes import Progress
-from hotrows.data.hot_cold.halves import hot_and_cold, is_regrouped, write_regrouped
-from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
+from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, hot_and_cold, is_regrouped, pays
 from hotrows.data.rows import Rows
-from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.encoded import EncodedData, read_manifest, write_signed
 from hotrows.data.stored.histories import check_no_histories
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.shards import ShardWriter
@@ -56,7 +55,13 @@ def regroup(
         for path in chain(shards, (data.path / stored.file for stored in data.vocabularies.values())):
             link_or_copy(path, folder / path.name)
         profile.save(folder / HOT_FILE)
-        write_regrouped(folder, data.path, hot.close(), cold.close())
+        # data.json has the training part as `hot`, then `cold`.
+        manifest = read_manifest(data.path)
+        halves = {"hot": hot.close().to_json(), "cold": cold.close().to_json()}
+        for half in halves.values():
+            half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
+        manifest["parts"]["train"]["shards"] = [s for half in halves.values() for s in half["shards"]]
+        write_signed(folder, {**manifest, "halves": halves})
     return EncodedData.open(out)
 
 

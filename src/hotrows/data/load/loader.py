@@ -17,14 +17,7 @@ import torch
 from hotrows.batch import Batch, RequestFeatures
 from hotrows.data.columns.of_schema import batch_of
 from hotrows.data.rows import Room, Rows, empty_rows
-from hotrows.data.stored.order import (
-    FEWEST_REQUESTS,
-    POOL_ROWS,
-    Share,
-    Shuffle,
-    parse_order,
-    parse_window,
-)
+from hotrows.data.stored.order import FEWEST_REQUESTS, POOL_ROWS, Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.request_rows import Division, RequestRows, gathered_pieces, packed
 from hotrows.engine.pipeline.prefetch import Prefetched, prefetch
@@ -76,7 +69,8 @@ class Loader:
         self.num_ranks = num_ranks
         self.keep_groups = keep_groups
         self.order = order
-        self._shuffle = Shuffle(seed, num_clusters=parse_order(order), window=parse_window(order))
+        clusters, window = parse_order(order)
+        self._shuffle = Shuffle(seed, num_clusters=clusters, window=window)
         if order != "shuffle" and not shuffle:
             raise ValueError(f"order={order!r} shuffles: give shuffle=True, or leave the order out")
         if hasattr(part, "parts"):
@@ -193,7 +187,7 @@ class _BatchBuilder:
             return gathered_pieces(self._pieces, order, (Room(), Room()))
         columns = self._part.stored_columns
         empty = empty_rows(columns.sections, 0)
-        return packed(empty, Division(columns.sections)) if columns.has_requests else empty
+        return packed(empty, Division(columns.sections)) if columns.schema.request else empty
 
 
 class BatchSource(Protocol):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.files import pyarrow
-from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, first_beyond
+from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, binary_array, first_beyond
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Dense, column_of
 
 _UTC = "UTC", "Etc/UTC", "Z", "+00:00"
@@ -17,7 +17,6 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 def unnested(array: Any) -> tuple[np.ndarray, Any]:
     """offsets [rows + 1] int64, and the values of all lists; a null is an empty list."""
-    pa = pyarrow()
     if pa.types.is_fixed_size_list(array.type):
         array = array.cast(pa.large_list(array.type.value_type))
     return np.concatenate([[0], lengths_of(array).cumsum()]), array.flatten()
@@ -25,13 +24,13 @@ def unnested(array: Any) -> tuple[np.ndarray, Any]:
 
 def is_of_vectors(kind: Any) -> bool:
     """True of an Arrow type of lists of numbers, and where all is null."""
-    return pyarrow().types.is_null(kind) or (is_list(kind) and is_number(kind.value_type))
+    return pa.types.is_null(kind) or (is_list(kind) and is_number(kind.value_type))
 
 
 def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
     """[rows, width] float32 of an Arrow array of lists of numbers, NaN where null; and the first row that
     has no such list."""
-    column, width, pa = column_of(feature), feature.width or 0, pyarrow()
+    column, width = column_of(feature), feature.width or 0
     vectors = np.full((len(array), width), np.nan, np.float32)
     expected = f"list of {width} numbers of {feature.stored}"
     if pa.types.is_null(array.type) or not len(array):
@@ -54,22 +53,16 @@ def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
 
 def text_array(values_: RawIds) -> Any:
     """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
-    pa, lengths = pyarrow(), values_.lengths.astype(np.int64)
-    ends = np.concatenate([[0], lengths.cumsum()])
-    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
-    array = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers)
+    array = binary_array(values_)
     try:
-        array.validate(full=True)
+        return array.cast(pa.large_string())
     except pa.ArrowInvalid:
-        raw = array.cast(pa.large_binary()).to_pylist()
-        return pa.array([value.decode("utf-8", "replace") for value in raw], pa.large_string())
-    return array
+        texts = [value.decode("utf-8", "replace") for value in array.to_pylist()]
+        return pa.array(texts, pa.large_string())
 
 
 def spans_of(array: Any) -> RawIds:
     """The spans of the values of a text array in its buffer."""
-    pa = pyarrow()
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offsets, text = array.buffers()
     n = len(array)
@@ -90,7 +83,6 @@ def spans_of(array: Any) -> RawIds:
 def seconds_of_moments(array: Any) -> tuple[np.ndarray, int | None] | None:
     """Times of an Arrow array of dates or timestamps as `values.parse_times` gives them, and the index of
     the first one that is no time, or None; None: it has values of another type."""
-    pa = pyarrow()
     if pa.types.is_date(array.type):
         array = array.cast(pa.timestamp("s"))
     if not pa.types.is_timestamp(array.type):
@@ -106,7 +98,7 @@ def seconds_of_moments(array: Any) -> tuple[np.ndarray, int | None] | None:
 
 def clocks_of(seconds: np.ndarray, zone: str) -> np.ndarray:
     """Seconds that the clocks of a zone show at seconds since 1970, MISSING_TIME where missing."""
-    pa, present = pyarrow(), seconds != MISSING_TIME
+    present = seconds != MISSING_TIME
     try:
         moments = pa.array(seconds[present]).cast(pa.timestamp("s", zone))
         clocks = pa.compute.local_timestamp(moments).cast(pa.int64())
@@ -129,32 +121,31 @@ def value_at(array: Any, row: int) -> Any:
 
 
 def is_list(kind: Any) -> bool:
-    """True if an Arrow type is one of lists."""
-    types = pyarrow().types
+    types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def is_text(kind: Any) -> bool:
-    types = pyarrow().types
+    types = pa.types
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     return any(test(kind) for test in tests)
 
 
 def is_of_text(kind: Any) -> bool:
     """True of text, and of dictionaries of it; of words that are views Arrow decodes none."""
-    kind = kind.value_type if pyarrow().types.is_dictionary(kind) else kind
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return is_text(kind) or str(kind) == "string_view"
 
 
 def is_number(kind: Any) -> bool:
-    types = pyarrow().types
+    types = pa.types
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
     return any(test(kind) for test in tests)
 
 
 def has_many_texts(kind: Any) -> bool:
     """True if programs write values of an Arrow type in several ways, none of which is their id."""
-    pa, types = pyarrow(), pyarrow().types
+    types = pa.types
     tests = (types.is_decimal, types.is_nested, types.is_duration)
     is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
     is_clock |= types.is_timestamp(kind) and kind.tz not in (None, *_UTC)  # local, or with Z
@@ -178,5 +169,5 @@ def first_line(of_arrow: Any) -> str:
 
 def lengths_of(lists: Any) -> np.ndarray:
     """The length of each list, [rows] int64; of a null 0."""
-    lengths = pyarrow().compute.list_value_length(lists).fill_null(0)
+    lengths = pa.compute.list_value_length(lists).fill_null(0)
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -32,9 +32,9 @@ from hotrows.data.raw.arrow_arrays import (
     value_at,
     vectors_of,
 )
-from hotrows.data.raw.files import pyarrow
 from hotrows.data.raw.reading import Reading, check_present, show, with_article
 from hotrows.data.raw.values import MISSING_WORDS, Bad, RawIds
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Dense, Schema
 
 ROWS_PER_CHUNK = 1 << 16
@@ -100,7 +100,6 @@ class Cells:
         return self.how.text(self._single(column), column)
 
     def lists(self, column: str, separator: str) -> RawIds:
-        """The values of a column of lists, with offsets."""
         array = None if self.fields is not None else self.batch.column(column)
         if array is None or not is_list(array.type):
             if self.fields is not None:  # where a word that means missing is a list of it
@@ -158,7 +157,7 @@ class Cells:
         if moments is not None:
             seconds, bad = moments
         elif self.fields is None and format in values.UNIX:
-            array, pa = self.batch.column(column), pyarrow()
+            array = self.batch.column(column)
             if pa.types.is_floating(array.type) and array.type.bit_width < 64:
                 self._check_exact(array.cast(pa.float32()), array.type, column, "times")
             numbers, bad = self._numbers(column)
@@ -174,11 +173,10 @@ class Cells:
         return f"{self.name} {self.unit} {place if self.unit == 'line' else f'{place:,}'}"
 
     def shown(self, row: int, column: str) -> str:
-        """Formats a value for an error message."""
         array = None if self.fields is not None else self.batch.column(column)
         if array is None or is_of_text(array.type):
             return show(self._single(column).value(row))
-        if pyarrow().types.is_dictionary(array.type):
+        if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         value = value_at(array, row)
         return "nothing" if value is None else show(str(value).encode())
@@ -213,7 +211,6 @@ class Cells:
     def _few_texts(self, columns: Sequence[str], integers: bool = False) -> tuple[list[str], RawIds]:
         """Those of the columns that are of text, and their values, column after column; none where
         there are many values. integers: also those of int64, as text."""
-        pa = pyarrow()
         arrays = {c: self.batch.column(c) for c in columns if self.has(c)}
         texts = {column: array for column, array in arrays.items() if array.type == pa.string()}
         numbers = {c: array for c, array in arrays.items() if integers and array.type == pa.int64()}
@@ -236,7 +233,7 @@ class Cells:
 
     def _text(self, array: Any, column: str) -> RawIds:
         """The values of a flat array as bytes; text is not copied."""
-        pa, types, kind = pyarrow(), pyarrow().types, array.type
+        types, kind = pa.types, array.type
         if types.is_large_binary(kind) and is_pickled(self.batch.schema.field(column)):
             what = "Ray pickled its objects: map_batches(.., batch_format='pyarrow') keeps lists"
             raise self._unfit(column, _IDS, what)
@@ -266,7 +263,6 @@ class Cells:
 
     def _whole(self, array: Any, column: str) -> Any:
         """Casts floats to whole numbers: frames store whole numbers with missing values as floats."""
-        pa = pyarrow()
         kind = array.type
         if pa.types.is_float16(kind):  # which Arrow does not calculate with
             array = array.cast(pa.float32())
@@ -281,7 +277,7 @@ class Cells:
 
     def _check_exact(self, array: Any, kind: Any, column: str, expected: str) -> None:
         """Refuses floats so large that whole numbers near them have no float of their own."""
-        pa, bits = pyarrow(), _EXACT_BITS[kind.bit_width]
+        bits = _EXACT_BITS[kind.bit_width]
         far = pa.compute.greater_equal(pa.compute.abs(array), float(1 << bits))
         if pa.compute.any(far).as_py():
             what = (
@@ -332,7 +328,7 @@ class Cells:
         return numbers, min(problems, key=lambda bad: bad.row, default=None)
 
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
-        pa, array = pyarrow(), self.batch.column(column)
+        array = self.batch.column(column)
         if array.type != pa.float64():
             if is_of_text(array.type):
                 return values.parse_numbers(self._single(column), self.how.threads, self.how.marks)
@@ -360,9 +356,9 @@ def cells_of(batch: Any, name: str, first_row: int, how: Reading, unit: str = "r
     if how.kept != ():
         names = batch.schema.names if how.kept is None else how.kept
         columns = {name: batch.column(name) for name in names}
-        is_coded = pyarrow().types.is_dictionary
+        is_coded = pa.types.is_dictionary
         plain = {n: c.dictionary_decode() if is_coded(c.type) else c for n, c in columns.items()}
-        kept = pyarrow().table(plain)
+        kept = pa.table(plain)
     return Cells(batch, name, first_row, how, batch.num_rows, unit, kept=kept)
 
 

@@ -23,14 +23,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.kinds import columns_of_types
-from hotrows.data.raw.names import GROUPS, words_of
-from hotrows.data.raw.read_as import DraftedColumn, Drafting, examples_of
-from hotrows.data.raw.sampled_rows import Column, changed_names, sampled_rows_of
-from hotrows.data.raw.suspects import giveaways, outcomes, times_after
-from hotrows.data.raw.target import label_of
+import numpy as np
+
+from hotrows.data.raw.clues import (
+    GROUPS,
+    HISTORY_NAME,
+    NEWEST_FIRST,
+    TIME_NAME,
+    are_newest_first,
+    giveaways,
+    labels_of_neighbours,
+    meaning,
+    neighbours_unlike,
+    outcomes,
+    times_after,
+    words_of,
+)
+from hotrows.data.raw.files import BLOCKS
+from hotrows.data.raw.kinds import (
+    FEW,
+    PANDAS_INDEX,
+    almost_numbers,
+    columns_of_types,
+    is_called_label,
+    label_of,
+    quantiles,
+    sentinel,
+)
+from hotrows.data.raw.reading import with_article
+from hotrows.data.raw.sampled_rows import Column, SampledRows, changed_names, sampled_rows_of
+from hotrows.data.raw.values import MISSING_WORDS, UNIX
+from hotrows.runtime.own_kinds import KINDS
 from hotrows.runtime.pages import notebook
-from hotrows.schema import Feature, Label, Schema, Sparse, Time, column_of
+from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
 from hotrows.schema import Sequence as SequenceFeature
 
 
@@ -122,7 +147,7 @@ def draft_schema(
     split = "time:0.8,0.1,0.1" if schema.time else "position:0.8,0.1,0.1" if after else ""
     schema = _with_histories(schema, user, histories, notes)
     drafted = tuple(
-        DraftedColumn(raw.name, *drafting.why[column.name], examples_of(raw))
+        DraftedColumn(raw.name, *drafting.why[column.name], raw.examples)
         for column, raw in zip(columns, rows.columns, strict=True)
     )
     return Draft(schema, tuple(sorted(notes, key=lambda note: " is left out: " in note)), split, drafted)
@@ -162,14 +187,10 @@ def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator
     }
     for feature in features:
         if isinstance(feature, SequenceFeature):
-            shares = {
-                (
-                    bool(_words(name) & _words(feature.name)),
-                    len(distinct[feature.name] & ids),
-                    -len(ids),
-                ): name
-                for name, ids in known.items()
-            }
+            shares = {}
+            for name, ids in known.items():
+                is_alike = bool(_words(name) & _words(feature.name))
+                shares[is_alike, len(distinct[feature.name] & ids), -len(ids)] = name
             best = max(shares, default=(False, 0, 0))
             if 2 * best[1] > len(distinct[feature.name]):
                 feature = dataclasses.replace(feature, vocabulary=shares[best])
@@ -192,3 +213,237 @@ def _brief(declared: Any) -> dict[str, Any]:
         if value != field.default:
             brief[field.name] = _brief(value) if isinstance(value, Time | Label) else value
     return brief
+
+
+_DAY = 86_400
+_SAME, _OTHER = 0.75, 0.25  # how alike labels of neighbouring numbers are, of amounts and of ids
+
+
+@dataclass(frozen=True)
+class DraftedColumn:
+    """How a draft reads a column.
+
+    column: its name in the data. read_as: the kind of its feature, `label`, `time` or `left out`.
+    examples: up to three of its values, as they are written.
+    """
+
+    column: str
+    read_as: str
+    why: str
+    examples: tuple[str, ...] = ()
+
+
+class Drafting:
+    """Makes features of columns; notes what is unsure, and remembers the time.
+
+    rows: those that were looked at; labels: of each row, None where they are of few rows; is_guess:
+    whether the label was guessed, so that other columns with names of labels are rather none of the
+    features; after: times that seem to be known only after the label, and why.
+    why: by column, what it is read as and why.
+    """
+
+    def __init__(
+        self,
+        notes: list[str],
+        columns: Sequence[Column],
+        rows: SampledRows,
+        labels: np.ndarray | None,
+        is_guess: bool,
+        after: dict[str, str],
+    ) -> None:
+        self.notes = notes
+        self.time: Time | None = None
+        self.why: dict[str, tuple[str, str]] = {}
+        self._may_be_ids: list[str] = []
+        self._names = {column.name for column in columns}
+        self._labels = labels
+        self._is_all = rows.is_all
+        rows_looked_at = f"each of {rows.num_rows:,} rows from all of the data"
+        self._where = "every row" if rows.is_all else rows_looked_at
+        self._is_guess = is_guess
+        self._after = after
+        before = (column for column in columns if column.kind == "time" and column.name not in after)
+        times = (column for column in before if not self._left_out(column))
+        self._likeliest_time = min(times, key=_is_time_by_magnitude, default=None)
+
+    def features(self, columns: Sequence[Column]) -> list[Feature]:
+        features = [feature for column in columns for feature in self._features_of(column)]
+        if self._may_be_ids:
+            listed = ", ".join(map(repr, self._may_be_ids))
+            self.notes.append(f"{listed}: whole numbers are read as amounts, but may be ids")
+        return features
+
+    def _features_of(self, column: Column) -> Iterator[Feature]:
+        name = column.name
+        if almost := almost_numbers(column):
+            self.notes.append(f"{name!r}: {almost}")
+        if odd := [word for word in column.words if word not in MISSING_WORDS]:
+            self.notes.append(f"{name!r}: {', '.join(map(repr, odd))} among numbers means missing")
+        texts = column.values if column.kind == "text" else ()
+        drafts = (kind.drafted(name, texts) for kind in KINDS.values() if texts)
+        if (feature := next(filter(None, drafts), None)) is not None:
+            self.why[name] = (
+                type(feature).__name__.lower(),
+                f"every value is {with_article(feature.expected)}",
+            )
+            yield feature
+        elif why := self._left_out(column):
+            self._leave_out(name, why)
+        elif column.kind == "time":
+            yield from self._of_time(column)
+        elif column.kind == "list":
+            yield self._of_list(column)
+        elif column.kind == "vector":
+            (width,) = column.counts
+            self.why[name] = f"vector of {width}", "lists of numbers, all of one length"
+            yield Dense(name, transform="none", width=width)
+        elif column.kind == "number" and not self._is_id(column):
+            transform = _transform(column)
+            self.why[name] = f"number, {transform}", self.why[name][1]
+            yield Dense(name, transform=transform)
+        else:
+            yield self._of_ids(column, almost)
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.why[name] = "left out", why
+        self.notes.append(f"{name!r} is left out: {why}")
+
+    def _left_out(self, column: Column) -> str:
+        """Why a column is left out; "" if it is not."""
+        if column.kind == "other":
+            return "values of its type are not read, but lists of numbers as `weights` of another list"
+        if PANDAS_INDEX.fullmatch(column.name):
+            return "the index of a pandas frame; `reset_index()` makes it a column"
+        if column.is_constant:
+            return f"it is empty in {self._where}" if not column.counts else f"one value in {self._where}"
+        if not column.name:
+            return "it has no name"
+        if is_called_label(column):
+            if self._is_guess:
+                return "by its name it is a label too, known only afterwards; add it if it is none"
+            what = "is it known before the label? By its name it is one too"
+            self.notes.insert(0, f"{column.name!r}: {what}")
+        if column.is_unique and self._is_row_number(column):
+            return f"another value in {self._where} (a row number?)"
+        return ""
+
+    def _is_row_number(self, column: Column) -> bool:
+        is_named = meaning(column.name) == "ids"
+        if column.kind == "text":
+            return self._is_all or not is_named
+        steps = Counter(b - a for a, b in zip(column.values, column.values[1:], strict=False))
+        between_blocks = 0 if self._is_all else BLOCKS - 1
+        is_numbered = max(steps.values()) >= steps.total() - between_blocks
+        return column.is_whole and (is_numbered or (is_named and self._is_all))
+
+    def _of_time(self, column: Column) -> Iterator[Feature]:
+        name, time = column.name, self._likeliest_time
+        if why := self._after.get(name):
+            instead = f"the time is {time.name!r}" if time else "split by position"
+            what = "it seems to be known only after the label"
+            self.why[name] = "left out", f"{what}: {why}"
+            self.notes.insert(0, f"{name!r} is left out, {what}: {why}; {instead}")
+            return
+        if time is not None and column is not time:
+            self._leave_out(name, f"the time is {time.name!r}")
+            return
+        self.time = Time(name, column.format)
+        seconds = [x for x in column.values if x is not None]
+        if not column.is_typed:
+            self.notes.append(f"{name!r} is the time, in the format {column.format!r}")
+        if column.format in ("%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M"):
+            self.notes.append(f"{name!r}: month before day is a guess")
+        hour, weekday = f"{name}_hour", f"{name}_weekday"
+        is_longer = not self._is_all or max(seconds) - min(seconds) >= _DAY
+        features = []
+        if any(x % _DAY for x in seconds) and hour not in self._names:
+            features.append(Sparse(hour, transform="hour"))
+        if is_longer and weekday not in self._names:
+            features.append(Sparse(weekday, transform="weekday"))
+        listed = " and ".join(feature.transform for feature in features)
+        self.why[name] = "time", f"format {column.format!r}" + (f"; makes {listed}" if features else "")
+        yield from features
+
+    def _of_list(self, column: Column) -> Feature:
+        name, separator = column.name, column.separator
+        why = "lists" if column.is_typed else f"lists, between {separator!r}"
+        if not column.is_typed:
+            self.notes.append(f"{name!r} has {why}")
+        if not HISTORY_NAME.search(name):
+            self.why[name] = "ids, many", f"{why}; the mean of their vectors"
+            return Sparse(name, many=True, pooling="mean", separator=separator)
+        if self._is_newest_first(column):
+            why = NEWEST_FIRST
+            self.notes.insert(0, f"{name!r}: {why}")
+        self.why[name] = "history", why
+        return SequenceFeature(name, max_length=100, separator=separator)
+
+    def _is_newest_first(self, column: Column) -> bool:
+        """True if lists begin with the newest item, by rows in the order of the time if there is one."""
+        lists = [x or () for x in column.values]
+        if self._likeliest_time is not None:
+            times = [x or 0 for x in self._likeliest_time.values]
+            lists = [lists[row] for row in np.argsort(times, kind="stable")]
+        numbers = {item: number for number, item in enumerate(column.counts)}
+        ids = np.array([numbers[item] for items in lists for item in items], np.int64)
+        return are_newest_first(ids, np.cumsum([0, *map(len, lists)]))
+
+    def _of_ids(self, column: Column, almost: str) -> Feature:
+        name = column.name
+        if any(str(x).startswith("[") and str(x).endswith("]") for x in column.counts):
+            self.notes.append(f"{name!r}: lists in brackets count as one value; write them as a|b")
+        if column.is_unique:
+            self.notes.append(f"{name!r} has another value in {self._where}; are there ids that recur?")
+        text = almost or f"text, {len(column.counts):,} values"
+        self.why[name] = "ids", text if column.kind == "text" else self.why[name][1]
+        return Sparse(name)
+
+    def _is_id(self, column: Column) -> bool:
+        """True if numbers are ids: whole, and few, or named so, or used as ids are; says why."""
+        is_id, why = self._judged(column)
+        if not is_id and (odd := sentinel(column)) is not None:
+            why += f"; is {odd:g} missing? Then missing={{{column.name!r}: ('{odd:g}',)}}"
+        self.why[column.name] = "", why
+        return is_id
+
+    def _judged(self, column: Column) -> tuple[bool, str]:
+        name, counts = column.name, column.counts
+        if column.is_typed:
+            return False, "a number by the type in its name"
+        if not column.is_whole:
+            return False, "numbers with fractions"
+        if len(counts) <= FEW:
+            return True, f"whole numbers, only {len(counts)} values"
+        if named := meaning(name):
+            return named == "ids", f"whole numbers, {named} by the name"
+        alike = labels_of_neighbours(column, self._labels)
+        if alike is not None and alike > _SAME:
+            return False, f"whole numbers; numbers near each other have similar labels ({alike:.2f})"
+        low, high = quantiles(counts, 0.01, 0.99)
+        repeats = 2 * len(counts) < len(column.values) - column.missing
+        if (low >= 100 and repeats) or high >= 1 << 31:
+            self.notes.append(f"{name!r} is read as ids, but may be an amount: whole numbers, far from 0")
+            return True, "whole numbers, far from 0; may be an amount"
+        unlike = neighbours_unlike(counts)
+        how = "how often they come", unlike
+        if unlike is None and repeats and alike is not None and alike < _OTHER:
+            how = "their labels", alike
+        if how[1] is not None:
+            self.notes.append(
+                f"{name!r} is read as ids: numbers next to each other are not alike in {how[0]} "
+                f"(correlation {how[1]:.2f}), as amounts are"
+            )
+            return True, f"whole numbers; neighbours are not alike in {how[0]} ({how[1]:.2f})"
+        self._may_be_ids.append(name)
+        return False, "whole numbers; a guess, they may be ids"
+
+
+def _is_time_by_magnitude(column: Column) -> bool:
+    """True if numbers alone, and no name, say that a column is a time."""
+    return column.format in UNIX and not TIME_NAME.search(column.name)
+
+
+def _transform(column: Column) -> str:
+    """`log` of amounts with a long tail, else `standard`."""
+    low, middle, high = quantiles(column.counts, 0.0, 0.5, 0.99)
+    return "log" if low >= 0 and high > 10 * max(middle, 1) else "standard"

@@ -1,4 +1,4 @@
-"""Files of raw rows: local paths, globs, folders and URLs, as a list in a fixed order.
+"""Files of raw rows: local paths, globs, folders and URLs, as a list in a fixed order; and their text.
 
 A folder is read recursively, in order of names, without names that start with `.` or `_`: writers of
 data sets mark so what is no data, and without empty files, which programs that write in parallel leave
@@ -6,8 +6,8 @@ for parts without rows. In folders and URLs, `key=value` in a path is a column o
 (hive partitions). A URL (`s3://bucket/day=*/*.parquet`) is opened through fsspec.
 
 A file may be compressed (gzip, bz2, xz, zstd, lz4, or a zip archive of one file) and may be UTF-16 with a
-byte order mark; both, and the format, are found by its first bytes. Text is read as chunks of whole
-lines, ahead on a thread, in bounded memory.
+byte order mark; both are found by its first bytes. Text is read as chunks of whole lines of UTF-8, ahead
+on a thread, in bounded memory.
 """
 
 from __future__ import annotations
@@ -15,24 +15,19 @@ from __future__ import annotations
 import codecs
 import glob
 import os
-import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from hotrows.data.raw.encodings import (
-    COMPRESSIONS,
-    LONGEST,
-    decoded,
-    decompressed,
-    marked_encoding,
-    problem_of_utf8,
-)
+import numpy as np
+
 from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import address
 from hotrows.runtime.extras import needs
 
@@ -40,17 +35,23 @@ Place = str | Path
 CHUNK_BYTES = 8 << 20
 MAX_BYTES = (1 << 31) - 1
 BLOCKS = 30  # of neighbouring rows, at equal distances, that a sample of a file consists of
-KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
-_UNREAD = {
-    b"FEA1": "Feather of version 1",
-    b"Obj\x01": "Avro",
-    b"SQLite format 3": "an SQLite database",
-    b"\x89HDF": "HDF5",
-    b"\x93NUMPY": "a NumPy array",
-    b"7z\xbc\xaf": "a 7z archive",
+COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+    **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
 }
-_MAGIC_BYTES = 8
-_OBJECT, _ARRAY = re.compile(rb"\s*\{\s*[\"}]"), re.compile(rb"\s*\[\s*[\[{]")  # of JSON
+_ENCODINGS = {  # by the byte order mark; that of UTF-16 begins that of UTF-32
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+_MODULES = {"gzip": "gzip", "bz2": "bz2", "xz": "lzma"}
+LONGEST = 16  # bytes that tell what a file holds
 
 
 @dataclass(frozen=True)
@@ -170,29 +171,6 @@ def _check_local(path: str) -> None:
         raise ValueError(f"raw file {path} is empty; expected lines of delimited text, or Parquet")
 
 
-def content_of(file: File) -> str:
-    """The content of a file, told by its first bytes: "text", "JSON lines", or one of KINDS."""
-    with file.open() as raw:
-        start = raw.read(_MAGIC_BYTES)
-    if kind := kind_of(start):
-        return kind
-    content = first_bytes(replace(file, encoding=""))
-    if packed := kind_of(content):
-        raise ValueError(f"{file.name} holds {packed} inside a compressed file; unpack it, and name that")
-    if unread := next((what for magic, what in _UNREAD.items() if content.startswith(magic)), None):
-        raise ValueError(f"{file.name} holds {unread}, which is not read; write it as Parquet or CSV")
-    if _ARRAY.match(content):
-        raise ValueError(
-            f"{file.name} holds an array of JSON; write one object per line (jq -c '.[]' does it)"
-        )
-    return "JSON lines" if _OBJECT.match(content) else "text"
-
-
-def kind_of(start: bytes) -> str | None:
-    """The kind of a file by its first bytes, None if it is none of KINDS."""
-    return next((kind for magic, kind in KINDS.items() if start.startswith(magic)), None)
-
-
 @dataclass(frozen=True)
 class Chunk:
     """Whole lines of one raw file; the last one ends with a line break too.
@@ -210,7 +188,6 @@ class Chunk:
     not_utf8: tuple[int, str] | None = None
 
     def without_header(self) -> Chunk:
-        """The chunk without its first line."""
         text = self.text[self.text.index(b"\n") + 1 :]
         return replace(self, text=text, first_line=self.first_line + 1, num_lines=self.num_lines - 1)
 
@@ -223,7 +200,7 @@ def chunk_of(name: str, text: bytearray, first_line: int, position: int = 0) -> 
     if b"\n" + codecs.BOM_UTF8 in text:
         text = text.replace(b"\n" + codecs.BOM_UTF8, b"\n")
     text = text.removeprefix(codecs.BOM_UTF8)
-    return Chunk(name, text, first_line, num_lines, position, problem_of_utf8(name, text, first_line))
+    return Chunk(name, text, first_line, num_lines, position, _problem_of_utf8(name, text, first_line))
 
 
 def chunks_of(file: File, chunk_bytes: int | None = None) -> Iterator[Chunk]:
@@ -253,7 +230,7 @@ def _blocks_apart(file: File, num_bytes: int) -> Iterator[bytes]:
     size = file.size
     places = [size * i // BLOCKS for i in range(BLOCKS)]
     with file.open() as raw:
-        encoding = marked_encoding(raw.read(LONGEST))
+        encoding = _marked_encoding(raw.read(LONGEST))
         is_utf8 = encoding == "utf-8-sig" or (encoding is None and file.encoding == "utf-8")
         if compression_of(file) is None and is_utf8:
             for place, end in zip(places, [*places[1:], size], strict=True):
@@ -286,7 +263,7 @@ def _whole_lines(file: File, chunk_bytes: int) -> Iterator[tuple[bytearray, int]
     """Yields (text that ends with a line break, bytes read); drops blank lines at the end of the file."""
     pending: list[bytes] = []  # behind the last line break that was yielded
     size, position, is_blank = 0, 0, True  # of what is pending, and whether it is line breaks alone
-    for block, position in _blocks(file, chunk_bytes):
+    for block, position in blocks_of(file, chunk_bytes):
         end = _end_of_content(block)
         cut = block.find(b"\n", end) + 1 or block.rfind(b"\n", 0, end) + 1
         if cut and (end or not is_blank):
@@ -308,12 +285,6 @@ def _end_of_content(text: bytes | bytearray) -> int:
     return len(text.rstrip(b"\r\n"))
 
 
-def first_bytes(file: File, size: int = 512) -> bytes:
-    """The first bytes of the content of a file: decompressed, and as UTF-8 where it is UTF-16."""
-    block, _ = next(_blocks(file, size), (b"", 0))
-    return block
-
-
 def compression_of(file: File) -> str | None:
     """The compression of a file by its first bytes, None if it has none."""
     with file.open() as raw:
@@ -321,13 +292,13 @@ def compression_of(file: File) -> str | None:
     return next((name for start, name in COMPRESSIONS.items() if magic.startswith(start)), None)
 
 
-def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
+def blocks_of(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Yields (bytes of the content, bytes of the file read so far)."""
     compression = None
     try:
         compression = compression_of(file)
         with file.open() as raw:
-            stream = decoded(decompressed(raw, compression, file.name), file.name, file.encoding)
+            stream = _decoded(_decompressed(raw, compression, file.name), file.name, file.encoding)
             while block := stream.read(chunk_bytes):
                 yield block, raw.tell()
     except UnicodeDecodeError as error:
@@ -353,10 +324,111 @@ def _damaged(file: File, compression: str, error: Exception) -> ValueError:
     return ValueError(f"{file.name} is no whole {compression} file{why}; download or compress it again")
 
 
-def pyarrow() -> ModuleType:
-    """Imports pyarrow; an error says how to install it."""
-    with needs("reading data", "pyarrow"):
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    return pyarrow
+def _marked_encoding(start: bytes) -> str | None:
+    """The encoding of the byte order mark that a file starts with, None if it has none."""
+    return next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
+
+
+def recoded(text: bytes, name: str, encoding: str) -> bytes:
+    """Whole lines of an encoding as UTF-8."""
+    if encoding == "utf-8":
+        return text
+    try:
+        return text.decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} has lines that are no {encoding} ({error.reason}); correct them"
+        ) from error
+
+
+def _problem_of_utf8(name: str, text: bytearray, first_line: int) -> tuple[int, str] | None:
+    ends = pa.py_buffer(np.array([0, len(text)], np.int64))
+    try:  # several times faster than to decode it
+        pa.Array.from_buffers(pa.large_string(), 1, [None, ends, pa.py_buffer(text)]).validate(full=True)
+    except pa.ArrowInvalid:
+        pass
+    else:
+        return None
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        line, begin = first_line + text.count(b"\n", 0, error.start), text.rfind(b"\n", 0, error.start)
+        return line, (
+            f"{name} line {line}, byte {error.start - begin}: expected UTF-8, found "
+            f"0x{text[error.start]:02x}; name the encoding of delimited text (encoding='latin-1', or "
+            f"--encoding of hotrows schema and prepare), or write the file again as UTF-8"
+        )
+    return None
+
+
+def _decompressed(raw: BinaryIO, compression: str | None, name: str) -> Any:
+    if module := _MODULES.get(compression or ""):
+        return import_module(module).open(raw)
+    if compression == "zip":
+        return _only_member(raw, name)
+    return raw if compression is None else pa.CompressedInputStream(raw, compression)
+
+
+def _only_member(raw: BinaryIO, name: str) -> Any:
+    """Opens the one file of a zip archive; an error if it has several."""
+    archive = zipfile.ZipFile(raw)
+    members = [member for member in archive.namelist() if not member.endswith("/")]
+    members = [member for member in members if not member.startswith(("__MACOSX/", "."))]
+    if any(member.startswith("xl/") for member in members):
+        raise ValueError(f"{name} is an Excel workbook, which is not read; save it as CSV")
+    if len(members) != 1:
+        shown = ", ".join(members[:5]) + (", ..." if len(members) > 5 else "")
+        raise ValueError(
+            f"{name}: expected a zip archive of one file, found {len(members)} ({shown}); unpack it, and "
+            f"name the files to read"
+        )
+    return archive.open(members[0])
+
+
+def _decoded(stream: Any, name: str, encoding: str) -> Any:
+    """Reads text of an encoding, or of that of its byte order mark, as UTF-8; "": as it is.
+
+    UTF-16 that neither names is refused: every other byte of its ASCII characters is 0.
+    """
+    start = stream.read(LONGEST)
+    while 0 < len(start) < LONGEST and (more := stream.read(LONGEST - len(start))):
+        start += more
+    marked = _marked_encoding(start)
+    if marked == "utf-8-sig":
+        return _Resumed(start[len(codecs.BOM_UTF8) :], stream)
+    is_bare = marked is None and encoding == "utf-8"
+    if is_bare and len(start) > 3 and {not any(start[::2]), not any(start[1::2])} == {True, False}:
+        raise ValueError(
+            f"{name} seems to be UTF-16 without a byte order mark; name its encoding in the schema, "
+            f"'utf-16-le' or 'utf-16-be', or write it again, as UTF-8"
+        )
+    resumed, encoding = _Resumed(start, stream), marked or encoding
+    return resumed if encoding in ("", "utf-8") else _Transcoded(resumed, encoding)
+
+
+class _Resumed:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, start: bytes, stream: Any) -> None:
+        self._start = start
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        if self._start:
+            start, self._start = self._start[:size], self._start[size:]
+            return start + self._stream.read(size - len(start)) if size > len(start) else start
+        return self._stream.read(size)
+
+
+class _Transcoded:
+    """A stream of UTF-16 or UTF-32 as UTF-8."""
+
+    def __init__(self, stream: Any, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def read(self, size: int) -> bytes:
+        while block := self._stream.read(size):
+            if text := self._decoder.decode(block):
+                return text.encode()
+        return self._decoder.decode(b"", final=True).encode()

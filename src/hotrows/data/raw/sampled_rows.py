@@ -14,11 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from hotrows.data.raw.arrow_arrays import is_list
-from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, pyarrow, sampled_lines
+from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, sampled_lines
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
 from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of
+from hotrows.runtime.arrow import pa
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
 _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least number of rows
@@ -26,6 +29,7 @@ _LEAST_ROWS = 1_000
 _LEAST_UNIQUE = 20  # rows from which on different values in all rows say something
 _SNIFFED = 100  # lines that the delimiter is found from
 _CHUNK_BYTES = 16 << 20
+_LONGEST = 24  # characters of an example
 _PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm or libfm
 _ONE = re.compile(rb"\d+:1(\.0*)?")
 
@@ -54,7 +58,6 @@ class Column:
 
     @property
     def missing(self) -> int:
-        """Number of rows without a value."""
         return sum(value is None for value in self.values)
 
     @property
@@ -65,7 +68,6 @@ class Column:
 
     @property
     def is_unique(self) -> bool:
-        """True if every row has another value."""
         return self.kind in ("text", "number") and len(self.counts) == len(self.values) >= _LEAST_UNIQUE
 
     @property
@@ -79,6 +81,15 @@ class Column:
             count for x, count in self.counts.items() if isinstance(x, str) and x != x.strip(" ")
         )
         return 2 * padded > len(self.values)
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """The first three different values, as text that can be printed."""
+        shown: dict[str, None] = {}
+        for value in self.values:
+            if value is not None and len(shown) < 3:
+                shown.setdefault(_shown(value, self.kind))
+        return tuple(shown)
 
 
 @dataclass(frozen=True)
@@ -272,7 +283,6 @@ def _of_table(source: TypedInput) -> SampledRows:
 
 
 def _of_array(name: str, array: Any) -> Column:
-    pa = pyarrow()
     types, array = pa.types, array.combine_chunks()
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -302,3 +312,15 @@ def _of_array(name: str, array: Any) -> Column:
         return Column(name, "other", [])
     words = (_text(x) if isinstance(x, bytes) else x if x is None else str(x) for x in array.to_pylist())
     return Column(name, "text", [word or None for word in words])
+
+
+def _shown(value: Any, kind: str) -> str:
+    if kind == "vector":
+        return f"{value} numbers"
+    if kind == "time":
+        value = str(np.datetime64(value, "s")).replace("T", " ")
+    if kind == "list":
+        value = "|".join(value)
+    text = f"{value:.12g}" if isinstance(value, float) else str(value)
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

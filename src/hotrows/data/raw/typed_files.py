@@ -1,7 +1,15 @@
-"""Files whose columns have types: Parquet, Arrow IPC (Feather version 2) and ORC, group by group.
+"""Rows whose columns have types, group by group, one of which is read at a time.
 
-A group is what is stored together: a row group, a record batch, a stripe, or a file of a table. One is
-read at a time.
+A group is what is stored together: a row group of Parquet, a record batch of Arrow IPC (Feather version
+2), a stripe of ORC, or a data file of a table of Iceberg or Delta Lake, which is read as it was at one
+snapshot:
+
+    iceberg:[CATALOG/]NAMESPACE.NAME[@SNAPSHOT]    of a catalog that pyiceberg's configuration names
+    delta:PATH[@VERSION]                           a folder, or a URL such as s3://bucket/table
+
+Without a snapshot it is the newest one when the table is opened, with the columns of the table then;
+a snapshot has columns of its own. Deleted rows are left out. Data files are read one after the other, in
+the order of their paths: every pass has the same rows in one order.
 """
 
 from __future__ import annotations
@@ -17,9 +25,11 @@ import numpy as np
 
 from hotrows.data.raw.arrow_arrays import first_line
 from hotrows.data.raw.cells import ROWS_PER_CHUNK, Cells, cells_of, rows_per_chunk
-from hotrows.data.raw.files import BLOCKS, File, pyarrow
+from hotrows.data.raw.files import BLOCKS, File
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.runtime.arrow import pa
+from hotrows.runtime.suggestions import one_line
 from hotrows.schema import Schema
 
 
@@ -70,7 +80,7 @@ class Groups:
         ]
         if not is_all:
             chosen = [chosen[len(chosen) * i // BLOCKS] for i in range(min(BLOCKS, len(chosen)))]
-        return pyarrow().Table.from_batches(chosen) if chosen else pyarrow().table({}), is_all
+        return pa.Table.from_batches(chosen) if chosen else pa.table({}), is_all
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ class TypedFileInput(File):
     @property
     def groups(self) -> Groups:
         """The file, opened: checked, and with the columns that its path holds as `key=value`."""
-        opened, pa = open_typed_file(self, self.kind), pyarrow()
+        opened = open_typed_file(self, self.kind)
         schema, inside = opened.schema, set(opened.schema.names)
         for name in (name for name in self.partitions if name not in inside):
             schema = schema.append(pa.field(name, pa.string()))
@@ -109,7 +119,6 @@ class TypedFileInput(File):
 
 
 def open_typed_file(file: File, kind: str) -> Groups:
-    """Opens a file of a kind; an error if it is damaged."""
     if kind == "Parquet":
         return _parquet(open_parquet_file(file))
     with explained(f"{file.name} is no whole {kind} file"):
@@ -124,17 +133,17 @@ def open_parquet_file(file: File, **options: Any) -> Any:
         local = file.path if is_utf8 else _mapped(file)
         source = local if file.system is None else file.open()
         # INT96 reaches the year 9999, nanoseconds do not.
-        return pyarrow().parquet.ParquetFile(source, coerce_int96_timestamp_unit="us", **options)
+        return pa.parquet.ParquetFile(source, coerce_int96_timestamp_unit="us", **options)
 
 
 def _mapped(file: File) -> Any:
-    return pyarrow().memory_map(os.fsencode(file.path))
+    return pa.memory_map(os.fsencode(file.path))
 
 
 def checked(batch: Any, name: str, kind: str) -> Any:
     """The batch; an error where offsets of a damaged file `name`, or indices of its dictionaries, point
     elsewhere: Arrow reads without a look, and hands out the buffers of its own files as they are."""
-    pa, is_arrow = pyarrow(), kind.startswith("Arrow")
+    is_arrow = kind.startswith("Arrow")
     if is_arrow:
         batch.validate()
     for column_name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -155,7 +164,6 @@ def checked(batch: Any, name: str, kind: str) -> Any:
 @contextmanager
 def explained(problem: str) -> Iterator[None]:
     """Turns errors of Arrow into one that names the file."""
-    pa = pyarrow()
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -174,7 +182,7 @@ def _parquet(file: Any) -> Groups:
 
 def _ipc(source: Any) -> Groups:
     """An Arrow IPC file; of compressed ones only the columns that are read are decompressed."""
-    ipc = pyarrow().ipc
+    ipc = pa.ipc
     file = ipc.open_file(source)
     names = file.schema.names
 
@@ -198,7 +206,7 @@ def _ipc_stream(source: Any) -> Groups:
 
     def opened() -> Any:
         source.seek(0)
-        return pyarrow().ipc.open_stream(source)
+        return pa.ipc.open_stream(source)
 
     def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         return (piece for b in opened() for piece in slices(b.select(list(columns)), num_rows))
@@ -207,9 +215,7 @@ def _ipc_stream(source: Any) -> Groups:
 
 
 def _orc(source: Any) -> Groups:
-    from pyarrow import orc
-
-    file = orc.ORCFile(source)
+    file = pa.orc.ORCFile(source)
 
     def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         stripe = file.read_stripe(group, columns=list(columns))
@@ -225,7 +231,7 @@ def slices(batch: Any, num_rows: int) -> Iterator[Any]:
 
 def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
-    pa, stored = pyarrow(), set(batch.schema.names)
+    stored = set(batch.schema.names)
     for name in (name for name in columns if name not in stored):
         text = file.partitions[name]
         value = pa.array([None if text == "__HIVE_DEFAULT_PARTITION__" else text], pa.string())
@@ -235,3 +241,111 @@ def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
 
 
 _OPEN: dict[str, Callable[[Any], Groups]] = {"Arrow IPC": _ipc, "Arrow stream": _ipc_stream, "ORC": _orc}
+
+SNAPSHOTS = ("iceberg:", "delta:")
+_MAPPING = "delta.columnMapping.mode"  # other names in files than in the table
+
+
+@dataclass(frozen=True)
+class SnapshotInput:
+    """A table at a snapshot, which its name ends with. size: its rows; groups: the files of its data."""
+
+    name: str
+    size: int
+    groups: Groups
+
+    @property
+    def stamp(self) -> list:
+        return [self.name, self.size, *self.groups.schema.names]
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Cells | int]]:
+        return self.groups.chunks(self.name, self.size, how, skip)
+
+    def count_rows(self, schema: Schema) -> int:
+        return self.size
+
+    def sample_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        return self.groups.sample(limit)
+
+
+def open_snapshot(item: str) -> SnapshotInput:
+    """Opens `iceberg:NAME@SNAPSHOT` or `delta:PATH@VERSION`; a ValueError says why it cannot be."""
+    kind, _, place = item.partition(":")
+    name, _, number = place.rpartition("@")
+    if not (name and number.isdigit()):
+        name, number = place, ""
+    with _explained(f"{item} cannot be opened"):
+        return (_iceberg if kind == "iceberg" else _delta)(name, int(number) if number else None)
+
+
+@contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        package = str(error.name).partition(".")[0]
+        raise ImportError(f"{problem}: {one_line(error)}; pip install {package}") from None
+    except Exception as error:  # each catalog and file system has errors of its own
+        raise ValueError(f"{problem}: {one_line(error)}") from error
+
+
+def _iceberg(name: str, number: int | None) -> SnapshotInput:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    catalog, _, of_catalog = name.rpartition("/")
+    table = load_catalog(catalog or None).load_table(of_catalog)
+    known = [snapshot.snapshot_id for snapshot in table.snapshots()]
+    newest = table.current_snapshot()
+    scan = table.scan(snapshot_id=number)
+    number = newest.snapshot_id if number is None and newest else number
+    if number not in known:
+        raise ValueError(f"expected one of its snapshots, the last ones of which are {known[-5:]}")
+    files = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
+
+    def read(task: Any, names: list[str]) -> Iterator[Any]:
+        chosen = table.scan(snapshot_id=scan.snapshot_id, selected_fields=tuple(names))
+        arrow = ArrowScan(table.metadata, table.io, chosen.projection(), chosen.row_filter)
+        kinds = chosen.projection().as_arrow()  # which files from before a column was added lack
+        for batch in arrow.to_record_batches([task]):
+            yield from pa.Table.from_batches([batch]).cast(kinds).select(names).to_batches()
+
+    schema = scan.projection().as_arrow()
+    return _snapshot(f"iceberg:{name}@{number}", schema, scan.count(), files, read)
+
+
+def _delta(path: str, number: int | None) -> SnapshotInput:
+    from deltalake import DeltaTable
+
+    table = DeltaTable(path, version=number)
+    if (mapping := table.metadata().configuration.get(_MAPPING, "none")) != "none":
+        raise ValueError(
+            f"it has {_MAPPING}={mapping}, by which deltalake finds no values; copy it to a table without"
+        )
+    int96 = pa.dataset.ParquetReadOptions(coerce_int96_timestamp_unit="us")  # as Spark writes times
+    # It refuses what it cannot leave out, deletion vectors.
+    dataset = table.to_pyarrow_dataset(parquet_read_options=int96)
+    files = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
+
+    def read(fragment: Any, names: list[str]) -> Iterator[Any]:
+        return fragment.to_batches(schema=dataset.schema, columns=names, batch_size=ROWS_PER_CHUNK)
+
+    size = dataset.count_rows()
+    return _snapshot(f"delta:{path}@{table.version()}", dataset.schema, size, files, read)
+
+
+def _snapshot(
+    name: str,
+    schema: Any,
+    size: int,
+    files: Sequence[Any],
+    read: Callable[[Any, list[str]], Iterator[Any]],
+) -> SnapshotInput:
+    """read: yields the record batches of a file, of these columns."""
+
+    def batches(file: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        with _explained(f"{name} cannot be read"):
+            for batch in read(files[file], list(columns)):
+                yield from slices(batch, num_rows)
+
+    return SnapshotInput(name, size, Groups(schema, len(files), lambda: size, batches))

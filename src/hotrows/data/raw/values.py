@@ -1,20 +1,9 @@
 """Raw values of a column: their canonical text, trimming, cutting into lists, parsing, hashing.
 
-The native core runs them on several threads; `plain_number` and `time_of` read single values.
-**Canonical text** is one spelling for what programs write in several, whatever the format:
-
-    value                written by CSV writers as                      canonical text
-    whole float          42.0, 1e+10, -0.0                              42, 10000000000, 0
-    boolean              True, TRUE, true                               true
-    time                 2024-03-01T10:00:00.500000, ... 10:00:00.500   2024-03-01 10:00:00.5
-    midnight             2024-03-01 00:00:00, 2024-03-01                2024-03-01
-    float without value  NaN, nan, nothing                              the empty text: missing
-
-These exact forms alone are changed. `007`, `1e5`, `05db9164`, `42.50`, `+42` and ` 42` are text that
-stands for itself; so are floats beyond 2^53, which skip whole numbers. Numbers and times that are NaN or
-nan are missing, too.
-
-Prepared data names the version of this rule as its `text_rule`, and is read where that is TEXT_RULE.
+The native core runs them on several threads; `plain_number` and `time_of` read single values. Canonical
+text is one spelling for what programs write in several, whatever the format: a table in
+docs/reference/formats.md has all of them. Prepared data names the version of this rule as its
+`text_rule`, and is read where that is TEXT_RULE.
 """
 
 from __future__ import annotations
@@ -24,9 +13,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.native import call
 
 TEXT_RULE = 3
@@ -168,6 +159,15 @@ def last_ones(offsets: np.ndarray, max_length: int | None) -> np.ndarray | None:
     if max_length is None or not len(lengths) or lengths.max() <= max_length:
         return None
     return np.arange(offsets[-1]) >= np.repeat(offsets[1:] - max_length, lengths)
+
+
+def binary_array(values: RawIds) -> Any:
+    """The values of a column as an Arrow array of bytes."""
+    lengths = values.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values.text[places])]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
 def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.number import Statistics, ranges_of
 from hotrows.data.raw.values import MISSING_TIME, TEXT_RULE
+from hotrows.data.rows import RawRows
 from hotrows.data.stored.histories import EVENTS_FILE, cut_histories
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
@@ -71,7 +71,6 @@ class Extremes:
         return Extremes({}, first_and_last, ranges_of(features, raw.values["dense"]))
 
     def joined(self, other: Extremes) -> Extremes:
-        """The extremes of both."""
         times, ranges = (*self.times, *other.times), dict(self.ranges)
         for name, (low, high) in other.ranges.items():
             before = ranges.get(name, (low, high))
@@ -194,7 +193,6 @@ class EncodedData:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads a folder's data.json."""
     if not (path / MANIFEST).is_file():
         problem = f"holds no prepared data (no {MANIFEST} in it)" if path.exists() else "does not exist"
         raise ValueError(f"{named(path)} {problem}; make it with `prepare`, or correct the path")
@@ -250,14 +248,11 @@ def copy_manifest(data: EncodedData, folder: Path) -> None:
 
 
 def write_signed(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes data.json, with its checksum."""
     (folder / MANIFEST).write_text(json.dumps(_FILE.sign(manifest), indent=1) + "\n")
 
 
 @dataclass(frozen=True)
 class _Manifest:
-    """data.json."""
-
     fingerprint: str
     schema: dict[str, Any]
     parts: dict[str, dict[str, Any]]

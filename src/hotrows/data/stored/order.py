@@ -102,27 +102,21 @@ class Shuffle:
         return type(self), kept
 
 
-def parse_window(order: str) -> int:
-    """Returns the shards that are shuffled at a time: of shards:N those; of other orders 0, all."""
+def parse_order(order: str) -> tuple[int, int]:
+    """Returns the clusters of a pool, of reuse and reuse:N, else 1; and how many shards are shuffled at a
+    time, of shards:N, else 0: all."""
     kind, _, number = order.partition(":")
-    is_number = number.isascii() and number.isdecimal() and len(number) < 7
-    return int(number) if kind == "shards" and is_number else 0
-
-
-def parse_order(order: str) -> int:
-    """Returns the clusters of a pool: of shuffle and shards:N 1, of reuse 8, of reuse:N those 2 to 64."""
-    kind, colon, number = order.partition(":")
-    if order == "shuffle" or parse_window(order):
-        return 1
-    if kind == "reuse" and not colon:
-        return _CLUSTERS
-    few = kind == "reuse" and number.isascii() and number.isdecimal() and len(number) < 3
-    if not few or not 2 <= int(number) <= MOST_CLUSTERS:
-        raise ValueError(
-            f"order must be shuffle, shards:NUMBER to shuffle at a time, such as shards:16, reuse, or "
-            f"reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in {POOL_ROWS:,} samples; not {order!r}"
-        )
-    return int(number)
+    value = int(number) if number.isascii() and number.isdecimal() and len(number) < 7 else 0
+    if order == "shuffle":
+        return 1, 0
+    if kind == "shards" and value:
+        return 1, value
+    if order == "reuse" or (kind == "reuse" and 2 <= value <= MOST_CLUSTERS):
+        return value or _CLUSTERS, 0
+    raise ValueError(
+        f"order must be shuffle, shards:NUMBER to shuffle at a time, such as shards:16, reuse, or "
+        f"reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in {POOL_ROWS:,} samples; not {order!r}"
+    )
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ def pools(
     blocks = [(first, min(first + block_rows, rows)) for first in firsts]
     starts = range(0, num_blocks, blocks_per_pool)
     groups = (blocks[start : start + blocks_per_pool] for start in starts)
-    return _from(groups, seed, epoch, first_row)
+    return _from(groups, (seed, epoch), first_row)
 
 
 def pools_of(
@@ -188,7 +182,7 @@ def pools_of(
     `pool_rows` rows.
     """
     blocks = [(bounds[b], bounds[b + 1]) for b in permutation(len(bounds) - 1, seed, epoch).tolist()]
-    return _from(_filled(blocks, pool_rows), seed, epoch, first_row)
+    return _from(_filled(blocks, pool_rows), (seed, epoch), first_row)
 
 
 def pools_of_window(
@@ -200,11 +194,7 @@ def pools_of_window(
     """
     blocks = [pair for of_shard in bounds for pair in pairwise(of_shard)]
     shuffled = [blocks[b] for b in permutation(len(blocks), *seed).tolist()]
-    for number, group in enumerate(_filled(shuffled, POOL_ROWS)):
-        pool = Pool(first, tuple(group), (*seed, number))
-        first += pool.rows
-        if first > first_row:
-            yield pool
+    return _from(_filled(shuffled, POOL_ROWS), seed, first_row, first)
 
 
 def permutation(n: int, *seed: int) -> np.ndarray:
@@ -253,12 +243,12 @@ class Share:
 
 
 def _from(
-    groups: Iterable[Sequence[tuple[int, int]]], seed: int, epoch: int, first_row: int
+    groups: Iterable[Sequence[tuple[int, int]]], seed: tuple[int, ...], first_row: int, first: int = 0
 ) -> Iterator[Pool]:
-    """Yields a pool per group of blocks, from the one that holds place `first_row` on."""
-    first = 0
+    """Yields a pool per group of blocks, from the one that holds place `first_row` on. first: place of
+    the first one."""
     for number, blocks in enumerate(groups):
-        pool = Pool(first, tuple(blocks), (seed, epoch, number))
+        pool = Pool(first, tuple(blocks), (*seed, number))
         first += pool.rows
         if first > first_row:
             yield pool
@@ -372,7 +362,6 @@ def _columns(rows: Rows, sections: Sequence[str]) -> list[_Column]:
 
 
 def _dealt(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
-    """Deals the rows of one piece: [rows] uint8."""
     described = np.empty((len(columns), 4), np.int64)
     for f, (ids, offsets) in enumerate(columns):
         described[f, :3] = ids.ctypes.data, ids.itemsize, 0 if offsets is None else offsets.ctypes.data

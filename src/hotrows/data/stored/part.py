@@ -156,7 +156,6 @@ class Part(Written):
         return map(self.expanded, self._pieces(first, end, announced=True))
 
     def _ahead(self, shards: Iterable[int]) -> None:
-        """Announces the shards that are read next, in their order."""
         if self.copies is not None:
             self.copies.ahead(self.name, (self.shards[index] for index in shards))
 
@@ -251,7 +250,6 @@ class Part(Written):
         return means_of_labels(self._labels(), len(self.schema.labels))
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """The labels and weights of all rows, piece by piece."""
         for piece in self._pieces(0, self.rows, announced=True):
             rows = piece.samples if isinstance(piece, RequestRows) else piece
             yield rows.arrays["labels"], rows.get("weights")

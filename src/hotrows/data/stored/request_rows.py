@@ -25,11 +25,9 @@ class Division:
     sections: tuple[Section, ...]
 
     def of_samples(self, rows: Rows) -> Rows:
-        """Rows without what is shared."""
         return self._part(rows, False)
 
     def of_requests(self, rows: Rows) -> Rows:
-        """What is shared, of rows as if each were a request."""
         return self._part(rows, True)
 
     def _part(self, rows: Rows, shared: bool) -> Rows:

@@ -1,17 +1,9 @@
 """A file of named arrays that can be memory-mapped: the format of shards and vocabularies.
 
-    byte 0   magic      b"HOTROWS\\n"
-         8   version    uint32, 1
-        12   length     uint32, bytes of the header
-        16   checksum   uint32, crc32 of the header
-        20   header     JSON: {..., "size": bytes after the header, "sections": [
-                            {"name", "dtype", "shape", "offset", "crc32"}, ...]}
-             data       from the first multiple of 64 after the header
-
-Numbers are little-endian. A section starts at a multiple of 64 bytes; its `offset` counts from the
-start of the data. Opening checks magic, version, header and size, so that no array reaches beyond
-the file; `check` reads every byte. What names the file may keep the checksum of its header, which stands
-for all of it.
+docs/reference/formats.md draws it: magic, version, length and checksum of the header; the header, JSON;
+and the arrays, each from a multiple of 64 bytes on. Opening checks magic, version, header and size, so
+that no array reaches beyond the file; `check` reads every byte. What names the file may keep the
+checksum of its header, which stands for all of it.
 """
 
 from __future__ import annotations

@@ -109,7 +109,6 @@ class ShardCopies:
             Worker("hotrows data", self._fetch_ahead, self._stop, patience=_MOMENT)
 
     def rows(self, shard: Shard, columns: SchemaColumns) -> Rows | RequestRows:
-        """Maps the rows of a shard, once it is there."""
         if self._process != os.getpid():
             self._begin()
         key, path = (shard.file, columns), self.folder / shard.file
@@ -175,7 +174,6 @@ class ShardCopies:
         return {shard.file for shards in self._wanted.values() for shard in shards}
 
     def _is_there(self, shard: Shard) -> bool:
-        """True if the file is there as it was written."""
         path = self.folder / shard.file
         try:
             status = path.stat()

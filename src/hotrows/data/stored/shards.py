@@ -1,19 +1,13 @@
 """Shards: files that hold the rows of a part column by column; mapped, and never read whole.
 
-Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
-labels [rows, T]; `dense` [rows, num_dense] float32, of single numbers; `ids/NAME` for every feature that
-carries ids, in the narrowest of uint8, uint16, uint32 and int64 that holds them; `offsets/NAME`
-[rows + 1] for those that are lists, in uint32 or int64; and where the schema has them `weights/NAME`
-float32, one per id, `vectors` [rows, numbers of all vectors] float32 or float16, `weights` [rows]
-float32, `groups` and `times` [rows] int64. Lists are stored end to end:
+Their sections are in docs/reference/formats.md. Lists are stored end to end:
 
     row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
 
 Where rows of a request share features, `ids/NAME` and `offsets/NAME` of these have R requests in place of
 rows, and so have `requests/dense`, the dense values that are shared (`dense` has the others), and
-`requests/numbers`, int64, the requests by which rows are grouped where the schema names no group;
-`requests/starts` [R + 1] uint32 has the first row of each request. Of histories by reference see
-`histories`.
+`requests/numbers`, the requests by which rows are grouped where the schema names no group;
+`requests/starts` [R + 1] has the first row of each request. Of histories by reference see `histories`.
 """
 
 from __future__ import annotations
@@ -101,7 +95,6 @@ class Tally(Summed):
 
 
 def tally_of(rows: Rows, columns: SchemaColumns) -> Tally:
-    """Counts rows."""
     values = [rows.values(f"ids/{column.name}") for column in columns.ids]
     pairs = list(zip(columns.ids, values, strict=True))
     bounds = [rows.bounds.get(column.name) for column in columns.ids]
@@ -119,7 +112,6 @@ def tally_of(rows: Rows, columns: SchemaColumns) -> Tally:
 
 
 def no_tally(columns: SchemaColumns) -> Tally:
-    """The counts of no rows."""
     labels, features = len(columns.schema.labels), len(columns.ids)
     sizes = (labels, labels, len(columns.schema.dense_places), features, features, features, features)
     return Tally(*(np.zeros(size, np.int64) for size in sizes))
@@ -137,7 +129,7 @@ def open_shard(path: Path, columns: SchemaColumns, header_crc32: int | None = No
     samples = _mapped(stored, of_samples, {})
     wrong = _wrong(samples, of_samples, False)
     rows: Rows | RequestRows = samples
-    if columns.has_requests:
+    if columns.schema.request:
         of_requests = [s for s in division.sections if s.shared or s.names is not None]
         shared = _mapped(stored, of_requests, _OF_REQUESTS)
         starts = stored["requests/starts"]
@@ -233,9 +225,11 @@ class ShardWriter:
         self._histories = histories
         self._columns = columns
         self._rows_per_shard = rows or rows_per_shard(columns)
-        self._builder = ShardBuilder(columns, self._rows_per_shard)
+        # The shard while it is filled; the values of lists are in arrays that grow.
+        empty = empty_rows(columns.sections, self._rows_per_shard)
+        self._arrays, self._bounds, self._size = dict(empty.arrays), empty.bounds, 0
         self._shards: list[tuple[str, int]] = []
-        self._shards_tally = self._builder_tally = no_tally(columns)
+        self._shards_tally = self._tally = no_tally(columns)
         self._to_drop = 0
 
     @staticmethod
@@ -274,16 +268,35 @@ class ShardWriter:
         }
 
     def append(self, rows: Rows) -> None:
-        """Adds rows, whose ids may be of any integer type."""
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):
-            end = min(len(rows), done + self._builder.room)
-            self._builder.append(rows[done:end])
-            self._builder_tally += self._counted(rows[done:end])
+            end = min(len(rows), done + self._rows_per_shard - self._size)
+            self._tally += self._counted(rows[done:end])
+            self._fill(rows[done:end])
             done = end
-            if self._builder.room == 0:
+            if self._size == self._rows_per_shard:
                 self._write()
+
+    def _fill(self, rows: Rows) -> None:
+        place = slice(self._size, self._size + len(rows))
+        for name in self._arrays:
+            if (bounds := rows.bounds_of(name)) is None:
+                self._arrays[name][place] = rows.arrays[name]
+            else:
+                self._fill_lists(name, rows.values(name), bounds)
+        self._size = place.stop
+
+    def _fill_lists(self, name: str, values: np.ndarray, of_lists: np.ndarray) -> None:
+        bounds, first, array = self._bounds[name.partition("/")[2]], self._size, self._arrays[name]
+        start = int(bounds[first])
+        end = start + len(values)
+        if end > len(array):
+            grown = self._arrays[name] = np.empty(max(end, 2 * len(array)), array.dtype)
+            grown[:start] = array[:start]
+        self._arrays[name][start:end] = values
+        lengths = of_lists[1:].astype(np.int64) - int(of_lists[0])
+        bounds[first + 1 : first + len(of_lists)] = start + lengths
 
     def _counted(self, rows: Rows) -> Tally:
         if self._histories is None:
@@ -295,58 +308,20 @@ class ShardWriter:
         return tally
 
     def close(self) -> Written:
-        """Writes the last shard."""
-        if self._builder.size:
+        if self._size:
             self._write()
         return written_of(self._shards, self._shards_tally, self._columns, self._folder)
 
     def _write(self) -> None:
         name = f"{self._part}-{self._number + len(self._shards):05d}.shard"
-        header = {"kind": "shard", "rows": self._builder.size}
+        rows = Rows(self._rows_per_shard, self._arrays, self._bounds)[: self._size]
+        rows = rows.with_arrays({name: rows.values(name) for name in rows.arrays}, {})
         with replaced(self._folder / name) as part:
-            write_sections(part, header, _arrays(self._builder.rows(), self._columns))
-        self._shards.append((name, self._builder.size))
-        self._shards_tally += self._builder_tally
-        self._builder_tally = no_tally(self._columns)
-        self._builder.size = 0
-
-
-class ShardBuilder:
-    """A shard while it is filled; the values of lists are in arrays that grow."""
-
-    def __init__(self, columns: SchemaColumns, rows: int) -> None:
-        self.size, self._capacity = 0, rows
-        empty = empty_rows(columns.sections, rows)
-        self._arrays, self._bounds = dict(empty.arrays), empty.bounds
-
-    @property
-    def room(self) -> int:
-        return self._capacity - self.size
-
-    def append(self, rows: Rows) -> None:
-        place = slice(self.size, self.size + len(rows))
-        for name in self._arrays:
-            if (bounds := rows.bounds_of(name)) is None:
-                self._arrays[name][place] = rows.arrays[name]
-            else:
-                self._append_lists(name, rows.values(name), bounds)
-        self.size = place.stop
-
-    def _append_lists(self, name: str, values: np.ndarray, of_lists: np.ndarray) -> None:
-        bounds, first, array = self._bounds[name.partition("/")[2]], self.size, self._arrays[name]
-        start = int(bounds[first])
-        end = start + len(values)
-        if end > len(array):
-            grown = self._arrays[name] = np.empty(max(end, 2 * len(array)), array.dtype)
-            grown[:start] = array[:start]
-        self._arrays[name][start:end] = values
-        lengths = of_lists[1:].astype(np.int64) - int(of_lists[0])
-        bounds[first + 1 : first + len(of_lists)] = start + lengths
-
-    def rows(self) -> Rows:
-        """The rows appended so far."""
-        rows = Rows(self._capacity, self._arrays, self._bounds)[: self.size]
-        return rows.with_arrays({name: rows.values(name) for name in rows.arrays}, {})
+            header = {"kind": "shard", "rows": self._size}
+            write_sections(part, header, _arrays(rows, self._columns))
+        self._shards.append((name, self._size))
+        self._shards_tally += self._tally
+        self._tally, self._size = no_tally(self._columns), 0
 
 
 def written_of(
@@ -371,8 +346,7 @@ def written_of(
 
 
 def _arrays(rows: Rows, columns: SchemaColumns) -> dict[str, np.ndarray]:
-    """The sections of a shard."""
-    if not columns.has_requests:
+    if not columns.schema.request:
         return _in_order(rows)
     of_requests = packed(rows, Division(columns.sections))
     shared = _in_order(of_requests.shared)

@@ -22,16 +22,16 @@ from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hotrows.data.streams.alarms import Alarm
-    from hotrows.data.streams.dead_letters import DeadLetters as DeadLetters
     from hotrows.data.streams.event_stream import CutBatch as CutBatch
     from hotrows.data.streams.event_stream import EventStream
     from hotrows.data.streams.events import RawEvents as RawEvents
     from hotrows.data.streams.events import table_events
     from hotrows.data.streams.joined_source import JoinedSource as JoinedSource
     from hotrows.data.streams.joined_source import open_joined as open_joined
+    from hotrows.data.streams.line_log import DeadLetters as DeadLetters
     from hotrows.data.streams.settings import StreamConfig
+    from hotrows.data.streams.settings import StreamState as StreamState
     from hotrows.data.streams.source import EventSource, open_source
-    from hotrows.data.streams.state import StreamState as StreamState
 
 __all__ = ["Alarm", "EventSource", "EventStream", "StreamConfig", "open_source", "table_events"]
 
@@ -39,12 +39,11 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "hotrows.data.streams.alarms": ["Alarm"],
-        "hotrows.data.streams.dead_letters": ["DeadLetters"],
+        "hotrows.data.streams.line_log": ["DeadLetters"],
         "hotrows.data.streams.event_stream": ["CutBatch", "EventStream"],
         "hotrows.data.streams.events": ["RawEvents", "table_events"],
         "hotrows.data.streams.joined_source": ["JoinedSource", "open_joined"],
-        "hotrows.data.streams.settings": ["StreamConfig"],
+        "hotrows.data.streams.settings": ["StreamConfig", "StreamState"],
         "hotrows.data.streams.source": ["EventSource", "open_source"],
-        "hotrows.data.streams.state": ["StreamState"],
     },
 )

@@ -15,16 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hotrows.data import Encoder
-from hotrows.data.columns.kind import RawRows
-from hotrows.data.columns.label import LabelColumns
+from hotrows.data.columns.history import USERS
+from hotrows.data.columns.label import LabelColumns, missing_labels
 from hotrows.data.columns.number import MISSING
 from hotrows.data.columns.time import TimeColumn
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values
-from hotrows.data.rows import Rows
-from hotrows.data.stored.user_histories import UserHistories
+from hotrows.data.rows import RawRows, Rows
+from hotrows.data.stored.histories import ShortLists, UserHistories
 from hotrows.data.streams.alarms import log
-from hotrows.data.streams.dead_letters import LATE, MALFORMED, DeadLetters
 from hotrows.data.streams.events import RawEvents
 from hotrows.data.streams.joined_source import (
     JoinedEvents,
@@ -33,13 +32,13 @@ from hotrows.data.streams.joined_source import (
     reading_of_labels,
 )
 from hotrows.data.streams.label_join import IDS, TIMES, HeldImpressions, LabelJoin, Labels
-from hotrows.data.streams.line_histories import LineHistories
-from hotrows.data.streams.settings import StreamConfig
-from hotrows.data.streams.state import LabelState, StreamState
+from hotrows.data.streams.line_log import LATE, MALFORMED, DeadLetters
+from hotrows.data.streams.settings import LabelState, StreamConfig, StreamState
 
 _NEVER = -(1 << 62)  # before any time
 _MEMORY = 1 << 32  # bytes of impressions that are held
 _DAY = 86400  # seconds by which clocks may differ
+_LINE_SECTIONS = "line_users", "has_user", "line_times"  # of lines, before they have histories
 _MANY = 1000  # labels of which at least one should have been joined
 Decoded = TypeVar("Decoded")
 
@@ -293,3 +292,45 @@ def _checked(times: np.ndarray, where: Callable[[int], str]) -> np.ndarray:
             f"{where(int(absent.argmax()))} has no time, and labels count for a while; give it one"
         )
     return times
+
+
+class LineHistories:
+    """The lines of a stream get the histories of their users, and are events of these.
+
+    A line whose first label is above 0 is an event of its user, at its time, with the values of its
+    columns. A line sees the events of earlier seconds that came before it.
+
+    encoder: of the lines; histories: of the events before the next line; num_short: lines before it
+    whose lists may lack events."""
+
+    def __init__(self, encoder: Encoder, histories: UserHistories, num_short: int = 0) -> None:
+        if endless := [name for name, length in histories.lengths.items() if length is None]:
+            raise ValueError(
+                f"history {endless[0]!r} has no max_length, and a stream would keep all events of its "
+                f"users in memory: declare one and prepare again, or train on EncodedData.cut(100)"
+            )
+        self.histories, self.short = histories, ShortLists(num_short)
+
+    def sections(self, raw: RawRows) -> dict[str, np.ndarray]:
+        """What `read` needs of lines; raises ValueError where one has no time."""
+        if (absent := raw.values["times"] == MISSING_TIME).any():
+            where = raw.where(int(absent.argmax()))
+            raise ValueError(f"{where} has no time, which says where its history ends; give it one")
+        users = raw.values[USERS]
+        values = hash_values(users).view(np.int64), users.lengths > 0, raw.values["times"]
+        return dict(zip(_LINE_SECTIONS, values, strict=True))
+
+    def read(self, rows: Rows) -> Rows:
+        """Encoded lines with these sections, and their histories in place of the value of the line alone;
+        adds the events."""
+        users, has_user, times = (rows.arrays[name] for name in _LINE_SECTIONS)
+        rows = rows.without(*_LINE_SECTIONS)
+        first_label = rows.arrays["labels"].reshape(len(rows), -1)[:, 0]
+        is_event = (first_label > 0) & ~missing_labels(first_label) & has_user
+        values = {name: rows.values(f"ids/{name}") for name in self.histories.lengths}
+        lists, num_short, self.histories = self.histories.read(
+            users.view(np.uint64), times, is_event, values
+        )
+        self.short.add(num_short, self.histories)
+        ids = {f"ids/{name}": ids for name, (ids, _) in lists.items()}
+        return rows.with_arrays(ids, {name: bounds for name, (_, bounds) in lists.items()})

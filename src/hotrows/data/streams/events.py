@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from hotrows.data.raw.cells import Cells, cells_of
-from hotrows.data.raw.encodings import recoded
-from hotrows.data.raw.files import chunk_of, pyarrow
-from hotrows.data.raw.json_lines import table_of_lines, with_columns
+from hotrows.data.raw.files import chunk_of, recoded
+from hotrows.data.raw.inputs import as_table
 from hotrows.data.raw.reading import Reading
-from hotrows.data.raw.tables import as_table
-from hotrows.data.raw.text import Layout, layout_of, parse
+from hotrows.data.raw.text import Layout, layout_of, parse, table_of_lines, with_columns
+from hotrows.runtime.arrow import pa
 from hotrows.schema import Schema
 
 
@@ -153,7 +152,7 @@ def table_events(table: Any, name: str = "the stream") -> TableEvents:
 def field_events(events: Iterable[Mapping[str, bytes]], name: str, places: Sequence[str]) -> TableEvents:
     """Events whose fields are texts, each a mapping of names to bytes; a field that one lacks is
     missing."""
-    pa, rows = pyarrow(), list(events)
+    rows = list(events)
     names = dict.fromkeys(field for row in rows for field in row)
     columns = {field: pa.array([row.get(field) for row in rows], pa.binary()) for field in names}
     return TableEvents(name, pa.table(columns), places=places)
@@ -218,5 +217,5 @@ def _text(value: Any) -> str:
 def _cells_of_table(table: Any, name: str, first_row: int, how: Reading) -> Cells:
     complete = with_columns(table, how.columns).combine_chunks()
     batches = complete.to_batches()
-    batch = batches[0] if batches else pyarrow().RecordBatch.from_pylist([], schema=complete.schema)
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=complete.schema)
     return cells_of(batch, name, first_row, how, "event")

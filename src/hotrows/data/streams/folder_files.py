@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-from hotrows.data.raw.encodings import COMPRESSIONS
-from hotrows.data.raw.files import File, kind_of, pyarrow
+from hotrows.data.raw.files import COMPRESSIONS, File
+from hotrows.data.raw.inputs import kind_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import Layout
 from hotrows.data.raw.typed_files import Groups, checked, explained, open_typed_file
@@ -30,6 +30,7 @@ from hotrows.data.streams.events import (
     layout_by_first,
     line_events,
 )
+from hotrows.runtime.arrow import pa
 
 _BLOCK = 1 << 20  # bytes of text that are read at once
 _MOST_TEXT = 1 << 24  # bytes of text that are read for one call; a longer line is none
@@ -56,7 +57,7 @@ def open_file(path: Path, how: Reading) -> Reader | None:
     if kind is None:
         return _TextFile(path, how) if start else None
     # A memory map would end the process where a file is truncated.
-    unmapped = File(str(path), str(path), system=SimpleNamespace(open=pyarrow().OSFile))
+    unmapped = File(str(path), str(path), system=SimpleNamespace(open=pa.OSFile))
     try:
         return _RowsFile(path, kind, open_typed_file(unmapped, kind), status, sum_)
     except ValueError:
@@ -122,7 +123,7 @@ class _RowsFile:
             if self._batch is None:
                 return LineEvents(str(self._path), b"")
         batch, self._batch = self._batch.slice(0, limit), self._batch.slice(limit)
-        events = TableEvents(str(self._path), pyarrow().Table.from_batches([batch]), self.offset)
+        events = TableEvents(str(self._path), pa.Table.from_batches([batch]), self.offset)
         self.offset += batch.num_rows
         return events
 

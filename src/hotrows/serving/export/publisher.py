@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrows.data.stored.user_histories import UserHistories
+from hotrows.data.stored.histories import UserHistories
 from hotrows.engine.changed_rows import ChangeReader, spans_of
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.keys.partitions import KeyChanges

@@ -88,7 +88,7 @@ class Slicer:
         if column in self._features:
             number = [feature.name for feature in self._numbers.features].index(column)
             values = self._sample.rows.dense[:, number].numpy()
-            return list(_fifths(self._numbers.transform.inverse(number, values)))
+            return list(_fifths(self._numbers.inverse(number, values)))
         groups = self._sample.rows.groups
         if column == self._schema.grouping and groups is not None:
             _, places, sizes = groups.unique(return_inverse=True, return_counts=True)
@@ -137,7 +137,7 @@ class Slicer:
             return ""
         number = [one.name for one in self._numbers.features].index(feature)
         values = self._sample.rows.dense[row : row + 1, number].numpy()
-        return _number(float(self._numbers.transform.inverse(number, values)[0]))
+        return _number(float(self._numbers.inverse(number, values)[0]))
 
     def _num_unknown(self) -> Tensor:
         counts = torch.zeros(len(self._sample), dtype=torch.int64)

@@ -188,7 +188,7 @@ def simulate(
     )
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
     simulation = replace(replayed(config, chosen), **rows_of)
-    if parse_order(order) == 1:
+    if parse_order(order)[0] == 1:
         return simulation
     plain, bounds = (replace(config, order="shuffle"), {name: SIMULATED[name] for name in BOUNDS})
     return replace(simulation, shuffled=replayed(plain, bounds))

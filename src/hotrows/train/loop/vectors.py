@@ -22,6 +22,7 @@ import torch
 
 from hotrows.data.encode.vocabulary import Values
 from hotrows.engine.embedding import Embedding
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import output, write_text
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
@@ -43,8 +44,6 @@ def vectors_of(
     dynamic feature there is a row for each live key, whose value is the key, an int64.
     role: which of the feature's tables (default: `vector`, or the only one that there is).
     """
-    import pyarrow as pa
-
     table = _table(embedding.tables, schema, feature, role)
     declared = next(known for known in schema.id_features if known.name == feature)
     num_rows = embedding.num_rows()[table.name]
@@ -74,9 +73,6 @@ def vectors_of(
 def write_vectors(table: Any, path: Path) -> None:
     """Writes vectors, as `vectors_of` gives them, into a file: .arrow and .parquet have all columns; .npy
     has the vectors [n, dim] alone, and FILE.values.json beside it the value of each."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".arrow", ".parquet"):
         raise ValueError(f"vectors are written as FILE.npy, .arrow or .parquet, not {path.name!r}")
@@ -91,7 +87,7 @@ def write_vectors(table: Any, path: Path) -> None:
             with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
         else:
-            parquet.write_table(table, file)
+            pa.parquet.write_table(table, file)
 
 
 def _shown(value: Any) -> str:
@@ -116,8 +112,6 @@ def _table(tables: tuple[Table, ...], schema: Schema, feature: str, role: str | 
 
 def _text(values: Values, count: int) -> Any:
     """The first values of a vocabulary as an Arrow array of text, or of bytes where some are no UTF-8."""
-    import pyarrow as pa
-
     ends = np.concatenate([np.zeros(1, np.int64), values.ends[:count]])
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(values.text))]
     text = pa.Array.from_buffers(pa.large_string(), count, buffers)

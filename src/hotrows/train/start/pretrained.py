@@ -28,7 +28,7 @@ from hotrows import optim
 from hotrows.data import EncodedData, Encoder
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.raw.arrow_arrays import first_line, is_list
-from hotrows.data.raw.files import kind_of, pyarrow
+from hotrows.data.raw.inputs import kind_of
 from hotrows.data.raw.typed_files import TypedFileInput
 from hotrows.engine import checkpoint
 from hotrows.engine.checkpoint.reshard import ColumnSlice, Places
@@ -36,6 +36,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.engine.storage.store import MemoryStore
 from hotrows.ops.record import layout_of
 from hotrows.optim import SGD
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sparse, column_of, vocabulary_of
 from hotrows.table import Table
@@ -177,8 +178,8 @@ def _npy(path: Path) -> tuple[Any, np.ndarray]:
         raise ValueError(f"{path} is no npy file of numbers ({first_line(error)})") from None
     beside = path.with_suffix(".values.json")  # which `export --vectors` writes
     if beside.exists():
-        return pyarrow().array(json.loads(beside.read_text()), "string"), vectors
-    return pyarrow().array(np.arange(len(vectors) if vectors.ndim else 0)), vectors
+        return pa.array(json.loads(beside.read_text()), "string"), vectors
+    return pa.array(np.arange(len(vectors) if vectors.ndim else 0)), vectors
 
 
 def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
@@ -191,11 +192,10 @@ def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
             f"rows by id, as `hotrows export` writes them, are those of their own data: begin with that "
             f"run (--init-from)"
         )
-    return pyarrow().array(values.reshape(-1)), tensors["vectors"]
+    return pa.array(values.reshape(-1)), tensors["vectors"]
 
 
 def _typed(path: Path, kind: str) -> tuple[Any, np.ndarray]:
-    pa = pyarrow()
     file = TypedFileInput(str(path), str(path), kind=kind)
     table, _ = file.sample_rows(lambda columns: sys.maxsize)
     types = {field.name: field.type for field in table.schema}
@@ -239,14 +239,13 @@ def _ids_of(data: EncodedData, table: Table, values: Any, file: str) -> np.ndarr
     missing = data.schema.missing_of(column_of(reader))
     plain = Schema((feature,), missing=missing, strip=data.schema.strip)
     encoder = Encoder(plain, {name: stored_values(data)[name]}, {})
-    batches = encoder.encode(pyarrow().table({"value": values}))
+    batches = encoder.encode(pa.table({"value": values}))
     ids = np.concatenate([np.zeros(0, np.int64), *(batch.ids.numpy() for batch in batches)])
     known = np.where(ids > FIRST_UNKNOWN, ids - 1 + reader.num_unknown, -1)
     return np.where(ids < FIRST_UNKNOWN, ids, known)
 
 
 def _ids_as_stored(table: Table, values: Any, file: str) -> np.ndarray:
-    pa = pyarrow()
     if not pa.types.is_integer(values.type) or values.null_count:
         raise ValueError(
             f"{file}: the data came encoded, with ids and no values, so values must be ids from 0 to "

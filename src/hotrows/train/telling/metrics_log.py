@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.json_file import parse
 
@@ -37,11 +38,9 @@ def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
 
 def history(run: Path) -> Any:
     """The lines of metrics.jsonl as an Arrow table; metrics of a label are in columns tasks/LABEL/..."""
-    import pyarrow
-
     records = [dict(flat(record)) for record in read_metrics(run)]
     names = dict.fromkeys(["kind", "step", *(name for record in records for name in record)])
-    return pyarrow.table({name: [record.get(name) for record in records] for name in names})
+    return pa.table({name: [record.get(name) for record in records] for name in names})
 
 
 def utilization(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -44,7 +44,7 @@ from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.passes import Executor, Job, Totals
 from hotrows.data.encode.split import SharedChecks, Sharing
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values
-from hotrows.data.raw.ray_dataset import RayBlock, RayInput
+from hotrows.data.raw.inputs import RayBlock, RayInput
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import Tally, Written, no_tally, rows_per_shard, written_of
@@ -113,7 +113,8 @@ class OnRay(Executor):
         super().__init__(replace(job, threads=at_once))
         self._threads_here = job.threads
         self._digest = 0  # of the rows that were counted
-        self._blocks = Blocks(self._cluster.store_bytes // _KEPT_SHARE)
+        self._kept: dict[int, list[RayBlock]] = {}  # by dataset, its blocks that stay between passes
+        self._room = self._cluster.store_bytes // _KEPT_SHARE
 
     def num_rows(self) -> int:
         if self.job.schema.request is None:
@@ -151,8 +152,7 @@ class OnRay(Executor):
             if self.events is not None:
                 self.events.matches = self.events.matches.joined(counts.matches)
                 self.events.refer_all(num_tasks - 1)
-            if progress is not None:
-                progress(totals.rows, totals.rows)
+            progress(totals.rows, totals.rows)
         if self.events is not None:
             memory, owners = job.counts_memory, owners_of(job.schema)
             of_events = Counts(owners, self.events.folder, memory, self._threads_here)
@@ -188,8 +188,7 @@ class OnRay(Executor):
                 if self.events is not None:
                     self.events.matches = self.events.matches.joined(encoded.matches)
                 digest, num_rows = digest + encoded.digest, num_rows + sum(p.rows or 0 for p in places)
-                if progress is not None:
-                    progress(num_rows, state["rows"] or num_rows)
+                progress(num_rows, state["rows"] or num_rows)
             # The second pass must have seen the rows of the first.
             if state["rows"] is not None:
                 self._check_same(state["rows"], num_rows, digest)
@@ -229,7 +228,7 @@ class OnRay(Executor):
             if shared and part is not None:
                 continue
             first, columns = 0, job.reading.columns
-            blocks = self._blocks.blocks(number, cast("RayInput", source), columns, keep)
+            blocks = self._blocks(number, cast("RayInput", source), columns, keep)
             as_they_are = ((block, Surveyed(block.rows, {})) for block in blocks)  # each row is a sample
             for block, summary in self._surveys(work, blocks) if surveyed else as_they_are:
                 yield (
@@ -243,6 +242,25 @@ class OnRay(Executor):
                     sharing.update(summary.sharing)
             if not first:
                 raise ValueError(f"{source.name} has no rows")
+
+    def _blocks(
+        self, number: int, source: RayInput, columns: tuple[str, ...], keep: bool
+    ) -> Iterator[RayBlock]:
+        """Yields the blocks of a dataset: those that were kept, or of a new execution. number: of the
+        dataset; keep: them for another pass, if there is room."""
+        if number in self._kept:
+            yield from self._kept[number]
+            return
+        blocks, room = [], self._room
+        for block in source.blocks(columns):
+            if keep and room >= 0:
+                room -= block.size
+                blocks.append(block)
+            if room < 0:
+                blocks.clear()
+            yield block
+        if keep and room >= 0:
+            self._kept[number], self._room = blocks, room
 
     def _surveys(self, work: Any, blocks: Iterator[RayBlock]) -> Iterator[tuple[RayBlock, Surveyed]]:
         calls = (
@@ -284,36 +302,6 @@ class OnRay(Executor):
                 yield item, self._cluster.result(first), others
         finally:
             self._cluster.stop(references[0] for _, references in pending)
-
-
-class Blocks:
-    """The blocks of datasets, which stay in the cluster's memory between passes where they fit.
-
-    room: bytes of all that stay.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._kept: dict[int, list[RayBlock]] = {}
-
-    def blocks(
-        self, number: int, source: RayInput, columns: tuple[str, ...], keep: bool
-    ) -> Iterator[RayBlock]:
-        """Yields the blocks of a dataset: those that were kept, or of a new execution. number: of the
-        dataset; keep: them for another pass, if there is room."""
-        if number in self._kept:
-            yield from self._kept[number]
-            return
-        blocks, room = [], self._room
-        for block in source.blocks(columns):
-            if keep and room >= 0:
-                room -= block.size
-                blocks.append(block)
-            if room < 0:
-                blocks.clear()
-            yield block
-        if keep and room >= 0:
-            self._kept[number], self._room = blocks, room
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.columns.kind import RawRows
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.columns.stream import rows_of_candidates
 from hotrows.data.encode.encoder import Encoder, opened_encoder, owners_of
@@ -29,13 +28,13 @@ from hotrows.data.encode.events import EventIndex, Matches
 from hotrows.data.encode.passes import CountedRows, without_features
 from hotrows.data.encode.passes import count as count_rows
 from hotrows.data.encode.passes import encode as encode_rows
-from hotrows.data.encode.split import SharedChecks, Sharing, Split, parts_of
+from hotrows.data.encode.split import SharedChecks, Sharing, Split
 from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
 from hotrows.data.raw.cells import table_cells
-from hotrows.data.raw.ray_dataset import table_of
+from hotrows.data.raw.inputs import table_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import RawIds, hash_values, mix64
-from hotrows.data.rows import Room, Rows, gathered, narrowed
+from hotrows.data.rows import RawRows, Room, Rows, gathered, narrowed
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import ShardWriter
@@ -111,7 +110,6 @@ class Surveyed:
 
 
 def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
-    """Surveys a block before its samples have numbers."""
     sharing, rows = work.sharing({}), 0
     try:
         for columns in _columns(work, place, block, work.reading(features=False)):
@@ -273,7 +271,7 @@ def _chunks(
             deque(_columns(work, place, block, work.reading()), 0)  # raises
         sharing = work.sharing(place.sharing)
         for columns in _columns(work, place, block, work.reading()):
-            yield columns, parts_of(place.part, columns, sharing)
+            yield columns, sharing.parts(columns, place.part)
 
 
 def _columns(work: ClusterWork, place: BlockPlace, block: Any, how: Reading) -> Iterator[RawRows]:
@@ -292,7 +290,6 @@ def _run(v: int, number: int) -> str:
 
 @contextmanager
 def _attempt(work: ClusterWork) -> Iterator[Path]:
-    """A folder for this attempt alone."""
     _check_folder(work)
     with tempfile.TemporaryDirectory(prefix=ATTEMPT, dir=work.folder) as folder:
         yield Path(folder)
