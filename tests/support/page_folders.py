@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +99,7 @@ class Plain(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tables = torch.nn.ModuleList(torch.nn.Embedding(1000, 8) for _ in range(2))
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(200_000, 8) for _ in range(2))
         self.mlp = torch.nn.Linear(16, 1)
 
     def forward(self, ids):
@@ -187,7 +188,10 @@ def dynamic_ids() -> dict[str, Any]:
     features = ("item", "country", "history")
     return {
         "model": SimpleNamespace(
-            tables=(hotrows.Table("item", 10**6 + 6, 4, ("item", "history")),), sequences=(), crosses=()
+            tables=(hotrows.Table("item", 10**6 + 6, 4, ("item", "history")),),
+            sequences=(),
+            crosses=(),
+            first_layer_roles=(),
         ),
         "batches": [
             hotrows.Batch(features, torch.cat([k, k % 3, k]), torch.zeros(8, 0), offsets=offsets)
@@ -224,11 +228,17 @@ def requests() -> dict[str, Any]:
     return loop()
 
 
-def training() -> dict[str, Any]:
-    """A text file of the schema's rows, vectors of items, and settings."""
+def text_rows(path: str) -> dict[str, Any]:
+    """A text file of the schema's rows."""
     frame = shop(50, 6)
     frame["history"] = ["|".join(map(str, items)) for items in frame["history"]]
-    frame.to_csv("test.txt", sep="\t", index=False)
+    frame.to_csv(path, sep="\t", index=False)
+    return {}
+
+
+def training() -> dict[str, Any]:
+    """A text file of the schema's rows, vectors of items, and settings."""
+    text_rows("test.txt")
     vectors = [np.full(64, 0.1, np.float32).tolist() for _ in range(3)]
     pd.DataFrame({"item": [1, 2, 3], "vector": vectors}).to_parquet("vectors.parquet")
     export("runs/a", "model")
@@ -249,6 +259,7 @@ SETUP: dict[str, Any] = {
     "docs/ranks.md": loop,
     "docs/requests.md": requests,
     "docs/training.md": training,
+    "docs/tuning.md": partial(text_rows, "new.csv"),
     "docs/walkthrough.md": loop,
     "docs/your_own_model.md": own_model,
 }
