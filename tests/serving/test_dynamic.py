@@ -8,6 +8,7 @@ import pytest
 
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.optim import Adagrad
 from hotrows.schema import MISSING_KEY, Dense, Schema, Sparse
 from hotrows.serving import Scorer, chain, merging
@@ -136,6 +137,18 @@ def test_a_run_that_goes_on_publishes_the_keys_that_differ(encoded, versions, tm
     Trainer(encoded, config(), run, resume=True).fit(callbacks=[publisher])
     version = version_at(to)
     assert version.head.step == STEPS and served(version) == versions[1][STEPS]
+
+
+def test_the_versions_of_several_ranks_have_the_rows_and_keys_of_all(encoded, tmp_path, one_program):
+    def work(ranks):
+        trainer = Trainer(encoded, config(sharding="rows"), tmp_path / "run", ranks=ranks)
+        trainer.fit(callbacks=[Publisher(tmp_path / "to", "2b")])
+
+    on_threads(work, 3)
+    scorer = Scorer.watch(tmp_path / "to", every=None)
+    assert scorer.version.head.step == STEPS
+    expected = expected_logits(load_run(tmp_path / "run", "last"), ROWS)
+    assert furthest(scorer.logits(ROWS), expected) < 1e-6
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from hotrows.data.streams import DeadLetters, EventStream, StreamConfig, StreamS
 from hotrows.data.streams.events import LineEvents, message_events
 from hotrows.data.streams.line_log import LineLog, read_lines
 from hotrows.schema import Dense, Label, Schema, Sparse, Time
-from hotrows.train.run.data import StreamBatches
 from hotrows.train.run.state import RunState
+from hotrows.train.run.stream_batches import StreamBatches
 
 SCHEMA = Schema(
     (Dense("n", transform="none"), Sparse("a")),

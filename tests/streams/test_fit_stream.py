@@ -16,7 +16,7 @@ from hotrows.data.streams import Alarm, EventStream, StreamConfig, open_source
 from hotrows.data.streams.folder import FolderSource
 from hotrows.data.streams.line_log import read_lines
 from hotrows.dynamic import Dynamic
-from hotrows.engine.distributed.in_process import run as on_threads
+from hotrows.engine.distributed.comm import OneRank
 from hotrows.losses import Calibration, Loss
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
@@ -24,7 +24,7 @@ from hotrows.train import Callback, Trainer
 from hotrows.train.config import TrainConfig
 from hotrows.train.loop.evaluate import metrics_of, scaling
 from hotrows.train.loop.recommender import Targets
-from hotrows.train.loop.stream_run import ScoredWindow
+from hotrows.train.loop.scored_window import ScoredWindow
 from hotrows.train.run.data import RunBatches
 from hotrows.train.telling.metrics_log import read_metrics
 from tests.support.runs import SMALL, Kill, Killed, same_bits, weights_of, write_rows
@@ -253,7 +253,8 @@ def test_alarms_save_the_run_or_call_a_function(data, folder, tmp_path):
 def test_a_window_waits_for_a_label_that_no_sample_has_but_not_for_ever():
     targets = Targets(torch.zeros(4, 2), torch.tensor([[1.0, 0.0]] * 4))
     both = Calibration({"click": Loss(), "buy": Loss()})
-    steps = SimpleNamespace(recommender=SimpleNamespace(targets=lambda batch: targets, calibration=both))
+    recommender = SimpleNamespace(targets=lambda batch: targets, calibration=both)
+    steps = SimpleNamespace(recommender=recommender, ranks=OneRank())
     window, held = ScoredWindow(steps, 6, {}), []
     for _ in range(30):
         window.add(torch.zeros(4, 2), SimpleNamespace(groups=None))
@@ -271,7 +272,7 @@ def test_a_window_takes_up_the_scale_that_fitted_the_one_before_it_if_that_is_be
         **of_run, base_logits=[base], calibration=Calibration({"click": Loss(scale=0.1)})
     )
     steps = SimpleNamespace(
-        recommender=recommender, calibrate=partial(setattr, recommender, "calibration")
+        recommender=recommender, calibrate=partial(setattr, recommender, "calibration"), ranks=OneRank()
     )
     stored, found = {}, []
     for too_sure in (3, 3, 3, 1, 1):
@@ -376,16 +377,6 @@ def test_what_cannot_train_on_a_stream_says_so(data, folder, tmp_path, whole):
     Trainer(data, dataclasses.replace(CONFIG, steps=1), offline).fit()
     with pytest.raises(ValueError, match="this run has trained on prepared data"):
         Trainer(data, dataclasses.replace(CONFIG, steps=1), offline, resume=True).fit_stream("-")
-
-
-def test_several_ranks_are_refused_with_what_to_do(data, folder, tmp_path):
-    def work(ranks):
-        Trainer(data, CONFIG, tmp_path / "run", ranks=ranks).fit_stream(f"folder:{folder}", DRAINED)
-
-    with pytest.raises(
-        ValueError, match="a stream is trained by one rank, .*: start it without torchrun"
-    ):
-        on_threads(work, 2)
 
 
 @pytest.fixture(scope="module")

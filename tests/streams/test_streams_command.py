@@ -1,18 +1,12 @@
 """`hotrows train --stream`: to the end of a stream, resumed without options, stopped by alarms."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import hotrows as hotrows_package
 from hotrows import Dense, Schema, load_run
 from hotrows.data import prepare_schema
 from hotrows.data.streams.line_log import read_lines
-from hotrows.data.streams.settings import ONE_RANK
 from hotrows.train.run.folder import read_config
 
 SMALL = ["--batch-size", 100, "--option", "dim=4", "--option", "hidden=[8]", "--model", "deepfm"]
@@ -56,17 +50,6 @@ def test_options_of_streams_need_a_stream(data, hotrows):
     done = hotrows("train", data.path, "--max-wait", 3)
     assert done.code == 2 and "--max-wait is of a stream: say which one, --stream SOURCE" in done.err
     assert hotrows("train", data.path, "--stream", "-", "--alarm-calibration", "3").code == 2
-
-
-def test_torchrun_with_several_ranks_is_refused_before_a_run_begins(data, tmp_path):
-    source = Path(hotrows_package.__file__).parents[1]
-    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(source)}
-    command = [sys.executable, "-m", "hotrows", "train", str(data.path), "--stream", "folder:clicks"]
-    command += ["--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr == f"hotrows: rank 1: {ONE_RANK}\n"
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_stream_begins_from_a_schema_alone(tmp_path, hotrows):

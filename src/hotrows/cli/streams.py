@@ -11,9 +11,8 @@ import click
 from hotrows.cli.commands import declare
 from hotrows.cli.options import setting_option, with_options
 from hotrows.cli.paths import RUN
-from hotrows.data.streams.settings import ONE_RANK, SETTINGS, StreamConfig
+from hotrows.data.streams.settings import SETTINGS, StreamConfig
 from hotrows.data.streams.source import KINDS
-from hotrows.engine.distributed import job
 from hotrows.losses import FakeNegative
 from hotrows.runtime.atomic_files import local
 
@@ -59,8 +58,6 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
             name = SETTINGS[next(iter(changes))].option_name if changes else name
             raise click.UsageError(f"{name} is of a stream: say which one, --stream SOURCE")
         return None
-    if job.is_several():  # before a run begins
-        raise ValueError(ONE_RANK)
     for text in (source, labels or ""):
         if text.startswith("folder:"):
             local(text.removeprefix("folder:"))

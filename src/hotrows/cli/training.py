@@ -116,6 +116,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --model dlrm --publish published --publish-every 1s",
     "hotrows train enc --tracker mlflow --run runs/a",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
+    "torchrun --nproc-per-node 2 -m hotrows train enc --stream folder:clicks --run-dir runs/e",
     sections={**SECTIONS, **streams.SECTION, **publishing.SECTION},
     common=COMMON,
 )

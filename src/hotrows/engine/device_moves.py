@@ -114,7 +114,7 @@ class DeviceMoves:
         """Loads batches up to the one k - 1 after the next, as far as there are any."""
         loaded: list[_Coming] = []
         while len(self._coming) < self._in_flight:
-            if self._coming and self._arrived is not None and not self._arrived():
+            if self._coming and not self._has_come():
                 break
             try:
                 batch, plan = self._planned.next()
@@ -142,8 +142,12 @@ class DeviceMoves:
 
     def _wants(self) -> bool:
         ahead = self._num_fed - self._slots[0].num_allocated
-        has_come = self._arrived is None or self._num_fed < self._num_loaded or self._arrived()
+        has_come = self._num_fed < self._num_loaded or self._has_come()
         return has_come and any(slots.wants(ahead) for slots in self._slots)
+
+    def _has_come(self) -> bool:
+        """Collective: whether the next batch is there on all ranks."""
+        return self._arrived is None or not any_rank(self._ranks, not self._arrived())
 
     def _batch_or_rows(self) -> Batch | list[Tensor]:
         """The next batch to look at, or where the device does not find its rows, these."""

@@ -188,7 +188,7 @@ class DynamicIds:
 
     def live(self, table: Table) -> tuple[Tensor, Tensor] | None:
         """The ids of a table that have keys as of the batches trained, ascending, and these keys; None:
-        no feature that reads it is dynamic. Of one rank."""
+        no feature that reads it is dynamic. Of several ranks see `KeyPartitions.live`."""
         name = self.features.get(table.features[0])
         return None if name is None else self.keys.live(name)
 

@@ -406,7 +406,8 @@ class Embedding:
         return self.packed.weights(table)
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
-        """The weights of a table, or of its first `num_rows` ids, [m, dim] as stored, in host memory."""
+        """The weights of a table, or of its first `num_rows` ids, [m, dim] as stored, in host memory. Of
+        several ranks collective, chunk by chunk: rank 0 has them, others get empty ones."""
         return self.packed.weight_chunks(table, num_rows)
 
     def num_rows(self) -> dict[str, int]:

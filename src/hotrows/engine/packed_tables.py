@@ -20,12 +20,14 @@ from torch import Tensor
 from hotrows import ops, optim
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.caching import Caching
-from hotrows.engine.changed_rows import ChangedRows
+from hotrows.engine.changed_rows import ChangedRows, spans_of
 from hotrows.engine.decay_by_count import DecayByCount
 from hotrows.engine.dense_rows import DenseRows
 from hotrows.engine.distributed.comm import Ranks
+from hotrows.engine.distributed.first_rank import to_first
 from hotrows.engine.planning import packing
 from hotrows.engine.planning.packing import Pack
+from hotrows.engine.planning.sharding import columns_of
 from hotrows.engine.planning.threads import Threads
 from hotrows.engine.read_through import AllInMemory, BehindCache, ChangingRows, RowsOfPlan, StoredRows
 from hotrows.engine.storage.cache import chunks
@@ -187,6 +189,33 @@ class PackedTables:
         """The present weights of `rows`, distinct and ascending, as stored, in host memory."""
         return self.memory.weights_of(p, rows)
 
+    def gathered_weights(self, p: int, rows: Int64[Tensor, "u"]) -> tuple[Int64[Tensor, "U"], Tensor]:
+        """Collective: on rank 0 the rows that all ranks name, numbered as on one rank, ascending, and
+        their present weights [U, D] as stored, in host memory; on others none.
+
+        rows: of this rank, distinct and ascending; by columns those of every rank.
+        """
+        pack, shard, ranks = self.packs[p], self.shards[p], self._ranks
+        if ranks.num_ranks == 1:
+            return rows, self.weights_of(p, rows)
+        sharding = pack.sharding(ranks.num_ranks)
+        if ranks.rank and not sharding.columns:
+            rows = rows[rows >= sharding.num_shared]  # which rank 0 has, too
+        weights = self.weights_of(p, rows)
+        pieces = to_first(ranks, weights.flatten())
+        if sharding.columns:
+            numbers = rows if ranks.rank == 0 else rows[:0]
+            spans = [columns_of(pack.dim, rank, ranks.num_ranks) for rank in range(ranks.num_ranks)]
+            parts = [w.view(len(numbers), b - a) for w, (a, b) in zip(pieces, spans, strict=True)]
+            return numbers, torch.cat(parts, 1)
+        numbers = rows.clone()
+        bounds = [(piece.first_row, piece.first_row + piece.num_rows) for piece in shard.slices]
+        for piece, span in zip(shard.slices, spans_of(rows, bounds), strict=True):
+            first = pack.first_rows[piece.table] + piece.first_id
+            numbers[span] = first + (rows[span] - piece.first_row) * piece.id_step
+        numbers, order = torch.cat(to_first(ranks, numbers)).sort()
+        return numbers, torch.cat(pieces).view(-1, pack.dim)[order]
+
     def begin(self, plan: Plan) -> None:
         """Gives rows that stand for new keys the first values of these: before they are looked up."""
         for g, new in enumerate(plan.host.new_rows):
@@ -301,7 +330,16 @@ class PackedTables:
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
         """The weights of a table, [m, dim] as stored, some rows at a time; see `Embedding`."""
-        return (records.read() for records in self.record_chunks(table, num_rows))
+        if self._ranks.num_ranks == 1:
+            return (records.read() for records in self.record_chunks(table, num_rows))
+        p, first, end = packing.rows_of(self.packs, table)
+        assert p not in self.dense_rows, "rows under a dense optimizer are behind"
+        sharding = self.packs[p].sharding(self._ranks.num_ranks)
+        return (
+            self.gathered_weights(p, sharding.local_rows(torch.arange(*span), self._ranks.rank)[0])[1]
+            for begin, stop in chunks(end - first if num_rows is None else num_rows)
+            for span in [(first + begin, first + stop)]
+        )
 
     def record_chunks(self, table: str, num_rows: int | None = None) -> Iterator[RecordViews]:
         """The records of a table, or of its first `num_rows` ids, up to date, some rows at a time."""

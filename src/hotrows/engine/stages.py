@@ -265,7 +265,8 @@ class _PlanMoves:
         while any_rank(self._ranks, self._cached_tables.wants or is_unknown):
             is_unknown = False
             self._begun = True
-            if self._ahead >= 0 and self._arrived is not None and not self._arrived():
+            arrived = self._arrived if self._ahead >= 0 else None
+            if arrived is not None and any_rank(self._ranks, not arrived()):
                 self._cached_tables.feed_end()  # of those that have come so far
                 break
             try:

@@ -40,12 +40,14 @@ _LOOK = 0.05  # seconds after which the thread looks whether it is to end
 
 @dataclass(frozen=True)
 class CutBatch:
-    """A batch, the state of the stream behind it, the position behind each read that made it, and the
-    histories of users behind its events. held: the impressions whose labels are to come."""
+    """A batch, or a rank's share of one, its size on all ranks, the state of the stream behind it, the
+    position behind each read that made it, and the histories of users behind its events. held: the
+    impressions whose labels are to come."""
 
     batch: Batch
+    size: int
     state: StreamState
-    reads: tuple[dict[str, Any], ...]
+    reads: tuple[dict[str, Any], ...] = ()
     histories: UserHistories | None = None
     held: HeldImpressions | None = None
 
@@ -139,6 +141,11 @@ class EventStream:
         return cut
 
     @property
+    def num_cut(self) -> int:
+        """Batches, those that were taken included."""
+        return self._queue.num_added
+
+    @property
     def num_taken(self) -> int:
         """Batches."""
         return self._queue.num_taken
@@ -203,7 +210,8 @@ class EventStream:
         )
         first = state.events - batch.size
         encoded = batch_of(self._decoder.columns, rows, first)
-        return CutBatch(encoded, state, tuple(batch.reads), self._decoder.histories, self._decoder.held)
+        decoder, reads = self._decoder, tuple(batch.reads)
+        return CutBatch(encoded, batch.size, state, reads, decoder.histories, decoder.held)
 
     def _fill(self, batch: _OpenBatch) -> None:
         """Reads until the batch is full or old enough, or nothing comes any more."""

@@ -19,7 +19,6 @@ from hotrows.runtime.settings import declared, setting
 LATE = ("drop", "train")
 DELAYED = ("wait", "weight")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-ONE_RANK = "a stream is trained by one rank, on all cores of its machine: start it without torchrun"
 
 
 @dataclass(frozen=True)

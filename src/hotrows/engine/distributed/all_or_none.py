@@ -23,17 +23,17 @@ def together(ranks: Ranks, step: Callable[[], Result]) -> Result:
     Where it failed on any rank, all raise: that rank its own error, all others one of its kind and
     words.
     """
-    result, error = _try(ranks, step)
-    _raise_any(error, ranks.gather_objects(error and _words(error)))
+    result, errors = _try(ranks, step)
+    _raise_any(errors, ranks.gather_objects(_words(errors)))
     return result  # type: ignore[return-value]
 
 
 def gathered(ranks: Ranks, step: Callable[[], Result]) -> list[Result]:
     """Collective: runs the step, and returns the results of all ranks, which are small; errors as
     `together` raises them."""
-    result, error = _try(ranks, step)
-    results = ranks.gather_objects((result, error and _words(error)))
-    _raise_any(error, [failure for _, failure in results])
+    result, errors = _try(ranks, step)
+    results = ranks.gather_objects((result, _words(errors)))
+    _raise_any(errors, [failure for _, failure in results])
     return [value for value, _ in results]
 
 
@@ -42,29 +42,32 @@ def of_rank_0(ranks: Ranks, step: Callable[[], Result]) -> Result:
     return gathered(ranks, lambda: step() if ranks.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
-def _try(ranks: Ranks, step: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """This rank's result or error, once all ranks are done with the step."""
+def _try(ranks: Ranks, step: Callable[[], Result]) -> tuple[Result | None, list[Exception]]:
+    """This rank's result, or its error, once all ranks are done with the step."""
     if ranks.num_ranks > 1:
         worker = Worker("checkpoint step", step, patience=None)
         while not all(ranks.gather_objects(worker.wait(_POLL))):
             pass
         step = worker.result
     try:
-        return step(), None
+        return step(), []
     except Exception as error:
-        return None, error
+        return None, [error]
 
 
-def _raise_any(error: Exception | None, failures: Sequence[tuple[str, str] | None]) -> None:
-    if error is not None:
-        raise error
+def _raise_any(errors: list[Exception], failures: Sequence[tuple[str, str] | None]) -> None:
+    if errors:
+        raise errors.pop()  # it refers to frames, and none of them to it: what they have is freed with it
     for rank, failure in enumerate(failures):
         if failure is not None:
             kind, words = failure
             raise _KINDS.get(kind, RuntimeError)(f"rank {rank}: {words}")
 
 
-def _words(error: Exception) -> tuple[str, str]:
+def _words(errors: Sequence[Exception]) -> tuple[str, str] | None:
+    if not errors:
+        return None
+    (error,) = errors
     kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "")
     words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return kind, words or type(error).__name__

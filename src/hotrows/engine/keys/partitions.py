@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hotrows.dynamic import Dynamic
 from hotrows.engine.distributed.comm import Ranks
+from hotrows.engine.distributed.first_rank import to_first
 from hotrows.engine.keys.table import COUNTERS, READ, KeyTable, Resolved
 from hotrows.ops.rows.reference_random import mix64
 
@@ -271,11 +272,13 @@ class KeyPartitions:
         }
 
     def live(self, name: str) -> tuple[Tensor, Tensor]:
-        """The ids of the vocabulary's keys in the partitions of this rank, ascending, and these keys."""
+        """The ids of the vocabulary's keys, ascending, and these keys. Of several ranks collective: rank
+        0 has them, others none."""
         states = [(k, self._tables[k].state()) for k in self._owned if self._partitions[k][0] == name]
-        none = torch.empty(0, dtype=torch.int64)
-        ids, order = torch.cat([none, *(self._ids(k, state["ids"]) for k, state in states)]).sort()
-        return ids, torch.cat([none, *(state["keys"] for _, state in states)])[order]
+        of_rank = [_NONE, *(self._ids(k, state["ids"]) for k, state in states)]
+        ids, order = torch.cat(to_first(self._ranks, torch.cat(of_rank))).sort()
+        keys = torch.cat([_NONE, *(state["keys"] for _, state in states)])
+        return ids, torch.cat(to_first(self._ranks, keys))[order]
 
     def state(self) -> dict[str, Tensor]:
         """The state of this rank's partitions, to resume: PARTITION/NAME, see `KeyTable.state`."""

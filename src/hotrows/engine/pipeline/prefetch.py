@@ -64,14 +64,14 @@ class Prefetched(Generic[T]):
 class Queue(Generic[T]):
     """Items that wait between two threads: at most `depth`.
 
-    has_ended: no item will be added; num_taken: items.
+    has_ended: no item will be added; num_added, num_taken: items.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
-        self.has_ended, self.num_taken = False, 0
+        self.has_ended, self.num_added, self.num_taken = False, 0, 0
         self._changed = Condition()
 
     def wait_for_room(self) -> bool:
@@ -83,6 +83,7 @@ class Queue(Generic[T]):
     def add(self, item: T) -> None:
         with self._changed:
             if not self.has_ended:
+                self.num_added += 1  # before `may_take` is true of it
                 self._items.append(item)
                 self._changed.notify_all()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrows.batch import Batch, by_feature, of_features
+from hotrows.batch import Batch, by_feature, of_features, samples
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.rows import ends_of
 from hotrows.data.stored.histories import EVENTS_FILE, UserHistories
@@ -99,7 +100,7 @@ def write_bundle(
         core_inputs = behind.inputs
         sums[CORE_PROGRAM] = _write_program(folder / CORE_PROGRAM, behind, torch_program(behind), kind)
     reads = {read for entry in plain.inputs for read in entry.reads}  # when serving
-    used = [table for table in embedding.tables if any(table.name == name for _, name in reads)]
+    used = _tables_read(plain, embedding)
     tables = tuple(_write_tables(folder, embedding, used, form.table_dtype, sums, progress))
     keys = tuple(_write_keys(folder, embedding.dynamic))
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
@@ -122,6 +123,31 @@ def write_bundle(
         core_inputs=core_inputs,
     )
     return fields_of(bundle), sums
+
+
+def send_to_bundle(recommender: Recommender) -> None:
+    """Sends what rank 0 needs of this rank, while it writes a bundle and compares it with the model."""
+    embedding, num_rows = recommender.embedding, recommender.embedding.num_rows()
+    model, num_dense = copy.deepcopy(recommender.model).cpu(), recommender.schema.num_dense
+    plain = PlainModel(model, embedding.packs, num_dense)
+    for table in _tables_read(plain, embedding):
+        deque(embedding.weight_chunks(table.name, num_rows[table.name]), maxlen=0)
+    for name in embedding.dynamic.vocabularies:
+        embedding.dynamic.keys.live(name)
+    _logits_of_all(recommender, None)
+
+
+def _tables_read(plain: PlainModel, embedding: Embedding) -> list[Table]:
+    """The tables that a model reads when it is served."""
+    names = {name for entry in plain.inputs for _, name in entry.reads}
+    return [table for table in embedding.tables if table.name in names]
+
+
+def _logits_of_all(recommender: Recommender, batch: Batch | None) -> Tensor:
+    """Collective: the logits of a batch that rank 0 has, on rank 0."""
+    of_first = recommender.ranks.gather_objects(batch)[0]
+    ((_, logits),) = logits_of(recommender, [samples(of_first, 0, 0) if batch is None else batch])
+    return logits
 
 
 def _write_tables(
@@ -154,7 +180,7 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
     batch = _random_ids(recommender, scorer.version)
     request = request_of(batch, scorer.bundle, recommender.schema)
     try:
-        ((_, expected),) = logits_of(recommender, [batch])
+        expected = _logits_of_all(recommender, batch)
     except Exception as error:
         raise ValueError(
             f"{type(recommender.model).__name__} fails on random ids, so that no program of it can be "

@@ -8,7 +8,8 @@
 
 Training stands still for the copy alone. The first version is whole, as `hotrows export` writes it. A
 later base is made of files, an earlier base and the deltas after it. A run that goes on compares its rows
-with those of the last version, so that the next delta has all that differs, whatever was lost.
+with those of the last version, so that the next delta has all that differs, whatever was lost. Of several
+ranks the first one writes, and gets the changed rows of all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import queue
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +27,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hotrows.data.stored.histories import UserHistories
 from hotrows.engine.changed_rows import ChangeReader, spans_of
+from hotrows.engine.distributed.all_or_none import of_rank_0
+from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.keys.partitions import KeyChanges
 from hotrows.engine.planning.packing import rows_of
@@ -42,10 +44,10 @@ from hotrows.runtime.random_numbers import restored
 from hotrows.runtime.remote import is_url
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
-from hotrows.serving.export.bundles import BundleForm
-from hotrows.serving.export.published import Published, num_events
+from hotrows.serving.export.bundles import BundleForm, send_to_bundle
+from hotrows.serving.export.published import ChangedKeys, Published, differences, num_events
 from hotrows.serving.export.whole import write_whole_bundle
-from hotrows.serving.key_ids import GONE, last_of_each
+from hotrows.serving.key_ids import GONE
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
 from hotrows.train.callback import Callback, Training
@@ -56,7 +58,6 @@ log = logging.getLogger("hotrows")
 
 _COPIES = "published"  # the folder in that of a run, from which a URL is filled
 _LEAST_DELTAS, _MOST_DELTAS = 64, 500  # between two bases
-_COMPARED = 1 << 18  # rows at a time
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class _Snapshot:
 
 
 class Publisher(Callback):
-    """Publishes the model that a trainer trains.
+    """Publishes the model that a trainer trains; of several ranks each one has such a callback.
 
     to: a folder, or a URL of a place (`serving.places`): the run's folder then has a copy.
     every: the interval between versions: 30s, 0.5s or 500b (batches).
@@ -133,7 +134,8 @@ class Publisher(Callback):
         self.form = BundleForm(format, table_dtype, tuple(shared))
         self._base_every, self._keep = base_every, keep
         self._changed: ChangeReader | None = None
-        self._keys: dict[str, _ChangedKeys] = {}
+        self._keys: dict[str, ChangedKeys] = {}
+        self._names: tuple[str, ...] = ()  # of the dense part's parameters, on the first rank
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
         self._returned: queue.Queue[_Snapshot] = queue.Queue()  # that could not be written
         self._worker: Worker[None] | None = None
@@ -148,25 +150,29 @@ class Publisher(Callback):
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
-        self._mirror = Mirror.open(self.to, trainer.run / _COPIES)
-        self.folder = self._mirror.folder if self._mirror else Path(self.to)
-        make_folder(self.folder)
-        self._stack.callback(Lock(self.folder).release)
+        self._ranks = trainer.ranks
+        last = of_rank_0(self._ranks, partial(self._open, trainer.run))
         changed = embedding.packed.changed
         self._changed = changed.reader("deltas (publish)")
         self._stack.callback(changed.readers.remove, self._changed)
         of_keys = embedding.dynamic.keys
-        self._keys = {name: _ChangedKeys() for name in of_keys.vocabularies}
+        self._keys = {name: ChangedKeys() for name in of_keys.vocabularies}
         of_keys.observers.append(self._note_keys)
         self._stack.callback(of_keys.observers.remove, self._note_keys)
-        with restored():
-            self._version = self._first_version(trainer)
-        self._head, self._published_at = self._version.head, time.monotonic()
-        known = self._version.histories
+        with restored() if trainer.is_first else nullcontext():  # ranks may be threads, and it locks
+            version = self._first_version(trainer, last)
+        published = None
+        if version is not None:
+            assert version.head is not None
+            published = Published.before(version.head, trainer.state, self._differs, version.calibration)
+        self._published, self._published_at = self._ranks.gather_objects(published)[0], time.monotonic()
+        if version is not None:
+            self._begin_to_write(version)
+
+    def _begin_to_write(self, version: Version) -> None:
+        """Starts the thread that publishes what comes after a version."""
+        self._version, self._head, known = version, version.head, version.histories
         self._num_appended = 0 if known is None else known.count  # events that the last version has
-        assert self._head is not None
-        calibration = self._version.calibration
-        self._published = Published.before(self._head, trainer.state, self._differs, calibration)
         self._base, self._bytes, self._bytes_of_base = self._version.base, 0, 0
         self._dtypes = {table.name: table.dtype for table in self._version.bundle.tables}
         self._names = tuple(self._version.program.parameter_names())
@@ -183,7 +189,7 @@ class Publisher(Callback):
             is_due = since >= batches
         else:
             is_due = time.monotonic() - self._published_at >= (seconds or 0.0)
-        if is_due and not self._work.unfinished_tasks:
+        if any_rank(self._ranks, trainer.is_first and is_due and not self._work.unfinished_tasks):
             self._hand_over(trainer)
 
     def on_idle(self, trainer: Training) -> None:
@@ -192,10 +198,14 @@ class Publisher(Callback):
 
     def on_training_end(self, trainer: Training) -> None:
         """Publishes the last state of training, and waits until it is there."""
-        self._work.join()
+        of_rank_0(self._ranks, self._work.join)
         calibration = trainer.recommender.calibration
-        if self._published.batches_since(trainer.state, calibration) or not self._returned.empty():
+        since = self._published.batches_since(trainer.state, calibration)
+        if since or any_rank(self._ranks, not self._returned.empty()):
             self._hand_over(trainer)
+        of_rank_0(self._ranks, self._finish)
+
+    def _finish(self) -> None:
         self.wait()
         if self._mirror and self._base_worker is not None and self.error is None:
             self._mirror.push()
@@ -225,15 +235,20 @@ class Publisher(Callback):
         self._keys[vocabulary].add(changes.keys.numpy(), changes.ids.numpy())
 
     def _hand_over(self, trainer: Training) -> None:
+        lost_rows: list[dict[str, Tensor]] = []
         while not self._returned.empty():
             lost = self._returned.get()
-            self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
+            lost_rows.append({name: ids for name, (ids, _) in lost.rows.items()})
             for name, (keys, ids) in lost.keys.items():
                 self._keys[name].add_before(keys, ids)
+        for rows in self._ranks.gather_objects(lost_rows)[0]:
+            self._mark(trainer.embedding, rows)
         self._published_at, calibration = time.monotonic(), trainer.recommender.calibration
         self._published = Published.from_state(trainer.state, calibration)
         with trainer.steps.paused() if trainer.cached_tables else nullcontext():
-            self._work.put(self._snapshot(trainer))
+            snapshot = self._snapshot(trainer)
+        if trainer.is_first:
+            self._work.put(snapshot)
 
     def _snapshot(self, trainer: Training) -> _Snapshot:
         embedding = trainer.embedding
@@ -242,65 +257,79 @@ class Publisher(Callback):
         for group, changed in zip(embedding.groups, self._changed.take(), strict=True):
             for p in group.packs:
                 pack = embedding.packs[p]
-                weights = embedding.packed.weights_of(p, changed)
-                spans = spans_of(changed, pairwise(pack.first_rows))
+                of_pack, weights = embedding.packed.gathered_weights(p, changed)
+                spans = spans_of(of_pack, pairwise(pack.first_rows))
                 for table, first, span in zip(pack.tables, pack.first_rows, spans, strict=False):
                     if span.stop > span.start and table.name in self._dtypes:
-                        rows[table.name] = changed[span] - first, weights[span]
+                        rows[table.name] = of_pack[span] - first, weights[span]
         model = trainer.model
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
-        keys = {name: changed.take() for name, changed in self._keys.items()}
+        keys = {name: changed.take(self._ranks) for name, changed in self._keys.items()}
         histories = trainer.steps.batches.histories
         return _Snapshot(self._published, time.time(), rows, dense, keys, histories)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
-        """Notes that ids of tables have changed."""
+        """Notes that ids of tables have changed, those that this rank has."""
         assert self._changed is not None
         groups = {p: g for g, group in enumerate(embedding.groups) for p in group.packs}
         for name, of_table in ids.items():
             p, first, _ = rows_of(embedding.packs, name)
-            self._changed.add(groups[p], of_table + first)
+            sharding = embedding.packs[p].sharding(self._ranks.num_ranks)
+            self._changed.add(groups[p], sharding.local_rows(of_table + first, self._ranks.rank)[0])
 
     # ---- the first version
 
-    def _first_version(self, trainer: Training) -> Version:
-        """The last version of the run, with all rows marked that differ; a new one if there is none."""
-        versions, name = chain.look(self.folder), _chain_of(trainer.run)
+    def _open(self, run: Path) -> VersionHead | None:
+        """Opens the folder for this process alone; returns its last version. None: it has none."""
+        self._mirror = Mirror.open(self.to, run / _COPIES)
+        self.folder = self._mirror.folder if self._mirror else Path(self.to)
+        make_folder(self.folder)
+        self._stack.callback(Lock(self.folder).release)
+        versions, name = chain.look(self.folder), _chain_of(run)
         head = chain.head_of(versions, versions.newest) if versions.newest else None
         if head is not None and head.chain != name:  # before its program is opened, which may be code
             raise ValueError(
                 f"{self.folder} has the versions of another run, up to step {head.step:,}; "
                 f"publish each run into a folder of its own"
             )
-        # Write the whole model where there is no version yet, and push it.
         chain.sweep(self.folder, ".part", ".gone")
-        if head is None:
+        return head
+
+    def _first_version(self, trainer: Training, last: VersionHead | None) -> Version | None:
+        """The last version of the run, with all rows marked that differ; a new one if there is none. On
+        other ranks than the first None."""
+        is_first, recommender = trainer.is_first, trainer.recommender
+        if last is None and is_first:
             with new_folder(chain.base_path(self.folder, 1)) as part:
                 state, step = trainer.state, trainer.state.step
-                trainer.recommender.histories = trainer.steps.batches.histories
-                write_whole_bundle(part, trainer.recommender, trainer.run, f"step {step}", self.form)
-                first = VersionHead(name, 1, step, time.time(), num_events(state))
+                recommender.histories = trainer.steps.batches.histories
+                write_whole_bundle(part, recommender, trainer.run, f"step {step}", self.form)
+                first = VersionHead(_chain_of(trainer.run), 1, step, time.time(), num_events(state))
                 chain.write_base_head(part, first)
-        if self._mirror:
-            try:
-                self._mirror.push()
-            except OSError as error:
-                if head is None:
-                    raise
-                log.error("versions could not be published to %s: %s", self.to, error)
-        # Else mark the rows in which the last version differs, keys too.
-        version, self._differs = version_at(self.folder, trust=True), False
-        if head is None:
-            return version
-        differences = dict(_differences(trainer.embedding, version))
-        self._differs = any(map(len, differences.values()))
-        self._mark(trainer.embedding, differences)
-        for name, changed in self._keys.items():
-            ids, keys = (tensor.numpy() for tensor in trainer.embedding.dynamic.keys.live(name))
-            changed.add(version.keys[name].pairs()[0], GONE)
-            changed.add(keys, ids)
+        elif last is None:
+            send_to_bundle(recommender)
+        of_rank_0(self._ranks, partial(self._push, is_new=last is None))
+        # Mark the rows in which an earlier version differs, keys too.
+        version, self._differs = version_at(self.folder, trust=True) if is_first else None, False
+        for name, ids in differences(trainer, version) if last is not None else ():
+            self._differs |= len(ids) > 0
+            self._mark(trainer.embedding, {name: ids})
+        for name, changed in self._keys.items() if last is not None else ():
+            live_ids, keys = (t.numpy() for t in trainer.embedding.dynamic.keys.live(name))
+            if version is not None:
+                changed.add(version.keys[name].pairs()[0], GONE)
+                changed.add(keys, live_ids)
         return version
+
+    def _push(self, is_new: bool) -> None:
+        try:
+            if self._mirror:
+                self._mirror.push()
+        except OSError as error:
+            if is_new:
+                raise
+            log.error("versions could not be published to %s: %s", self.to, error)
 
     # ---- the thread that publishes
 
@@ -375,32 +404,8 @@ class Publisher(Callback):
             self._base, self._bytes_of_base, self._base_problem = number, num_bytes, ""
 
 
-class _ChangedKeys:
-    """The keys of a vocabulary that have got rows, or lost them, since they were taken last."""
-
-    def __init__(self) -> None:
-        self._parts = [np.zeros((2, 0), np.int64)]
-
-    def add(self, keys: np.ndarray, ids: np.ndarray | int) -> None:
-        """Notes keys [n], distinct ones, that have these ids from here on."""
-        if len(keys):
-            self._parts.append(np.stack([keys, np.broadcast_to(ids, keys.shape)]))
-
-    def add_before(self, keys: np.ndarray, ids: np.ndarray) -> None:
-        """Notes keys that had these ids before all that was noted."""
-        self._parts.insert(0, np.stack([keys, ids]))
-
-    def take(self) -> np.ndarray:
-        """[2, n]: the keys, ascending, and the ids that they have now; none is noted then."""
-        pairs = last_of_each(np.concatenate(self._parts, 1))
-        self._parts = [np.zeros((2, 0), np.int64)]
-        return pairs
-
-
 def _check(trainer: Training) -> None:
     """Refuses runs whose changes no delta can say."""
-    if trainer.ranks.num_ranks > 1:
-        raise ValueError("a run of one rank can be published so far: start one, or publish its exports")
     for table in trainer.embedding.tables:
         if isinstance(table.optimizer, DenseRowOptimizer):
             raise ValueError(
@@ -415,20 +420,3 @@ def _chain_of(run: Path) -> str:
     if not path.exists():  # the run is locked: nobody else writes it
         write_text(path, secrets.token_hex(8))
     return path.read_text()
-
-
-def _differences(embedding: Embedding, version: Version) -> Iterator[tuple[str, Tensor]]:
-    """By table, the ids whose rows are others than those of a version."""
-    for table in (table for table in embedding.tables if table.name in version.tables):
-        stored, first, ids = version.tables[table.name], 0, []
-        num_rows = embedding.num_rows()[table.name]
-        for weights in embedding.weight_chunks(table.name, min(num_rows, stored.rows)):
-            for begin in range(0, len(weights), _COMPARED):
-                part = weights[begin : begin + _COMPARED].float().numpy()
-                numbers = np.arange(first, first + len(part))
-                before, now = stored.stored(numbers), table_rows.encode(part, stored.dtype)
-                differ = (before.view(np.uint8) != np.ascontiguousarray(now).view(np.uint8)).any(1)
-                ids.append(numbers[differ])
-                first += len(part)
-        ids.append(np.arange(first, num_rows))  # new ones
-        yield table.name, torch.from_numpy(np.concatenate(ids))

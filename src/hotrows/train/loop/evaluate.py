@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,7 +91,7 @@ def evaluate(
     for number, (batch, logits) in enumerate(logits_of(recommender, loader.batches(0)), 1):
         evaluated.append((logits, recommender.targets(batch), batch.groups))
         progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
-    return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks))
+    return _metrics_of(recommender, _gather(joined(evaluated), part.rows, ranks))
 
 
 class HeldOut:
@@ -124,7 +123,7 @@ class HeldOut:
 
 def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:
     """The metrics of predictions piece by piece, of one rank."""
-    return _metrics_of(recommender, _join(evaluated))
+    return _metrics_of(recommender, joined(evaluated))
 
 
 def importance_weighted(recommender: Recommender, logits: Tensor, targets: Targets) -> Targets:
@@ -142,7 +141,7 @@ def recalibrated(
 ) -> tuple[Calibration, Calibration]:
     """The calibration of a recommender after predictions piece by piece, of one rank, and the proposal
     for the next: what was fitted to samples is taken up if later ones are predicted better by it."""
-    samples, kept, fits = _join(evaluated), dict[str, Loss](), dict[str, Loss]()
+    samples, kept, fits = joined(evaluated), dict[str, Loss](), dict[str, Loss]()
     for t, (name, loss) in enumerate(recommender.calibration.losses.items()):
         logits, targets, _ = _counting(_task(recommender, samples, t))
         kept[name] = fits[name] = loss
@@ -167,7 +166,7 @@ def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
     return mean_of(by_task) if len(by_task) > 1 else by_task[recommender.labels[0]]
 
 
-def _join(pieces: Sequence[Evaluated]) -> Evaluated:
+def joined(pieces: Sequence[Evaluated]) -> Evaluated:
     logits = torch.cat([logits for logits, _, _ in pieces])
     labels = torch.cat([targets.labels for _, targets, _ in pieces])
     weights = _cat([targets.weights for _, targets, _ in pieces])
@@ -218,20 +217,23 @@ def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:
     """The samples of all ranks in the order of the part, so that sums have one order; collective."""
     if ranks.num_ranks == 1:
         return samples
-    shares = [
-        Share(num_samples, EVALUATION_BATCH, rank, ranks.num_ranks).among(0, num_samples)
-        for rank in range(ranks.num_ranks)
-    ]
-    order = torch.from_numpy(np.argsort(np.concatenate(shares), kind="stable"))
-    sizes = [len(share) for share in shares]  # [P]
+    share = Share(num_samples, EVALUATION_BATCH, ranks.rank, ranks.num_ranks)
+    return of_all_ranks(samples, torch.as_tensor(share.among(0, num_samples)), ranks)
+
+
+def of_all_ranks(samples: Evaluated, places: Tensor, ranks: Ranks) -> Evaluated:
+    """Collective: the samples of all ranks, in host memory, by their places, [n] of this rank's; those of
+    equal places rank by rank."""
+    sizes = ranks.all_gather(torch.tensor(len(places))).wait().tolist()
 
     def gathered(values: Tensor) -> Tensor:
-        padded = values.new_zeros(max(sizes), *values.shape[1:])
+        padded = torch.zeros(max(sizes), *values.shape[1:], dtype=values.dtype)
         padded[: len(values)] = values
         by_rank = ranks.all_gather(padded).wait()  # [P, most, ...]
-        return torch.cat([padded[:size] for padded, size in zip(by_rank, sizes, strict=True)])[order]
+        return torch.cat([padded[:size] for padded, size in zip(by_rank, sizes, strict=True)])
 
+    order = gathered(places).argsort(stable=True)
     logits, targets, groups = samples
-    logits, labels = gathered(logits), gathered(targets.labels)
-    weights = None if targets.weights is None else gathered(targets.weights)
-    return logits, Targets(labels, weights), None if groups is None else gathered(groups)
+    weights = None if targets.weights is None else gathered(targets.weights)[order]
+    of_all = Targets(gathered(targets.labels)[order], weights)
+    return gathered(logits)[order], of_all, None if groups is None else gathered(groups)[order]

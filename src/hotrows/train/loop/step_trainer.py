@@ -43,7 +43,8 @@ from hotrows.train.loop.predictor import Predictor
 from hotrows.train.loop.recommender import check_defaults
 from hotrows.train.loop.step import Step, dense_optimizer
 from hotrows.train.loop.within_groups import Meetings
-from hotrows.train.run.data import RunBatches, StreamBatches, TrainingBatches, check_labels, id_counts
+from hotrows.train.run.data import RunBatches, TrainingBatches, check_labels, id_counts
+from hotrows.train.run.stream_batches import DealtStream, StreamBatches
 from hotrows.train.start.defaults import settle
 
 log = logging.getLogger("hotrows")
@@ -220,12 +221,19 @@ class StepTrainer:
         stored = self.recommender.calibration.stored()
         self.state = dataclasses.replace(self.state, calibration=stored)
 
-    def train_on(self, events: EventStream, scored: Callable[[Tensor, Batch], None]) -> StreamBatches:
+    def train_on(
+        self, events: EventStream | None, scored: Callable[[Tensor, Batch], None]
+    ) -> StreamBatches:
         """Takes the batches of a stream in place of those of the data.
 
-        scored: called with the logits of samples before they are trained on.
+        events: None on ranks other than the first. scored: called with the logits of samples before they
+        are trained on.
         """
-        batches = StreamBatches(events, self.state, self.config.steps)
+        batches: StreamBatches
+        if events is None or self.ranks.num_ranks > 1:
+            batches = DealtStream(events, self.state, self.config.steps, self.ranks)
+        else:
+            batches = StreamBatches(events, self.state, self.config.steps)
         self.batches, self.step = batches, self._plain_step  # batches of a stream differ in size
         self._plain_step.scored = scored
         return batches

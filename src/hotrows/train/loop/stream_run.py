@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrows.batch import Batch
 from hotrows.data.streams import (
     CutBatch,
     DeadLetters,
@@ -33,14 +33,14 @@ from hotrows.data.streams import (
 from hotrows.data.streams.alarms import Alarm
 from hotrows.data.streams.label_join import HeldImpressions
 from hotrows.data.streams.line_log import LineLog, read_lines
-from hotrows.data.streams.settings import ONE_RANK
 from hotrows.engine import checkpoint
+from hotrows.engine.distributed.all_or_none import together
+from hotrows.engine.distributed.comm import any_rank
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.json_file import JsonFile, build
 from hotrows.schema import Schema
 from hotrows.train.callback import Callback
-from hotrows.train.loop.evaluate import Evaluated, importance_weighted, metrics_of, recalibrated
-from hotrows.train.loop.recommender import Targets
+from hotrows.train.loop.scored_window import ScoredWindow
 from hotrows.train.loop.step_trainer import StepTrainer
 from hotrows.train.metrics import Metrics
 from hotrows.train.run import folder as run_folder
@@ -52,8 +52,6 @@ _LINE = JsonFile("bring it back from a copy")
 DEAD_LETTERS = "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
 _HELD = "held/"  # in the names of tensors with impressions whose labels are to come
-_MOST_WINDOWS = 8  # for which a window waits for samples of each label
-_PARTS = ("logits", "labels", "weights", "groups")
 
 
 class StreamRun(Callback):
@@ -62,6 +60,9 @@ class StreamRun(Callback):
     source: where the events are, or a text that names it; see `hotrows.data.streams.source`. on_alarm:
     called with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what
     `tensors` gave to a checkpoint. labels: where labels are that come later than their impressions.
+
+    Of several ranks the first one reads the source, and writes what is written; windows and alarms are
+    those of all.
     """
 
     name = "last window"
@@ -84,10 +85,28 @@ class StreamRun(Callback):
         self.last: Metrics | None = None
         self._saved_at = time.monotonic()
         self._alarmed_at: float | None = None  # the last arrival that an alarm of idleness was about
+        self._opened, self._sizes = ExitStack(), dict[int, int]()
+        self._events: EventStream | None = None  # of the first rank
+        self._log: BatchLog | None = None
+        self._files: tuple[BatchLog | DeadLetters, ...] = ()
+        opening = partial(self._open, run, source, repeat, window or {}, labels)
+        together(steps.ranks, opening if steps.ranks.rank == 0 else lambda: None)
+        self._batches = steps.train_on(self._events, self.window.add)
+
+    def _open(
+        self,
+        run: Path,
+        source: EventSource | str,
+        repeat: Path | str | None,
+        window: Mapping[str, Tensor],
+        labels: EventSource | str | None,
+    ) -> None:
+        """Opens the source, and the files that are written."""
+        steps, config = self._steps, self._config
         state, encoder = steps.state, run_folder.open_encoder(run)
-        opened_source = _opened(source, labels, encoder.schema, self._config)
+        opened_source = _opened(source, labels, encoder.schema, config)
         with ExitStack() as opened:
-            path = _letters_of(run, self._config)
+            path = _letters_of(run, config)
             letters = DeadLetters(path, state.stream.read if state.stream else 0)
             opened.callback(letters.close)
             self._log = BatchLog(run, state.step)
@@ -98,14 +117,14 @@ class StreamRun(Callback):
             batches = [] if repeat is None else batches_after(Path(repeat), state.step)
             self._sizes = {batch.step: batch.size for batch in batches}
             cuts = None if repeat is None else [batch.reads for batch in batches]
-            histories = run_folder.histories_at(run, window or {})
-            names = [name for name in window or {} if name.startswith(_HELD)]
-            held = {name.removeprefix(_HELD): (window or {})[name].numpy() for name in names}
+            histories = run_folder.histories_at(run, window)
+            names = [name for name in window if name.startswith(_HELD)]
+            held = {name.removeprefix(_HELD): window[name].numpy() for name in names}
             self._events = EventStream(
                 opened_source,
                 encoder,
                 size,
-                self._config,
+                config,
                 state.stream,
                 letters,
                 cuts,
@@ -113,12 +132,11 @@ class StreamRun(Callback):
                 HeldImpressions.of_arrays(held),
             )
             opened.callback(self._events.close)
-            settings = self._config.to_json()
+            settings = config.to_json()
             if isinstance(opened_source, JoinedSource):
                 run_folder.write_stream(run, *opened_source.names, settings)
             else:
                 run_folder.write_stream(run, opened_source.name, None, settings)
-            self._batches = steps.train_on(self._events, self.window.add)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> StreamRun:
@@ -138,21 +156,29 @@ class StreamRun(Callback):
 
     def on_idle(self, trainer: Any) -> None:
         """Sounds the alarm of idleness, and requests the checkpoint that is due."""
-        last, limit = self._batches.events.last_arrival, self._config.alarm_idle
-        if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
-            self._alarmed_at = last
+        limit = self._config.alarm_idle
+        if limit is not None and any_rank(self._steps.ranks, self._is_idle(limit)):
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
         if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
             self._request_checkpoint(trainer)
+
+    def _is_idle(self, limit: float) -> bool:
+        """True on the rank that reads if no event came for so many seconds, once for each time."""
+        last = math.inf if self._events is None else self._events.last_arrival
+        is_new = time.monotonic() - last > limit and self._alarmed_at != last
+        self._alarmed_at = last if is_new else self._alarmed_at
+        return is_new
 
     def on_step_end(self, trainer: Any, progress: Any) -> None:
         """Notes the batch, and closes the window where it is full."""
         cut, step = self._batches.trained, self._steps.state.step
         assert cut is not None
-        self._log.write(step, cut)
-        if (size := self._sizes.get(step, cut.batch.size)) != cut.batch.size:
+        self.window.end_batch(cut.size)
+        if self._log is not None:
+            self._log.write(step, cut)
+        if (size := self._sizes.get(step, cut.size)) != cut.size:
             log.warning(
-                f"batch {step:,} has {cut.batch.size:,} events, and had {size:,} in the run that is "
+                f"batch {step:,} has {cut.size:,} events, and had {size:,} in the run that is "
                 f"repeated: the stream has other events now, and what comes of them is another model"
             )
             self._sizes = {}
@@ -163,9 +189,9 @@ class StreamRun(Callback):
         self._request_checkpoint(trainer)
 
     def _request_checkpoint(self, trainer: Any) -> None:
-        """Requests one, where the last is old."""
-        seconds = self._config.checkpoint_seconds
-        if seconds is not None and time.monotonic() - self._saved_at > seconds:
+        """Requests one, where the last is old by the clock of any rank."""
+        seconds, age = self._config.checkpoint_seconds, time.monotonic() - self._saved_at
+        if seconds is not None and any_rank(self._steps.ranks, age > seconds):
             trainer.request_checkpoint()
 
     def on_checkpoint(self, trainer: Any) -> None:
@@ -220,8 +246,9 @@ class StreamRun(Callback):
 
     def _check_finite(self) -> None:
         """Raises an alarm before what no prediction comes of is saved, or published."""
-        parameters = self._steps.model.parameters()
-        if self.window.is_finite() and all(bool(value.isfinite().all()) for value in parameters):
+        values = self._steps.model.parameters()
+        is_finite = self.window.is_finite() and all(bool(value.isfinite().all()) for value in values)
+        if not any_rank(self._steps.ranks, not is_finite):
             return
         alarm = Alarm(
             "nan",
@@ -232,73 +259,6 @@ class StreamRun(Callback):
         if self._on_alarm is not None:
             self._on_alarm(alarm)
         raise alarm
-
-
-class ScoredWindow:
-    """Logits and targets of the events scored since the last window. stored: of a checkpoint."""
-
-    def __init__(self, steps: StepTrainer, size: int, stored: Mapping[str, Tensor]) -> None:
-        self._steps, self._recommender, self._size = steps, steps.recommender, size
-        self._pieces: list[Evaluated] = []
-        self._num_checked = self._num_samples = 0
-        proposed = stored["proposed"].tolist() if "proposed" in stored else ()  # first: no scale
-        self._proposed = self._recommender.calibration.with_scales(proposed)
-        if "labels" in stored:
-            targets = Targets(stored["labels"], stored.get("weights"))
-            self._append((stored["logits"], targets, stored.get("groups")))
-
-    def add(self, logits: Tensor, batch: Batch) -> None:
-        targets = self._recommender.targets(batch)
-        self._append(
-            (logits.float(), importance_weighted(self._recommender, logits, targets), batch.groups)
-        )
-
-    def _append(self, piece: Evaluated) -> None:
-        self._pieces.append(piece)
-        self._num_samples += len(piece[0])
-
-    @property
-    def is_full(self) -> bool:
-        return self._num_samples >= self._size
-
-    def is_finite(self) -> bool:
-        """True if the logits since the last call are finite numbers."""
-        unchecked, self._num_checked = self._pieces[self._num_checked :], len(self._pieces)
-        return all(bool(logits.isfinite().all()) for logits, _, _ in unchecked)
-
-    def close(self) -> Metrics | None:
-        """The metrics of the window, and begins a new one; None: a label has no sample in it yet.
-
-        From here on predictions are calibrated by what fitted the window before, if this one shows it to
-        be better; each fits the next proposal.
-        """
-        pieces = [_on_host(piece) for piece in self._pieces]
-        weights = [targets.weights for _, targets, _ in pieces if targets.weights is not None]
-        lacks_label = bool(weights) and not (torch.cat(weights) > 0).any(0).all()
-        if not pieces or (lacks_label and self._num_samples < _MOST_WINDOWS * self._size):
-            return None
-        self._pieces, self._num_checked, self._num_samples = [], 0, 0
-        if lacks_label:
-            return None
-        metrics = metrics_of(self._recommender, pieces)
-        calibration, self._proposed = recalibrated(self._recommender, pieces, self._proposed)
-        self._steps.calibrate(calibration)
-        return metrics
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The window so far, for a checkpoint."""
-        pieces = [_on_host(piece) for piece in self._pieces]
-        columns = [(logits, t.labels, t.weights, groups) for logits, t, groups in pieces]
-        named = zip(_PARTS, zip(*columns, strict=True), strict=False)
-        tensors = {name: torch.cat(parts) for name, parts in named if parts[0] is not None}
-        return {**tensors, "proposed": torch.tensor(self._proposed.scales, dtype=torch.float64)}
-
-
-def _on_host(piece: Evaluated) -> Evaluated:
-    logits, targets, groups = piece
-    weights = None if targets.weights is None else targets.weights.cpu()
-    of_host = Targets(targets.labels.cpu(), weights)
-    return logits.cpu(), of_host, None if groups is None else groups.cpu()
 
 
 def _letters_of(run: Path, config: StreamConfig) -> Path:
@@ -339,8 +299,6 @@ def _check(steps: StepTrainer, stream: StreamConfig, has_labels: bool) -> None:
             "the loss fake_negative is for a stream in which each positive was a negative before: give "
             "--labels and --delayed-labels weight, or another loss"
         )
-    if steps.ranks.num_ranks > 1:
-        raise ValueError(ONE_RANK)
     if state.stream is None and state.step > 0:
         raise ValueError(
             "this run has trained on prepared data: begin a new one from it on the stream (--init-from, "
@@ -393,7 +351,7 @@ class BatchLog:
         self.sync, self.close = self._log.sync, self._log.close
 
     def write(self, step: int, cut: CutBatch) -> None:
-        self._log.write(_LINE.sign({"step": step, "size": cut.batch.size, "reads": cut.reads}))
+        self._log.write(_LINE.sign({"step": step, "size": cut.size, "reads": cut.reads}))
 
 
 def batches_after(place: Path, step: int) -> list[LoggedBatch]:

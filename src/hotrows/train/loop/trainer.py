@@ -298,7 +298,7 @@ class Trainer:
         those of validation.
 
         Each event is scored, then trained on once, also where the run is killed and resumed. Its values
-        are encoded by the vocabularies of the data.
+        are encoded by the vocabularies of the data. Of several ranks all call it; the first one reads.
 
         source: a source, or a text that names it, such as folder:PATH; see `hotrows.data.streams`.
         labels: the source of labels that come later than their impressions; `stream` says how they are
@@ -332,10 +332,10 @@ class Trainer:
             if self.state.step >= self._last_step or stops_early(self.state, self.config):
                 return
             self._control.stop_if_interrupted()
-            if not self.steps.batches.wait(_TICK):
+            if not self.steps.batches.wait(_TICK, self._control):
                 for callback in self.callbacks:
                     callback.on_idle(self)
-            elif self.state.step < self.total_steps:  # else the stream has ended meanwhile
+            elif self.state.step < self._last_step:  # else the stream has ended meanwhile
                 self._train_step(runner)
 
     def _train_step(self, runner: Runner) -> None:

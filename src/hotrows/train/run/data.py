@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -20,7 +18,6 @@ from hotrows.data.columns.label import missing_labels
 from hotrows.data.description import row_counts
 from hotrows.data.stored.histories import UserHistories
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
-from hotrows.data.streams import CutBatch, EventStream
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.planning.crosses import append_crosses
 from hotrows.losses import Loss
@@ -72,8 +69,9 @@ class RunBatches:
     def on_arrival(self, wake: Callable[[], None]) -> None:
         """wake: called, on any thread, when a batch has arrived that was waited for."""
 
-    def wait(self, seconds: float) -> bool:
-        """Waits until there is a batch to train, or it is known that none comes, so long at most."""
+    def wait(self, seconds: float, requests: Any) -> bool:
+        """Waits until there is a batch to train, or it is known that none comes, so long at most.
+        requests: a `RunControl`, of whose requests all ranks hear where they wait together."""
         return True
 
 
@@ -116,55 +114,6 @@ class TrainingBatches(RunBatches):
         groups = next(Loader(part, BLOCK_ROWS).batches(0)).groups
         assert groups is not None, "tasks of an order are checked to have groups"
         return len(groups.unique_consecutive()) > 2 * len(groups.unique())
-
-
-class StreamBatches(RunBatches):
-    """The batches of `events`, from the step `state.step` on, up to `steps` in all (None: no bound).
-
-    trained: the last batch that was trained, as it was cut; held: the impressions behind it whose labels
-    are to come.
-    """
-
-    known_steps, epoch_steps = 0, sys.maxsize
-
-    def __init__(self, events: EventStream, state: RunState, steps: int | None) -> None:
-        self.events, self._limit = events, steps or sys.maxsize
-        self.total_steps = self._limit  # until `wait` has seen the end
-        self._first_step = state.step
-        self._taken: deque[CutBatch] = deque()  # and not trained
-        self.trained: CutBatch | None = None
-        self.histories, self.held = events.histories, events.held
-        self.arrived = lambda: events.has_arrived or self._next_step >= self._limit
-
-    @property
-    def _next_step(self) -> int:
-        """The step of the next batch that is taken."""
-        return self._first_step + self.events.num_taken
-
-    def on_arrival(self, wake: Callable[[], None]) -> None:
-        self.events.on_arrival = wake
-        wake()  # a batch may have come before
-
-    def wait(self, seconds: float) -> bool:
-        if not self._taken and not self.events.wait(seconds):
-            return False
-        self.total_steps = min(self._limit, self._next_step) if self.events.has_ended else self._limit
-        return True
-
-    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
-        assert state.step == self._next_step, "a stream is read once"
-        while self._next_step < self._limit:
-            try:
-                cut = self.events.take()
-            except StopIteration:
-                return
-            self._taken.append(cut)
-            yield self._next_step - 1, cut.batch
-
-    def advance(self, state: RunState) -> RunState:
-        self.trained = self._taken.popleft()
-        self.histories, self.held = self.trained.histories, self.trained.held
-        return dataclasses.replace(state, step=state.step + 1, stream=self.trained.state)
 
 
 def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> None:

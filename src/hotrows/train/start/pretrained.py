@@ -101,7 +101,7 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
                 f"{file}: vectors of {vectors.shape[1]} numbers, and the rows of table {table.name!r} "
                 f"have {table.dim}; train with that dim (--option dim={vectors.shape[1]}), or cut them"
             )
-        if embedding.dynamic.live(table) is not None:
+        if table.features[0] in embedding.dynamic.features:
             raise ValueError(
                 f"{file}: table {table.name!r} is read by dynamic features, whose rows begin with the "
                 f"first values of their keys; give pretrained values to tables with vocabularies"
