@@ -118,18 +118,12 @@ def core(folder: Path, models: list[str]) -> None:
     from benchmarks.harness import conditions, stored, write
 
     figures = stored("serving_core").get("figures", {})
+    module = [sys.executable, "-m", "benchmarks.serving"]
     for model in models:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.serving",
-            "turns",
-            model,
-            str(folder / model / DTYPES[0]),
-        ]
+        command = [*module, "turns", model, str(folder / model / DTYPES[0])]
         figures[model] = json.loads(subprocess.check_output(command, text=True))
         print(model, json.dumps(figures[model], indent=1), flush=True)
-        load = {"load_average": os.getloadavg(), "candidates": CANDIDATES}
+        load = {"load_average": os.getloadavg(), "candidates": CANDIDATES, "turns": TURNS}
         write("serving_core", {**load, "figures": figures, **conditions(1)})
 
 
@@ -150,13 +144,14 @@ def turns(model: str, bundle: str) -> None:
         for way in ways:
             largest = float(np.abs(outputs[way] - outputs["onnx"]).max())
             differences[way] = max(differences[way], largest)
-    figures: dict[str, float] = {"turns": TURNS}
-    figures |= {f"{way}, largest difference": float(f"{x:.3g}") for way, x in differences.items()}
-    for place, clock in enumerate(("clock", "thread")):
-        for q in (50, 99):
-            ms = {w: 1e3 * float(np.percentile([t[place] for t in times[w]], q)) for w in ways}
-            figures |= {f"{way}, p{q} ms of {clock}": round(value, 2) for way, value in ms.items()}
-            figures[f"times as fast, p{q} of {clock}"] = round(ms["onnx"] / ms["core"], 3)
+    figures = {}
+    for way, seconds in times.items():
+        clock, thread = (1e3 * np.array(kind) for kind in zip(*seconds, strict=True))
+        figures[way] = {
+            **{f"p{q}_ms": round(float(np.percentile(clock, q)), 2) for q in (50, 99)},
+            **{f"p{q}_cpu_ms": round(float(np.percentile(thread, q)), 2) for q in (50, 99)},
+            "largest_difference": float(f"{differences[way]:.2g}"),
+        }
     print(json.dumps(figures))
 
 

@@ -7,6 +7,8 @@
 // follows rounds once where `fma_once` says so. Processors without the instructions compute by float32, and by int32.
 #pragma once
 
+#include <cmath>
+
 #include "lanes.h"
 #include "vector_math.h"
 
@@ -96,6 +98,7 @@ struct Columns {
   Words words;  // [words, columns]
   Floats scales;
   std::vector<int32_t> sums;
+  int64_t stride;  // between rows of words
 };
 
 struct Bfloat16 {
@@ -104,7 +107,7 @@ struct Bfloat16 {
 
   // values: [rows, columns] of whole registers.
   static void narrow(const float* values, int64_t rows, int64_t columns, bool, Columns& to, uint32_t* words) {
-    (void)to;
+    to.stride = columns;
     for (int64_t i = 0; i < rows; i += kPer)
       for (int64_t c = 0; c < columns; c += kLanes, words += kLanes) {
         const float* at = values + i * columns + c;
@@ -147,7 +150,7 @@ struct Int8 {
   // above: codes are unsigned, 128 above what they mean.
   static void narrow(const float* values, int64_t rows, int64_t columns, bool above, Columns& to, uint32_t* words) {
     const uint32_t shift = above ? 128 : 0;
-    to.scales.resize(columns), to.sums.resize(columns);
+    to.scales.resize(columns), to.sums.resize(columns), to.stride = columns;
     for (int64_t c = 0; c < columns; c += kLanes) {
       Vec highest = {}, wrong = {};
       for (int64_t i = 0; i < rows; ++i) {
@@ -214,5 +217,75 @@ struct Int8 {
   };
 #endif
 };
+
+template <class F>
+inline int64_t words_of(int64_t n) {
+  return (n + F::kPer - 1) / F::kPer;
+}
+
+// y: [outputs, TILE] of x: [words, TILE]; scales: of events.
+template <class F, class CODE, int REGISTERS, int OUTPUTS>
+__attribute__((noinline)) void block(const uint32_t* x, int64_t words, const Columns& of, int64_t o,
+                                     const float* bias, const float* scales, float* y) {
+  typename F::Sum sums[OUTPUTS][REGISTERS];
+  const uint32_t* w = of.words.data() + o;
+#pragma GCC unroll 16
+  for (int k = 0; k < OUTPUTS; ++k)
+#pragma GCC unroll 2
+    for (int r = 0; r < REGISTERS; ++r) sums[k][r] = F::begin(of, bias, o + k);
+  for (int64_t i = 0; i < words; ++i, x += REGISTERS * kLanes, w += of.stride) {
+    const auto first = CODE::open(load_words(x)), second = CODE::open(load_words(x + (REGISTERS - 1) * kLanes));
+#pragma GCC unroll 16
+    for (int k = 0; k < OUTPUTS; ++k) {
+      const auto weight = CODE::weight(w[k]);
+      sums[k][0] = CODE::add(sums[k][0], first, weight);
+      if (REGISTERS > 1) sums[k][REGISTERS - 1] = CODE::add(sums[k][REGISTERS - 1], second, weight);
+    }
+  }
+#pragma GCC unroll 16
+  for (int k = 0; k < OUTPUTS; ++k)
+#pragma GCC unroll 2
+    for (int r = 0; r < REGISTERS; ++r)
+      store_full(y + (o + k) * REGISTERS * kLanes + r * kLanes,
+                 F::end(sums[k][r], of, bias, o + k, load_full(scales + r * kLanes)));
+}
+
+template <class F, class CODE, int REGISTERS, int OUTPUTS = kMostOutputs>
+inline void block_of(int64_t outputs, const uint32_t* x, int64_t words, const Columns& of, int64_t o, const float* bias,
+                     const float* scales, float* y) {
+  if constexpr (OUTPUTS > 1)
+    if (outputs < OUTPUTS)
+      return block_of<F, CODE, REGISTERS, OUTPUTS - 1>(outputs, x, words, of, o, bias, scales, y);
+  block<F, CODE, REGISTERS, OUTPUTS>(x, words, of, o, bias, scales, y);
+}
+
+// The outputs from `o` to `end`.
+template <class F, class CODE, int REGISTERS>
+inline void product(const uint32_t* x, int64_t in, const Columns& of, const float* bias, const float* scales, int64_t o,
+                    int64_t end, float* y) {
+  for (int64_t blocks = (end - o + kMostOutputs - 1) / kMostOutputs; blocks > 0; --blocks) {
+    const int64_t outputs = (end - o + blocks - 1) / blocks;
+    block_of<F, CODE, REGISTERS>(outputs, x, words_of<F>(in), of, o, bias, scales, y);
+    o += outputs;
+  }
+}
+
+// Whether this processor has the instructions, and they compute as the plain path: of a pair the odd one first.
+template <class F>
+inline bool is_native() {
+#if defined(__AVX512F__)
+  if (!__builtin_cpu_supports(F::kPer == 2 ? "avx512bf16" : "avx512vnni")) return false;
+  if constexpr (F::kPer == 2) {
+    const Bits x = Bits{} + 0x3F803F80u, w = Bits{} + 0x4B80CB80u;  // 1, 1 and 2^24, -2^24: 1 is lost
+    const Vec sum = spread(1.0f);
+    using P = Bfloat16::Plain;
+    const Vec wrong = Bfloat16::Native::add(sum, x, w) - P::add(sum, P::open(x), P::open(w));
+    return wrong[0] == 0;
+  }
+  return true;
+#else
+  return false;
+#endif
+}
 
 }  // namespace hotrows

@@ -1,8 +1,6 @@
 // Target attention (target_attention.cpp) forward, with products of 16 or 8 bits (narrow.h): events in lanes, a tile
 // of them through all layers. Scores have the bits of their definition at every level of instructions; the softmax and
 // the sums of keys are float32, as ever.
-#include <cmath>
-
 #include "codes.h"
 #include "narrow.h"
 #include "target_projection.h"
@@ -21,11 +19,6 @@ struct Layer {
   Columns w;
   Floats bias;
 };
-
-template <class F>
-int64_t words_of(int64_t n) {
-  return (n + F::kPer - 1) / F::kPer;
-}
 
 template <class F>
 struct Network {
@@ -61,52 +54,6 @@ struct Network {
     }
   }
 };
-
-// y: [outputs, TILE] of x: [words, TILE]; scales: of events.
-template <class F, class CODE, int REGISTERS, int OUTPUTS>
-__attribute__((noinline)) void block(const uint32_t* x, int64_t words, const Columns& of, int64_t o, int64_t stride,
-                                     const float* bias, const float* scales, float* y) {
-  typename F::Sum sums[OUTPUTS][REGISTERS];
-  const uint32_t* w = of.words.data() + o;
-#pragma GCC unroll 16
-  for (int k = 0; k < OUTPUTS; ++k)
-#pragma GCC unroll 2
-    for (int r = 0; r < REGISTERS; ++r) sums[k][r] = F::begin(of, bias, o + k);
-  for (int64_t i = 0; i < words; ++i, x += REGISTERS * kLanes, w += stride) {
-    const auto first = CODE::open(load_words(x)), second = CODE::open(load_words(x + (REGISTERS - 1) * kLanes));
-#pragma GCC unroll 16
-    for (int k = 0; k < OUTPUTS; ++k) {
-      const auto weight = CODE::weight(w[k]);
-      sums[k][0] = CODE::add(sums[k][0], first, weight);
-      if (REGISTERS > 1) sums[k][REGISTERS - 1] = CODE::add(sums[k][REGISTERS - 1], second, weight);
-    }
-  }
-#pragma GCC unroll 16
-  for (int k = 0; k < OUTPUTS; ++k)
-#pragma GCC unroll 2
-    for (int r = 0; r < REGISTERS; ++r)
-      store_full(y + (o + k) * REGISTERS * kLanes + r * kLanes,
-                 F::end(sums[k][r], of, bias, o + k, load_full(scales + r * kLanes)));
-}
-
-template <class F, class CODE, int REGISTERS, int OUTPUTS = kMostOutputs>
-void block_of(int64_t outputs, const uint32_t* x, int64_t words, const Columns& of, int64_t o, int64_t stride,
-              const float* bias, const float* scales, float* y) {
-  if constexpr (OUTPUTS > 1)
-    if (outputs < OUTPUTS)
-      return block_of<F, CODE, REGISTERS, OUTPUTS - 1>(outputs, x, words, of, o, stride, bias, scales, y);
-  block<F, CODE, REGISTERS, OUTPUTS>(x, words, of, o, stride, bias, scales, y);
-}
-
-template <class F, class CODE, int REGISTERS>
-void product(const uint32_t* x, int64_t in, const Columns& of, const float* bias, const float* scales, int64_t out,
-             float* y) {
-  for (int64_t blocks = (out + kMostOutputs - 1) / kMostOutputs, o = 0; blocks > 0; --blocks) {
-    const int64_t outputs = (out - o + blocks - 1) / blocks;
-    block_of<F, CODE, REGISTERS>(outputs, x, words_of<F>(in), of, o, padded(out), bias, scales, y);
-    o += outputs;
-  }
-}
 
 // Of one thread: the keys of a request, a sample's first layer, and what a tile's layers make.
 struct Scratch {
@@ -188,13 +135,13 @@ struct Attention {
   template <int REGISTERS>
   void scores(int64_t n, float wrong, Scratch& t, float* out) const {
     constexpr int64_t TILE = REGISTERS * kLanes;
-    product<F, CODE, REGISTERS>(&t.keys[n * words_of<F>(s.D)], s.D, t.first, t.terms.data(), &t.scales[n], s.H,
-                                t.y.data());
+    product<F, CODE, REGISTERS>(&t.keys[n * words_of<F>(s.D)], s.D, t.first, t.terms.data(), &t.scales[n], 0,
+                                s.H, t.y.data());
     for (size_t l = 0; l < net.layers.size(); ++l) {
       const Layer& layer = net.layers[l];
       activate<F, REGISTERS>(net, net.slopes[l], layer.in, t.y.data(), t.words.data());
-      product<F, CODE, REGISTERS>(t.words.data(), layer.in, layer.w, layer.bias.data(), t.ones.data(), layer.out,
-                                  t.y.data());
+      product<F, CODE, REGISTERS>(t.words.data(), layer.in, layer.w, layer.bias.data(), t.ones.data(), 0,
+                                  layer.out, t.y.data());
     }
     for (int64_t r = 0; r < TILE; r += kLanes) {
       Vec x = load_full(&t.y[r]) * net.scale;
@@ -242,29 +189,10 @@ struct Attention {
   }
 };
 
-// Whether this processor has the instructions, and they compute as narrow.h does: in pairs, the odd one first.
-template <class F>
-bool is_native() {
-#if defined(__AVX512F__)
-  if (!__builtin_cpu_supports(F::kPer == 2 ? "avx512bf16" : "avx512vnni")) return false;
-  if constexpr (F::kPer == 2) {
-    const Bits x = Bits{} + 0x3F803F81u, w = Bits{} + 0xCB804B80u;
-    const Vec sum = spread(0.33f);
-    using P = Bfloat16::Plain;
-    const Vec wrong = Bfloat16::Native::add(sum, x, w) - P::add(sum, P::open(x), P::open(w));
-    return wrong[0] == 0;
-  }
-  return true;
-#else
-  return false;
-#endif
-}
-
 template <class F, class... Inputs>
 void run(bool plain, float* weights, float* out, const Inputs&... inputs) {
 #if defined(__AVX512F__)
-  static const bool native = is_native<F>();
-  if (native && !plain) return Attention<F, typename F::Native>{inputs...}.forward(weights, out);
+  if (!plain && is_native<F>()) return Attention<F, typename F::Native>{inputs...}.forward(weights, out);
 #endif
   (void)plain;
   Attention<F, typename F::Plain>{inputs...}.forward(weights, out);

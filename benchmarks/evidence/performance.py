@@ -403,6 +403,15 @@ def served() -> list[list[str]]:
     return rows
 
 
+def served_ways() -> list[list[str]]:
+    keys = ("p50_cpu_ms", "p99_cpu_ms", "largest_difference")
+    return [
+        [model, way, *(str(f[key]) for key in keys)]
+        for model, ways in at("serving_core/figures").items()
+        for way, f in ways.items()
+    ]
+
+
 def served_load() -> list[list[str]]:
     return [
         [
@@ -647,6 +656,12 @@ TABLES = [
         "model | tables | MB | p50, ms | p99, ms | largest error | test AUC",
         served,
         of("benchmarks.serving", "serving"),
+    ),
+    Table(
+        "core",
+        "model | way | p50, ms | p99, ms | largest difference",
+        served_ways,
+        of("benchmarks.serving core", "serving_core"),
     ),
     Table(
         "load",

@@ -169,6 +169,46 @@ def test_scores_have_the_bits_of_their_definition(dim, precision, activation, le
     assert np.isfinite(expected).mean() > 0.8 and np.isnan(expected).any()
 
 
+@pytest.mark.parametrize("kind", ["augru", "augru_code", "agru"])
+@pytest.mark.parametrize("dim", [1, 3, 7, 16, 17, 64])
+def test_states_have_the_bits_of_their_definition(dim, kind, level):
+    random, lists = np.random.default_rng(dim), lists_of(np.random.default_rng(1), dim)
+    parts = random.normal(size=(len(lists.keys), 3 * dim)).astype("f4")
+    parts[0, 0], parts[5, 0] = np.nan, np.inf
+    attention = random.random(lists.num_pairs).astype("f4")
+    weight, bias = (random.normal(size=n).astype("f4") for n in ((3 * dim, dim), 3 * dim))
+    for after in (0, 1):
+        out = np.empty_like(lists.queries)
+        number = native.codes("recurrent_kind", "gru", "augru", "augru_code", "agru")[kind]
+        native.call(
+            "last_states", parts, attention, *lists.places, len(LENGTHS), weight, bias, dim, number,
+            after, 16, int(level == "plain"), out,
+        )  # fmt: skip
+        expected = states(parts, attention, weight, bias, kind, after)
+        np.testing.assert_array_equal(out, expected)
+        assert np.isfinite(expected).mean() > 0.8 and np.isnan(expected).any()
+
+
+def states(parts, attention, weight, bias, kind, after):
+    """The last states [B, D], their products in bfloat16."""
+    dim, last, sample = weight.shape[1], [], 0
+    (of_gates, of_candidate), ends = np.split(weight.T, [2 * dim], 1), LENGTHS.cumsum()
+    for r, count in enumerate(SAMPLES):
+        h = np.zeros((count, dim), "f4")
+        for t, x in enumerate(parts[ends[r] - LENGTHS[r] : ends[r]]):
+            begin, y = x + bias, h
+            r_gate, z = np.split(sigmoid(pairs(h, of_gates, begin[: 2 * dim]) * 2, 1), 2, 1)
+            q = pairs(h if after else r_gate * h, of_candidate, (bias if after else begin)[2 * dim :])
+            q = fma(r_gate, q, x[2 * dim :]) if after else q
+            candidate = sigmoid(q * 4, 1) * 2 - 1
+            a = attention[sample + t : sample + t + count * LENGTHS[r] : LENGTHS[r], None]
+            share = {"augru": a * z, "augru_code": 1 - (1 - a) * z, "agru": a}[kind]
+            h = fma(share, candidate - y, y)
+        last.append(h)
+        sample += count * LENGTHS[r]
+    return np.concatenate(last)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("dim", [3, 16, 100])
 def test_sums_are_near_those_of_float32(dim, precision):

@@ -73,7 +73,7 @@ class CoreLayer:
     @property
     def can_be_narrow(self) -> bool:
         """Whether it has products that another precision than float32 makes faster."""
-        return self.kind == "target_attention" or bool(self.options.get("attention"))
+        return self.kind in ("target_attention", "evolving_interest")
 
     @property
     def reads(self) -> tuple[tuple[str, str], ...]:

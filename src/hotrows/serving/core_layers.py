@@ -81,7 +81,7 @@ class TargetAttentionLayer:
         self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray],
         precision: str = "float32", plain: bool = False,
     ) -> None:  # fmt: skip
-        bits = {"float32": 32, "bfloat16": 16, "int8": 8}[precision]
+        bits = _BITS[precision]
         self._bits, self._plain = bits if options["activation"] == "sigmoid" else max(bits, 16), plain
         self._sizes = np.array(options["sizes"], np.int64)
         self._activation = _ACTIVATIONS[options["activation"]]
@@ -109,9 +109,9 @@ class TargetAttentionLayer:
     def weights(self, lists: Lists, sums: np.ndarray | None = None) -> np.ndarray:
         """[N'], of the keys of every sample's list; sums: receives what `__call__` returns."""
         weights = np.empty(lists.num_pairs, np.float32)
-        name, how = "target_attention", ()
-        if self._bits < 32:
-            name, how = "narrow_attention", (self._bits, int(self._plain))
+        is_narrow = self._bits < 32
+        name = "narrow_attention" if is_narrow else "target_attention"
+        how = [self._bits, int(self._plain)] if is_narrow else []
         call(
             name, lists.queries, lists.keys, *lists.places, len(lists.lengths),
             self._dim, *self._first, self._sizes, len(self._sizes), self._others, self._slopes,
@@ -121,13 +121,17 @@ class TargetAttentionLayer:
 
 
 class EvolvingInterestLayer:
-    """`models.interests.EvolvingInterest` of lists, DIEN's: two GRUs, the second led by attention, which
-    alone has another precision."""
+    """`models.interests.EvolvingInterest` of lists, DIEN's: two GRUs, the second led by attention.
+
+    precision: of products with the queries, whose number is large; the second GRU has bfloat16 for int8.
+    plain: as in `TargetAttentionLayer`.
+    """
 
     def __init__(
         self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray],
-        precision: str = "float32",
+        precision: str = "float32", plain: bool = False,
     ) -> None:  # fmt: skip
+        self._bits, self._plain = max(_BITS[precision], 16), plain
         self._dim, self._kind = dim, _KINDS_OF_GRUS[options["evolution"]]
         self._after, self._sums = options["reset"] == "after", options["sums"]
         self._extraction, self._evolving = parameters[:4], parameters[4:8]
@@ -137,7 +141,7 @@ class EvolvingInterestLayer:
         attention, others = options["attention"], parameters[11:]
         self._attention = None
         if attention:
-            self._attention = TargetAttentionLayer(attention, dim, others, precision)
+            self._attention = TargetAttentionLayer(attention, dim, others, precision, plain)
 
     @staticmethod
     def sizes(options: Mapping[str, Any], dim: int) -> list[int]:
@@ -166,7 +170,7 @@ class EvolvingInterestLayer:
         last = np.empty_like(query)
         call(
             "last_states", parts, weights, *lists.places, len(lists.lengths), across, bias_across,
-            dim, self._kind, int(self._after), last,
+            dim, self._kind, int(self._after), self._bits, int(self._plain), last,
         )  # fmt: skip
         if not self._sums:
             return last
@@ -374,5 +378,6 @@ KINDS: dict[str, type[TargetAttentionLayer | EvolvingInterestLayer | TransducedI
 OF_LISTS = EvolvingInterestLayer, TransducedInterestLayer
 """Those that make something of lists alone, whatever the queries."""
 _NONE = np.zeros(0, np.float32)
+_BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
 _ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")
 _KINDS_OF_GRUS = codes("recurrent_kind", "gru", "augru", "augru_code", "agru")

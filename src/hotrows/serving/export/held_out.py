@@ -62,10 +62,10 @@ def compare_held_out(folder: Path, recommender: Recommender, run: Path) -> dict[
 def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dict[str, dict[str, Any]]:
     """Scores the first held-out rows of the data of `run` by the bundle in `folder` with each precision.
 
-    Returns by precision the part, its rows, their AUC (null where labels are no clicks), the largest
-    differences from float32, of predictions, of the AUC and of the mean prediction as a share of it, and
-    whether it holds: whether they are within their bounds. Empty where no layer may have another
-    precision, where the data is not there any more, or has no such rows.
+    Returns by precision the part, its rows, the largest differences from float32, of predictions, of the
+    AUC and of the mean prediction as a share of it, and whether it holds: whether they are within their
+    bounds. Empty where no layer may have another precision, where the data is not there any more, or has
+    no such rows.
     """
     (name, part), scorer = _held_out(run), Scorer(folder)
     if part is None or not any(layer.can_be_narrow for layer in scorer.bundle.core_layers):
@@ -84,11 +84,12 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
         (before, of_float32), (now, of_now) = outcomes[0], outcomes[-1]
         units = np.where(probabilities, 1.0, np.maximum(before.std(0), 1e-12))
         aucs = [(x.auc, y.auc) for x, y in zip(of_now, of_float32, strict=True) if math.isfinite(y.auc)]
-        means = now.mean(0, np.float64) / before.mean(0, np.float64) - 1
+        means = now.mean(0, np.float64) - before.mean(0, np.float64)
+        shares = np.where(probabilities, before.mean(0), np.maximum(np.abs(before.mean(0)), units))
         error = {
             "prediction": float((np.abs(now - before) / units).max()),
             "auc": max((abs(x - y) for x, y in aucs), default=0.0),
-            "mean": float(np.abs(means).max()),
+            "mean": float(np.abs(means / shares).max()),
         }
         bounds = {"prediction": _PREDICTION[precision], "auc": _AUC, "mean": _MEAN}
         errors[precision] = {
