@@ -161,7 +161,7 @@ struct Attention {
         size - n > kLanes ? scores<2>(n, wrong, t, out) : scores<1>(n, wrong, t, out);
         std::copy_n(out, std::min(kTile, size - n), of + n);
       }
-      if (net.normalized && size > 0) softmax(of, size);
+      if (net.normalized && size > 0) softmax(of, size, of);
       if (sums) weighted_sum(of, keys + lists.offsets[r] * s.D, size, s.D, sums + b * s.D);
     }
   }

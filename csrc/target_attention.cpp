@@ -256,7 +256,7 @@ void in_lanes(const Attention& a, int64_t r, int64_t b, int64_t count, Lanes& t,
         lane_scores<1>(a, tile, term, t, scores);
       std::copy_n(scores, std::min(TILE, size - n), of + n);
     }
-    if (a.net.normalized) softmax(of, size);
+    if (a.net.normalized) softmax(of, size, of);
     if (out) weighted_sum(of, keys, size, D, out + (b + i) * D);
   }
 }
@@ -291,7 +291,7 @@ void forward(const Attention& a, float* weights, float* out) {
         for (int64_t b = a.lists.first(r); a.lists.size(r) < kLong && b < a.lists.first(r + 1); ++b) {
           const int64_t size = a.lists.size(r);
           float* of = weights + a.lists.at(r, b);
-          if (a.net.normalized && size > 0) softmax(of, size);
+          if (a.net.normalized && size > 0) softmax(of, size, of);
           if (out) weighted_sum(of, a.keys + a.lists.offsets[r] * a.s.D, size, a.s.D, out + b * a.s.D);
         }
     }

@@ -5,16 +5,17 @@
 
 namespace hotrows {
 
-inline void softmax(float* scores, int64_t n) {
+// out may be scores.
+inline void softmax(const float* scores, int64_t n, float* out) {
   float highest = scores[0];
   for (int64_t i = 1; i < n; ++i) highest = std::max(highest, scores[i]);
   Vec total = {};
   for (int64_t i = 0; i < n; i += kLanes) {
-    store(scores + i, exp(load(scores + i, n - i) - highest), n - i);
-    total += load(scores + i, n - i);
+    store(out + i, exp(load(scores + i, n - i) - highest), n - i);
+    total += load(out + i, n - i);
   }
   const float share = 1.0f / sum(total);
-  for (int64_t i = 0; i < n; ++i) scores[i] *= share;
+  for (int64_t i = 0; i < n; ++i) out[i] *= share;
 }
 
 inline void weighted_sum(const float* weights, const float* values, int64_t L, int64_t D, float* out) {

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from hotrows.cli import publishing
 from hotrows.runtime import native
 from hotrows.serving import Scorer
 from hotrows.serving.core_layers import Lists, TargetAttentionLayer
@@ -270,6 +271,11 @@ def test_a_model_without_attention_in_the_core_is_refused(clicks_encoded, tmp_pa
         export(run, tmp_path / "out", format="onnx", precision="bfloat16")
     out = export(run, tmp_path / "out", format="onnx", precision="auto")
     assert Scorer(out).bundle.precision == "float32"
+
+
+def test_a_command_that_goes_on_publishes_in_the_precision(tmp_path):
+    words = publishing.words([Publisher(tmp_path, precision="int8")])
+    assert words[words.index("--publish-precision") + 1] == "int8"
 
 
 @pytest.mark.slow

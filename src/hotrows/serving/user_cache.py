@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +19,13 @@ Key = tuple[object, bytes]
 _OF_ENTRY = 400  # bytes, beside the values
 
 
+@dataclass(slots=True)
 class _Entry:
-    """made, read: when it was computed and last read, by `time.monotonic`."""
+    """created, read: when it was computed and last read, by `time.monotonic`."""
 
-    __slots__ = ("made", "read", "values")
-
-    def __init__(self, values: np.ndarray, made: float) -> None:
-        self.values, self.made, self.read = values, made, made
+    values: np.ndarray
+    created: float
+    read: float
 
 
 class UserCache:
@@ -36,7 +37,7 @@ class UserCache:
         self._capacity, self._lock = capacity, threading.Lock()
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self.hits = self.misses = self.num_bytes = 0
-        self._made = 0.0
+        self._created = 0.0
 
     def find(self, keys: Mapping[int, Key]) -> dict[int, np.ndarray]:
         """The values that are there, by the places of their keys."""
@@ -55,12 +56,13 @@ class UserCache:
         with self._lock:
             if key in self._entries or values.nbytes + _OF_ENTRY > self._capacity:
                 return
-            self._entries[key] = entry = _Entry(values, time.monotonic())
-            self._made += entry.made
+            now = time.monotonic()
+            self._entries[key] = _Entry(values, now, now)
+            self._created += now
             self.num_bytes += values.nbytes + _OF_ENTRY
             while self.num_bytes > self._capacity:
                 _, oldest = self._entries.popitem(last=False)
-                self._made -= oldest.made
+                self._created -= oldest.created
                 self.num_bytes -= oldest.values.nbytes + _OF_ENTRY
 
     def ages(self) -> tuple[float, float]:
@@ -69,7 +71,7 @@ class UserCache:
             if not self._entries:
                 return 0.0, 0.0
             now, oldest = time.monotonic(), next(iter(self._entries.values()))
-            return now - self._made / len(self._entries), now - oldest.read
+            return now - self._created / len(self._entries), now - oldest.read
 
 
 def key_of(layer: object, vectors: np.ndarray) -> Key:
