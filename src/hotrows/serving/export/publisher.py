@@ -103,7 +103,7 @@ class Publisher(Callback):
     format: onnx or pt2.
     table_dtype: number format of published rows: float32, float16, int8 or int4.
     shared: features that all rows of a request have in common, see `export`.
-    precision: number format of attention's products when serving: float32, bfloat16 or int8.
+    precision: number format of attention when serving: float32, bfloat16 or int8.
     base_every: deltas between bases (default: until they are as large as a base).
     keep: how many of the last bases stay, with the deltas after them.
 

@@ -81,8 +81,8 @@ def export(
         program, weights are written as they are stored (default: float32).
     shared: features that all rows of a request have in common, such as user,history; a program of the
         bundle computes once what follows from them.
-    precision: number format of attention's products when serving: float32, bfloat16, int8, or auto, the
-        smallest that scores held-out rows almost as float32; the errors are in `export.json`.
+    precision: number format of attention when serving: float32, bfloat16, int8, or auto, the smallest
+        that scores held-out rows almost as float32.
     state: write the state of the optimizers too; only in format safetensors.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
