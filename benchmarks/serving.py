@@ -8,9 +8,10 @@ Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numb
 DIEN and HSTU a user, an item and a history, of 1,000 items for din-1000), exported with tables of
 float32, int8 and int4, and with float32 without a program for what is shared, and scored in a process of
 its own, where importing PyTorch fails: time to import and to score first, then 500 requests, or those of
-ten seconds. Their AUC on held-out rows says what fewer bits cost. `core` lets both programs of one bundle
-score each request in turn, and for DIEN and HSTU the core with all users in its cache; seconds are of the
-clock, and of the thread, which other work disturbs less.
+ten seconds. Their AUC on held-out rows says what fewer bits cost. `core` lets all ways through one bundle
+score each request in turn: ONNX Runtime, with float32 and with its static int8, OpenVINO where it is
+installed, the core in each precision, and for DIEN and HSTU with all users in its cache. Seconds are of
+the clock, and of the thread, which other work disturbs less; differences are of predictions.
 """
 
 import argparse
@@ -117,18 +118,12 @@ def core(folder: Path, models: list[str]) -> None:
     from benchmarks.harness import conditions, stored, write
 
     figures = stored("serving_core").get("figures", {})
+    module = [sys.executable, "-m", "benchmarks.serving"]
     for model in models:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.serving",
-            "turns",
-            model,
-            str(folder / model / DTYPES[0]),
-        ]
+        command = [*module, "turns", model, str(folder / model / DTYPES[0])]
         figures[model] = json.loads(subprocess.check_output(command, text=True))
         print(model, json.dumps(figures[model], indent=1), flush=True)
-        load = {"load_average": os.getloadavg(), "candidates": CANDIDATES}
+        load = {"load_average": os.getloadavg(), "candidates": CANDIDATES, "turns": TURNS}
         write("serving_core", {**load, "figures": figures, **conditions(1)})
 
 
@@ -136,27 +131,95 @@ def turns(model: str, bundle: str) -> None:
     """In a process of its own: the times of the ways through a bundle, as JSON."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    from hotrows.serving import Scorer
-
-    ways = {"onnx": Scorer(bundle, core=False), "core": Scorer(bundle)}
-    if not model.startswith("din-"):
-        ways["core of known users"] = Scorer(bundle, user_cache=1 << 30)
     requests = [request_of(model, seed) for seed in range(20)]
+    ways = ways_of(Path(bundle), requests)
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    outputs, differences = {way: s.logits(*r) for way, s in ways.items() for r in requests}, []
+    outputs = {way: score(*r) for way, score in ways.items() for r in requests}
+    differences = dict.fromkeys(ways, 0.0)
     for number in range(TURNS):
         for way in list(ways)[:: 1 if number % 2 else -1]:
             begin = time.perf_counter(), time.thread_time()
-            outputs[way] = ways[way].logits(*requests[number % len(requests)])
+            outputs[way] = ways[way](*requests[number % len(requests)])
             times[way].append((time.perf_counter() - begin[0], time.thread_time() - begin[1]))
-        differences += [float(np.abs(outputs[way] - outputs["onnx"]).max()) for way in ways]
-    figures: dict[str, float] = {"turns": TURNS, "largest_difference_of_logits": max(differences)}
-    for place, clock in enumerate(("clock", "thread")):
-        for q in (50, 99):
-            ms = {w: 1e3 * float(np.percentile([t[place] for t in times[w]], q)) for w in ways}
-            figures |= {f"{way}, p{q} ms of {clock}": round(value, 2) for way, value in ms.items()}
-            figures[f"times as fast, p{q} of {clock}"] = round(ms["onnx"] / ms["core"], 3)
+        for way in ways:
+            largest = float(np.abs(outputs[way] - outputs["onnx"]).max())
+            differences[way] = max(differences[way], largest)
+    figures = {}
+    for way, seconds in times.items():
+        clock, thread = (1e3 * np.array(kind) for kind in zip(*seconds, strict=True))
+        figures[way] = {
+            **{f"p{q}_ms": round(float(np.percentile(clock, q)), 2) for q in (50, 99)},
+            **{f"p{q}_cpu_ms": round(float(np.percentile(thread, q)), 2) for q in (50, 99)},
+            "largest_difference": float(f"{differences[way]:.2g}"),
+        }
     print(json.dumps(figures))
+
+
+def ways_of(bundle: Path, requests: list) -> dict:
+    """Functions that score a request, by name."""
+    import dataclasses
+
+    from hotrows.serving import Scorer
+    from hotrows.serving.core_layers import open_core
+    from hotrows.serving.programs import ProgramFile, _Onnx
+
+    onnx, core = Scorer(bundle, core=False), Scorer(bundle)
+
+    def by(scorer, **changes):
+        version = dataclasses.replace(scorer.version, **changes)
+        return lambda *r: scorer.predictions(scorer.logits(*r, version), version)
+
+    program, quantized = bundle / onnx.bundle.shared_program, bundle.parent / "model.int8.onnx"
+    if not quantized.exists():
+        _quantize(onnx, requests[:4], program, quantized)
+    ways, of_int8 = {"onnx": by(onnx)}, ProgramFile(quantized, onnx.bundle.shared_inputs)
+    ways["onnx int8"] = by(onnx, shared_program=_Onnx(of_int8, 1))
+    try:
+        ways["openvino"] = by(onnx, shared_program=_openvino(program))
+    except ImportError:
+        print("OpenVINO is not installed", file=sys.stderr)
+    ways["core"] = by(core)
+    if any(layer.can_be_narrow for layer in core.bundle.core_layers):
+        for precision in ("bfloat16", "int8"):
+            of_precision = dataclasses.replace(core.bundle, precision=precision)
+            model = open_core(of_precision, core.version.program.content(), 1)
+            ways[f"core, {precision}"] = by(core, core=model)
+    if "din-" not in str(bundle):
+        ways["core of known users"] = by(Scorer(bundle, user_cache=1 << 30))
+    return ways
+
+
+def _quantize(scorer, requests: list, program: Path, out: Path) -> None:
+    """ONNX Runtime's static int8, calibrated on what these requests give the program."""
+    import dataclasses
+
+    from onnxruntime import quantization
+
+    seen = []
+
+    class Noted(quantization.CalibrationDataReader):
+        """A program that keeps its inputs, and gives them again."""
+
+        def __call__(self, inputs):
+            seen.append({name: array[:64] for name, array in inputs.items()})
+            return scorer.version.shared_program(inputs)
+
+        def get_next(self):
+            return seen.pop() if seen else None
+
+    noted = Noted()
+    version = dataclasses.replace(scorer.version, shared_program=noted)
+    for rows, shared in requests:
+        scorer.logits(rows, shared, version)
+    quantization.quantize_static(program, out, noted, per_channel=True)
+
+
+def _openvino(program: Path):
+    import openvino
+
+    compiled = openvino.compile_model(program, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    names = [entry.any_name for entry in compiled.inputs]
+    return lambda inputs: compiled({name: inputs[name] for name in names})[0]
 
 
 def past_of(model: str) -> int:

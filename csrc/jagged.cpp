@@ -1,23 +1,11 @@
 // Attention's sums over lists of uneven length: the softmax of scores, and the three gradients of
 // sum over n of w_n (q_b . k_n), b the sample of n: of the weights, of the queries, of the keys.
 #include "chunks.h"
-#include "vector_math.h"
+#include "weighted_sums.h"
 
 namespace {
 
 using namespace hotrows;
-
-void softmax(const float* scores, int64_t L, float* out) {
-  float highest = scores[0];
-  for (int64_t n = 1; n < L; ++n) highest = std::max(highest, scores[n]);
-  Vec total = {};
-  for (int64_t n = 0; n < L; n += kLanes) {
-    store(out + n, exp(load(scores + n, L - n) - highest), L - n);
-    total += load(out + n, L - n);
-  }
-  const float share = 1.0f / sum(total);
-  for (int64_t n = 0; n < L; ++n) out[n] *= share;
-}
 
 void softmax_backward(const float* grad, const float* weights, int64_t L, float* out) {
   Vec total = {};
@@ -41,7 +29,8 @@ inline void sum_columns(const float* weights, const float* values, int64_t L, in
     store(out + d + r * kLanes, totals[r], D - d - r * kLanes);
 }
 
-void weighted_sum(const float* weights, const float* values, int64_t L, int64_t D, float* out) {
+// In one chain of sums, unlike `hotrows::weighted_sum`.
+void sum_by_weight(const float* weights, const float* values, int64_t L, int64_t D, float* out) {
   int64_t d = 0;
   for (; d + 4 * kLanes <= D; d += 4 * kLanes) sum_columns<4>(weights, values, L, D, d, out);
   for (; d < D; d += kLanes) sum_columns<1>(weights, values, L, D, d, out);
@@ -87,7 +76,7 @@ HOTROWS_API void hotrows_weighted_sum(const float* weights, const float* values,
                                       const int64_t* offsets, const int64_t* starts, int64_t R, int64_t D,
                                       float* out) {
   each_list({ends, offsets, starts, R}, [&](int64_t at, int64_t key, int64_t L, int64_t s, bool) {
-    weighted_sum(weights + at, values + key * D, L, D, out + s * D);
+    sum_by_weight(weights + at, values + key * D, L, D, out + s * D);
   });
 }
 

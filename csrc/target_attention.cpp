@@ -13,7 +13,7 @@
 #include "codes.h"
 #include "lanes.h"
 #include "target_projection.h"
-#include "vector_math.h"
+#include "weighted_sums.h"
 
 namespace {
 
@@ -210,27 +210,6 @@ struct Attention {
   }
 };
 
-void softmax(float* scores, int64_t n) {
-  float highest = scores[0];
-  for (int64_t i = 1; i < n; ++i) highest = std::max(highest, scores[i]);
-  Vec total = {};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    store(scores + i, exp(load(scores + i, n - i) - highest), n - i);
-    total += load(scores + i, n - i);
-  }
-  const float share = 1.0f / sum(total);
-  for (int64_t i = 0; i < n; ++i) scores[i] *= share;
-}
-
-void weighted_sum(const float* weights, const float* values, int64_t L, int64_t D, float* out) {
-  for (int64_t d = 0; d < D; d += kLanes) {
-    Vec totals[4] = {};  // four chains of sums, or each would wait for the one before
-    for (int64_t n = 0; n < L; ++n)
-      totals[n % 4] = fma(spread(weights[n]), load(values + n * D + d, D - d), totals[n % 4]);
-    store(out + d, (totals[0] + totals[1]) + (totals[2] + totals[3]), D - d);
-  }
-}
-
 // Of one thread: the keys of a request in lanes, and the layers of a tile.
 struct Lanes {
   Floats keys, terms, matrix, rows[2];
@@ -277,7 +256,7 @@ void in_lanes(const Attention& a, int64_t r, int64_t b, int64_t count, Lanes& t,
         lane_scores<1>(a, tile, term, t, scores);
       std::copy_n(scores, std::min(TILE, size - n), of + n);
     }
-    if (a.net.normalized) softmax(of, size);
+    if (a.net.normalized) softmax(of, size, of);
     if (out) weighted_sum(of, keys, size, D, out + (b + i) * D);
   }
 }
@@ -312,7 +291,7 @@ void forward(const Attention& a, float* weights, float* out) {
         for (int64_t b = a.lists.first(r); a.lists.size(r) < kLong && b < a.lists.first(r + 1); ++b) {
           const int64_t size = a.lists.size(r);
           float* of = weights + a.lists.at(r, b);
-          if (a.net.normalized && size > 0) softmax(of, size);
+          if (a.net.normalized && size > 0) softmax(of, size, of);
           if (out) weighted_sum(of, a.keys + a.lists.offsets[r] * a.s.D, size, a.s.D, out + b * a.s.D);
         }
     }

@@ -385,10 +385,9 @@ def by_reference() -> list[list[str]]:
 
 def served() -> list[list[str]]:
     rows = []
-    for model, by_kind in at("serving/figures").items():
-        of_lists = ("float32", "float32, nothing shared")
-        for kind in of_lists if "-" in model else ("float32", "int8", "int4"):
-            f = by_kind[kind]
+    for model in ("deepfm", "dlrm"):  # models with histories are among the ways
+        for kind in ("float32", "int8", "int4"):
+            f = at(f"serving/figures/{model}/{kind}")
             rows.append(
                 [
                     model,
@@ -401,6 +400,15 @@ def served() -> list[list[str]]:
                 ]
             )
     return rows
+
+
+def served_ways() -> list[list[str]]:
+    keys = ("p50_cpu_ms", "p99_cpu_ms", "largest_difference")
+    return [
+        [model, way, *(str(f[key]) for key in keys)]
+        for model, ways in at("serving_core/figures").items()
+        for way, f in ways.items()
+    ]
 
 
 def served_load() -> list[list[str]]:
@@ -647,6 +655,12 @@ TABLES = [
         "model | tables | MB | p50, ms | p99, ms | largest error | test AUC",
         served,
         of("benchmarks.serving", "serving"),
+    ),
+    Table(
+        "core",
+        "model | way | p50, ms | p99, ms | largest difference",
+        served_ways,
+        of("benchmarks.serving core", "serving_core"),
     ),
     Table(
         "load",

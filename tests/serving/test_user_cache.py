@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hotrows.serving import Scorer
+from hotrows.serving import Scorer, user_cache
 from hotrows.serving.core_layers import CoreModel, EvolvingInterestLayer, Lists, TransducedInterestLayer
 from hotrows.serving.export.whole import export
 from hotrows.serving.metrics_page import ServerMetrics
@@ -69,6 +69,20 @@ def test_the_least_recently_used_goes_first():
     page = ServerMetrics().page(0, 0, {}, cache=cache).splitlines()
     counts = {"hotrows_user_cache_hits_total 7", "hotrows_user_cache_misses_total 2"}
     assert counts | {"hotrows_user_cache_bytes 4200"} <= set(page)
+
+
+def test_ages_are_of_what_is_kept(monkeypatch):
+    cache, keys = UserCache(3000), [key_of(None, np.full((1, 1), n, np.float32)) for n in range(3)]
+    assert cache.ages() == (0, 0)
+    clock = iter([10, 20, 30, 40, 50, 60])
+    monkeypatch.setattr(user_cache, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for key in keys[:2]:
+        cache.keep(key, np.zeros(250, np.float32))
+    cache.find({0: keys[0]})
+    assert cache.ages() == (40 - 15, 40 - 20)
+    cache.keep(keys[2], np.zeros(250, np.float32))  # for which the second one goes
+    page = ServerMetrics().page(0, 0, {}, cache=cache).splitlines()
+    assert {"hotrows_user_cache_age_seconds 30.0", "hotrows_user_cache_idle_seconds 30"} <= set(page)
 
 
 def test_a_cache_without_anything_to_keep_is_refused(din_bundle):

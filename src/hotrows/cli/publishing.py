@@ -21,29 +21,40 @@ publish_options = with_options(
         every={"metavar": "SECONDSs|BATCHESb"},
         table_dtype={"spelling": "--publish-dtype"},
         shared={"default": None},
+        precision={"type": click.Choice(["float32", "bfloat16", "int8"])},
     ),
 )
-SECTION = {"Publishing": ("publish", "publish_every", "publish_table_dtype", "publish_shared")}
+SECTION = {
+    "Publishing": (
+        *("publish", "publish_every", "publish_table_dtype", "publish_shared", "publish_precision"),
+    )
+}
 
 
 def publishers(options: dict[str, Any]) -> list[Any]:
     """Takes the options of publishing out of those of the command; returns the callback that publishes,
     where there is something to publish to."""
-    to, every, dtype, shared = (options.pop(name) for name in SECTION["Publishing"])
+    to, every, dtype, shared, precision = (options.pop(name) for name in SECTION["Publishing"])
     if to is None:
         return []
     from hotrows.serving.export.publisher import Publisher
 
-    return [Publisher(to, every, table_dtype=dtype, shared=names_of(shared))]
+    return [Publisher(to, every, table_dtype=dtype, shared=names_of(shared), precision=precision)]
 
 
 def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
     values = [
-        (o.to, o.every, o.form.table_dtype, ",".join(o.form.shared))
+        (o.to, o.every, o.form.table_dtype, ",".join(o.form.shared), o.form.precision)
         for o in callbacks
         if hasattr(o, "form")
     ]
-    options = ("--publish", "--publish-every", "--publish-dtype", "--publish-shared")
+    options = (
+        "--publish",
+        "--publish-every",
+        "--publish-dtype",
+        "--publish-shared",
+        "--publish-precision",
+    )
     pairs = [pair for row in values for pair in zip(options, row, strict=True) if pair[1] != ""]
     return [str(word) for pair in pairs for word in pair]

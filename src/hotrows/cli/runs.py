@@ -135,6 +135,7 @@ def predict_command(
     "hotrows export runs/a --out model",
     "hotrows export runs/a --out model --checkpoint last --state",
     "hotrows export runs/a --format onnx --table-dtype int8 --out bundle",
+    "hotrows export runs/a --format onnx --precision auto --out bundle",
     "hotrows export runs/a --format onnx --shared user,history --out bundle",
     "hotrows export runs/a --vectors item --out items.npy",
 )
@@ -145,6 +146,7 @@ def predict_command(
     format={},
     table_dtype={},
     shared={"default": None},
+    precision={"type": click.Choice(["float32", "bfloat16", "int8", "auto"])},
     state={},
 )
 @click.option(
@@ -159,6 +161,7 @@ def export_command(
     format: str,
     table_dtype: str | None,
     shared: str | None,
+    precision: str,
     state: bool,
     vectors: str | None,
     **how: Any,
@@ -170,7 +173,12 @@ def export_command(
     see `hotrows serve`.
     """
     if vectors is not None:
-        if format != "safetensors" or table_dtype is not None or shared is not None or state:
+        if format != "safetensors" or (table_dtype, shared, precision, state) != (
+            None,
+            None,
+            "float32",
+            False,
+        ):
             raise click.UsageError(
                 "--vectors writes vectors alone: without --state and options of bundles"
             )
@@ -183,6 +191,7 @@ def export_command(
             "format": format,
             "table_dtype": table_dtype,
             "shared": names_of(shared),
+            "precision": precision,
             "state": state,
         }
         export(run, out, progress=progress, **settings, **how)
@@ -192,6 +201,7 @@ def export_command(
     click.echo(f"{named(out)}: {program} and {len(files):,} tables, {size}")
     if program != "model.safetensors":
         _print_differences(out, table_dtype or "float32")
+        _print_precisions(out, precision)
 
 
 def _print_differences(out: Path, table_dtype: str) -> None:
@@ -213,6 +223,22 @@ def _print_differences(out: Path, table_dtype: str) -> None:
         )
     if not held_out.get("labels"):
         click.echo("no held-out samples of the run's data were found, so that its metric is not compared")
+
+
+def _print_precisions(out: Path, wanted: str) -> None:
+    """Prints how far scores with each precision are from those with float32, and which the bundle has."""
+    if wanted == "float32":
+        return
+    fields = json.loads((out / "export.json").read_text())
+    for name, error in list(fields["precisions"].items())[1:]:
+        click.echo(
+            f"{name}: {error['part']} predictions differ by at most {error['prediction']:.2g}, AUC by "
+            f"{error['auc']:.2g}, their mean by {error['mean']:.2%} ({error['rows']:,} rows): "
+            f"{'holds' if error['holds'] else 'too far'}"
+        )
+    if not fields["precisions"]:
+        click.echo("no attention in the native core, or no held-out rows of the run's data to compare on")
+    click.echo(f"precision: {fields['precision']}")
 
 
 def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:

@@ -32,6 +32,7 @@ MANIFEST, ENCODERS = "export.json", "encoders"
 PROGRAMS = {"onnx": "model.onnx", "pt2": "model.pt2"}
 SHARED_PROGRAMS = {"onnx": "model.shared.onnx", "pt2": "model.shared.pt2"}
 CORE_PROGRAM = "model.core.onnx"
+PRECISIONS = ("float32", "bfloat16", "int8")  # of products in layers of the core
 INPUT_KINDS = ("dense", "pooled", "sequence", "lengths", "layer")
 _REMEDY = "export again"
 
@@ -68,6 +69,11 @@ class CoreLayer:
     sequences: tuple[tuple[str, str], ...]
     parameters: tuple[str, ...]
     options: dict[str, Any]
+
+    @property
+    def can_be_narrow(self) -> bool:
+        """Whether it has products that another precision than float32 makes faster."""
+        return self.kind in ("target_attention", "evolving_interest")
 
     @property
     def reads(self) -> tuple[tuple[str, str], ...]:
@@ -115,7 +121,7 @@ class Bundle:
     `shared_program`, its inputs `shared_inputs`, then computes once; shared_lists: also layers over the
     elements of lists, so that a request in pieces would compute them again and again. core_layers: those
     that the native core computes, and the program `CORE_PROGRAM`, its inputs
-    `core_inputs`, what is behind them.
+    `core_inputs`, what is behind them. precision: of their products, one of `PRECISIONS`.
     """
 
     path: Path
@@ -133,6 +139,7 @@ class Bundle:
     shared_lists: bool = False
     core_layers: tuple[CoreLayer, ...] = ()
     core_inputs: tuple[ProgramInput, ...] = ()
+    precision: str = "float32"
 
     @property
     def format(self) -> str:
@@ -201,6 +208,8 @@ def _check(bundle: Bundle) -> None:
         raise ValueError(f"expected files that it lists, found {sorted(files - set(bundle.files))}")
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in bundle.files):
         raise ValueError("a file is outside of the folder")
+    if bundle.precision not in PRECISIONS:
+        raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, not {bundle.precision!r}")
     for entry in (*bundle.inputs, *bundle.shared_inputs, *bundle.core_inputs):
         names = [table for _, table in entry.reads] if entry.kind in _WITH_TABLES else []
         if entry.kind not in INPUT_KINDS or not set(names) <= set(tables):

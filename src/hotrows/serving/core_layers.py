@@ -71,9 +71,18 @@ class Lists:
 
 
 class TargetAttentionLayer:
-    """`models.nn.TargetAttention` of lists."""
+    """`models.nn.TargetAttention` of lists.
 
-    def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
+    precision: of its products, one of `bundle.PRECISIONS`; int8 is for sigmoids, whose range is known,
+    and means bfloat16 behind all else. plain: without the instructions for it.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray],
+        precision: str = "float32", plain: bool = False,
+    ) -> None:  # fmt: skip
+        bits = _BITS[precision]
+        self._bits, self._plain = bits if options["activation"] == "sigmoid" else max(bits, 16), plain
         self._sizes = np.array(options["sizes"], np.int64)
         self._activation = _ACTIVATIONS[options["activation"]]
         self._scale, self._normalize, self._dim = options["scale"], options["normalize"], dim
@@ -100,18 +109,29 @@ class TargetAttentionLayer:
     def weights(self, lists: Lists, sums: np.ndarray | None = None) -> np.ndarray:
         """[N'], of the keys of every sample's list; sums: receives what `__call__` returns."""
         weights = np.empty(lists.num_pairs, np.float32)
+        is_narrow = self._bits < 32
+        name = "narrow_attention" if is_narrow else "target_attention"
+        how = [self._bits, int(self._plain)] if is_narrow else []
         call(
-            "target_attention", lists.queries, lists.keys, *lists.places, len(lists.lengths),
+            name, lists.queries, lists.keys, *lists.places, len(lists.lengths),
             self._dim, *self._first, self._sizes, len(self._sizes), self._others, self._slopes,
-            self._activation, c_float(self._scale), int(self._normalize), weights, sums,
+            self._activation, c_float(self._scale), int(self._normalize), *how, weights, sums,
         )  # fmt: skip
         return weights
 
 
 class EvolvingInterestLayer:
-    """`models.interests.EvolvingInterest` of lists, DIEN's: two GRUs, the second led by attention."""
+    """`models.interests.EvolvingInterest` of lists, DIEN's: two GRUs, the second led by attention.
 
-    def __init__(self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray]) -> None:
+    precision: of products with the queries, whose number is large; the second GRU has bfloat16 for int8.
+    plain: as in `TargetAttentionLayer`.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any], dim: int, parameters: Sequence[np.ndarray],
+        precision: str = "float32", plain: bool = False,
+    ) -> None:  # fmt: skip
+        self._bits, self._plain = max(_BITS[precision], 16), plain
         self._dim, self._kind = dim, _KINDS_OF_GRUS[options["evolution"]]
         self._after, self._sums = options["reset"] == "after", options["sums"]
         self._extraction, self._evolving = parameters[:4], parameters[4:8]
@@ -119,7 +139,9 @@ class EvolvingInterestLayer:
             p.reshape(-1, dim) for p in parameters[8:11]
         ]  # weight, and where there are, bias, slope
         attention, others = options["attention"], parameters[11:]
-        self._attention = TargetAttentionLayer(attention, dim, others) if attention else None
+        self._attention = None
+        if attention:
+            self._attention = TargetAttentionLayer(attention, dim, others, precision, plain)
 
     @staticmethod
     def sizes(options: Mapping[str, Any], dim: int) -> list[int]:
@@ -148,7 +170,7 @@ class EvolvingInterestLayer:
         last = np.empty_like(query)
         call(
             "last_states", parts, weights, *lists.places, len(lists.lengths), across, bias_across,
-            dim, self._kind, int(self._after), last,
+            dim, self._kind, int(self._after), self._bits, int(self._plain), last,
         )  # fmt: skip
         if not self._sums:
             return last
@@ -338,7 +360,9 @@ def _layers(bundle: Bundle, values: Mapping[str, np.ndarray]) -> dict[str, Calla
             raise ValueError(
                 f"layer {layer.name!r} needs parameters of {expected} values, not {sizes}; export again"
             )
-        layers[layer.name] = kind(layer.options, dim, [np.array(p, np.float32) for p in parameters])
+        of_layer = [np.array(p, np.float32) for p in parameters]
+        how = (bundle.precision,) if layer.can_be_narrow else ()
+        layers[layer.name] = kind(layer.options, dim, of_layer, *how)
     return layers
 
 
@@ -354,5 +378,6 @@ KINDS: dict[str, type[TargetAttentionLayer | EvolvingInterestLayer | TransducedI
 OF_LISTS = EvolvingInterestLayer, TransducedInterestLayer
 """Those that make something of lists alone, whatever the queries."""
 _NONE = np.zeros(0, np.float32)
+_BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
 _ACTIVATIONS = codes("target_activation", "sigmoid", "prelu", "relu", "tanh", "none")
 _KINDS_OF_GRUS = codes("recurrent_kind", "gru", "augru", "augru_code", "agru")

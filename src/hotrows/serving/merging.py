@@ -82,7 +82,8 @@ def write(
         _without_errors({**entry, "rows": n}) for entry, n in zip(fields["tables"], rows, strict=True)
     ]
     fields["losses"] = {n: dataclasses.asdict(x) for n, x in version.calibration.stored().items()}
-    fields.pop("largest_difference", None)
+    for measured in ("largest_difference", "held_out", "precisions"):
+        fields.pop(measured, None)
     (out / MANIFEST).write_text(json_text(EXPORT_FILE.sign(fields)))
     if version.head is not None:
         chain.write_base_head(out, version.head)

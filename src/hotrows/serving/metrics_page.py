@@ -102,6 +102,11 @@ def _of_cache(cache: UserCache) -> Iterator[str]:
     text = "Users' lists of which it was computed."
     yield from _single("user_cache_misses_total", "counter", text, cache.misses)
     yield from _single("user_cache_bytes", "gauge", "Memory of what is kept.", cache.num_bytes)
+    age, idle = cache.ages()
+    text = "Seconds since what is kept was computed, in the mean."
+    yield from _single("user_cache_age_seconds", "gauge", text, round(age, 3))
+    text = "Seconds since what goes next was read: how long users may stay away."
+    yield from _single("user_cache_idle_seconds", "gauge", text, round(idle, 3))
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:

@@ -64,12 +64,14 @@ class BundleForm:
     """The form of a bundle.
 
     format: of its programs, one of `PROGRAMS`; table_dtype: one of `table_rows.DTYPES`; shared: features
-    that all candidates of a user have in common, for a program that computes them once.
+    that all candidates of a user have in common, for a program that computes them once. precision: of
+    products in layers of the core, one of `PRECISIONS`, or auto.
     """
 
     format: str = "onnx"
     table_dtype: str = "float32"
     shared: tuple[str, ...] = ()
+    precision: str = "float32"
 
 
 def write_bundle(
@@ -99,6 +101,11 @@ def write_bundle(
         behind = BehindLayers(plain, layers)
         core_inputs = behind.inputs
         sums[CORE_PROGRAM] = _write_program(folder / CORE_PROGRAM, behind, torch_program(behind), kind)
+    if form.precision not in ("float32", "auto") and not any(layer.can_be_narrow for layer in layers):
+        raise ValueError(
+            f"precision {form.precision} is for attention in the native core, as DIN and DIEN have it; "
+            f"this {type(model).__name__} has none there: leave it out"
+        )
     reads = {read for entry in plain.inputs for read in entry.reads}  # when serving
     used = _tables_read(plain, embedding)
     tables = tuple(_write_tables(folder, embedding, used, form.table_dtype, sums, progress))

@@ -1,17 +1,23 @@
-"""The cost of tables in fewer bits: the metric of a bundle on held-out rows, next to that of its run."""
+"""The cost of fewer bits: of tables by the metric of a bundle on held-out rows, next to that of its run;
+of products by the scores of such rows, next to those with float32.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hotrows.batch import Batch
 from hotrows.data import Loader, Part
+from hotrows.serving.bundle import PRECISIONS
+from hotrows.serving.core_layers import open_core
 from hotrows.serving.export.bundles import request_of
 from hotrows.serving.scorer import Scorer
 from hotrows.train.loop import evaluate
@@ -21,6 +27,10 @@ from hotrows.train.run import folder as run_folder
 
 _BATCH, _BATCHES = 4096, 5  # of held-out rows, at most
 _PARTS = ("test", "validation")
+_FEW = 1000  # rows that precisions are compared on
+# A precision holds with differences up to these: of the AUC, of the mean prediction, as a share, and of a
+# prediction, as a share of their deviation where it is no probability.
+_AUC, _MEAN, _PREDICTION = 0.0002, 0.005, {"float32": 0.0, "bfloat16": 0.002, "int8": 0.005}
 
 
 def compare_held_out(folder: Path, recommender: Recommender, run: Path) -> dict[str, Any]:
@@ -35,7 +45,7 @@ def compare_held_out(folder: Path, recommender: Recommender, run: Path) -> dict[
     scorer = Scorer(folder, trust=True)
     of_bundle: list[evaluate.Evaluated] = []
     of_run: list[evaluate.Evaluated] = []
-    for batch, logits in evaluate.logits_of(recommender, _first_batches(part)):
+    for batch, logits in evaluate.logits_of(recommender, _first_batches(part, _BATCH, _BATCHES)):
         request = request_of(batch, scorer.bundle, recommender.schema)
         targets = recommender.targets(batch)
         of_bundle.append((torch.from_numpy(scorer.logits_of([request])[0]), targets, batch.groups))
@@ -49,6 +59,55 @@ def compare_held_out(folder: Path, recommender: Recommender, run: Path) -> dict[
     }
 
 
+def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dict[str, dict[str, Any]]:
+    """Scores the first held-out rows of the data of `run` by the bundle in `folder` with each precision.
+
+    Returns by precision the part, its rows, the largest differences from float32, of predictions, of the
+    AUC and of the mean prediction as a share of it, and whether it holds: whether they are within their
+    bounds. Empty where no layer may have another precision, where the data is not there any more, or has
+    no such rows.
+    """
+    (name, part), scorer = _held_out(run), Scorer(folder)
+    if part is None or not any(layer.can_be_narrow for layer in scorer.bundle.core_layers):
+        return {}
+    ((batch, _),) = evaluate.logits_of(recommender, _first_batches(part, _FEW, 1))
+    request, targets = request_of(batch, scorer.bundle, recommender.schema), recommender.targets(batch)
+    content, outcomes, errors = scorer.version.program.content(), [], {}
+    probabilities = [loss.link == "sigmoid" for loss in scorer.version.calibration.losses.values()]
+    for precision in PRECISIONS:
+        bundle = dataclasses.replace(scorer.bundle, precision=precision)
+        version = dataclasses.replace(scorer.version, core=open_core(bundle, content, threads=1))
+        (logits,) = scorer.logits_of([request], version)
+        metrics = evaluate.metrics_of(recommender, [(torch.from_numpy(logits), targets, batch.groups)])
+        tasks = list(metrics.tasks.values()) or [metrics]
+        outcomes.append((scorer.predictions(logits, version).reshape(len(logits), -1), tasks))
+        (before, of_float32), (now, of_now) = outcomes[0], outcomes[-1]
+        units = np.where(probabilities, 1.0, np.maximum(before.std(0), 1e-12))
+        aucs = [(x.auc, y.auc) for x, y in zip(of_now, of_float32, strict=True) if math.isfinite(y.auc)]
+        means = now.mean(0, np.float64) - before.mean(0, np.float64)
+        shares = np.where(probabilities, before.mean(0), np.maximum(np.abs(before.mean(0)), units))
+        error = {
+            "prediction": float((np.abs(now - before) / units).max()),
+            "auc": max((abs(x - y) for x, y in aucs), default=0.0),
+            "mean": float(np.abs(means / shares).max()),
+        }
+        bounds = {"prediction": _PREDICTION[precision], "auc": _AUC, "mean": _MEAN}
+        errors[precision] = {
+            "part": name,
+            "rows": len(logits),
+            **error,
+            "holds": all(error[key] <= bound for key, bound in bounds.items()),
+        }
+    return errors
+
+
+def smallest(errors: Mapping[str, Mapping[str, Any]]) -> str:
+    """The precision of fewest bits that holds, of those that `compare_precisions` returns."""
+    return next(
+        (name for name in reversed(PRECISIONS) if name in errors and errors[name]["holds"]), "float32"
+    )
+
+
 def _held_out(run: Path) -> tuple[str, Part | None]:
     try:
         parts = run_folder.open_data(run).parts
@@ -57,8 +116,8 @@ def _held_out(run: Path) -> tuple[str, Part | None]:
     return next(((name, parts[name]) for name in _PARTS if parts[name].rows), ("", None))
 
 
-def _first_batches(part: Part) -> Iterator[Batch]:
-    return islice(Loader(part, _BATCH, shuffle=False).batches(0), _BATCHES)
+def _first_batches(part: Part, size: int, count: int) -> Iterator[Batch]:
+    return islice(Loader(part, size, shuffle=False).batches(0), count)
 
 
 def _by_label(bundle: Metrics, run: Metrics, label: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -43,6 +43,7 @@ from hotrows.runtime.locks import Lock
 from hotrows.runtime.random_numbers import restored
 from hotrows.runtime.remote import is_url
 from hotrows.serving import chain, merging, table_rows
+from hotrows.serving.bundle import PRECISIONS
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.export.bundles import BundleForm, send_to_bundle
 from hotrows.serving.export.published import ChangedKeys, Published, differences, num_events
@@ -103,6 +104,7 @@ class Publisher(Callback):
     format: onnx or pt2.
     table_dtype: number format of published rows: float32, float16, int8 or int4.
     shared: features that all rows of a request have in common, see `export`.
+    precision: number format of attention when serving: float32, bfloat16 or int8.
     base_every: deltas between bases (default: until they are as large as a base).
     keep: how many of the last bases stay, with the deltas after them.
 
@@ -119,6 +121,7 @@ class Publisher(Callback):
         format: str = "onnx",
         table_dtype: str = "float32",
         shared: Sequence[str] = (),
+        precision: str = "float32",
         base_every: int | None = None,
         keep: int = 2,
     ) -> None:
@@ -127,11 +130,16 @@ class Publisher(Callback):
                 f"what is published is onnx or pt2 with rows of {', '.join(table_rows.DTYPES)}, not "
                 f"{format!r} with {table_dtype!r}"
             )
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}: training "
+                f"changes what auto measures"
+            )
         for name, value in (("keep", keep), ("base_every", base_every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.to, self.every = address(to) if is_url(to) else absolute(to), Every.parse(every)
-        self.form = BundleForm(format, table_dtype, tuple(shared))
+        self.form = BundleForm(format, table_dtype, tuple(shared), precision)
         self._base_every, self._keep = base_every, keep
         self._changed: ChangeReader | None = None
         self._keys: dict[str, ChangedKeys] = {}

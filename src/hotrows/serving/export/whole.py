@@ -45,8 +45,9 @@ from hotrows.optim import RowWiseAdagrad
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
+from hotrows.serving.bundle import PRECISIONS
 from hotrows.serving.export.bundles import BundleForm, check_bundle, write_bundle
-from hotrows.serving.export.held_out import compare_held_out
+from hotrows.serving.export.held_out import compare_held_out, compare_precisions, smallest
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
 from hotrows.train.loop.predictor import Predictor, load_run
@@ -66,6 +67,7 @@ def export(
     format: str = "safetensors",
     table_dtype: str | None = None,
     shared: Sequence[str] = (),
+    precision: str = "float32",
     state: bool = False,
     model: str | type[Model] | Model | None = None,
     trust: bool = False,
@@ -79,6 +81,8 @@ def export(
         program, weights are written as they are stored (default: float32).
     shared: features that all rows of a request have in common, such as user,history; a program of the
         bundle computes once what follows from them.
+    precision: number format of attention when serving: float32, bfloat16, int8, or auto, the smallest
+        that scores held-out rows almost as float32.
     state: write the state of the optimizers too; only in format safetensors.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
@@ -87,7 +91,7 @@ def export(
     >>> (weights / "export.json").exists()
     True
     """
-    _check(format, table_dtype, shared, state)
+    _check(format, table_dtype, shared, precision, state)
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
@@ -104,14 +108,16 @@ def export(
                         table_files.sums[KEYS] = files.write_file(folder / KEYS, [tensors_to_bytes(keys)])
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
-                form = BundleForm(format, table_dtype or "float32", tuple(shared))
+                form = BundleForm(format, table_dtype or "float32", tuple(shared), precision)
                 write_whole_bundle(folder, predictor, predictor.run, which, form, progress, compare=True)
         finally:
             predictor.embedding.close()
     return Path(out)
 
 
-def _check(format: str, table_dtype: str | None, shared: Sequence[str], state: bool) -> None:
+def _check(
+    format: str, table_dtype: str | None, shared: Sequence[str], precision: str, state: bool
+) -> None:
     """Refuses arguments of an export that do not go together."""
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
@@ -122,6 +128,11 @@ def _check(format: str, table_dtype: str | None, shared: Sequence[str], state: b
         )
     if state and format != "safetensors":
         raise ValueError(f"state is written in format safetensors, not in {format}, which serves")
+    if precision not in (*PRECISIONS, "auto") or (precision != "float32" and format != "onnx"):
+        raise ValueError(
+            f"precision must be one of {', '.join(PRECISIONS)}, auto, and is for format onnx, not "
+            f"{precision!r} for {format}"
+        )
     if shared and format == "safetensors":
         raise ValueError("shared features are for a program: give format onnx or pt2, not safetensors")
 
@@ -146,6 +157,10 @@ def write_whole_bundle(
     fields["largest_difference"] = check_bundle(folder, recommender)
     if compare and form.table_dtype != "float32":
         fields["held_out"] = compare_held_out(folder, recommender, run)
+    if form.precision != "float32":
+        fields["precisions"] = of_precisions = compare_precisions(folder, recommender, run)
+        wanted = form.precision
+        fields["precision"] = smallest(of_precisions) if wanted == "auto" else wanted
     describe(folder / _MANIFEST, fields, sums)
 
 
