@@ -27,10 +27,7 @@ KINDS = {
     "api": ("hotrows", "data", "serving"),
     "explanation": ("cache", "ranks", "kernels"),
     "evidence": ("index", "performance", "quality", "reliability", "papers", "gpu"),
-    "code": (
-        *("architecture", "walkthrough", "glossary", "rooms", "stability", "governance"),
-        "gpu_first_run",
-    ),
+    "code": (*("architecture", "walkthrough", "glossary", "rooms", "stability"), "gpu_first_run"),
     "decisions": ("index",),
     "good_first_issues": ("index",),
 }
