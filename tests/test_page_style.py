@@ -19,7 +19,7 @@ KINDS = {
         "tutorials/first_model",
     ),
     "tutorials": (
-        *("larger_than_memory", "many_machines", "events_to_scores"),
+        *("click_log", "larger_than_memory", "many_machines", "events_to_scores"),
         *("from_deepctr_torch", "from_fuxictr", "from_torchrec", "from_keras"),
     ),
     "guides": GUIDES,
