@@ -24,7 +24,7 @@ from tests.support.server_process import served, wait_for
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
-TOKEN = "Bearer 3f6c"
+TOKEN = f"Bearer {'3f6c' * 16}"  # as long as those of `openssl rand -hex 32`
 
 
 def free_port():
@@ -84,7 +84,7 @@ def test_nginx_asks_for_a_token_and_speaks_tls(din_bundle, tmp_path):
         code, schema = status("/schema", TOKEN)
         body = json.dumps(json.loads(schema)["example"]).encode()
         assert (code, status("/score", TOKEN, body)[0]) == (200, 200)
-        assert [status("/score", wrong, body)[0] for wrong in (None, "Bearer 3f6d", "3f6c")] == [401] * 3
+        assert [status("/score", wrong, body)[0] for wrong in (None, TOKEN[:-1], TOKEN[7:])] == [401] * 3
         assert status("/healthz")[0] == 200 and status("/metrics", TOKEN)[0] == 404
         assert status("/score", TOKEN, b" " * (9 << 20))[0] == 413
 
