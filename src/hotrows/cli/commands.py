@@ -44,7 +44,11 @@ class RenamedOption(click.Option):
 
 
 def declare(*names: str, old: Sequence[str] = (), **how: Any) -> Callable:
-    """Returns an option as `click.option` does. old: names that it had, which are accepted."""
+    """Returns an option as `click.option` does. old: names that it had, which are accepted.
+
+    A default that the help says in words is not shown again.
+    """
+    how["show_default"] = how.get("show_default", False) and "[default: " not in how.get("help", "")
     if not old:
         return click.option(*names, **how)
     return click.option(*old, *names, cls=RenamedOption, old=old, **how)
