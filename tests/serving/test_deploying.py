@@ -140,6 +140,17 @@ def test_the_image_has_what_the_server_needs_and_no_pytorch(din_bundle):
             process.kill()
 
 
+def test_the_image_is_built_of_what_a_wheel_needs_and_no_key():
+    """It copied the whole clone: .venv, and the key of nginx."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    copied = [word for line in re.findall(r"^COPY (?!--)(.*)$", text, re.M) for word in line.split()[:-1]]
+    assert all((ROOT / word).exists() for word in copied) and "." not in copied
+    project = (ROOT / "pyproject.toml").read_text()
+    named = re.findall(r'^(?:readme|input) = "(.*)"|^license-files = \["(.*)"\]', project, re.M)
+    needed = {"CMakeLists.txt", "pyproject.toml", "csrc", *("".join(pair) for pair in named)}
+    assert {name for name in needed if not name.startswith("src/")} <= {*copied} and "src" in copied
+
+
 def test_the_probes_and_paths_are_those_of_the_server(din_bundle):
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
