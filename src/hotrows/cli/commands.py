@@ -78,7 +78,12 @@ class Command(click.Command):
             if "--out" in param.opts:
                 param.opts.insert(0, "-o")
         self.params += [
-            _tone(QUIET, "-q", "--quiet", "Print no progress and no notes, only warnings and errors."),
+            _tone(
+                QUIET,
+                "-q",
+                "--quiet",
+                "Print no progress and no notes: results, warnings and errors only.",
+            ),
             _tone(VERBOSE, "-v", "--verbose", "Print details, and when each message was written."),
         ]
         self._help = click.Option(
