@@ -62,7 +62,9 @@ RECIPES = {
         imports="einops, torchmetrics, fastparquet",
     ),
     "boosting": Recipe(
-        installs=(("lightgbm==4.7.0", "catboost==1.2.10", "numpy", "pandas"),),
+        installs=(
+            ("lightgbm==4.7.0", "catboost==1.2.10", "numpy", "pandas", "pyarrow", "scikit-learn==1.9.1"),
+        ),
         imports="lightgbm, catboost",
     ),
     "encode": Recipe(

@@ -19,7 +19,7 @@ KINDS = {
         "tutorials/first_model",
     ),
     "tutorials": (
-        *("larger_than_memory", "many_machines", "events_to_scores"),
+        *("click_log", "larger_than_memory", "many_machines", "events_to_scores"),
         *("from_deepctr_torch", "from_fuxictr", "from_torchrec", "from_keras"),
     ),
     "guides": GUIDES,
@@ -27,10 +27,7 @@ KINDS = {
     "api": ("hotrows", "data", "serving"),
     "explanation": ("cache", "ranks", "kernels"),
     "evidence": ("index", "performance", "quality", "reliability", "papers", "gpu"),
-    "code": (
-        *("architecture", "walkthrough", "glossary", "rooms", "stability", "governance"),
-        "gpu_first_run",
-    ),
+    "code": (*("architecture", "walkthrough", "glossary", "rooms", "stability"), "gpu_first_run"),
     "decisions": ("index",),
     "good_first_issues": ("index",),
 }

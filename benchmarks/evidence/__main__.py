@@ -1,4 +1,4 @@
-"""Writes the tables of docs/evidence/, and of docs/reference/models.md, between their markers.
+"""Writes the tables of docs/evidence/, and of two other pages, between their markers.
 
 python -m benchmarks.evidence
 """
@@ -19,6 +19,7 @@ PAGES: dict[str, list[Table]] = {
     "evidence/reliability.md": reliability.TABLES,
     "evidence/papers.md": papers.TABLES,
     "reference/models.md": quality.MODEL_TABLES,
+    "tutorials/click_log.md": quality.CLICK_LOG,
 }
 
 

@@ -150,6 +150,18 @@ def boosting() -> list[list[str]]:
     return table
 
 
+def click_log() -> list[list[str]]:
+    """AUC, log loss and seconds of each arm, by samples; last those of numbers only."""
+    rows, found = [], at("click_log")
+    for columns, words in (("all", "numbers and ids"), ("numbers", "only numbers")):
+        for samples, arms in sorted(found.get(columns, {}).items(), key=lambda pair: int(pair[0])):
+            for arm, (auc, loss, seconds) in arms.items():
+                rows.append(
+                    [f"{int(samples):,}", words, arm, f"{auc:.4f}", f"{loss:.4f}", f"{seconds:.0f}"]
+                )
+    return rows
+
+
 def bfloat16() -> list[list[str]]:
     rows = []
     for data in DATA:
@@ -319,6 +331,14 @@ def ladder() -> list[list[str]]:
     ]
 
 
+CLICK_LOG = [
+    Table(
+        "click-log",
+        "samples | columns | trained by | test AUC | log loss | seconds",
+        click_log,
+        (Origin("click_log", "benchmarks.click_log"),),
+    )
+]
 MODEL_TABLES = [
     Table("models", "model | what it adds | needs | labels | test AUC | thousand samples/s", models)
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from hotrows.dynamic import check_feature, expiring
@@ -158,13 +159,27 @@ def check_names(schema: Any) -> None:
         raise ValueError(
             f"schema {schema.name!r}: columns {absent} are used, and do not stand in `columns`"
         )
-    read_from = {*known, *(f.column or f.name for f in schema.features)}  # those of events, too
+    read_from = {*known, *_columns_of_features(schema)}
     if isinstance(schema.missing, dict) and (unread := sorted(schema.missing.keys() - read_from)):
         raise ValueError(
             f"schema {schema.name!r}: `missing` names {unread}, which no feature or label reads: name "
             f"raw columns, which are {sorted(read_from)[:20]} here"
         )
     _check_text(schema)
+
+
+def reading_less(schema: Any, **fields: Any) -> Any:
+    """A schema of the same rows that reads fewer columns by other `fields`; `missing` keeps to these."""
+    fewer, words = replace(schema, missing=(), **fields), schema.missing
+    if isinstance(words, dict):
+        read_from = {*fewer.raw_columns, *_columns_of_features(fewer)}
+        words = {column: words[column] for column in words if column in read_from}
+    return replace(fewer, missing=words)
+
+
+def _columns_of_features(schema: Any) -> set[str]:
+    """Columns of the samples, and of events that histories are made of."""
+    return {feature.column or feature.name for feature in schema.features}
 
 
 def leave_out_defaults(schema: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ def test_every_option_has_a_help_of_whole_sentences(name):
                 f"{name} {option.opts}: {option.help!r}"
             )
             assert "(default" not in option.help
+            shown = option.get_help_record(click.Context(COMMANDS[name]))
+            assert shown is None or shown[1].count("[default: ") <= 1, shown
 
 
 def params(*arguments, **changes):

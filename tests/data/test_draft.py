@@ -589,6 +589,7 @@ def sorted_clicks(rows=60_000):
     return pd.DataFrame(
         {
             "row": row,
+            "event_id": [f"e{number:07}" for number in row],
             "country": np.where(row < rows * 2 // 3, "de", "fr"),
             "user_id": row * 7919 % 5000,
             "click": row * 31 % 97 % 2,

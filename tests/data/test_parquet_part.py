@@ -215,6 +215,14 @@ def test_labels_and_numbers_as_the_schema_says(tmp_path):
     assert [dense for _, dense, *_ in rows_read] == [(0, 0, 0), (log, 3, 0), (0, 0, 1), (0, -5, 0)]
 
 
+def test_labels_are_read_without_the_words_of_features(tmp_path):
+    schema = Schema(
+        (Dense("x"),), label="y", time=Time("t"), missing={"x": ("NA",), "t": ("NA",), "y": ("?",)}
+    )
+    path = write(tmp_path / "rows.parquet", x=["NA", "1"], y=[1, 0], t=[3, 4])
+    assert open_parquet(schema, path).parts["train"].label_means() == (0.5,)
+
+
 def test_groups_of_text_are_hashed(tmp_path):
     schema = Schema((Sparse("a", rows=9),), group="user")
     users = ["ann", "bob", "ann", None, "a longer name than eight bytes", "bob"]

@@ -48,12 +48,23 @@ def test_rates_are_beside_the_batches(folder):
     rates = batches.rates
     assert rates.features["price"] == ValueCounts(100, 20, 0)
     assert rates.features["device"] == ValueCounts(100, 10, 0)
-    assert rates.features["seen"] == ValueCounts(75 * 2 + 25, 25, 0)  # an empty list is a missing value
+    assert rates.features["seen"] == ValueCounts(
+        75 * 2 + 25, 25, 0, 100
+    )  # an empty list is a missing value
     assert rates.features["user"].unknown == (rows(100, 1, 21)["user"].to_numpy() == 20).sum()
     assert rates.far == ()
     assert rates.summary().startswith(
-        "100 samples; missing: 11.6% of the values, most in 'price' (20.0%); unknown: 0."
+        "100 samples; missing: 11.6% of the values, most in 'seen' (25.0%); unknown: 0."
     )
+
+
+def test_lists_that_are_empty_are_warned_of_by_their_share_of_lists():
+    """By their share of the items, 46 % of empty histories were 4 %, and nobody was warned."""
+    usual = UsualCounts(({"seen": ValueCounts(18_290, 90, 0, 1_000)},))
+    rates = ValueRates(1_000, {"seen": ValueCounts(11_260, 460, 0, 1_000)}, usual)
+    assert rates.far == ("'seen' 46.0% missing, expected 9.0%",)
+    words = ValueCounts(5, 5, 0, 3)  # of three lists, one with three missing values
+    assert (words.of("missing"), words.rate("missing")) == ((3, 3), 1.0)
 
 
 def test_unknown_values_are_warned_of_with_an_example(folder):

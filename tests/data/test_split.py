@@ -6,8 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hotrows.data import prepare
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.rows import RawRows
+from hotrows.schema import Dense, Schema, Sparse, Time
 
 
 def columns(first_row, num_rows, labels=None, times=None):
@@ -154,3 +156,13 @@ def test_one_time_beside_a_part_with_files_goes_to_the_other():
     times = columns(0, 4, times=[1, 5, 6, 9])
     assert Sharing(parse_split("time:5", int, ["test"]), 0).parts(times).tolist() == [0, 1, 1, 1]
     assert Sharing(parse_split("time:5", int, ["validation"]), 0).parts(times).tolist() == [0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("by", ["time", "position", "fraction", "stratified", "group:user"])
+def test_a_split_leaves_words_of_columns_that_it_does_not_read(by, tmp_path):
+    """By shares of time the rows are read without features, whose words `missing` still named."""
+    prices = ["n/a" if n % 4 == 0 else str(n) for n in range(40)]
+    frame = {"user": list(range(40)), "price": prices, "label": [0, 1] * 20, "at": list(range(40))}
+    schema = Schema((Sparse("user"), Dense("price")), time=Time("at"), missing={"price": ("n/a",)})
+    data = prepare(frame, schema, tmp_path / "enc", split=f"{by}:0.8,0.1,0.1")
+    assert sum(part.missing["price"] for part in data.parts.values()) == 10

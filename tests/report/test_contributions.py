@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from hotrows import TrainConfig, Trainer, prepare
+from hotrows import Schema, Sparse, TrainConfig, Trainer, prepare
 from hotrows.losses import Calibration, parse
 from hotrows.tools.report.contributions import contributions, prediction_of
 from hotrows.train import load_run
-from hotrows.train.telling.row_sample import rows_of
+from hotrows.train.telling.row_sample import rows_of, sample_of
 from tests.support.clicks import SCHEMA, table
 
 pytestmark = [
@@ -88,6 +88,35 @@ def test_weights_of_single_features_leave_nothing_over(runs):
     for number in range(0, 30, 5):
         found = contributions(predictor, sample(predictor, ROWS), number, sample(predictor, OTHERS))
         assert found.left_over == pytest.approx(dict.fromkeys(found.row, 0.0), abs=1e-4)
+
+
+@pytest.mark.parametrize("by_groups", [True, False])
+def test_rows_to_compare_with_are_of_all_groups(tmp_path, by_groups):
+    """One user with a quarter of the rows was all that others were compared with."""
+    users = [0] * 1000 + [n % 300 + 1 for n in range(3000)]
+    schema = Schema((Sparse("user"),), label="click", group="user")
+    data = prepare(
+        {"user": users, "click": [n % 2 for n in range(4000)]},
+        schema,
+        tmp_path / "enc",
+        split="position:1,0,0",
+    )
+    whole = sample_of(data.parts["train"], 4000, 0, by_groups)
+    drawn = whole.drawn(400)
+    heavy = (drawn.rows.groups == drawn.rows.groups.mode().values).double().mean()
+    assert len(drawn) == 400 and 0.17 < heavy < 0.33
+    assert len(drawn.rows.groups.unique()) > 150
+
+
+def test_a_cut_history_shows_its_newest(runs, hotrows, monkeypatch):
+    monkeypatch.chdir(runs)
+    rows = ROWS.set_column(
+        ROWS.column_names.index("history"), "history", pa.array([[*range(10, 40), 7]] * len(ROWS))
+    )
+    pq.write_table(rows, "long.parquet")
+    told = hotrows("contributions", "din", "long.parquet", "--others", "5")
+    shown = next(line for line in told.out.splitlines() if line.split()[0] == "history")
+    assert re.search(r"…[\d, ]+38, 39, 7\]", shown), told.out
 
 
 def test_the_command_names_values_and_refuses_rows_that_are_not_there(runs, hotrows, monkeypatch):

@@ -24,7 +24,7 @@ from tests.support.server_process import served, wait_for
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
-TOKEN = "Bearer 3f6c"
+TOKEN = f"Bearer {'3f6c' * 16}"  # as long as those of `openssl rand -hex 32`
 
 
 def free_port():
@@ -84,7 +84,7 @@ def test_nginx_asks_for_a_token_and_speaks_tls(din_bundle, tmp_path):
         code, schema = status("/schema", TOKEN)
         body = json.dumps(json.loads(schema)["example"]).encode()
         assert (code, status("/score", TOKEN, body)[0]) == (200, 200)
-        assert [status("/score", wrong, body)[0] for wrong in (None, "Bearer 3f6d", "3f6c")] == [401] * 3
+        assert [status("/score", wrong, body)[0] for wrong in (None, TOKEN[:-1], TOKEN[7:])] == [401] * 3
         assert status("/healthz")[0] == 200 and status("/metrics", TOKEN)[0] == 404
         assert status("/score", TOKEN, b" " * (9 << 20))[0] == 413
 
@@ -138,6 +138,17 @@ def test_the_image_has_what_the_server_needs_and_no_pytorch(din_bundle):
             wait_for(f"http://127.0.0.1:{port}/schema", process)
         finally:
             process.kill()
+
+
+def test_the_image_is_built_of_what_a_wheel_needs_and_no_key():
+    """It copied the whole clone: .venv, and the key of nginx."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    copied = [word for line in re.findall(r"^COPY (?!--)(.*)$", text, re.M) for word in line.split()[:-1]]
+    assert all((ROOT / word).exists() for word in copied) and "." not in copied
+    project = (ROOT / "pyproject.toml").read_text()
+    named = re.findall(r'^(?:readme|input) = "(.*)"|^license-files = \["(.*)"\]', project, re.M)
+    needed = {"CMakeLists.txt", "pyproject.toml", "csrc", *("".join(pair) for pair in named)}
+    assert {name for name in needed if not name.startswith("src/")} <= {*copied} and "src" in copied
 
 
 def test_the_probes_and_paths_are_those_of_the_server(din_bundle):

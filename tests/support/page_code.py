@@ -58,6 +58,8 @@ MADE = r'(?:prepare\w*|write_encoded|Trainer)\(.*?"((?:enc|runs/|prepared)[\w/-]
 SHORTER = {
     ("train", "adult"): ["--steps", "40"],
     ("train", "shop"): ["--steps", "40"],
+    ("train", "clicks"): ["--steps", "10"],
+    ("synth", "200000"): ["--rows", "2000"],
     ("tune",): ["--seconds", "1"],
     ("regroup",): ["--force"],
     ("--stream",): ["--stop-when-idle", "0.3"],

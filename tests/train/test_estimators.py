@@ -270,6 +270,21 @@ def test_an_index_in_another_order_is_warned_of(frame, what):
         classifier.fit(**fit)
 
 
+def test_a_column_that_is_left_out_is_warned_of():
+    days = pd.DataFrame({"day": range(300), "city": ["a", "b", "c"] * 100})
+    with pytest.warns(UserWarning, match=r"'day' is left out: another value in every row .*`schema=`"):
+        Regressor("lr", epochs=1).fit(days, np.arange(300.0))
+
+
+def test_nan_among_text_of_an_array_is_missing():
+    """What a ColumnTransformer hands on; the same frame was read."""
+    cells = np.array([["de", 1.0], [np.nan, 2.0], ["fr", np.nan]] * 100, dtype=object)
+    fitted = Classifier("lr", epochs=1).fit(cells, [0, 1, 1] * 100)
+    chances = fitted.predict_proba(np.array([[np.nan, 2.0], ["de", 1.0]], object))[:, 1]
+    assert np.array_equal(chances, fitted.predict_proba([[None, 2.0], ["de", 1.0]])[:, 1])
+    assert chances[0] > chances[1]
+
+
 def test_a_column_that_rows_lack_is_refused(frame, fitted, tmp_path):
     """A renamed column counted as missing in every row."""
     rows = frame.drop(columns="answer")

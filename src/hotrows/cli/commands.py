@@ -44,7 +44,11 @@ class RenamedOption(click.Option):
 
 
 def declare(*names: str, old: Sequence[str] = (), **how: Any) -> Callable:
-    """Returns an option as `click.option` does. old: names that it had, which are accepted."""
+    """Returns an option as `click.option` does. old: names that it had, which are accepted.
+
+    A default that the help says in words is not shown again.
+    """
+    how["show_default"] = how.get("show_default", False) and "[default: " not in how.get("help", "")
     if not old:
         return click.option(*names, **how)
     return click.option(*old, *names, cls=RenamedOption, old=old, **how)
@@ -74,7 +78,12 @@ class Command(click.Command):
             if "--out" in param.opts:
                 param.opts.insert(0, "-o")
         self.params += [
-            _tone(QUIET, "-q", "--quiet", "Print no progress and no notes, only warnings and errors."),
+            _tone(
+                QUIET,
+                "-q",
+                "--quiet",
+                "Print no progress and no notes: results, warnings and errors only.",
+            ),
             _tone(VERBOSE, "-v", "--verbose", "Print details, and when each message was written."),
         ]
         self._help = click.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hotrows.tools.report.contributions import Example
 
 _NAMED, _LEAST = 3, 0.005  # features in a sentence, and the least that one adds
+_READ = 20_000  # rows of which those are drawn that one is compared with
 
 
 @command(
@@ -119,7 +120,8 @@ def contributions_command(
             raise ValueError(f"--row {row:,}: {', '.join(raw)} has {first:,} rows")
         names = [feature.name for feature in data.schema.id_features]
         rows = rows_of([batch.expanded(names)], names, batch.size)
-        explained = contributions(predictor, rows, row - first - 1, sample_of(part, others, seed=0))
+        compared = sample_of(part, max(others, _READ), seed=0, by_groups=False).drawn(others)
+        explained = contributions(predictor, rows, row - first - 1, compared)
         slicer = Slicer(rows, data, run_folder.raw_values(run))
     values = {name: kept.column(name)[row - first - 1].as_py() for name in kept.column_names}
     columns = {feature.name: data.schema.column_of(feature) for feature in data.schema.features}
@@ -134,21 +136,29 @@ def contributions_command(
     if as_json:
         click.echo(json.dumps(_json(example_row, explained.left_over), indent=2))
         return
-    shown = new_table(
-        "feature", "value", *(f"adds to {label}" for label in explained.row), left=("value",)
-    )
+    _show(example_row, explained.left_over, {feature.name for feature in data.schema.sequences})
+
+
+def _show(example_row: Example, left_over: Mapping[str, float], histories: Set[str]) -> None:
+    """Prints what a row's values add; of a history that is cut the end, where the newest are."""
+
+    def short(features: str, value: str, most: int) -> str:
+        if len(value) <= most:
+            return value
+        is_history = not histories.isdisjoint(features.split(" + "))
+        return f"…{value[1 - most :]}" if is_history else f"{value[: most - 1]}…"
+
+    shown = new_table("feature", "value", *(f"adds to {label}" for label in left_over), left=("value",))
     for features, value, adds in example_row.adds:
-        shown.add_row(features, value[:40], *map(_signed, adds.values()))
-    shown.add_row("together", "", *map(_signed, explained.left_over.values()))
+        shown.add_row(features, short(features, value, 40), *map(_signed, adds.values()))
+    shown.add_row("together", "", *map(_signed, left_over.values()))
     for label, (prediction, typical, unit) in example_row.predictions.items():
         click.echo(f"{label}: {prediction:.4g}, of a typical row {typical:.4g}; features add {unit}")
         for verb, sign in (("raised", 1), ("lowered", -1)):
-            most = [
-                (n, v[:20], adds[label]) for n, v, adds in example_row.adds if sign * adds[label] > _LEAST
-            ]
-            most.sort(key=lambda one: -abs(one[2]))
-            words = ", ".join(f"{n} = {v} ({_signed(number)})" for n, v, number in most[:_NAMED])
-            click.echo(f"  {verb} most by {words}" if most else f"  {verb} by nothing")
+            most = [one for one in example_row.adds if sign * one[2][label] > _LEAST]
+            most.sort(key=lambda one: -abs(one[2][label]))
+            named = [f"{n} = {short(n, v, 20)} ({_signed(by[label])})" for n, v, by in most[:_NAMED]]
+            click.echo(f"  {verb} most by {', '.join(named)}" if most else f"  {verb} by nothing")
     print_table(shown)
 
 

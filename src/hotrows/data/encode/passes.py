@@ -8,7 +8,6 @@ Both save their state, so that a preparation that was killed can be resumed:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from hotrows.data.stored.shards import ShardWriter, Written
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.json_file import JsonFile, build
 from hotrows.schema import Schema
+from hotrows.schema_checks import reading_less
 
 Progress = Callable[[str, int, int], None]
 StageProgress = Callable[[int, int], None]
@@ -352,7 +352,7 @@ def without_features(schema: Schema) -> Schema:
     kept = tuple(f for f in schema.features if f.name in schema.shared and f.name not in schema.histories)
     shared = tuple(f.name for f in kept)
     nothing: dict[str, Any] = {"user": None, "histories": (), "weight": None, "group": None}
-    return dataclasses.replace(schema, features=kept, shared=shared, **nothing)
+    return reading_less(schema, features=kept, shared=shared, **nothing)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -40,16 +40,24 @@ _NAMED = 10  # features that one warning names
 class ValueCounts(Summed):
     """Values of a feature: their number, and how many of them are missing or unknown.
 
-    An empty list counts as one missing value.
+    An empty list counts as one missing value. lists: how many there are; 0: one value a sample.
     """
 
     values: int = 0
     missing: int = 0
     unknown: int = 0
+    lists: int = 0
+
+    def of(self, kind: str) -> tuple[int, int]:
+        """How many are "missing" or "unknown", and of how many: of missing ones of lists, the lists."""
+        if kind == "missing" and self.lists:
+            return min(self.missing, self.lists), self.lists
+        return getattr(self, kind), self.values
 
     def rate(self, kind: str) -> float:
-        """The share of the values that are of a kind, "missing" or "unknown"."""
-        return getattr(self, kind) / max(self.values, 1)
+        """The share of the values that are of a kind; "missing" of lists: of the lists that are empty."""
+        number, total = self.of(kind)
+        return number / max(total, 1)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,8 @@ class UsualCounts:
         rates: dict[tuple[str, str], list[float]] = {}
         for name, counts in ((name, counts) for part in self.parts for name, counts in part.items()):
             for kind in KINDS if counts.values else ():
-                rate = (getattr(counts, kind) + 1) / (counts.values + 2)
+                number, total = counts.of(kind)
+                rate = (number + 1) / (total + 2)
                 if kind != "unknown" or name not in self.closed:
                     rates.setdefault((name, kind), []).append(rate)
         return {key: (min(of_parts), max(of_parts)) for key, of_parts in rates.items()}
@@ -107,7 +116,9 @@ class ValueRates:
             name = max(self.features, key=lambda name: self.features[name].rate(kind))
             most = self.features[name].rate(kind)
             where = f", most in {name!r} ({most:.1%})" if most else ""
-            words.append(f"{kind}: {total.rate(kind):.1%} of the values{where}")
+            words.append(
+                f"{kind}: {getattr(total, kind) / max(total.values, 1):.1%} of the values{where}"
+            )
         return "; ".join(words)
 
     def warn(self) -> None:
@@ -184,9 +195,9 @@ def usual_of(parts: Iterable[Part]) -> UsualCounts:
 def _counts_of(counted: Part | Written, rows: int) -> dict[str, ValueCounts]:
     counts = {}
     for name, missing in counted.missing.items():
-        empty = counted.empty.get(name, 0)
+        empty, lists = counted.empty.get(name, 0), rows * (name in counted.empty)
         values = counted.values.get(name, rows) + empty  # of a number, one a row
-        counts[name] = ValueCounts(values, missing + empty, counted.unknown.get(name, 0))
+        counts[name] = ValueCounts(values, missing + empty, counted.unknown.get(name, 0), lists)
     return counts
 
 
@@ -200,7 +211,7 @@ def _nearest(counts: ValueCounts, kind: str, usual: tuple[float, float] | None) 
         return None
     if abs(rate - nearest) <= FAR:
         return None
-    return None if is_chance(counts.values, rate, nearest) else nearest
+    return None if is_chance(counts.of(kind)[1], rate, nearest) else nearest
 
 
 def is_chance(values: int, rate: float, usual: float) -> bool:

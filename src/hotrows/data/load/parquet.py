@@ -10,7 +10,6 @@ row groups one pool ahead; an epoch permutes the row groups, takes as many as ma
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -42,6 +41,7 @@ from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import address
 from hotrows.runtime.json_file import value_of
 from hotrows.schema import MISSING_KEY, Schema
+from hotrows.schema_checks import reading_less
 
 Places = str | Path | Sequence[str | Path]
 
@@ -135,7 +135,7 @@ class ParquetPart(Part):
             yield gathered([rows], chosen(order, pool, share, first_place), room)
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        alone = dataclasses.replace(self.schema, features=(), time=None, group=None)
+        alone = reading_less(self.schema, features=(), time=None, group=None)
         columns = SchemaColumns(alone)
         for group in self.groups:
             rows = RowGroupColumns(group, columns, Reading(alone, 1)).rows()
@@ -196,7 +196,7 @@ def _joined(columns: SchemaColumns, groups: Sequence[RowGroup], room: Room) -> R
 
 def _reading(schema: Schema) -> Reading:
     """How row groups are read; no feature is made of the time."""
-    kept = schema if schema.keeps_times else dataclasses.replace(schema, time=None)
+    kept = schema if schema.keeps_times else reading_less(schema, time=None)
     return Reading(kept, 1)
 
 

@@ -67,6 +67,7 @@ floor preis menge anzahl alter umsatz dauer gewicht betrag rabatt kosten gehalt 
 quantite duree nombre poids taille salaire cout remise solde precio cantidad edad monto importe peso
 duracion saldo descuento sueldo ingreso preco quantidade idade valor prezzo quantita
 """
+_OF_ROWS = {"row", "record", "event", "sample", "line", "log", "entry", "example", "impression"}
 _KEYS, _ENTITIES, _AMOUNTS = (frozenset(words.split()) for words in (_IDS, _OF_IDS, _OF_AMOUNTS))
 _NUMBERS = ("no", "nr", "nbr", "number", "nummer", "numero", "key", "hash", "idx")  # of what, before it
 _COUNTED = ("n", "num", "nb", "number", "total", "sum", "avg", "mean", "max", "min")  # before it
@@ -113,6 +114,16 @@ def meaning(name: str) -> str:
     if _is_plural(last):
         return "amounts"
     return "ids" if not _ENTITIES.isdisjoint(words) else ""
+
+
+def names_rows(name: str) -> bool:
+    """Whether ids are of rows by the name of their column, as in `event_id` and `rowId`.
+
+    >>> names_rows("Event ID"), names_rows("user_id"), names_rows("eventid")
+    (True, False, True)
+    """
+    words = words_of(name)
+    return not _OF_ROWS.isdisjoint({*words, *(word.removesuffix("id") for word in words)})
 
 
 def _is_key(word: str) -> bool:

@@ -34,6 +34,7 @@ from hotrows.data.raw.clues import (
     giveaways,
     labels_of_neighbours,
     meaning,
+    names_rows,
     neighbours_unlike,
     outcomes,
     times_after,
@@ -328,7 +329,7 @@ class Drafting:
         return ""
 
     def _is_row_number(self, column: Column) -> bool:
-        is_named = meaning(column.name) == "ids"
+        is_named = meaning(column.name) == "ids" and not names_rows(column.name)
         if column.kind == "text":
             return self._is_all or not is_named
         steps = Counter(b - a for a, b in zip(column.values, column.values[1:], strict=False))

@@ -222,7 +222,11 @@ def _column_array(column: Any) -> Any:
         flat = pa.array(np.asarray(column).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
     is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
-    return pa.array(np.asarray(column) if is_foreign else column)
+    values = np.asarray(column) if is_foreign else column
+    try:
+        return pa.array(values)
+    except pa.ArrowException:
+        return pa.array(values, from_pandas=True)  # NaN among text is missing, as in a frame
 
 
 def _why_unread(column: Any, error: Exception, name: str) -> str:

@@ -203,7 +203,7 @@ def almost_numbers(column: Column) -> str:
     others = [x for x in known if x not in numbers and x not in affixes]
     if affixes and len(set(affixes.values())) <= _MOST_AFFIXES and _are_few(others, known, column):
         shown = _shown([*list(affixes)[:1], *others])
-        what = "write them as 1234.5, or name decimal and thousands"
+        what = "write them as 1234.5, or name their marks: `hotrows schema --thousands ,`"
         return f"numbers with commas, signs or units ({shown}) are read as text; {what}"
     others += affixes
     is_amount = len(numbers) > FEW or any(number % 1 for number in numbers.values())

@@ -149,7 +149,7 @@ def _examples(
     first = next(iter(scored.values()))
     order = first.predictions.argsort(stable=True)
     places = {"The highest prediction": -1, "A middle one": len(order) // 2, "The lowest": 0}
-    others = sample.taken(torch.arange(min(len(sample), _OTHERS)))
+    others = sample.drawn(_OTHERS)
     for title, place in places.items() if len(sample) > 1 else ():
         row = int(first.rows[order[place]])
         explained = contributions(predictor, sample, row, others)

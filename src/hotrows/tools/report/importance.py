@@ -37,7 +37,7 @@ def importances(predictor: Predictor, sample: RowSample, seed: int = 0) -> tuple
     """Returns the features, the most important one first, and the number of rows that were permuted."""
     together, dense = list(permuted_together(sample)), predictor.schema.dense_places
     num_rows = _PREDICTIONS // max(1, len(together) + len(dense))
-    sample = sample.first(min(max(num_rows, _LEAST_ROWS), _MOST_ROWS))
+    sample = sample.drawn(min(max(num_rows, _LEAST_ROWS), _MOST_ROWS), seed)
     order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))
     before = {label: measure(s, times=_TIMES, seed=seed) for label, s in score(predictor, sample).items()}
     others = sample.taken(order)

@@ -120,7 +120,10 @@ def _rates(facts: Facts, part: str) -> Html:
         rows.append((name, *shares, stacked(bars)))
     if not rows:
         return note(f"No value of the {part} part is missing, and training has seen them all.")
-    about = "Shares of a feature's values. Unknown: training has not seen them, or too rarely for an id."
+    about = (
+        "Shares of a feature's values, and of lists that are empty. Unknown: training has not seen them, "
+        "or too rarely for an id."
+    )
     legend = named(("unknown", "missing"))
     header = ("", "unknown: train", part, "missing: train", part, joined(legend))
     return joined((shortened(header, rows, "features"), note(about)))

@@ -131,8 +131,11 @@ class Slicer:
             reserved = {column.lookup.missing: "missing"} | dict.fromkeys(
                 column.lookup.unknown, "unknown"
             )
-            names = [reserved.get(one) or self._name(column, one) for one in of_row[:_LISTED]]
-            return ", ".join(names) + " …" * (len(of_row) > _LISTED) or "none"
+            is_history = column.is_sequence
+            shown = of_row[-_LISTED:] if is_history else of_row[:_LISTED]  # the newest are last
+            names = ", ".join(reserved.get(one) or self._name(column, one) for one in shown) or "none"
+            cut = len(of_row) > _LISTED
+            return "… " * (cut and is_history) + names + " …" * (cut and not is_history)
         if feature not in self._features:
             return ""
         number = [one.name for one in self._numbers.features].index(feature)

@@ -34,9 +34,10 @@ class RowSample:
         """The ids of each feature."""
         return by_feature(vars(self.rows))
 
-    def first(self, num_rows: int) -> RowSample:
-        """The first rows, which are as random as all of them."""
-        return replace(self, rows=samples(self.rows, 0, min(num_rows, len(self))))
+    def drawn(self, num_rows: int, seed: int = 0) -> RowSample:
+        """Draws rows, of all groups alike, which may follow one another here; all of a small sample."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return self.taken(order[:num_rows])
 
     def taken(self, order: Tensor) -> RowSample:
         """The rows of these numbers [N], in this order."""
@@ -92,9 +93,9 @@ class ScoredRows:
         return replace(self, **tensors)
 
 
-def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
+def sample_of(part: Part, num_rows: int, seed: int, by_groups: bool = True) -> RowSample:
     """Reads rows of a part in random order, whole groups one after the other; all of a small one."""
-    keep_groups = part.schema.grouping is not None
+    keep_groups = by_groups and part.schema.grouping is not None
     loader = Loader(part, EVALUATION_BATCH, shuffle=True, seed=seed, keep_groups=keep_groups)
     names, pieces, count = [feature.name for feature in part.schema.id_features], [], 0
     for batch in loader.batches(0):
@@ -102,7 +103,8 @@ def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
         count += batch.size
         if count >= num_rows:
             break
-    return rows_of(pieces, names, part.rows).first(num_rows)
+    sample = rows_of(pieces, names, part.rows)
+    return replace(sample, rows=samples(sample.rows, 0, min(num_rows, len(sample))))
 
 
 def rows_of(pieces: Sequence[Batch], names: Sequence[str], total: int) -> RowSample:
