@@ -16,6 +16,8 @@ behind `file://`; moto, the ranks and their copies share this machine's cores. M
                 reads it in a folder, in turn
     notices     SIGTERM to one rank, with a notice of 8 s, while storage answers 503, stalls, cuts answers
                 or connections, in turn: how many jobs ended in time (of S3 by moto alone)
+    shares      samples/s with shares by speed, next to equal ones, where the first rank is made to take
+                twice as long for a sample as the second
     preempted   SIGTERM with a notice, and SIGKILL, at seeded steps: steps made twice, checkpoints lost
     faults      calls to storage that failed by a seeded plan: files lost, files with other bytes
 
@@ -64,6 +66,7 @@ def main() -> None:
             **upload(folder, url, args.rounds),
             **resume(folder, url),
             **data(folder, url, args.rounds),
+            **unequal(folder),
             **(notices(folder, url, proxy, args.notices) if proxy else {}),
             **preempted(folder, url, args.preemptions),
             **faults(folder, args.faults),
@@ -148,7 +151,7 @@ def work() -> None:
         fetched["bytes"] += os.path.getsize(file) if name.endswith((".records", ".ids")) else 0
 
     RemoteFiles.get = counted
-    said = {"steps": []}
+    said, ends = {}, []
 
     class Watch(Callback):
         def on_step_end(self, trainer, progress):
@@ -156,6 +159,7 @@ def work() -> None:
             said.setdefault("first_step_after", time.time() - how["started"])
             said.setdefault("first_step", step)
             said["last_step"] = step
+            ends.append(time.monotonic())
             if how.get("say"):
                 print(step, flush=True)
 
@@ -181,12 +185,16 @@ def work() -> None:
     )
     config = dataclasses.replace(config, **how.get("settings", {}))
     trainer = Trainer(how["data"], config, how["run"], resume=how.get("resume", False), ranks=ranks)
+    if how.get("slow"):
+        seconds = how["slow"][ranks.rank]
+        trainer.model.register_forward_pre_hook(lambda _, inputs: time.sleep(seconds * len(inputs[1])))
     own = sum(store.num_bytes for store in trainer.embedding.stores)
     said |= {"own_bytes": own, "fetched_bytes": fetched["bytes"]}
     try:
         said["samples_per_second"] = trainer.fit(verbose=False, callbacks=[Watch()]).samples_per_second
     except Interrupted:
         said["left"] = time.time()
+    said["steps"] = [end - begin for begin, end in itertools.pairwise(ends)]
     print(json.dumps(said), flush=True)
     os._exit(0)
 
@@ -252,6 +260,20 @@ def data(folder: Path, url: str, rounds: int) -> dict:
         "data_url_speed": round(median(speeds["url"]) / median(speeds["folder"]), 3),
         "data_job_seconds_folder": round(median(seconds["folder"]), 1),
         "data_job_seconds_url": round(median(seconds["url"]), 1),
+    }
+
+
+def unequal(folder: Path) -> dict:
+    """The speed of two ranks, of which the first needs 100 us for each sample, and the second 50."""
+    speeds = {}
+    for shares in ("equal", "auto"):
+        how = {"slow": (1e-4, 5e-5), "steps": 160, "every": 10**6, "settings": {"shares": shares}}
+        ranks = ended(start(folder, str(folder / f"run-{shares}"), f"disk-{shares}", **how))
+        speeds[shares] = median(ranks[0]["steps"][-100:])
+    return {
+        "step_seconds_equal_shares": round(speeds["equal"], 4),
+        "step_seconds_by_speed": round(speeds["auto"], 4),
+        "gain_by_speed": round(speeds["equal"] / speeds["auto"], 2),
     }
 
 
