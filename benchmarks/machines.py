@@ -1,6 +1,6 @@
 """What does a run at a URL cost, and what does it lose when machines are taken away?
 
-    python -m benchmarks.machines [--rows N] [--rounds R] [--faults N]
+    python -m benchmarks.machines [--parts data,shares] [--rows N] [--rounds R] [--faults N]
 
 Two ranks with disks apart and a bucket: S3 by moto where it is installed (PYTHONPATH), else a folder
 behind `file://`; moto, the ranks and their copies share this machine's cores. Measured:
@@ -16,8 +16,8 @@ behind `file://`; moto, the ranks and their copies share this machine's cores. M
                 reads it in a folder, in turn
     notices     SIGTERM to one rank, with a notice of 8 s, while storage answers 503, stalls, cuts answers
                 or connections, in turn: how many jobs ended in time (of S3 by moto alone)
-    shares      samples/s with shares by speed, next to equal ones, where the first rank is made to take
-                twice as long for a sample as the second
+    shares      seconds of a step with shares by speed, next to equal ones, where the first rank takes
+                twice as long for a sample as the second (it sleeps)
     preempted   SIGTERM with a notice, and SIGKILL, at seeded steps: steps made twice, checkpoints lost
     faults      calls to storage that failed by a seeded plan: files lost, files with other bytes
 
@@ -50,6 +50,9 @@ def main() -> None:
     from benchmarks.harness import conditions, write
 
     parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument(
+        "--parts", default="", help="such as upload,data (default: all)"
+    )
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--preemptions", type=int, default=8)
@@ -61,21 +64,25 @@ def main() -> None:
         os.environ.update(environment)
         folder = Path(name)
         make_data(folder, args.rows)
-        result = {
-            "storage": url.partition(":")[0],
-            **upload(folder, url, args.rounds),
-            **resume(folder, url),
-            **data(folder, url, args.rounds),
-            **unequal(folder),
-            **(notices(folder, url, proxy, args.notices) if proxy else {}),
-            **preempted(folder, url, args.preemptions),
-            **faults(folder, args.faults),
+        parts = {
+            "upload": lambda: upload(folder, url, args.rounds),
+            "resume": lambda: resume(folder, url),
+            "preempted": lambda: preempted(folder, url, args.preemptions),
+            "faults": lambda: faults(folder, args.faults),
+            "data": lambda: data(folder, url, args.rounds),
+            "shares": lambda: unequal(folder),
+            "notices": lambda: notices(folder, url, proxy, args.notices) if proxy else {},
         }
-    lost = result["resume_seconds_of_10_gb"] + result["notice_seconds"]
-    result["goodput_one_preemption_an_hour"] = round(3600 / (3600 + lost), 4)
+        result = {"storage": url.partition(":")[0]}
+        for part in args.parts.split(",") if args.parts else parts:
+            result |= parts[part]()
+    if not args.parts:
+        lost = result["resume_seconds_of_10_gb"] + result["notice_seconds"]
+        result["goodput_one_preemption_an_hour"] = round(3600 / (3600 + lost), 4)
     load = [round(value, 1) for value in (*begun, *os.getloadavg())]
     print(json.dumps(result, indent=2))
-    write("machines", {"question": QUESTION, "conditions": conditions(1), "load": load, "result": result})
+    name = "-".join(["machines", *filter(None, args.parts.split(","))])
+    write(name, {"question": QUESTION, "conditions": conditions(1), "load": load, "result": result})
 
 
 @contextmanager
