@@ -210,11 +210,7 @@ class TrainConfig:
         choices=HOT_COLD,
     )
     in_flight: int = setting(
-        4,
-        "Batches that may move rows to and from fast memory at once",
-        least=1,
-        most=1024,
-        changes="no bit",
+        4, "Batches that move rows to and from fast memory at once", least=1, most=1024, changes="no bit"
     )
     lookahead_memory: int | None = setting(
         None,
@@ -271,10 +267,7 @@ class TrainConfig:
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
     shares: str | None = setting(
-        None,
-        "Parts of a batch by rank: such as 1,2, equal, or auto (measured)",
-        unset="equal",
-        changes="rounding",
+        None, "Parts of a batch by rank: 1,2, equal or auto (measured)", unset="equal", changes="rounding"
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True

@@ -41,19 +41,17 @@ class BatchShares:
         self._steps, self._ranks, self._keep = steps, steps.ranks, keep
         shares, num_ranks = steps.config.shares, steps.ranks.num_ranks
         self._given = parse_shares(shares)
-        self._measures = shares == "auto" and num_ranks > 1
         if self._given and len(self._given) != num_ranks:
             problem = f"shares={shares} are of {len(self._given)} ranks, and there are {num_ranks}"
             if not begun:
                 raise ValueError(f"{problem}: give one number for each rank, or auto")
             self._given = ()
             self._say(f"{problem}: shares are equal")
-        self._machines: tuple[str, ...] = ()
-        if self._measures:
-            if steps.config.device != "cpu":
-                raise ValueError("shares=auto measures processors: give shares such as 1,2 on a GPU")
-            machines = self._ranks.gather_objects(f"{processor()}, {num_cores()} cores")
-            self._machines = tuple(machines)
+        machine = f"{processor()}, {num_cores()} cores"
+        self._machines = tuple(self._ranks.gather_objects(machine) if shares == "auto" else ())
+        self._measures = len(self._machines) > 1
+        if self._measures and steps.config.device != "cpu":
+            raise ValueError("shares=auto measures processors: give shares such as 1,2 on a GPU")
 
     def begin(self) -> None:
         """Sets the shares of the next batches, and the step up to which they hold."""
