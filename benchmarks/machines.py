@@ -14,7 +14,7 @@ behind `file://`; moto, the ranks and their copies share this machine's cores. M
                 save nothing for ids that are drawn evenly, and 0.03 of 1.33 for those of Zipf's law
     data        samples/s and seconds of a job whose data is at the URL, on empty disks, next to one that
                 reads it in a folder, in turn
-    notices     SIGTERM to one rank, with a notice of 8 s, while storage answers 503, stalls, cuts answers
+    notices     SIGTERM to one rank, with a notice of 25 s, while storage answers 503, stalls, cuts bodies
                 or connections, in turn: how many jobs ended in time (of S3 by moto alone)
     shares      seconds of a step with shares by speed, next to equal ones, where the first rank takes
                 twice as long for a sample as the second (it sleeps)
@@ -50,9 +50,7 @@ def main() -> None:
     from benchmarks.harness import conditions, write
 
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument(
-        "--parts", default="", help="such as upload,data (default: all)"
-    )
+    parser.add_argument("--parts", default="", help="such as upload,data (default: all)")
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--preemptions", type=int, default=8)
@@ -290,7 +288,7 @@ def notices(folder: Path, url: str, proxy, num: int) -> dict:
 
     from hotrows.runtime.remote.files import open_files
 
-    seconds, codes, limit = [], [], 8.0
+    seconds, codes, limit = [], [], 25.0
     for number in range(num):
         run, kind = f"{url}/notice-{number}", KINDS[number % len(KINDS)]
         how = {"epochs": 10_000, "say": True, "every": 10, "notice": limit}
