@@ -1,6 +1,6 @@
 """What does a run at a URL cost, and what does it lose when machines are taken away?
 
-    python -m benchmarks.machines [--rows N] [--rounds R] [--faults N]
+    python -m benchmarks.machines [--parts data,shares] [--rows N] [--rounds R] [--faults N]
 
 Two ranks with disks apart and a bucket: S3 by moto where it is installed (PYTHONPATH), else a folder
 behind `file://`; moto, the ranks and their copies share this machine's cores. Measured:
@@ -12,13 +12,21 @@ behind `file://`; moto, the ranks and their copies share this machine's cores. M
                 each rank fetched, next to the bytes of its own records: what is above 1 are rows that
                 increments have again. They are scattered: to leave out ranges of 512 rows and more would
                 save nothing for ids that are drawn evenly, and 0.03 of 1.33 for those of Zipf's law
+    data        samples/s and seconds of a job whose data is at the URL, on empty disks, next to one that
+                reads it in a folder, in turn
+    notices     SIGTERM to one rank, with a notice of 25 s, while storage answers 503, stalls, cuts bodies
+                or connections, in turn: how many jobs ended in time (of S3 by moto alone)
+    shares      seconds of a step with shares by speed, next to equal ones, where the first rank takes
+                twice as long for a sample as the second (it sleeps)
     preempted   SIGTERM with a notice, and SIGKILL, at seeded steps: steps made twice, checkpoints lost
     faults      calls to storage that failed by a seeded plan: files lost, files with other bytes
 
-goodput is extrapolated: at one preemption an hour, the part of an hour that trains what is kept.
+Extrapolated are: the seconds to resume with 10 GB of rows, fetched by these ranks on these cores; and
+goodput, at one preemption an hour, the part of an hour that trains what is kept, with 10 GB.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -42,50 +50,59 @@ def main() -> None:
     from benchmarks.harness import conditions, write
 
     parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("--parts", default="", help="such as upload,data (default: all)")
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--preemptions", type=int, default=8)
+    parser.add_argument("--notices", type=int, default=20)
     parser.add_argument("--faults", type=int, default=10_000)
     args = parser.parse_args()
     begun = os.getloadavg()
-    with tempfile.TemporaryDirectory() as name, bucket(Path(name)) as (url, environment):
+    with tempfile.TemporaryDirectory() as name, bucket(Path(name)) as (url, environment, proxy):
         os.environ.update(environment)
         folder = Path(name)
         make_data(folder, args.rows)
-        result = {
-            "storage": url.partition(":")[0],
-            **upload(folder, url, args.rounds),
-            **resume(folder, url),
-            **preempted(folder, url, args.preemptions),
-            **faults(folder, args.faults),
+        parts = {
+            "upload": lambda: upload(folder, url, args.rounds),
+            "resume": lambda: resume(folder, url),
+            "preempted": lambda: preempted(folder, url, args.preemptions),
+            "faults": lambda: faults(folder, args.faults),
+            "data": lambda: data(folder, url, args.rounds),
+            "shares": lambda: unequal(folder),
+            "notices": lambda: notices(folder, url, proxy, args.notices) if proxy else {},
         }
-    lost = result["resume_seconds"] + result["notice_seconds"]
-    result["goodput_one_preemption_an_hour"] = round(3600 / (3600 + lost), 4)
+        result = {"storage": url.partition(":")[0]}
+        for part in args.parts.split(",") if args.parts else parts:
+            result |= parts[part]()
+    if not args.parts:
+        lost = result["resume_seconds_of_10_gb"] + result["notice_seconds"]
+        result["goodput_one_preemption_an_hour"] = round(3600 / (3600 + lost), 4)
     load = [round(value, 1) for value in (*begun, *os.getloadavg())]
     print(json.dumps(result, indent=2))
-    write("machines", {"question": QUESTION, "conditions": conditions(1), "load": load, "result": result})
+    name = "-".join(["machines", *filter(None, args.parts.split(","))])
+    write(name, {"question": QUESTION, "conditions": conditions(1), "load": load, "result": result})
 
 
 @contextmanager
 def bucket(folder: Path):
-    """The URL of a bucket, and the environment variables that it needs."""
+    """The URL of a bucket, the environment variables it needs, and the proxy in front, if any."""
     try:
         import moto.server  # noqa: F401
         import s3fs  # noqa: F401
         from tests.machines.proxy import bucket as s3
     except ImportError:
-        yield f"file://{folder}/bucket", {}
+        yield f"file://{folder}/bucket", {}, None
         return
-    with s3() as (_, environment):
-        yield "s3://bucket", environment
+    with s3() as (proxy, environment):
+        yield "s3://bucket", environment, proxy
 
 
-def make_data(folder: Path, rows: int) -> None:
+def make_data(folder: Path, rows: int, values: int = VALUES) -> None:
     import numpy as np
 
     from hotrows import Schema, Sparse, prepare
 
-    random_ids = np.random.default_rng(0).integers(0, VALUES, (FEATURES, rows))
+    random_ids = np.random.default_rng(0).integers(0, values, (FEATURES, rows))
     raw = {f"f{k}": [f"v{value}" for value in ids] for k, ids in enumerate(random_ids)}
     raw["label"] = (np.random.default_rng(1).random(rows) < 0.3).astype(int).tolist()
     schema = Schema(tuple(Sparse(f"f{k}", min_count=1) for k in range(FEATURES)), label="label")
@@ -139,7 +156,7 @@ def work() -> None:
         fetched["bytes"] += os.path.getsize(file) if name.endswith((".records", ".ids")) else 0
 
     RemoteFiles.get = counted
-    said = {"steps": []}
+    said, ends = {}, []
 
     class Watch(Callback):
         def on_step_end(self, trainer, progress):
@@ -147,6 +164,7 @@ def work() -> None:
             said.setdefault("first_step_after", time.time() - how["started"])
             said.setdefault("first_step", step)
             said["last_step"] = step
+            ends.append(time.monotonic())
             if how.get("say"):
                 print(step, flush=True)
 
@@ -170,13 +188,18 @@ def work() -> None:
         steps=how.get("steps"),
         notice=how.get("notice"),
     )
+    config = dataclasses.replace(config, **how.get("settings", {}))
     trainer = Trainer(how["data"], config, how["run"], resume=how.get("resume", False), ranks=ranks)
+    if how.get("slow"):
+        seconds = how["slow"][ranks.rank]
+        trainer.model.register_forward_pre_hook(lambda _, inputs: time.sleep(seconds * len(inputs[1])))
     own = sum(store.num_bytes for store in trainer.embedding.stores)
     said |= {"own_bytes": own, "fetched_bytes": fetched["bytes"]}
     try:
         said["samples_per_second"] = trainer.fit(verbose=False, callbacks=[Watch()]).samples_per_second
     except Interrupted:
         said["left"] = time.time()
+    said["steps"] = [end - begin for begin, end in itertools.pairwise(ends)]
     print(json.dumps(said), flush=True)
     os._exit(0)
 
@@ -210,11 +233,83 @@ def resume(folder: Path, url: str) -> dict:
     """Resumes a run of both ranks on empty disks."""
     ended(start(folder, f"{url}/resumed", "before", steps=60))
     ranks = ended(start(folder, f"{url}/resumed", "after", steps=80, resume=True))
+    seconds, begin = (max(rank[k] for rank in ranks) for k in ("first_step_after", "met_after"))
+    times = 10e9 / sum(rank["own_bytes"] for rank in ranks)
     return {
-        "resume_seconds": round(max(rank["first_step_after"] for rank in ranks), 1),
-        "of_these_to_start": round(max(rank["met_after"] for rank in ranks), 1),
+        "resume_seconds": round(seconds, 1),
+        "of_these_to_start": round(begin, 1),
+        "resume_seconds_of_10_gb": round(begin + times * (seconds - begin), 1),
         "own_megabytes": [round(rank["own_bytes"] / 1e6, 1) for rank in ranks],
         "fetched_of_own": [round(rank["fetched_bytes"] / rank["own_bytes"], 3) for rank in ranks],
+    }
+
+
+def data(folder: Path, url: str, rounds: int) -> dict:
+    """The speed with the data at the URL, of which machines have nothing yet, or in a folder, in turn."""
+    from hotrows.runtime.remote import sent
+
+    with sent(f"{url}/enc") as path:
+        shutil.copytree(folder / "enc", path)
+    places = {"folder": str(folder / "enc"), "url": f"{url}/enc"}
+    speeds, seconds = {place: [] for place in places}, {place: [] for place in places}
+    for number in range(rounds):
+        for place in sorted(places, reverse=number % 2 == 1):
+            begin, disks = time.monotonic(), f"data-{place}-{number}"
+            how = {"data": places[place], "epochs": 8, "every": 10**6}
+            ranks = ended(start(folder, str(folder / f"run-{disks}"), disks, **how))
+            speeds[place].append(ranks[0]["samples_per_second"])
+            seconds[place].append(time.monotonic() - begin)
+    return {
+        "data_samples_per_second_folder": round(median(speeds["folder"])),
+        "data_samples_per_second_url": round(median(speeds["url"])),
+        "data_url_speed": round(median(speeds["url"]) / median(speeds["folder"]), 3),
+        "data_job_seconds_folder": round(median(seconds["folder"]), 1),
+        "data_job_seconds_url": round(median(seconds["url"]), 1),
+    }
+
+
+def unequal(folder: Path) -> dict:
+    """The speed of two ranks, of which the first needs 100 us for each sample, and the second 50."""
+    speeds = {}
+    for shares in ("equal", "auto"):
+        how = {"slow": (1e-4, 5e-5), "steps": 160, "every": 10**6, "settings": {"shares": shares}}
+        ranks = ended(start(folder, str(folder / f"run-{shares}"), f"disk-{shares}", **how))
+        speeds[shares] = median(ranks[0]["steps"][-100:])
+    return {
+        "step_seconds_equal_shares": round(speeds["equal"], 4),
+        "step_seconds_by_speed": round(speeds["auto"], 4),
+        "gain_by_speed": round(speeds["equal"] / speeds["auto"], 2),
+    }
+
+
+def notices(folder: Path, url: str, proxy, num: int) -> dict:
+    """Sends SIGTERM to one rank once a checkpoint is at the URL, and lets storage fail from then on."""
+    from tests.machines.proxy import KINDS
+
+    from hotrows.runtime.remote.files import open_files
+
+    seconds, codes, limit = [], [], 25.0
+    for number in range(num):
+        run, kind = f"{url}/notice-{number}", KINDS[number % len(KINDS)]
+        how = {"epochs": 10_000, "say": True, "every": 10, "notice": limit}
+        ranks = start(folder, run, f"notice-{number}", **how)
+        for line in ranks[0].stdout:
+            if int(line) % 20 == 0 and open_files(run).read("checkpoints.json") is not None:
+                break
+        proxy.kinds, proxy.stall, proxy.rate = (kind,), 30.0, 1.0 if kind in ("503", "stall") else 0.5
+        begin = time.monotonic()
+        ranks[number % RANKS].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            rank.communicate(timeout=120)
+        seconds.append(time.monotonic() - begin)
+        codes += [rank.returncode for rank in ranks]
+        proxy.rate = 0.0
+        for rank in range(RANKS):
+            shutil.rmtree(folder / f"notice-{number}-{rank}", ignore_errors=True)
+    return {
+        "notices": num,
+        "notices_answered_in_time": sum(s < limit for s in seconds) if not any(codes) else 0,
+        "slowest_answer_seconds": round(max(seconds), 1),
     }
 
 

@@ -26,6 +26,29 @@ def faults() -> list[list[str]]:
     return [*rows, ["**all**", *(f"**{s:,}**" for s in (*sums, bad))]]
 
 
+def machines() -> list[list[str]]:
+    """Runs at URLs on machines that share no disk: what was wanted, and what was measured."""
+    m = at("machines/result")
+    times = 10_000 / sum(m["own_megabytes"])  # as many rows as 10 GB
+    first_step = m["of_these_to_start"] + times * (m["resume_seconds"] - m["of_these_to_start"])
+    goodput = 3600 / (3600 + first_step + m["notice_seconds"])
+    job = m["job_seconds_url"] / m["job_seconds_folder"]
+    return [
+        ["first step after a loss, 10 GB of rows, extrapolated", "60 s", f"{first_step:.0f} s"],
+        ["of an hour with a preemption, the part that is kept, 10 GB", "0.9", f"{goodput:.2f}"],
+        ["machines taken away: checkpoints lost", "0", f"{m['checkpoints_lost']} of {m['preemptions']}"],
+        ["steps made twice after a notice", "0", str(m["steps_made_twice_after_notice"])],
+        ["samples/s that uploads cost", "3 %", f"{max(m['upload_share'], 0):.1%}"],
+        ["seconds of a whole job, of one in a shared folder", "1.05", f"{job:.2f}"],
+        ["bytes that a rank fetches to resume, of its own", "1.1", f"{max(m['fetched_of_own']):.2f}"],
+        [
+            f"{m['faults']:,} calls to storage that failed: files lost, or with other bytes",
+            "0",
+            f"{m['files_lost'] + m['files_with_other_bytes']}",
+        ],
+    ]
+
+
 def fuzz() -> list[list[str]]:
     return [[kind, f"{count:,}"] for kind, count in at("fuzz/cases").items()]
 
@@ -62,6 +85,12 @@ TABLES = [
         "kind | trials | faults | equal | refused | different | lost, hung, traceback",
         faults,
         (Origin("faults/campaigns/-1", "tests.faults"),),
+    ),
+    Table(
+        "machines",
+        "machines without a shared disk | aim | measured",
+        machines,
+        (Origin("machines/conditions", "benchmarks.machines"),),
     ),
     Table("fuzz", "damaged files | inputs", fuzz, (Origin("fuzz/runs/-1", "tests.fuzz"),)),
     Table(

@@ -26,8 +26,8 @@ def part(tmp_path_factory):
         yield write_rows(folder, EVERYTHING, batch, 90, monkeypatch).parts["train"]
 
 
-def read(part, batch_size, shuffle, rank=0, num_ranks=1, first=0, epoch=0):
-    ranked = {"rank": rank, "num_ranks": num_ranks, "seed": 3}
+def read(part, batch_size, shuffle, rank=0, num_ranks=1, first=0, epoch=0, shares=()):
+    ranked = {"rank": rank, "num_ranks": num_ranks, "seed": 3, "shares": shares}
     return list(Loader(part, batch_size, shuffle=shuffle, **ranked).batches(epoch, first))
 
 
@@ -37,21 +37,25 @@ def read(part, batch_size, shuffle, rank=0, num_ranks=1, first=0, epoch=0):
     batch_size=st.sampled_from([1, 3, 7, 64, 100, 499, 500, 900]),
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
+    weights=st.none() | st.lists(st.integers(1, 9), min_size=7, max_size=7),
 )
-def test_ranks_together_read_the_batches_of_one(part, num_ranks, batch_size, shuffle, epoch):
+def test_ranks_together_read_the_batches_of_one(part, num_ranks, batch_size, shuffle, epoch, weights):
+    shares = tuple(weights or ())[:num_ranks]
     batches_of_one = read(part, batch_size, shuffle, epoch=epoch)
-    ranks = [read(part, batch_size, shuffle, r, num_ranks, epoch=epoch) for r in range(num_ranks)]
+    ranks = [
+        read(part, batch_size, shuffle, r, num_ranks, epoch=epoch, shares=shares)
+        for r in range(num_ranks)
+    ]
     assert {len(batches) for batches in ranks} == {len(batches_of_one)}
     for number, batch in enumerate(batches_of_one):
-        shares = [batches[number] for batches in ranks]
-        assert [sample for shared_batch in shares for sample in samples(shared_batch)] == samples(batch)
-        starts = batch.first_sample + np.cumsum([0, *(shared_batch.size for shared_batch in shares)])
-        assert [shared_batch.first_sample for shared_batch in shares] == starts[:-1].tolist()
-        assert (
-            max(shared_batch.size for shared_batch in shares)
-            - min(shared_batch.size for shared_batch in shares)
-            <= 1
-        )
+        read_by_rank = [batches[number] for batches in ranks]
+        assert [sample for shared in read_by_rank for sample in samples(shared)] == samples(batch)
+        starts = batch.first_sample + np.cumsum([0, *(shared.size for shared in read_by_rank)])
+        assert [shared.first_sample for shared in read_by_rank] == starts[:-1].tolist()
+        sizes = [shared.size for shared in read_by_rank]
+        parts = weights[:num_ranks] if weights else [1] * num_ranks
+        expected = [batch.size * part / sum(parts) for part in parts]
+        assert all(abs(size - of) < 1 for size, of in zip(sizes, expected, strict=True))
 
 
 @settings(deadline=None, max_examples=examples(40))
@@ -72,11 +76,12 @@ def test_a_rank_may_begin_at_any_batch(part, rank, batch_size, shuffle, first):
     batch_size=st.integers(1, 70),
     num_ranks=st.integers(1, 9),
     cuts=st.lists(st.integers(0, 60)),
+    weights=st.sampled_from([(), (1, 9, 2, 1, 100, 3, 1, 1, 5)]),
 )
-def test_places_are_those_of_the_batches(rows, batch_size, num_ranks, cuts):
+def test_places_are_those_of_the_batches(rows, batch_size, num_ranks, cuts, weights):
     bounds = sorted({0, rows, *(cut for cut in cuts if cut <= rows)})
     for rank in range(num_ranks):
-        share = Share(rows, batch_size, rank, num_ranks)
+        share = Share(rows, batch_size, rank, num_ranks, weights[:num_ranks])
         batches = [share.of_batch(number) for number in range(-(-rows // batch_size))]
         expected = [place for first, end in batches for place in range(first, end)]
         pairs = itertools.pairwise(bounds)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-BRIDGE, OUTSIDE = "hotrows-hub", "10.82.7.254"
+OUTSIDE = "10.82.7.254"
 
 
 @dataclass(frozen=True)
@@ -71,36 +71,35 @@ def torchrun(machines, number, *words):
 
 
 @contextmanager
-def several(num, folder):
+def several(num, folder, network=7):
     """Yields machines on one network, with the folders folder/machine-0 and so on; PermissionError where
-    none can be made. The tests are at 10.82.7.254 on it."""
+    none can be made. The tests are at 10.82.7.254 on it. network: another number for other machines."""
     (disk := folder / "disk").mkdir()
-    machines = []
+    machines, bridge, pairs = [], f"hotrows-hub{network}", [f"hotrows{network}-v{k}" for k in range(num)]
     for k in range(num):
         (of_machine := folder / f"machine-{k}").mkdir()
-        machines.append(Machine(f"hotrows-{k}", f"10.82.7.{k + 1}", of_machine, disk))
+        machines.append(Machine(f"hotrows{network}-{k}", f"10.82.{network}.{k + 1}", of_machine, disk))
     try:
-        _remove(machines)
-        _run("ip", "link", "add", BRIDGE, "type", "bridge")
-        _run("ip", "addr", "add", f"{OUTSIDE}/24", "dev", BRIDGE)
-        _run("ip", "link", "set", BRIDGE, "up")
-        for k, machine in enumerate(machines):
+        _remove(machines, [bridge, *pairs])
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"10.82.{network}.254/24", "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        for machine, pair in zip(machines, pairs, strict=True):
             _run("ip", "netns", "add", machine.name)
             peer = ("peer", "name", "eth0", "netns", machine.name)
-            _run("ip", "link", "add", f"hotrows-v{k}", "master", BRIDGE, "type", "veth", *peer)
-            _run("ip", "link", "set", f"hotrows-v{k}", "up")
+            _run("ip", "link", "add", pair, "master", bridge, "type", "veth", *peer)
+            _run("ip", "link", "set", pair, "up")
             _run("ip", "-n", machine.name, "addr", "add", f"{machine.address}/24", "dev", "eth0")
             _run("ip", "-n", machine.name, "link", "set", "lo", "up")
             machine.plug(True)
         yield machines
     finally:
-        _remove(machines)
+        _remove(machines, [bridge, *pairs])
 
 
-def _remove(machines):
+def _remove(machines, links):
     words = [("netns", "del", machine.name) for machine in machines]
-    words += [("link", "del", f"hotrows-v{k}") for k in range(len(machines))]
-    for line in [*words, ("link", "del", BRIDGE)]:
+    for line in [*words, *(("link", "del", link) for link in links)]:
         subprocess.run(["ip", *line], capture_output=True, check=False)
 
 

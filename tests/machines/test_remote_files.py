@@ -57,6 +57,23 @@ def test_an_error_names_the_url_and_only_what_may_pass_is_repeated(
     assert (len(calls) >= tries) if tries > 1 else len(calls) == 1
 
 
+@pytest.mark.parametrize("call", ["put_file", "pipe_file"])
+def test_a_writer_that_is_killed_leaves_the_file_as_it_was(tmp_path, monkeypatch, call):
+    """A run at file:// was lost by a kill in the moment in which its settings were sent once more."""
+    files, content = RemoteFiles(f"file://{tmp_path}/bucket"), tmp_path / "content"
+    content.write_bytes(b"before"), files.put("a", content)
+
+    def killed(*arguments):
+        path = next(path for path in arguments if isinstance(path, str) and "bucket" in path)
+        open(path, "wb").close()
+        raise SystemExit
+
+    monkeypatch.setattr(files._system, call, killed)
+    with pytest.raises(SystemExit):
+        files.put("a", content) if call == "put_file" else files.write("a", b"after")
+    assert files.read("a") == b"before" and files.names() == {"a"}
+
+
 def test_who_stops_waits_for_no_other_try(tmp_path, monkeypatch):
     files = RemoteFiles(f"file://{tmp_path}/bucket", patience=1000)
     files.stopped.set()

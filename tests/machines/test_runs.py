@@ -54,8 +54,10 @@ def test_a_run_goes_on_with_other_ranks_on_empty_disks(data, shared, tmp_path, m
     url, made = f"file://{tmp_path}/bucket/run", tmp_path / "disks"
     fit(data, url, 2, made, kill=7)
     shutil.rmtree(made)
-    faulty = make_faulty(url, monkeypatch)
+    faulty, files = make_faulty(url, monkeypatch), [*(tmp_path / "bucket/run/encoders").iterdir()]
+    before = [file.stat().st_mtime_ns for file in files]
     fit(data, url, then, made)
+    assert files and before == [file.stat().st_mtime_ns for file in files], "what was there is not sent"
     assert content(tmp_path / "bucket/run") == shared(2, then)
     if then == 2:  # each rank reads its own records, and no others
         records = [path for path in faulty.got if path.endswith((".records", ".ids"))]

@@ -69,6 +69,8 @@ def test_a_config_is_read_as_it_was_written_and_keeps_the_order_of_its_fields():
         ({"pack_parts": -1}, "pack_parts must be at least 0, not -1"),
         ({"timeout": 0.0}, "timeout must be above 0, not 0.0"),
         ({"clip_norm": float("nan")}, "clip_norm must be above 0, not nan"),
+        ({"shares": "1,0"}, "shares must be equal, auto .* such as 1,2; not '1,0'"),
+        ({"shares": ""}, "shares must be equal, auto .* such as 1,2; not ''"),
     ],
 )
 def test_a_value_that_a_setting_may_not_have_is_refused_by_name(fields, said):

@@ -101,6 +101,9 @@ def test_a_run_on_ranks_finds_what_one_rank_finds(encoded, alone, tmp_path, num_
         {"plan_depth": 0},
         {"keep_last": 2, "full_every": 3, "checkpoint_every": 2},
         {"background_checkpoints": False, "checkpoint_every": 3},
+        {"shares": "1,3"},
+        {"shares": "1,200"},  # of 50 samples the first rank has none
+        {"shares": "auto", "fast_memory": 1600, "micro_batches": 2},
     ],
     ids=str,
 )

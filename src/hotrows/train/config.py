@@ -210,11 +210,7 @@ class TrainConfig:
         choices=HOT_COLD,
     )
     in_flight: int = setting(
-        4,
-        "Batches that may move rows to and from fast memory at once",
-        least=1,
-        most=1024,
-        changes="no bit",
+        4, "Batches that move rows to and from fast memory at once", least=1, most=1024, changes="no bit"
     )
     lookahead_memory: int | None = setting(
         None,
@@ -269,6 +265,9 @@ class TrainConfig:
     )
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
+    )
+    shares: str | None = setting(
+        None, "Parts of a batch by rank: 1,2, equal or auto (measured)", unset="equal", changes="rounding"
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
@@ -403,10 +402,11 @@ def _check_together(config: TrainConfig) -> None:
         )
     if config.clip_rows and (config.clip_norm is None or config.device != "cpu"):
         raise ValueError("clip_rows needs clip_norm, and device='cpu': a GPU would be waited for")
-    if config.order != "shuffle":
-        from hotrows.data.stored.order import parse_order
+    if config.order != "shuffle" or config.shares is not None:
+        from hotrows.data.stored.order import parse_order, parse_shares
 
-        if parse_order(config.order) and not config.shuffle:
+        _ = parse_shares(config.shares)
+        if config.order != "shuffle" and parse_order(config.order) and not config.shuffle:
             raise ValueError(f"order={config.order!r} is one of shuffled samples; leave shuffle on")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
@@ -438,7 +438,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "wire_dtype", "timeout", "notice", "scratch", "data_cache"),
+    "Ranks": ("sharding", "shares", "wire_dtype", "timeout", "notice", "scratch", "data_cache"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

@@ -113,28 +113,11 @@ class HotColdLoader:
 
     The samples of a kind are divided evenly among as few batches as hold them: otherwise each kind
     would end an epoch with a small batch, and a step on few samples counts as much as any other.
-    shuffle: whether to permute each kind by itself. order, rank, num_ranks: see `Loader`.
+    how: of both kinds, each by itself: shuffle, seed, order, rank and num_ranks of `Loader`.
     """
 
-    def __init__(
-        self,
-        hot: Part,
-        cold: Part,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int = 0,
-        order: str = "shuffle",
-        rank: int = 0,
-        num_ranks: int = 1,
-    ) -> None:
-        how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "order": order}
-        how |= {"rank": rank, "num_ranks": num_ranks}
-
-        def load(part: Part) -> Loader:
-            return Loader(part, _even(part.rows, batch_size), **how)
-
-        self.hot, self.cold = load(hot), load(cold)
+    def __init__(self, hot: Part, cold: Part, batch_size: int, **how: Any) -> None:
+        self.hot, self.cold = (Loader(part, _even(part.rows, batch_size), **how) for part in (hot, cold))
         self.batch_size = batch_size
 
     def __len__(self) -> int:

@@ -35,6 +35,7 @@ class Loader:
         `shards:N` shuffles N shards at a time, so that data at a URL needs room for 2 N.
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
+    shares: of the ranks in every batch, in whole numbers such as (1, 2) (default: all equal).
 
     A worker of a torch DataLoader yields its batches of an epoch alone, those of number worker, worker +
     num_workers, ..: the DataLoader (with `batch_size=None`) has all, in the order of one process.
@@ -54,6 +55,7 @@ class Loader:
         num_ranks: int = 1,
         keep_groups: bool = False,
         order: str = "shuffle",
+        shares: tuple[int, ...] = (),
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -61,7 +63,9 @@ class Loader:
             raise ValueError(
                 f"rank must be from 0 to num_ranks - 1, not {rank} with num_ranks={num_ranks}"
             )
-        self.part = part
+        if shares and len(shares) != num_ranks:
+            raise ValueError(f"shares must be one for each of {num_ranks} ranks, not {shares}")
+        self.part, self.shares = part, shares
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
@@ -112,7 +116,7 @@ class Loader:
         """The batches of an epoch from number `first_batch` on; earlier ones are not read."""
         if first_batch >= len(self):
             return
-        share = Share(self.part.rows, self.batch_size, self.rank, self.num_ranks)
+        share = Share(self.part.rows, self.batch_size, self.rank, self.num_ranks, self.shares)
         first_place = first_batch * self.batch_size
         if self.shuffle:
             most = POOL_ROWS if self.keep_groups else max(self.batch_size // FEWEST_REQUESTS, 1)

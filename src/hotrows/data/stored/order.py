@@ -20,6 +20,7 @@ Ranks share every batch, so that together they read the rows of one process, in 
 
     places of the epoch   0 1 2 3 4 5 6 7 8 9       batches of 8, three ranks
     read by rank          0 0 1 1 1 2 2 2 1 2       and of what is left
+    with shares 1, 1, 2   0 0 1 1 2 2 2 2 1 2
 
 **Clusters** are a pool's samples, dealt so that those which read equal rows come together.
 
@@ -119,6 +120,19 @@ def parse_order(order: str) -> tuple[int, int]:
     )
 
 
+def parse_shares(shares: str | None) -> tuple[int, ...]:
+    """Returns the shares of the ranks in a text such as 1,2; of None, equal and auto none."""
+    if shares in (None, "equal", "auto"):
+        return ()
+    parts = [part.strip() for part in shares.split(",")]
+    if not all(part.isascii() and part.isdecimal() and 0 < int(part[:6]) <= 10**4 for part in parts):
+        raise ValueError(
+            f"shares must be equal, auto (by the speed of ranks), or a whole number from 1 to 10,000 for "
+            f"each rank, such as 1,2; not {shares!r}"
+        )
+    return tuple(map(int, parts))
+
+
 @dataclass(frozen=True)
 class Pool:
     """Consecutive rows of an epoch.
@@ -214,21 +228,28 @@ def permutation(n: int, *seed: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Share:
     """The share of one rank in an epoch of `rows` places: of a batch of b samples those from
-    floor(b * rank / num_ranks) to floor(b * (rank + 1) / num_ranks).
+    floor(b * before / all) to floor(b * (before + own) / all) of the weights of ranks.
 
-    batch_size: samples per batch of all ranks together.
+    batch_size: samples per batch of all ranks together. weights: of the ranks' shares; (): all equal.
     """
 
     rows: int
     batch_size: int
     rank: int = 0
     num_ranks: int = 1
+    weights: tuple[int, ...] = ()
+
+    def _within(self, size: Any) -> tuple[Any, Any]:
+        """The rank's first sample in batches of this size, and the end of its samples."""
+        weights = self.weights or (1,) * self.num_ranks
+        before, every = sum(weights[: self.rank]), sum(weights)
+        return size * before // every, size * (before + weights[self.rank]) // every
 
     def of_batch(self, batch: int) -> tuple[int, int]:
         """Returns the first place of the rank in a batch, and the end of its places."""
         first = batch * self.batch_size
         size = min(self.batch_size, self.rows - first)
-        low, high = (size * rank // self.num_ranks for rank in (self.rank, self.rank + 1))
+        low, high = self._within(size)
         return first + low, first + high
 
     def among(self, first: int, end: int) -> np.ndarray | range:
@@ -238,8 +259,8 @@ class Share:
         places = np.arange(first, end)
         within = places % self.batch_size
         size = np.minimum(self.batch_size, self.rows - (places - within))
-        mine = size * self.rank // self.num_ranks <= within
-        return places[mine & (within < size * (self.rank + 1) // self.num_ranks)]
+        low, high = self._within(size)
+        return places[(low <= within) & (within < high)]
 
 
 def _from(

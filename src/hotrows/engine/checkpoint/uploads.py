@@ -30,7 +30,7 @@ from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import NAME as LOCK
-from hotrows.runtime.remote.copies import put_all
+from hotrows.runtime.remote.copies import as_fetched, put_all, time_and_size
 from hotrows.runtime.remote.files import open_files
 
 _ELSEWHERE = (f"{FOLDER}/", "published/")  # sent with a checkpoint, or to a URL of its own
@@ -65,7 +65,7 @@ class Uploads:
         self._changed = threading.Condition()
         self._worker: Worker[None] | None = None
         self._error: BaseException | None = None
-        self._sent: dict[str, tuple[int, int]] = {}  # time and size of other files, as they were sent
+        self._sent = as_fetched(run)  # time and size of other files, as the URL has them
         pointer = pointed(run)
         self.safe = pointer.last if pointer else ""
         self._seconds, self._rate = 0.0, _USUAL_RATE  # of the last one
@@ -176,11 +176,10 @@ class Uploads:
             if name.startswith(_ELSEWHERE) or not (is_ours or name.startswith("ranks/")):
                 continue
             with suppress(FileNotFoundError):  # it was replaced, and comes the next time
-                stat = by_name[name].stat()
-                now = stat.st_mtime_ns, stat.st_size
+                now = time_and_size(by_name[name])
                 if self._sent.get(name) == now or name.endswith(".part"):
                     continue
-                if stat.st_size < _SMALL:
+                if now[1] < _SMALL:
                     self._files.write(name, by_name[name].read_bytes())
                 else:
                     self._files.put(name, by_name[name])

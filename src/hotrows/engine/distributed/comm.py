@@ -9,8 +9,9 @@ Every method is collective: all ranks call it, in one order. Ranks of one job ma
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,12 +20,19 @@ from torch import Tensor
 Note = Callable[[str, str, float, float], None]  # of a timeline: stage, lane, begin, end in seconds
 
 
+class Waits(threading.local):
+    """For how many seconds the thread that looks has waited for other ranks."""
+
+    seconds = 0.0
+
+
 @dataclass
 class Sent:
-    """Traffic of a rank to others: bytes, and messages (one to each rank that gets any)."""
+    """Traffic of a rank to others: bytes, and messages (one to each rank that gets any), and waits."""
 
     num_bytes: int = 0
     messages: int = 0
+    waits: Waits = field(default_factory=Waits)
 
 
 class Arriving(Protocol):

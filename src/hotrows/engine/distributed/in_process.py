@@ -10,6 +10,7 @@ orders, raises on all of them.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -87,7 +88,10 @@ class ThreadRanks:
         return ThreadRanks(self._meeting, self.rank, name)
 
     def _swap(self, kind: str, value: Any) -> list[Any]:
-        return self._meeting.swap(self._name, self.rank, kind, value)
+        begin = time.perf_counter()
+        swapped = self._meeting.swap(self._name, self.rank, kind, value)
+        self.sent.waits.seconds += time.perf_counter() - begin
+        return swapped
 
 
 class _Meeting:

@@ -270,10 +270,12 @@ class _Pending:
         self.arrived_at = time.perf_counter()
 
     def wait(self) -> Tensor:
+        begin = time.perf_counter()
         try:
             self._work.wait()
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
+        self._ranks.sent.waits.seconds += time.perf_counter() - begin
         if self._noted is not None:
             self._noted.wait()  # by a thread of Gloo, of which nothing is left then
         return self._out

@@ -89,8 +89,19 @@ def update(
         name = file.relative_to(path).as_posix()
         if file.is_file() and name not in stamps and is_wanted(name):
             file.unlink()
-    note_origin(path, url, {name: stamps[name] for name in wanted})
+    came = {**as_fetched(path), **{name: time_and_size(path / name) for name in old}}
+    note_origin(path, url, {name: stamps[name] for name in wanted}, came)
     return stamps
+
+
+def time_and_size(file: Path) -> tuple[int, int]:
+    stat = file.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def as_fetched(path: Path) -> dict[str, tuple[int, int]]:
+    """Time and size of the files of a copy, by name, as they came from its URL."""
+    return {name: (time, size) for name, (time, size) in _known(path).get("files", {}).items()}
 
 
 def get_all(files: RemoteFiles, targets: dict[str, Path], sizes: dict[str, int]) -> None:
@@ -102,11 +113,16 @@ def get_all(files: RemoteFiles, targets: dict[str, Path], sizes: dict[str, int])
             done.result()
 
 
-def note_origin(path: Path, url: str, stamps: dict[str, list[str]] | None = None) -> None:
-    """Notes of which URL a path is a copy. stamps: of the files that it has."""
+def note_origin(
+    path: Path,
+    url: str,
+    stamps: dict[str, list[str]] | None = None,
+    files: dict[str, tuple[int, int]] | None = None,
+) -> None:
+    """Notes of which URL a path is a copy. stamps: of the files that it has; files: see `as_fetched`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    stamps = _known(path).get("stamps", {}) if stamps is None else stamps
-    write_json(path.parent / _ORIGIN, {"name": path.name, "url": url, "stamps": stamps})
+    known = _known(path) if stamps is None else {"stamps": stamps, "files": files or {}}
+    write_json(path.parent / _ORIGIN, {"stamps": {}, **known, "name": path.name, "url": url})
 
 
 @contextmanager

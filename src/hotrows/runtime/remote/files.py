@@ -13,13 +13,14 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.atomic_files import publish, replaced
 from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 
@@ -76,13 +77,11 @@ class RemoteFiles:
         return {*self.stamps()}
 
     def put(self, name: str, file: Path) -> None:
-        path = self._path(name)
-        self._tried(lambda: self._made(path).put_file(str(file), path))
+        self._tried(lambda: self._whole(name, lambda path: self._system.put_file(str(file), path)))
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a small file."""
-        path = self._path(name)
-        self._tried(lambda: self._made(path).pipe_file(path, content))
+        self._tried(lambda: self._whole(name, lambda path: self._system.pipe_file(path, content)))
 
     def put_new(self, name: str, file: Path) -> bool:
         """Puts a small file, unless there is one of that name; returns whether it did."""
@@ -137,6 +136,20 @@ class RemoteFiles:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+    def _whole(self, name: str, write: Callable[[str], Any]) -> None:
+        """Writes a file. An object is complete or absent; in a folder it has another name until then."""
+        path = self._path(name)
+        if "file" not in self._made(path).protocol:
+            write(path)
+            return
+        part = Path(f"{path}.{os.getpid()}-{threading.get_native_id()}.part")
+        try:
+            write(str(part))
+            publish(part, Path(path))
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
     def _made(self, path: str) -> Any:
         """The file system, once it has the folder of a path; object stores have no folders."""

@@ -55,6 +55,8 @@ class ShardingPlan:
     pack_parts: number of packs for the tables of each set of equal attributes, in order.
     micro_batches: number of micro-batches where the config leaves it open; None: the config's.
     reasons: a sentence on each choice.
+    shares: of the ranks in every batch from step `shares_from` on, as measured on these `machines`, by
+        rank; (): they were not.
     """
 
     sharding: Mapping[str, Placement] = field(default_factory=dict)
@@ -62,6 +64,9 @@ class ShardingPlan:
     pack_parts: tuple[int, ...] = (1,)
     reasons: tuple[str, ...] = ()
     micro_batches: int | None = None
+    shares: tuple[int, ...] = ()
+    shares_from: int = 0
+    machines: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         sharding = {name: placement.to_json() for name, placement in self.sharding.items()}

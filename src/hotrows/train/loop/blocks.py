@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
-from hotrows.data import EncodedData
+from hotrows.data import EncodedData, Loader
 from hotrows.data.hot_cold import (
     SEQUENTIAL,
     HotColdLoader,
@@ -74,8 +74,8 @@ class BlockBatches(TrainingBatches):
     def first_state(self) -> RunState:
         return _at(self._first, RunState())
 
-    def keep_groups(self) -> None:
-        self.loader.hot.keep_groups = self.loader.cold.keep_groups = True
+    def _loaders(self) -> Sequence[Loader]:
+        return self.loader.hot, self.loader.cold
 
     def scatters_groups(self) -> bool:
         return True
@@ -86,10 +86,11 @@ class BlockBatches(TrainingBatches):
         return self._blocks(state.step, self._position)
 
     def _blocks(self, step: int, position: Position) -> Iterator[tuple[int, Batch]]:
-        while step < self.total_steps:
+        end = self._end
+        while step < end:
             block = next_block(position, *self._sizes)
             batches = self.loader.block(*dataclasses.astuple(block))
-            for batch in islice(batches, self.total_steps - step):
+            for batch in islice(batches, end - step):
                 self._next_step = step + 1
                 yield step, batch
                 step += 1
@@ -97,7 +98,7 @@ class BlockBatches(TrainingBatches):
 
     def has_arrived(self) -> bool:
         """True if the next batch is of a block that has arrived, or none will come."""
-        return self._next_step < self._arrived_steps or self._next_step >= self.total_steps
+        return self._next_step < self._arrived_steps or self._next_step >= self._end
 
     def again(self, state: RunState) -> Iterator[Batch] | None:
         return None if self.waits else super().again(state)

@@ -86,12 +86,13 @@ def evaluate(
             "this part of the data has no samples: evaluate another one, or prepare it with another split"
         )
     ranks = recommender.ranks
-    loader = Loader(part, EVALUATION_BATCH, shuffle=False, rank=ranks.rank, num_ranks=ranks.num_ranks)
+    seat: dict[str, Any] = {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
+    loader = Loader(part, EVALUATION_BATCH, **seat, shares=recommender.shares)
     evaluated: list[Evaluated] = []
     for number, (batch, logits) in enumerate(logits_of(recommender, loader.batches(0)), 1):
         evaluated.append((logits, recommender.targets(batch), batch.groups))
         progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
-    return _metrics_of(recommender, _gather(joined(evaluated), part.rows, ranks))
+    return _metrics_of(recommender, _gather(joined(evaluated), part.rows, ranks, recommender.shares))
 
 
 class HeldOut:
@@ -213,11 +214,11 @@ def _metrics(
     return metrics_by(loss, logits, targets.labels, targets.weights, groups, ranking, base)
 
 
-def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:
+def _gather(samples: Evaluated, num_samples: int, ranks: Ranks, parts: tuple[int, ...]) -> Evaluated:
     """The samples of all ranks in the order of the part, so that sums have one order; collective."""
     if ranks.num_ranks == 1:
         return samples
-    share = Share(num_samples, EVALUATION_BATCH, ranks.rank, ranks.num_ranks)
+    share = Share(num_samples, EVALUATION_BATCH, ranks.rank, ranks.num_ranks, parts)
     return of_all_ranks(samples, torch.as_tensor(share.among(0, num_samples)), ranks)
 
 

@@ -65,9 +65,11 @@ class Recommender:
     place: returns how the tables of the model are dealt over ranks and packs.
     model: a class, or an object that is used as it is; None: the one that `config` names.
     histories: of users, to be served beside the model; None: those of the data.
+    shares: of the ranks in every batch that is evaluated; (): equal ones.
     """
 
     histories: UserHistories | None = None
+    shares: tuple[int, ...] = ()
 
     def __init__(
         self,

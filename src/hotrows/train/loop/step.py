@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -35,11 +36,14 @@ from hotrows.train.loop.recommender import Recommender
 log = logging.getLogger("hotrows")
 
 Output = Tensor | tuple[Tensor, Tensor]
+_OF_SAMPLES, _PACES = ("forward", "backward"), 40
 
 
 class Step:
     """Trains `recommender` in place.
 
+    paces: of the last steps, the seconds of forward and backward for each of this rank's samples, without
+    waits for other ranks.
     optimizer: of the dense part. shared: sums its gradients over ranks. note: called with the begin and
     the end of each part of a step; on a device, of its launch. scored: called with the logits of samples,
     [B] or [B, T], before they change the model.
@@ -47,6 +51,7 @@ class Step:
 
     note: Note | None = None
     scored: Callable[[Tensor, Batch], None] | None = None
+    _own = 0.0
 
     def __init__(
         self,
@@ -58,6 +63,8 @@ class Step:
         self.recommender, self.optimizer, self.config = recommender, optimizer, config
         self.model, self.embedding = recommender.model, recommender.embedding
         self._shared = shared or SharedGradients(self.model, OneRank())
+        self._waits = recommender.ranks.sent.waits
+        self.paces: deque[float] = deque(maxlen=_PACES)
         self._rate: Callable[[float], float] = float
         self._gradient_of: Callable[[Tensor], Tensor | None] = _of_pytorch
         if not self.embedding.device.on_host:  # as a captured step reads it, so that bits are equal
@@ -100,6 +107,7 @@ class Step:
 
     def _run(self, plan: Plan, batch: Batch, numbers: Tensor) -> Tensor:
         parts = split(batch, max(len(plan.micro_batches), 1))
+        self._own = 0.0
         losses, last = [], len(parts) - 1
         for number, part in enumerate(parts):
             vectors = self.embedding.lookup(plan, number)
@@ -115,6 +123,8 @@ class Step:
             if number < last:
                 self.embedding.send_gradients(plan, number, vectors)
             losses.append(loss.detach() if part.size else torch.zeros_like(loss.detach()))
+        if batch.size:
+            self.paces.append(self._own / batch.size)
         with self._noted("update"):
             factor = self.embedding.update(plan, vectors, hyperparameters=numbers, clip=self._clip())
         with self._noted("dense step"):
@@ -144,10 +154,13 @@ class Step:
 
     @contextmanager
     def _noted(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
+        begin, waited = time.perf_counter(), self._waits.seconds
         yield
+        end = time.perf_counter()
+        if stage in _OF_SAMPLES:
+            self._own += end - begin - (self._waits.seconds - waited)
         if self.note is not None:
-            self.note(stage, "model", begin, time.perf_counter())
+            self.note(stage, "model", begin, end)
 
 
 def _in_float32(rate: float) -> float:

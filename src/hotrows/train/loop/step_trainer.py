@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -137,6 +137,11 @@ class StepTrainer:
                 f"sort the rows by {self.data.schema.grouping!r}, and prepare them with a split by "
                 f"position"
             )
+
+    @property
+    def paces(self) -> Sequence[float]:
+        """See `Step`."""
+        return self._plain_step.paces
 
     @property
     def num_samples(self) -> int:

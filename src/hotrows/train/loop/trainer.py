@@ -35,6 +35,7 @@ from hotrows.runtime.suggestions import refusing_unknown
 from hotrows.train.callback import Callback, RunControl, StopRequested, check_callbacks, listeners_of
 from hotrows.train.config import SETTINGS, TrainConfig, advice_on
 from hotrows.train.costs.placement import ShardingPlan
+from hotrows.train.loop.batch_shares import BatchShares
 from hotrows.train.loop.evaluate import Evaluate, HeldOut, evaluate
 from hotrows.train.loop.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
 from hotrows.train.loop.stream_run import OnAlarm, StreamRun
@@ -138,6 +139,8 @@ class Trainer:
             return choose() if known is None else known
 
         self.steps = StepTrainer(self.data, self.config, self.ranks, place, self.given_model)
+        keep = partial(run_folder.write_placing, self.run, self.ranks.num_ranks)
+        self.shares = BatchShares(self.steps, begun, keep)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.recommender.run = self.run
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
@@ -318,8 +321,9 @@ class Trainer:
             raise running.alarm
         return result
 
-    def _train(self, runner: Runner) -> None:
-        """Trains on the batches of the runner, with all that is due between two of them."""
+    def _train(self, runner: Runner) -> bool:
+        """Trains on the batches of the runner, with all that is due between two of them; returns whether
+        training is over, or other shares are due."""
         while True:
             if self._evaluation_is_due():
                 self._write_interval()
@@ -330,7 +334,10 @@ class Trainer:
                 with runner.paused():
                     self._save()
             if self.state.step >= self._last_step or stops_early(self.state, self.config):
-                return
+                return True
+            if self.state.step >= self.steps.batches.until:
+                next(runner, None)  # until every batch has left
+                return False
             self._control.stop_if_interrupted()
             if not self.steps.batches.wait(_TICK, self._control):
                 for callback in self.callbacks:
@@ -384,9 +391,18 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
     for callback in callbacks:
         stack.push(partial(_end, trainer, callback))
         callback.on_begin(trainer)
+    trainer.shares.begin()
+    while not _train_until_due(trainer, signals):
+        trainer.shares.change()
+    for callback in callbacks:
+        callback.on_training_end(trainer)
+
+
+def _train_until_due(trainer: Trainer, signals: Callable[[], int]) -> bool:
+    """Trains while ranks have the shares that they have; returns whether training is over."""
     with closing(trainer.steps.start(signals, trainer._trace.is_on)) as runner:
         try:
-            trainer._train(runner)
+            return trainer._train(runner)
         except StopRequested:
             with runner.paused():
                 trainer._end.leave(trainer, trainer._control.seconds_left(trainer.config.notice))
@@ -396,8 +412,6 @@ def _train_all(trainer: Trainer, stack: ExitStack, signals: Callable[[], int]) -
             raise
         finally:
             trainer._trace.events += runner.events
-    for callback in callbacks:
-        callback.on_training_end(trainer)
 
 
 def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | None, *__: Any) -> None:

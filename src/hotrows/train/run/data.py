@@ -33,7 +33,8 @@ class RunBatches:
     """The batches of a run, each with the number of its step.
 
     total_steps: how many there are; known_steps: the same, or 0 where no one knows it beforehand;
-    epoch_steps: how many an epoch has.
+    epoch_steps: how many an epoch has. until: a step before which they end, to begin anew with other
+    shares of the ranks.
     arrived: True if the next batch has arrived, or none will; None: no batch is waited for. See
     `hotrows.engine.stages`. callbacks: each a `Callback`, called after those of a user. histories: of
     users, behind the last batch that was trained; None: those of the data.
@@ -42,6 +43,7 @@ class RunBatches:
     total_steps: int
     known_steps: int
     epoch_steps: int
+    until = sys.maxsize
     arrived: Callable[[], bool] | None = None
     callbacks: Sequence[Any] = ()
     histories: UserHistories | None = None
@@ -60,11 +62,16 @@ class RunBatches:
 
     def num_left(self, state: RunState) -> int:
         """How many batches `again` has; 0 where nobody knows."""
-        return max(self.known_steps - state.step, 0) if self.total_steps == self.known_steps else 0
+        is_known = self.total_steps == self.known_steps
+        return max(min(self.known_steps, self.until) - state.step, 0) if is_known else 0
 
     def advance(self, state: RunState) -> RunState:
         """The state after one more step."""
         return dataclasses.replace(state, step=state.step + 1)
+
+    def share(self, shares: tuple[int, ...], until: int) -> None:
+        """Gives each rank such a share of the batches to come; until: see `until`."""
+        raise ValueError("shares of ranks are for prepared data: leave --shares out on a stream")
 
     def on_arrival(self, wake: Callable[[], None]) -> None:
         """wake: called, on any thread, when a batch has arrived that was waited for."""
@@ -93,17 +100,30 @@ class TrainingBatches(RunBatches):
         return (batch for _, batch in self.after(state))
 
     def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
-        step = state.step
-        while step < self.total_steps:
+        step, end = state.step, self._end
+        while step < end:
             epoch, first = divmod(step, len(self.loader))
             batches = self.loader.batches(epoch, first)
-            for batch in islice(batches, self.total_steps - step):
+            for batch in islice(batches, end - step):
                 yield step, batch
                 step += 1
 
+    @property
+    def _end(self) -> int:
+        return min(self.total_steps, self.until)
+
+    def share(self, shares: tuple[int, ...], until: int) -> None:
+        self.until = until
+        for loader in self._loaders():
+            loader.shares = shares
+
+    def _loaders(self) -> Sequence[Loader]:
+        return (self.loader,)
+
     def keep_groups(self) -> None:
         """Lets rows of a group follow one another in shuffled epochs."""
-        self.loader.keep_groups = True
+        for loader in self._loaders():
+            loader.keep_groups = True
 
     def scatters_groups(self) -> bool:
         """True if rows of a group come in batches far apart though each pool keeps them together: of

@@ -61,6 +61,7 @@ _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped
 # Settings whose None on resume means: as the run has it.
 _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
+    "shares",
 )
 # What of the environment may change bits.
 _OF_BITS = (
