@@ -1,6 +1,5 @@
 """Predictions of many ranks: shapes, curves, and what the command line makes of them."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -130,20 +129,6 @@ def test_the_command_prints_a_line_for_each_number_of_ranks(hotrows, tmp_path):
     figures = json.loads(hotrows(*common, "--json", "--micro-batches", 4, "--wire-bytes", 4).out)
     assert (figures["step"]["micro_batches"], figures["step"]["wire_bytes"]) == (4, 4)
     assert [point["num_ranks"] for point in figures["points"]] == [8, 64]
-
-
-def test_micro_batches_are_those_that_training_would_take():
-    """Left open as in training: the cost model decides between machines; a GPU takes one."""
-    job = workload.named("criteo-1tb")
-    job = dataclasses.replace(job, step=dataclasses.replace(job.step, micro_batches=0))
-    chosen = predict_scaling(job, MACHINES["cpu-25g"], [1, 64])
-    one, several = (point.cost for point in chosen.points)
-    assert one.micro_batches == 1 < several.micro_batches
-    assert chosen.micro_batches() == f"micro-batches: {several.micro_batches} on 64 ranks"
-    told = dataclasses.replace(job, step=dataclasses.replace(job.step, micro_batches=1))
-    in_one = predict_scaling(told, MACHINES["cpu-25g"], [64]).points[0].cost
-    assert several.seconds < 0.95 * in_one.seconds
-    assert predict_scaling(job, MACHINES["h100"], [64]).points[0].cost.micro_batches == 1
 
 
 def test_the_command_reads_prepared_data_too(encoded, hotrows):

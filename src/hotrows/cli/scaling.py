@@ -116,7 +116,7 @@ def _with_step(shape: Workload, options: Mapping[str, Any]) -> Workload:
     sizes = {
         "batch_size": options["batch_size"],
         "wire_bytes": int(options["wire_bytes"]) if options["wire_bytes"] else None,
-        "micro_batches": options["micro_batches"] or 0,  # left open as for `train`
+        "micro_batches": options["micro_batches"],
     }
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     return dataclasses.replace(shape, step=dataclasses.replace(shape.step, **changes))
@@ -151,8 +151,6 @@ def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool
         "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
         "loading or moves of a cache, beside it; held: by the fullest rank"
     )
-    if line := prediction.micro_batches():
-        click.echo(line)
     for point in prediction.points:
         words = point.refused or point.sharding(prediction.workload.loads)
         click.echo(f"{point.num_ranks:>6,} ranks  {words}")

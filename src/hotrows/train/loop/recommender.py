@@ -112,7 +112,7 @@ class Recommender:
             read_only=read_only,
             ranks=self.ranks,
             sharding=placing.sharding or "rows",
-            micro_batches=config.micro_batches or placing.micro_batches or 1,
+            micro_batches=config.micro_batches,
             pack_parts=placing.pack_parts,
             summed=placing.summed,
             wire_dtype=config.wire_dtype,

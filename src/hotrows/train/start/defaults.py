@@ -209,13 +209,13 @@ def _vectors(data: EncodedData, batch_size: int) -> optim.Adagrad:
     )
 
 
-def _pack_parts(config: TrainConfig) -> int | None:
+def _pack_parts(config: TrainConfig) -> int:
     """Planning on the host spends most of its time on slots of a cache, and each part has its own."""
     looks_ahead = config.policy.startswith(("lookahead", "lru"))
     on_device = config.device != "cpu" and config.planning != "host" and looks_ahead
-    if config.pack_parts is not None or config.fast_memory is None:
+    if config.pack_parts is not None:
         return config.pack_parts
-    if on_device:
+    if config.fast_memory is None or on_device:
         return 1
     from hotrows.engine.planning.threads import num_threads
 
