@@ -357,6 +357,16 @@ class Schema:
         return self.sparse + self.sequences
 
     @cached_property
+    def dynamic_vocabularies(self) -> dict[str, Dynamic]:
+        """The vocabularies whose keys get their rows in training, as they are declared."""
+        return {vocabulary_of(f): f.dynamic for f in self.id_features if f.dynamic is not None}
+
+    @cached_property
+    def counted_features(self) -> tuple[Sparse | Sequence, ...]:
+        """The features that carry ids of vocabularies that preparing the data counts."""
+        return tuple(f for f in self.id_features if vocabulary_of(f) not in self.dynamic_vocabularies)
+
+    @cached_property
     def _by_name(self) -> dict[str, Sparse | Sequence]:
         return {feature.name: feature for feature in self.id_features}
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader
-from hotrows.dynamic import any_dynamic
 from hotrows.engine.distributed.comm import Ranks, Seat
 from hotrows.engine.planning import packing
 from hotrows.engine.planning.planner import Planner
@@ -103,8 +102,8 @@ class _Choice:
         self.data, self.config, self.model, self.ranks = data, config, model, ranks
         self.tables = workload.stored_tables(model, config.table_dtype, config.row_optimizer)
         self.reasons: list[str] = []
-        self._is_dynamic = any_dynamic(data.schema.id_features)
-        self._has_counts = data.source is None and bool(data.vocabularies) and not self._is_dynamic
+        self._is_counted = not data.schema.dynamic_vocabularies
+        self._has_counts = data.source is None and bool(data.vocabularies) and self._is_counted
 
     def machine(self, num_samples: int) -> Machine:
         """The machine of a rank: measured where the run is long enough to gain from it; collective."""
@@ -217,7 +216,7 @@ class _Choice:
         """List features of which a rank requests fewer sums than rows in the first batches."""
         features, sequences = self.data.schema.id_features, self.model.sequences
         lists = [f.name for f in features if is_list(f) and f.name not in sequences]
-        if not lists or self._is_dynamic:
+        if not (lists and self._is_counted):
             return ()
         packs = packing.pack_tables(self.tables, sequences, sharding)
         num_ranks = self.ranks.num_ranks

@@ -10,7 +10,6 @@ from typing import Any
 
 from hotrows import models, optim
 from hotrows.data import EncodedData
-from hotrows.dynamic import any_dynamic
 from hotrows.engine.distributed.all_or_none import together
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.models.model import Model
@@ -151,7 +150,7 @@ def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int, rate: flo
 
 def _is_counted(data: EncodedData) -> bool:
     """True if it is known how frequent each id is, by which the decay of rows is divided."""
-    return bool(data.vocabularies) and not any_dynamic(data.schema.id_features)
+    return bool(data.vocabularies) and not data.schema.dynamic_vocabularies
 
 
 def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adagrad:
