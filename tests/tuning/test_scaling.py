@@ -29,7 +29,7 @@ def encoded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shape(encoded):
-    return workload.of_data(encoded, "dlrm", {"dim": 4}, batch_size=256)
+    return workload.of_data(encoded, TrainConfig(model="dlrm", model_options={"dim": 4}, batch_size=256))
 
 
 def test_the_shape_of_data_is_its_tables_its_counts_and_its_dense_layers(encoded, shape):
@@ -65,7 +65,8 @@ def test_sequences_and_other_widths_and_types(tmp_path):
     schema = schemas.load(str(tmp_path / "schema.json"))
     enc = data.prepare([path], schema, tmp_path / "enc", split="position:1.0")
     for dtype, size in {"bfloat16": 2, "int8": 1, "int4": 0.5}.items():
-        job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype=dtype)
+        config = TrainConfig(model="dnn", model_options={"dim": 8}, table_dtype=dtype, batch_size=64)
+        job = workload.of_data(enc, config)
         assert [load.weight_bytes for load in job.loads] == [size, size]
     history = next(load for load in job.loads if "history" in load.name)
     assert history.lookups == pytest.approx(2, rel=0.01) and history.pooled

@@ -87,7 +87,7 @@ def advise(
     slow: `SlowMemory`, or `FileSpeed` for a simulation with `in_file`.
 
     >>> from hotrows.tools.tuning.cache_simulation import simulate
-    >>> advise(simulate(data, model="fm", batch_size=16)).fast_memory > 0
+    >>> advise(simulate(data, hotrows.TrainConfig(model="fm", batch_size=16))).fast_memory > 0
     True
     """
     # By size: the share of rows that hit or, where it is known, of the speed in memory.

@@ -140,14 +140,7 @@ class _Choice:
 
     def _work(self) -> tuple[Sequence[TableLoad], StepWork]:
         config = self.config
-        assert config.batch_size is not None
-        job = workload.of_data(
-            self.data,
-            self.model,
-            row_optimizer=config.row_optimizer,
-            table_dtype=config.table_dtype,
-            batch_size=config.batch_size,
-        )
+        job = workload.of_data(self.data, config, self.model)
         wire = 4 if config.wire_dtype == "float32" else 2
         step = dataclasses.replace(job.step, wire_bytes=wire, micro_batches=config.micro_batches)
         return job.loads, step
