@@ -254,7 +254,7 @@ class Schema:
     encoding: str = "utf-8"
     decimal: str = "."
     thousands: str = ""
-    _repr_html_ = notebook.schema
+    _repr_html_, __repr__ = notebook.schema, notebook.schema_line
 
     def __post_init__(self) -> None:
         if isinstance(self.features, tuple | list):
@@ -266,10 +266,6 @@ class Schema:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
         check_names(self)
-
-    def __repr__(self) -> str:
-        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in self.by_kind.items()]
-        return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
 
     def missing_of(self, column: str) -> tuple[str, ...]:
         """The words that mean missing in a column."""
@@ -436,12 +432,6 @@ def column_of(named: Feature | Label) -> str:
 def vocabulary_of(feature: Sparse | Sequence) -> str:
     """The id space of a feature (default: its name)."""
     return feature.vocabulary or feature.name
-
-
-def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
-    """The first names, in words."""
-    more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
-    return ", ".join(one.name for one in named[:5]) + more
 
 
 def is_list(feature: Feature) -> bool:
