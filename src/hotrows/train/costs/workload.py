@@ -160,7 +160,7 @@ def _criteo_kaggle() -> Workload:
     return Workload("criteo-kaggle", loads, step, f"DLRM, dim 16, Adagrad; ids by Zipf {ZIPF}")
 
 
-def _criteo_terabyte(name: str, cap: int | None, zipf: float = ZIPF) -> Workload:
+def _criteo_terabyte(name: str, cap: int | None) -> Workload:
     """MLPerf's DLRM-DCNv2: dim 128, row-wise Adagrad, 214 lookups of which 26 are the data's own.
 
     The others are drawn once for each value, evenly over the table, and come with it every time:
@@ -169,13 +169,13 @@ def _criteo_terabyte(name: str, cap: int | None, zipf: float = ZIPF) -> Workload
     loads = []
     for n, (rows, num) in enumerate(zip(_TERABYTE, _HOTNESS, strict=True), 1):
         rows = min(rows, cap or rows)
-        ids = Frequencies.zipf(rows, zipf).with_companions(num)
+        ids = Frequencies.zipf(rows, ZIPF).with_companions(num)
         loads.append(TableLoad(f"C{n}", rows, 128, 4 * 128 + _ROW_STATE, num, ids))
     width = 27 * 128
     crosses = 3 * 2 * width * 512
     dense = _weights((13, 512, 256, 128)) + crosses + _weights((width, 1024, 1024, 512, 256, 1))
     step = StepWork(65_536, 6.0 * dense, dense, 4 * (1 + 13 + sum(_HOTNESS)), wire_bytes=2)
-    return Workload(name, tuple(loads), step, f"DLRM-DCNv2 of MLPerf, dim 128; values by Zipf {zipf}")
+    return Workload(name, tuple(loads), step, f"DLRM-DCNv2 of MLPerf, dim 128; values by Zipf {ZIPF}")
 
 
 def _hundred_terabytes() -> Workload:
