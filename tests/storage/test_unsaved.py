@@ -23,7 +23,7 @@ def test_a_store_without_a_checkpoint_goes(tmp_path, group):
 def test_a_store_that_was_killed_while_it_was_made_goes(tmp_path):
     path = tmp_path / "store"
     (path / "group-0").mkdir(parents=True)
-    (path / "group-0" / "log-0").write_bytes(b"")
+    (path / "group-0" / "base").write_bytes(b"")
     assert remove_unsaved(path)
     assert not path.exists()
 
