@@ -136,16 +136,11 @@ def predict(name: str) -> dict:
     """Samples/s of each size, as the advisor says before anything is trained behind a cache."""
     job, data = JOBS[name], stream(JOBS[name])
     speed, slow = measured_speed(data, job.config, DATA)
-    probe = simulate(data, **_simulated(job), batches=2, fast_memory=[1 << 20], policies={})
+    probe = simulate(data, job.config, batches=2, fast_memory=[1 << 20], policies={})
     sizes = [int(share * probe.table_bytes) for share in SHARES]
     policies = {"lookahead": SIMULATED["lookahead"]}
     simulation = simulate(
-        data,
-        **_simulated(job),
-        batches=EPOCHS * EPOCH,
-        fast_memory=sizes,
-        policies=policies,
-        in_file=True,
+        data, job.config, batches=EPOCHS * EPOCH, fast_memory=sizes, policies=policies, in_file=True
     )
     advice = advise(simulation, samples_per_second=speed, slow=slow)
     assert advice.speeds is not None
@@ -158,12 +153,6 @@ def predict(name: str) -> dict:
         "replayed": [dataclasses.asdict(result) for result in simulation.results("lookahead")],
         "predicted": predicted,
     }
-
-
-def _simulated(job: Job) -> dict:
-    config = job.config
-    names = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size")
-    return {name: getattr(config, name) for name in names}
 
 
 def measure(name: str) -> list[dict]:

@@ -48,7 +48,8 @@ data
 
 # %%
 options = {"dim": 16, "hidden": (64, 32)}
-simulation = simulate(data, model="deepfm", model_options=options, batch_size=1024, batches=150)
+in_memory = TrainConfig(model="deepfm", model_options=options, batch_size=1024)
+simulation = simulate(data, in_memory, batches=150)
 advice = advise(simulation)
 print(advice.sentence)
 SVG(draw_curves(simulation, Path("misses.svg"), advice.knee))

@@ -146,10 +146,6 @@ def check_feature(feature: Any) -> None:
         raise ValueError(f"feature {name!r}: transform {transform!r} makes few ids: leave out dynamic")
 
 
-def any_dynamic(features: Iterable[Any]) -> bool:
-    return any(feature.dynamic is not None for feature in features)
-
-
 def expiring(features: Iterable[Any]) -> list[str]:
     """The names of the features whose keys expire by event time."""
     return [f.name for f in features if f.dynamic is not None and f.dynamic.eviction.kind == "time"]

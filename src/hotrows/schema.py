@@ -254,7 +254,7 @@ class Schema:
     encoding: str = "utf-8"
     decimal: str = "."
     thousands: str = ""
-    _repr_html_ = notebook.schema
+    _repr_html_, __repr__ = notebook.schema, notebook.schema_line
 
     def __post_init__(self) -> None:
         if isinstance(self.features, tuple | list):
@@ -266,10 +266,6 @@ class Schema:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
         check_names(self)
-
-    def __repr__(self) -> str:
-        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in self.by_kind.items()]
-        return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
 
     def missing_of(self, column: str) -> tuple[str, ...]:
         """The words that mean missing in a column."""
@@ -357,6 +353,16 @@ class Schema:
         return self.sparse + self.sequences
 
     @cached_property
+    def dynamic_vocabularies(self) -> dict[str, Dynamic]:
+        """The vocabularies whose keys get their rows in training, as they are declared."""
+        return {vocabulary_of(f): f.dynamic for f in self.id_features if f.dynamic is not None}
+
+    @cached_property
+    def counted_features(self) -> tuple[Sparse | Sequence, ...]:
+        """The features that carry ids of vocabularies that preparing the data counts."""
+        return tuple(f for f in self.id_features if vocabulary_of(f) not in self.dynamic_vocabularies)
+
+    @cached_property
     def _by_name(self) -> dict[str, Sparse | Sequence]:
         return {feature.name: feature for feature in self.id_features}
 
@@ -426,12 +432,6 @@ def column_of(named: Feature | Label) -> str:
 def vocabulary_of(feature: Sparse | Sequence) -> str:
     """The id space of a feature (default: its name)."""
     return feature.vocabulary or feature.name
-
-
-def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
-    """The first names, in words."""
-    more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
-    return ", ".join(one.name for one in named[:5]) + more
 
 
 def is_list(feature: Feature) -> bool:

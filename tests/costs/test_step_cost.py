@@ -13,6 +13,7 @@ from hotrows.train.costs.machines import MACHINES
 from hotrows.train.costs.step_cost import (
     Link,
     Machine,
+    cost_in_parts,
     message_seconds,
     reduce_seconds,
     step_cost,
@@ -147,6 +148,10 @@ def test_micro_batches_run_wires_beside_work():
     assert costs[1].critical == pytest.approx(
         max(work, wires) + min(work, wires) / 4 + costs[1].exposed_reduce
     )
+    one, four = (StepWork(65_536, 1e6, 1e5, micro_batches=m) for m in (1, 4))
+    assert cost_in_parts(machine, [table], [place], 8, one) == costs[0]
+    in_parts = cost_in_parts(machine, [table], [place], 8, four)  # rows that two read travel twice
+    assert in_parts.critical > costs[1].critical and in_parts.exchange > costs[0].exchange
 
 
 PLACED = st.sampled_from(["rows", "one", "columns", "replicated", "hot"])

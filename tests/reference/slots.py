@@ -29,9 +29,6 @@ class ReferenceSlotMap(SlotMap):
         self._protected: set[int] = set()
         self._hints: dict[int, int] = {}  # row: the batch that uses it next, as it was told
 
-    def _open(self) -> None:
-        """Takes no map of the native core."""
-
     def _knows(self, ahead: int) -> bool:
         """True if the policy may know of a use `ahead` batches after the present one."""
         batches, grows = self._window.batches, self._window._grows

@@ -355,7 +355,7 @@ def test_records_are_whole_however_reads_fall_out(tmp_path, stride, direct, shor
     path.write_bytes(records.tobytes() + bytes(-records.size % 4096))
     align = alignment(path) if direct else 1
     file, fetcher = RecordFile(path, stride, align), Fetcher(stride, ring)
-    native.load().hotrows_file_fetcher_shorten(fetcher._handle, shorten)
+    native.load().hotrows_file_fetcher_shorten(fetcher._core.handle, shorten)
     for count in [1, 2, 40, len(records) // (8 if shorten == 1 else 1)]:
         wanted = chance.permutation(len(records))[:count]
         out = np.zeros_like(records)

@@ -113,29 +113,14 @@ def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, c
     assert_like(trainers, results, alone)
 
 
-@pytest.mark.parametrize(("here", "expected"), [("2", [1]), ("1", [1, 2, 4, 8])])
-def test_micro_batches_and_packs_are_chosen_by_default_and_kept_with_their_reasons(
-    encoded, alone, tmp_path, monkeypatch, here, expected
-):
-    """Ranks of one machine have nothing to hide behind; between machines the cost model decides."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-    trainers, results = fit(encoded, CONFIG, tmp_path / "run", 2)
-    assert_like(trainers, results, alone)
-    plan = json.loads((tmp_path / "run" / "placing.json").read_text())["2"]
-    assert plan["micro_batches"] in expected
-    assert {trainer.embedding.planner.micro_batches for trainer in trainers} == {plan["micro_batches"]}
-    sets = 2  # vectors and weights of single features
-    assert len(trainers[0].embedding.packs) == sum(plan["pack_parts"]) + sets - len(plan["pack_parts"])
-    said = "ranks of one machine" if here == "2" else "predicted steps 1: "
-    for about in ("micro-batch", "pack"):
-        assert any(about in reason and said in reason for reason in plan["reasons"]), about
-
-
 def test_a_run_that_exchanged_in_two_stages_is_read_and_goes_on(encoded, tmp_path, caplog):
     """Earlier versions had a setting for it, and noted their choice with the placing."""
     config = dataclasses.replace(CONFIG, steps=3)
     fit(encoded, config, tmp_path / "run", 2)
-    changes = {"config.json": {"exchange": "two_stages"}, "placing.json": {"2": {"stages": 2}}}
+    changes = {
+        "config.json": {"exchange": "two_stages"},
+        "placing.json": {"2": {"stages": 2, "micro_batches": 1}},
+    }
     for name, more in changes.items():
         fields = json.loads((tmp_path / "run" / name).read_text())
         del fields["format"], fields["crc32"]

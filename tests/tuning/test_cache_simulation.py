@@ -31,12 +31,9 @@ def encoded(tmp_path_factory):
 def simulation(encoded):
     return simulate(
         encoded,
-        model="dlrm",
-        model_options={"dim": 4},
-        batch_size=64,
+        TrainConfig(model="dlrm", model_options={"dim": 4}, batch_size=64, in_flight=1),
         fast_memory=[8_000, 11_000],
         batches=32,
-        in_flight=1,
     )
 
 
@@ -78,11 +75,20 @@ def test_every_policy_stands_at_every_size_and_none_beats_belady(simulation):
 def test_epochs_follow_one_another_and_only_the_first_meets_new_rows(encoded):
     epoch = -(-encoded.parts["train"].rows // 256)
     repeated = simulate(
-        encoded, batch_size=256, batches=4 * epoch, fast_memory=[10**5], policies={"lru": LRU}
+        encoded,
+        TrainConfig(batch_size=256),
+        batches=4 * epoch,
+        fast_memory=[10**5],
+        policies={"lru": LRU},
     )
     assert (repeated.batches, repeated.skipped) == (4 * epoch, epoch)
     assert repeated.untouched == 0
-    assert simulate(encoded, batch_size=256, fast_memory=[10**5], policies={"lru": LRU}).untouched > 0
+    assert (
+        simulate(
+            encoded, TrainConfig(batch_size=256), fast_memory=[10**5], policies={"lru": LRU}
+        ).untouched
+        > 0
+    )
 
 
 def test_the_rows_that_batches_in_flight_pin_are_bounded(encoded, simulation):
@@ -90,7 +96,9 @@ def test_the_rows_that_batches_in_flight_pin_are_bounded(encoded, simulation):
     assert simulation.rows <= most <= 64 * 26
     assert simulation.pinned_bytes == most * STRIDE
     one, four = (
-        simulate(encoded, model="dlrm", batch_size=64, batches=32, fast_memory=[10**5], **settings)
+        simulate(
+            encoded, TrainConfig(model="dlrm", batch_size=64, **settings), batches=32, fast_memory=[10**5]
+        )
         for settings in ({"in_flight": 1}, {})
     )
     assert four.in_flight == TrainConfig().in_flight == 4  # as training has it
@@ -107,14 +115,22 @@ def test_rows_never_read_before_cost_no_read(simulation):
 
 def test_the_bounds_stand_beside_any_policy(encoded):
     chosen = {"newest": Newest()}
-    simulation = simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen)
+    simulation = simulate(
+        encoded, TrainConfig(batch_size=64), batches=4, fast_memory=[10**5], policies=chosen
+    )
     assert simulation.policies == ("newest", "lru", "belady")
-    assert simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen) == simulation
+    assert (
+        simulate(encoded, TrainConfig(batch_size=64), batches=4, fast_memory=[10**5], policies=chosen)
+        == simulation
+    )
 
 
 def test_an_order_stands_beside_the_optimum_of_a_plain_shuffle(encoded):
-    how = {"model": "dlrm", "batch_size": 4, "fast_memory": [10_000, 15_000], "in_flight": 1}
-    plain, reuse = simulate(encoded, **how), simulate(encoded, order="reuse:32", **how)
+    configs = (
+        TrainConfig(model="dlrm", batch_size=4, in_flight=1, order=order)
+        for order in ("shuffle", "reuse:32")
+    )
+    plain, reuse = (simulate(encoded, config, fast_memory=[10_000, 15_000]) for config in configs)
     assert (plain.order, plain.shuffled, plain.distinct_rows) == ("shuffle", None, 1)
     assert reuse.order == "reuse:32" and reuse.shuffled is not None
     assert reuse.shuffled.results("belady") == plain.results("belady")
@@ -141,8 +157,10 @@ def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
     ):
         schema = Schema((Dense("n"), Sparse("a", dynamic=dynamic), Sparse("b")), name="keys")
         of_both.append(data.prepare(rows, schema, tmp_path / f"{len(of_both)}", split="position:1,0,0"))
-    how = {"model": "dlrm", "model_options": {"dim": 4}, "batch_size": 50, "policies": {"lru": LRU}}
-    static, keys, few, growing, parted = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both)
+    config, how = TrainConfig(model="dlrm", model_options={"dim": 4}, batch_size=50), {"lru": LRU}
+    static, keys, few, growing, parted = (
+        simulate(d, config, fast_memory=[40 * STRIDE], policies=how) for d in of_both
+    )
     assert (keys.lookups, keys.rows, keys.untouched) == (static.lookups, static.rows, static.untouched)
     (expected, _), (found, _) = static.measured, keys.measured
     assert found.misses == pytest.approx(expected.misses, rel=0.1) and found.misses > 5
@@ -154,7 +172,7 @@ def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
 def test_crosses_of_a_model_are_rows_as_any(encoded):
     options = {"crosses": [["C1", "C2"]], "cross_rows": 500}
     simulation = simulate(
-        encoded, model="wide_deep", model_options=options, batch_size=64, batches=4,
+        encoded, TrainConfig(model="wide_deep", model_options=options, batch_size=64), batches=4,
         fast_memory=[10**6], policies={"lru": LRU},
     )  # fmt: skip
     rows = sum(encoded.schema.rows_of(feature.name) for feature in encoded.schema.sparse)
@@ -163,27 +181,29 @@ def test_crosses_of_a_model_are_rows_as_any(encoded):
 
 
 def test_memory_for_all_rows_misses_first_touches_alone(encoded):
-    simulation = simulate(encoded, batch_size=64, batches=8, fast_memory=[10**9])
+    simulation = simulate(encoded, TrainConfig(batch_size=64), batches=8, fast_memory=[10**9])
     results = simulation.measured
     assert all(result.share == 1 and result.misses == result.untouched for result in results)
     assert all(result.bytes_read == result.bytes_written == 0 for result in results)
 
 
 def test_a_batch_larger_than_fast_memory_is_read_and_written_around_its_step(encoded):
-    simulation = simulate(encoded, batch_size=64, batches=8, fast_memory=[4096], policies={"lru": LRU})
+    simulation = simulate(
+        encoded, TrainConfig(batch_size=64), batches=8, fast_memory=[4096], policies={"lru": LRU}
+    )
     (lru,) = simulation.results("lru")
     assert lru.writes == lru.misses == simulation.rows
 
 
 def test_shares_of_the_tables_are_the_sizes_by_default(encoded):
-    simulation = simulate(encoded, batch_size=16, batches=4, policies={"lru": LRU})
+    simulation = simulate(encoded, TrainConfig(batch_size=16), batches=4, policies={"lru": LRU})
     sizes = [result.fast_memory for result in simulation.results("lru")]
     assert len(sizes) == 6 and sizes[-1] == simulation.table_bytes // 2
 
 
 def test_nothing_is_allocated_and_random_state_stays(encoded, simulation):
     before = torch.get_rng_state()
-    simulate(encoded, batch_size=64, batches=2, fast_memory=[10**5], policies={"lru": LRU})
+    simulate(encoded, TrainConfig(batch_size=64), batches=2, fast_memory=[10**5], policies={"lru": LRU})
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(simulation.to_json()))["measured"][0]["policy"] == "lookahead"
 
@@ -217,7 +237,7 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
 def test_batches_that_wait_for_one_another_are_counted_and_so_is_what_a_file_store_does(encoded):
     sizes = {"few slots": 4_000, "slots of seven batches": 1 << 20}
     simulation = simulate(
-        encoded, model="dlrm", model_options={"dim": 4}, batch_size=64, batches=16,
+        encoded, TrainConfig(model="dlrm", model_options={"dim": 4}, batch_size=64), batches=16,
         fast_memory=list(sizes.values()), policies={}, in_file=True,
     )  # fmt: skip
     few, many = simulation.results("lru")
@@ -225,7 +245,9 @@ def test_batches_that_wait_for_one_another_are_counted_and_so_is_what_a_file_sto
     assert (few.drained, many.drained) == (1, 0)
     assert few.in_file.requests > 0 and many.in_file.requests == 0
     assert few.in_file.requests <= few.reads
-    assert simulate(encoded, model="dlrm", batch_size=64, batches=2).measured[0].in_file is None
+    assert (
+        simulate(encoded, TrainConfig(model="dlrm", batch_size=64), batches=2).measured[0].in_file is None
+    )
 
 
 def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(

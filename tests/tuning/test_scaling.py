@@ -1,6 +1,5 @@
 """Predictions of many ranks: shapes, curves, and what the command line makes of them."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -30,7 +29,7 @@ def encoded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shape(encoded):
-    return workload.of_data(encoded, "dlrm", {"dim": 4}, batch_size=256)
+    return workload.of_data(encoded, TrainConfig(model="dlrm", model_options={"dim": 4}, batch_size=256))
 
 
 def test_the_shape_of_data_is_its_tables_its_counts_and_its_dense_layers(encoded, shape):
@@ -66,7 +65,8 @@ def test_sequences_and_other_widths_and_types(tmp_path):
     schema = schemas.load(str(tmp_path / "schema.json"))
     enc = data.prepare([path], schema, tmp_path / "enc", split="position:1.0")
     for dtype, size in {"bfloat16": 2, "int8": 1, "int4": 0.5}.items():
-        job = workload.of_data(enc, "dnn", {"dim": 8}, table_dtype=dtype)
+        config = TrainConfig(model="dnn", model_options={"dim": 8}, table_dtype=dtype, batch_size=64)
+        job = workload.of_data(enc, config)
         assert [load.weight_bytes for load in job.loads] == [size, size]
     history = next(load for load in job.loads if "history" in load.name)
     assert history.lookups == pytest.approx(2, rel=0.01) and history.pooled
@@ -130,20 +130,6 @@ def test_the_command_prints_a_line_for_each_number_of_ranks(hotrows, tmp_path):
     figures = json.loads(hotrows(*common, "--json", "--micro-batches", 4, "--wire-bytes", 4).out)
     assert (figures["step"]["micro_batches"], figures["step"]["wire_bytes"]) == (4, 4)
     assert [point["num_ranks"] for point in figures["points"]] == [8, 64]
-
-
-def test_micro_batches_are_those_that_training_would_take():
-    """Left open as in training: the cost model decides between machines; a GPU takes one."""
-    job = workload.named("criteo-1tb")
-    job = dataclasses.replace(job, step=dataclasses.replace(job.step, micro_batches=0))
-    chosen = predict_scaling(job, MACHINES["cpu-25g"], [1, 64])
-    one, several = (point.cost for point in chosen.points)
-    assert one.micro_batches == 1 < several.micro_batches
-    assert chosen.micro_batches() == f"micro-batches: {several.micro_batches} on 64 ranks"
-    told = dataclasses.replace(job, step=dataclasses.replace(job.step, micro_batches=1))
-    in_one = predict_scaling(told, MACHINES["cpu-25g"], [64]).points[0].cost
-    assert several.seconds < 0.95 * in_one.seconds
-    assert predict_scaling(job, MACHINES["h100"], [64]).points[0].cost.micro_batches == 1
 
 
 def test_the_command_reads_prepared_data_too(encoded, hotrows):

@@ -25,17 +25,24 @@ from hotrows.cli.options import (
     with_options,
 )
 from hotrows.cli.paths import FOLDER, PICTURE
+from hotrows.cli.training import config_with
 from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import local
 from hotrows.runtime.remote import named
 from hotrows.runtime.units import format_bytes
 from hotrows.tools.tuning.advice import SlowMemory, advise
+from hotrows.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hotrows import data
     from hotrows.tools.tuning.cache_simulation import Simulation
+
+_OF_TRAINING = (
+    *("model", "model_options", "row_optimizer", "table_dtype"),
+    *("batch_size", "in_flight", "seed", "order"),
+)
 
 # Which rows are hot.
 _profile_options = with_options(
@@ -204,9 +211,7 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
         raise click.UsageError(
             "--target-samples-per-second needs --disk measured, or --samples-per-second"
         )
-    options["model_options"] = dict(map(name_and_value, options["model_options"]))
-    if options["row_optimizer"] is not None:
-        options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
+    config = config_with(TrainConfig(), {name: options.pop(name) for name in _OF_TRAINING})
     # Measure the place if asked, and replay the batches.
     with bar() as progress:
         from hotrows import data
@@ -215,8 +220,11 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
         from hotrows.tools.tuning.cache_simulation import simulate
 
         if place is not None:
-            speed = _measured(encoded, options, place, speed["samples_per_second"])
-        simulation = simulate(encoded, progress=progress, in_file=place is not None, **options)
+            from hotrows.tools.tuning.measured_speed import measured_speed
+
+            measured, slow = measured_speed(encoded, config, place, speed["samples_per_second"])
+            speed = {"samples_per_second": measured, "slow": slow}
+        simulation = simulate(encoded, config, progress=progress, in_file=place is not None, **options)
     advice = advise(simulation, **speed)
     drawn = None
     if picture:
@@ -306,20 +314,6 @@ def _folder_of(store: str | None, disk: str | None) -> Path | None:
     while not folder.is_dir():  # the store is made later
         folder = folder.parent
     return folder
-
-
-def _measured(
-    encoded: data.EncodedData, options: dict[str, Any], place: Path, samples_per_second: float | None
-) -> dict[str, Any]:
-    """The speed in memory and that of slow memory."""
-    from hotrows.tools.tuning.measured_speed import measured_speed
-    from hotrows.train.config import TrainConfig
-
-    of_model = ("model", "model_options", "row_optimizer", "table_dtype")
-    names = (*of_model, "batch_size", "in_flight", "seed", "order")
-    config = TrainConfig(**{name: options[name] for name in names})
-    measured, slow = measured_speed(encoded, config, place, samples_per_second)
-    return {"samples_per_second": measured, "slow": slow}
 
 
 def _order_table(simulation: Simulation, shuffled: Simulation) -> Table:

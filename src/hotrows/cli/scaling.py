@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows import optim
 from hotrows.cli.commands import command, declare
-from hotrows.cli.options import (
-    BYTES,
-    NUMBERS,
-    name_and_value,
-    new_table,
-    option,
-    print_table,
-    setting_option,
-)
+from hotrows.cli.options import BYTES, NUMBERS, new_table, option, print_table, setting_option
 from hotrows.cli.paths import FOLDER, PICTURE
+from hotrows.cli.training import config_with
 from hotrows.runtime.units import format_bytes
+from hotrows.train.config import TrainConfig
 from hotrows.train.costs.machines import MACHINES, Machine
 
 if TYPE_CHECKING:
@@ -74,9 +67,6 @@ def plan_command(
     on a machine that is measured or stated. Nothing is trained. DATA is prepared data, or a well-known
     job such as criteo-1tb; any other name lists these.
     """
-    options["model_options"] = dict(map(name_and_value, options["model_options"]))
-    if options["row_optimizer"] is not None:
-        options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
     from hotrows.tools.tuning.scaling import predict_scaling
 
     prediction = predict_scaling(
@@ -91,7 +81,6 @@ def plan_command(
 
 def _workload(folder: Path, options: Mapping[str, Any]) -> Workload:
     from hotrows import data
-    from hotrows.train.config import TrainConfig
     from hotrows.train.costs import workload
     from hotrows.train.start.defaults import settle
 
@@ -99,16 +88,8 @@ def _workload(folder: Path, options: Mapping[str, Any]) -> Workload:
         return workload.named(str(folder))
     encoded = data.EncodedData.open(folder)
     encoded.check_counts("a prediction")
-    config = settle(TrainConfig(**{name: options[name] for name in _OF_TRAINING}), encoded)
-    assert config.batch_size is not None, "settled"
-    return workload.of_data(
-        encoded,
-        config.model,
-        config.model_options,
-        row_optimizer=config.row_optimizer,
-        table_dtype=config.table_dtype,
-        batch_size=config.batch_size,
-    )
+    config = config_with(TrainConfig(), {name: options[name] for name in _OF_TRAINING})
+    return workload.of_data(encoded, settle(config, encoded))
 
 
 def _with_step(shape: Workload, options: Mapping[str, Any]) -> Workload:
@@ -116,7 +97,7 @@ def _with_step(shape: Workload, options: Mapping[str, Any]) -> Workload:
     sizes = {
         "batch_size": options["batch_size"],
         "wire_bytes": int(options["wire_bytes"]) if options["wire_bytes"] else None,
-        "micro_batches": options["micro_batches"] or 0,  # left open as for `train`
+        "micro_batches": options["micro_batches"],
     }
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     return dataclasses.replace(shape, step=dataclasses.replace(shape.step, **changes))
@@ -151,8 +132,6 @@ def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool
         "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
         "loading or moves of a cache, beside it; held: by the fullest rank"
     )
-    if line := prediction.micro_batches():
-        click.echo(line)
     for point in prediction.points:
         words = point.refused or point.sharding(prediction.workload.loads)
         click.echo(f"{point.num_ranks:>6,} ranks  {words}")

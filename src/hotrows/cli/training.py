@@ -270,25 +270,25 @@ def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
         raise ValueError("--row-bits and --table-dtype name different formats; give one of the two")
     kind, lr = changes.pop("row_optimizer", None), changes.pop("lr", None)
     row_lr = changes.pop("embedding_lr", lr)
-    row_changes = _pairs(changes.pop("row_options"), "--row-option", "weight_decay=1e-6")
+    row_changes = _pairs(changes.pop("row_options", ()), "--row-option", "weight_decay=1e-6")
     row_changes |= {} if row_lr is None else {"lr": row_lr}
     if lr is not None:
         changes.setdefault("dense_lr", lr)
     if kind is not None or row_changes:
         base = optim.BY_NAME[kind]() if kind else config.row_optimizer or optim.Adagrad()
         changes |= {"row_optimizer": optim.replaced(base, row_changes), "linear_optimizer": None}
-    weights = _pairs(changes.pop("label_weights"), "--label-weight", "buy=2")
+    weights = _pairs(changes.pop("label_weights", ()), "--label-weight", "buy=2")
     changes["label_weights"] = {**config.label_weights, **weights}
     changes["pretrained"] = {
         **config.pretrained,
         **{
             name: str(file)
             for name, file in _pairs(
-                changes.pop("pretrained"), "--pretrained", "item=vectors.parquet"
+                changes.pop("pretrained", ()), "--pretrained", "item=vectors.parquet"
             ).items()
         },
     }
-    model_options = _pairs(changes.pop("model_options"), "--option", "dim=32")
+    model_options = _pairs(changes.pop("model_options", ()), "--option", "dim=32")
     changes["model_options"] = {**config.model_options, **model_options}
     return dataclasses.replace(config, **changes)
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.pipeline.runner import NoMore
 from hotrows.engine.pipeline.schedule import Work
+from hotrows.engine.planned_batches import PlannedBatches
 from hotrows.engine.planning import on_device
 from hotrows.engine.planning.device_slots import LANE, DeviceSlots, Taken
 from hotrows.ops.plan import Moves, PackPlan, Plan
@@ -55,16 +56,6 @@ class Ahead:
     mark: Mark = None
 
 
-class _Reader(Protocol):
-    """Batches in order, see `engine.stages`; NoMore after the last one."""
-
-    def next(self) -> tuple[Batch, Plan]: ...
-
-    def batch(self) -> Batch: ...
-
-    def rows(self) -> list[Tensor]: ...
-
-
 class DeviceMoves:
     """planned, future: the batches to train on, and once more to look ahead. arrived: of a stream,
     whether the next batch has come. padded: plans keep their padding."""
@@ -73,8 +64,8 @@ class DeviceMoves:
         self,
         embedding: Embedding,
         cached_tables: CachedTables,
-        planned: _Reader,
-        future: _Reader,
+        planned: PlannedBatches,
+        future: PlannedBatches,
         arrived: Callable[[], bool] | None,
         padded: bool,
     ) -> None:

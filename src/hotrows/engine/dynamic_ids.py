@@ -51,9 +51,11 @@ class DynamicIds:
     def of_schema(cls, schema: Schema, tables: Sequence[Table]) -> DynamicIds:
         """Empty key tables of the dynamic features that tables read, if there are any."""
         read = {feature for table in tables for feature in table.features}
-        dynamic = [f for f in schema.id_features if f.dynamic is not None and f.name in read]
-        features = {f.name: vocabulary_of(f) for f in dynamic}
-        declared = {features[f.name]: Vocabulary(f.dynamic, f.num_unknown) for f in dynamic if f.dynamic}
+        dynamic = schema.dynamic_vocabularies
+        readers = [f for f in schema.id_features if f.name in read and vocabulary_of(f) in dynamic]
+        features = {f.name: vocabulary_of(f) for f in readers}
+        num_unknown = {features[f.name]: f.num_unknown for f in readers}
+        declared = {name: Vocabulary(dynamic[name], num) for name, num in num_unknown.items()}
         return cls(declared, features) if declared else StaticIds()
 
     def begin(self, ranks: Ranks, crosses: Sequence[Cross]) -> None:

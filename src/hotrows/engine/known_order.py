@@ -15,12 +15,13 @@ import shutil
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.engine.pipeline.runner import NoMore
+from hotrows.engine.planned_batches import PlannedBatches
 from hotrows.engine.planning.next_uses import MOST_BATCHES, MOST_ROWS, NextUses
 from hotrows.engine.planning.policy import Lookahead
 from hotrows.engine.planning.slots import NEVER
@@ -34,14 +35,6 @@ log = logging.getLogger("hotrows")
 
 LEAST_BATCHES = 100  # fewer are looked at in memory
 _ROOM = 0.25  # of the free disk, that files of next uses take at most
-
-
-class _Reader(Protocol):
-    """Batches of a run, and the rows that they read."""
-
-    def next(self) -> tuple[Batch, Plan]: ...
-
-    def rows(self) -> list[Tensor]: ...
 
 
 def refusal(embedding: Embedding, num_batches: int) -> str | None:
@@ -63,7 +56,9 @@ def refusal(embedding: Embedding, num_batches: int) -> str | None:
 class PlanKnownOrder:
     """Plans batches in turn. planned, future: the batches to train on, and once more to inspect."""
 
-    def __init__(self, embedding: Embedding, planned: _Reader, future: _Reader, num_batches: int) -> None:
+    def __init__(
+        self, embedding: Embedding, planned: PlannedBatches, future: PlannedBatches, num_batches: int
+    ) -> None:
         self._planner, self._cached_tables = embedding.planner, embedding.cached_tables
         self._planned, self._future, self._num_batches = planned, future, num_batches
         self._coming: deque[tuple[Batch, Plan]] = deque()  # planned, and fed to the maps

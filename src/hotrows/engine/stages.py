@@ -26,20 +26,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import tee
 
-import torch
 from torch import Tensor
 
-from hotrows.batch import Batch, samples
+from hotrows.batch import Batch
 from hotrows.engine import known_order
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.device_moves import Ahead, DeviceMoves
 from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.known_order import PlanKnownOrder
-from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.engine.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
 from hotrows.engine.pipeline.schedule import Stage, Work
-from hotrows.engine.planning.routing import RankSignals
+from hotrows.engine.planned_batches import NumberedBatch, PlannedBatches, Signals
 from hotrows.engine.storage.cache import Transfer
 from hotrows.ops.plan import Plan
 from hotrows.runtime.device import Mark
@@ -48,8 +46,6 @@ log = logging.getLogger("hotrows")
 
 _LAUNCHED = 2  # steps that the host may be ahead of the device: more would only hold memory
 
-NumberedBatch = tuple[int, Batch]  # the number of the step that it will make, and the batch
-Signals = Callable[[], int]  # RankSignals of this rank, when a batch is planned
 Arrived = Callable[[], bool]  # whether the next batch is there, or none will come
 
 
@@ -99,7 +95,8 @@ def training_stages(
     unneeded = {"count"}
     if not cached_tables:
         unneeded |= {"collect", "insert", "write back"}
-        plan = _PlannedBatches(embedding, batches, signals, one_thread=arrived is not None).plan
+        run.planned = PlannedBatches(embedding, batches, signals, one_thread=arrived is not None)
+        plan = run.plan
     else:
         readers = _planned_twice(embedding, batches, future, signals)
         moves: _PlanMoves | DeviceMoves
@@ -159,8 +156,10 @@ def start(
 
 
 class _Stages:
-    """The stages after planning. moves: what plans on the device, where it maps slots."""
+    """What stages do. planned: batches of which no row moves; moves: what plans on the device, where it
+    maps slots."""
 
+    planned: PlannedBatches
     moves: DeviceMoves | None = None
 
     def __init__(self, embedding: Embedding, padded: bool) -> None:
@@ -168,6 +167,9 @@ class _Stages:
         self._caches = [group.cache for group in embedding.cached_tables.groups]
         self._trained: deque[Mark] = deque()
         self._written: Mark = None  # passed once every batch that has left is in the store
+
+    def plan(self, work: Work) -> None:
+        work.item = StagedBatch(*self.planned.next())
 
     def plan_on_device(self, work: Work) -> None:
         assert self.moves is not None
@@ -216,7 +218,7 @@ class _Stages:
 
 
 def _known_order(
-    embedding: Embedding, readers: tuple[_PlannedBatches, _PlannedBatches], num_known: int
+    embedding: Embedding, readers: tuple[PlannedBatches, PlannedBatches], num_known: int
 ) -> PlanKnownOrder | None:
     """What plans where the order of batches is known; None, with the reason logged, where it cannot."""
     reason = known_order.refusal(embedding, num_known)
@@ -236,8 +238,8 @@ class _PlanMoves:
         self,
         embedding: Embedding,
         cached_tables: CachedTables,
-        planned: _PlannedBatches,
-        future: _PlannedBatches,
+        planned: PlannedBatches,
+        future: PlannedBatches,
         arrived: Arrived | None,
         known: PlanKnownOrder | None = None,
     ) -> None:
@@ -283,78 +285,11 @@ def _planned_twice(
     batches: Iterable[NumberedBatch],
     future: Iterable[Batch] | None,
     signals: Signals,
-) -> tuple[_PlannedBatches, _PlannedBatches]:
+) -> tuple[PlannedBatches, PlannedBatches]:
     """The batches to plan, and once more to look ahead."""
     one_thread = future is None  # as `tee` demands
     if future is None:
         batches, again = tee(batches)
         future = (batch for _, batch in again)
-    planned = _PlannedBatches(embedding, batches, signals, one_thread)
-    return planned, _PlannedBatches(embedding, enumerate(future), lambda: 0, one_thread)
-
-
-class _PlannedBatches:
-    """The batches of this rank, planned together with those of all ranks.
-
-    Where planning has several threads, the next batch is loaded while one is planned. one_thread: the
-    calling thread loads it, when it is needed; so where ranks resolve keys together.
-    """
-
-    def __init__(
-        self,
-        embedding: Embedding,
-        batches: Iterable[NumberedBatch],
-        signals: Signals,
-        one_thread: bool = False,
-    ) -> None:
-        self._embedding = embedding
-        self._signals = signals
-        self._alone = embedding.ranks.num_ranks == 1
-        one_thread |= bool(embedding.dynamic.vocabularies) and not self._alone
-        loads_ahead = embedding.threads.num > 1 and not one_thread
-        self._batches = prefetch(batches, depth=int(loads_ahead))
-        self._last: Batch | None = None
-
-    def plan(self, work: Work) -> None:
-        """Makes the next batch and its plan the item of a work."""
-        work.item = StagedBatch(*self.next())
-
-    def next(self) -> tuple[Batch, Plan]:
-        """The next batch and its plan; NoMore once no rank has any."""
-        step, batch = self._load()
-        if batch is None and self._alone:
-            raise NoMore
-        signals = self._signals() | (RankSignals.NO_MORE if batch is None else 0)
-        batch = self._empty() if batch is None else batch
-        plan = self._embedding.plan_ahead(batch, step, signals)
-        if plan.signals & RankSignals.NO_MORE:
-            raise NoMore
-        if self._last is None and not batch.size and signals & RankSignals.NO_MORE:
-            raise ValueError(
-                f"rank {self._embedding.ranks.rank} has not a single batch, while others have some: "
-                f"give every rank one at least"
-            )
-        self._last = batch
-        return batch, plan
-
-    def rows(self) -> list[Tensor]:
-        """The rows that the next batch reads, for each group of packs."""
-        if self._embedding.planner.routes:
-            return self._embedding.planner.rows_of(self.next()[1])
-        return self._embedding.planner.rows(self.batch())
-
-    def batch(self) -> Batch:
-        """The next batch; NoMore once there is none."""
-        _, batch = self._load()
-        if batch is None:
-            raise NoMore
-        return batch
-
-    def _load(self) -> tuple[int, Batch | None]:
-        return next(self._batches, (0, None))
-
-    def _empty(self) -> Batch:
-        if self._last is not None:
-            return samples(self._last, 0, 0)
-        features = self._embedding.features
-        return Batch(features, torch.empty(0, dtype=torch.int64), torch.empty(0, 0))
+    planned = PlannedBatches(embedding, batches, signals, one_thread)
+    return planned, PlannedBatches(embedding, enumerate(future), lambda: 0, one_thread)

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from hotrows.models import tables
 from hotrows.models.interest_model import InterestModel
-from hotrows.models.interests import AttentionInterest, EvolvingInterest, PooledInterest
+from hotrows.models.interests import AttentionInterest, EvolvingInterest, SummedInterest
 from hotrows.models.nn import CoAction
 from hotrows.models.nn.jagged_products import Lists
 from hotrows.models.vectors import LookedUpVectors
@@ -32,7 +31,7 @@ from hotrows.table import Uniform
 WEIGHTS = "co_action_weights"
 INPUTS = "co_action_inputs"
 BASES: dict[str, Callable[[int], nn.Module]] = {
-    "pooled": partial(PooledInterest, pooling="sum"),
+    "pooled": SummedInterest,
     "din": AttentionInterest,
     "dien": EvolvingInterest,
 }

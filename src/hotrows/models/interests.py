@@ -34,19 +34,19 @@ Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
 
 
-class PooledInterest(nn.Module):
-    """The history's sum or mean, whatever the target."""
+class SummedInterest(nn.Module):
+    """The history's sum, whatever the target."""
 
-    def __init__(self, dim: int, pooling: str = "mean") -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.num_outputs, self.pooling = dim, pooling
+        self.num_outputs = dim
 
     def forward(
         self, target: Tensor, past: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
     ) -> Interest:
         if isinstance(offsets, SharedLists):
-            return offsets.of_samples(pool_jagged(past, offsets.offsets, self.pooling)), None
-        return pool_jagged(past, offsets, self.pooling), None
+            return offsets.of_samples(pool_jagged(past, offsets.offsets, "sum")), None
+        return pool_jagged(past, offsets, "sum"), None
 
 
 class AttentionInterest(nn.Module):

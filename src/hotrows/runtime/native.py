@@ -14,6 +14,7 @@ import importlib.util
 import os
 import platform
 import sys
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FOLDER = "_native"
-_AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array)
+_AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array, bytes)
 
 
 @functools.cache
@@ -99,11 +100,6 @@ def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None
     return all(t is None or (t.device.type == "cpu" and t.dtype in dtypes) for t in tensors)
 
 
-def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    """The address of a tensor's data, null for None."""
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
 def _check_interface(core: Path) -> None:
     """Raises ImportError for a core that `csrc/build.py` built from functions that are others now: their
     arguments would be misread."""
@@ -137,16 +133,41 @@ def call(name: str, *arguments: Any) -> int:
 
     Fractions are of types that the caller names: `c_float` or `c_double`.
     """
+    return _function(name)(*map(_converted, arguments))
+
+
+def _function(name: str) -> Any:
     function = getattr(load(), f"hotrows_{name}")
     function.restype = ctypes.c_int64
-    return function(*(_converted(argument) for argument in arguments))
+    return function
+
+
+class Object:
+    """An object of the core, made by `hotrows_<kind>_new` and freed with this; false where the core could
+    not make it."""
+
+    def __init__(self, kind: str, *arguments: Any) -> None:
+        make, free = (getattr(load(), f"hotrows_{kind}_{name}") for name in ("new", "free"))
+        make.restype = ctypes.c_void_p
+        self.handle = ctypes.c_void_p(make(*map(_converted, arguments)))
+        self._function = functools.cache(lambda name: _function(f"{kind}_{name}"))
+        weakref.finalize(self, free, self.handle).atexit = False
+
+    def __bool__(self) -> bool:
+        return bool(self.handle)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Calls `hotrows_<kind>_<name>` with the object and the arguments; see `call`."""
+        return self._function(name)(self.handle, *map(_converted, arguments))
 
 
 def _converted(argument: Any) -> Any:
+    if argument is None or isinstance(argument, _AS_THEY_ARE):
+        return argument
+    if hasattr(argument, "data_ptr"):  # a tensor
+        return ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, np.ndarray):
         if not argument.flags.c_contiguous:
             raise ValueError("the native core takes arrays whose elements lie side by side")
         return ctypes.c_void_p(argument.ctypes.data)
-    if argument is None or hasattr(argument, "data_ptr"):  # a tensor
-        return pointer(argument)
-    return argument if isinstance(argument, _AS_THEY_ARE) else ctypes.c_int64(argument)
+    return ctypes.c_int64(argument)

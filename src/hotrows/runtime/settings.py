@@ -41,12 +41,16 @@ GONE: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def without_gone(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without settings that are gone; logs a warning of each that was used."""
+    """The fields without settings that are gone; logs a warning of each that was used. micro_batches=0,
+    as many as were predicted to gain, is 1 now."""
     for name in sorted(fields.keys() & GONE):
         unused, instead = GONE[name]
         if fields[name] not in unused:
             log.warning(f"{name}={fields[name]!r} is no longer a setting: {instead}")
-    return {name: value for name, value in fields.items() if name not in GONE}
+    kept = {name: value for name, value in fields.items() if name not in GONE}
+    if kept.get("micro_batches") == 0 and kept["micro_batches"] is not False:
+        kept["micro_batches"] = 1
+    return kept
 
 
 @dataclass(frozen=True)

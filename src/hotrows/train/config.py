@@ -236,10 +236,10 @@ class TrainConfig:
         resumable=False,
     )
     micro_batches: int = setting(
-        0,
+        1,
         "Parts of a batch that are computed in turn, with one update in all; rows of the next part are "
-        "exchanged between ranks meanwhile; 0: as many as gain by the cost model, 1 within a machine",
-        least=0,
+        "exchanged between ranks meanwhile",
+        least=1,
         most=4096,
         changes="rounding",
     )
@@ -247,7 +247,7 @@ class TrainConfig:
         None,
         "Packs that tables of equal attributes are dealt to; 0: packs of far more volume than the "
         "mean are split evenly",
-        unset="as the cost model advises; 1 within a machine; planning_threads behind a cache",
+        unset="1; planning_threads behind a cache",
         least=0,
         most=4096,
         changes="no bit",

@@ -33,8 +33,7 @@ def with_min_count(schema: Schema, min_count: int) -> Schema:
     >>> with_min_count(schema, 5).id_features[0].min_count
     5
     """
-    counted = [feature.name for feature in schema.id_features if feature.dynamic is None]
-    return schema.with_fields({key: {"min_count": min_count} for key in counted})
+    return schema.with_fields({f.name: {"min_count": min_count} for f in schema.counted_features})
 
 
 def with_dynamic(schema: Schema, declared: Iterable[str]) -> Schema:

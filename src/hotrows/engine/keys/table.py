@@ -36,14 +36,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, Dynamic
 from hotrows.runtime import native
-from hotrows.runtime.native import pointer
 from hotrows.runtime.shapes import Int64
 
 READ = 16
@@ -94,8 +92,6 @@ class KeyTable:
     num_fed, num_resolved, num_trained: batches so far, from the beginning of the stream.
     """
 
-    _handle: ctypes.c_void_p | None = None
-
     def __init__(self, dynamic: Dynamic, num_unknown: int = 1) -> None:
         if num_unknown < 1:
             raise ValueError("keys without a row need an unknown id")
@@ -109,7 +105,6 @@ class KeyTable:
 
     def _open(self) -> None:
         """Makes the table of the native core."""
-        self._core = native.load()
         admission, eviction = self.dynamic.admission, self.dynamic.eviction
         values = {
             "capacity": self.dynamic.capacity or MOST_ROWS,
@@ -122,12 +117,8 @@ class KeyTable:
             "limit": eviction.limit,
         }
         settings = _ints(*(values[name] for name in _SETTINGS))
-        self._handle = ctypes.c_void_p(self._call("new", settings, returns=ctypes.c_void_p))
+        self._core = native.Object("keys", settings)
         self._now = self._totals(trained=False)
-
-    def __del__(self) -> None:
-        if self._handle is not None:
-            self._call("free", self._handle)
 
     def feed(self, keys: Int64[Tensor, "N"]) -> None:
         """Makes known the keys of the next batch not yet fed."""
@@ -226,7 +217,7 @@ class KeyTable:
         """Bytes of memory."""
         with self._lock:
             queued = sum(keys.numel() * keys.element_size() for keys in self._queue)
-            return self._call("num_bytes", self._handle) + queued
+            return self._core.call("num_bytes") + queued
 
     def growth(self) -> dict[str, int]:
         """Counts as of the batches resolved.
@@ -238,12 +229,12 @@ class KeyTable:
 
     def _add_uses(self, keys: Tensor) -> None:
         """Notes the reads of the next batch that comes into the window."""
-        self._call("feed", self._handle, keys, keys.numel())
+        self._core.call("feed", keys, keys.numel())
 
     def _resolve(self, keys: Tensor, time: int | None) -> Resolved:
         ids, counts = torch.empty_like(keys), (ctypes.c_int64 * len(COUNTERS))()
-        event_time = None if time is None else ctypes.byref(ctypes.c_int64(time))
-        case = self._call("resolve", self._handle, keys, keys.numel(), event_time, ids, counts)
+        event_time = None if time is None else _ints(time)
+        case = self._core.call("resolve", keys, keys.numel(), event_time, ids, counts)
         if case != 0:
             raise RuntimeError("resolve() got other keys than feed()")
         num_born, num_died, *self._now = counts
@@ -251,36 +242,36 @@ class KeyTable:
             return Resolved(ids, _NONE, _NONE, _NONE, _NONE)
         sizes = (num_born, num_born, num_died, num_died)
         changes = torch.empty(sum(sizes), dtype=torch.int64).split(sizes)
-        self._call("changes", self._handle, *changes)
+        self._core.call("changes", *changes)
         return Resolved(ids, *changes)
 
     def _find(self, keys: Tensor) -> Tensor:
         ids = torch.empty_like(keys)
-        self._call("find", self._handle, keys, keys.numel(), ids)
+        self._core.call("find", keys, keys.numel(), ids)
         return ids
 
     def _trained(self) -> None:
         """Forgets how the oldest batch not trained is undone."""
-        self._call("trained", self._handle)
+        self._core.call("trained")
 
     def _totals(self, trained: bool) -> list[int]:
         totals = _ints(*[0] * len(_TOTALS))
-        self._call("totals", self._handle, int(trained), totals)
+        self._core.call("totals", int(trained), totals)
         return totals.tolist()
 
     def _state(self) -> dict[str, Tensor]:
         totals = self._totals(trained=True)
         num_live = totals[1] - totals[2]
         rows = [torch.empty(num_live, dtype=torch.int64) for _ in range(4)]
-        self._call("read_rows", self._handle, *rows)
-        most = self._call("read_waiting", self._handle, None, None)
+        self._core.call("read_rows", *rows)
+        most = self._core.call("read_waiting", None, None)
         waiting = torch.empty(2, most, dtype=torch.int64)
-        num_waiting = self._call("read_waiting", self._handle, waiting[0], waiting[1])
+        num_waiting = self._core.call("read_waiting", waiting[0], waiting[1])
         waiting_keys, order = waiting[0, :num_waiting].sort()
-        clock = torch.empty(2, self._call("read_clock", self._handle, None, None), dtype=torch.int64)
-        self._call("read_clock", self._handle, clock[0], clock[1])
+        clock = torch.empty(2, self._core.call("read_clock", None, None), dtype=torch.int64)
+        self._core.call("read_clock", clock[0], clock[1])
         sketch = torch.empty(2, SKETCH_ROWS, self.dynamic.sketch_width, dtype=torch.uint8)
-        self._call("read_sketch", self._handle, sketch)
+        self._core.call("read_sketch", sketch)
         return {
             **dict(zip(("keys", "ids", "last_use", "counts"), rows, strict=True)),
             "waiting_keys": waiting_keys,
@@ -299,18 +290,13 @@ class KeyTable:
         totals[_TOTALS["sketch_place"]] *= keeps_sketch
         rows = [state[name] for name in ("keys", "ids", "last_use", "counts")]
         num_batches = int(state["counters"][0])
-        self._call("load", self._handle, num_batches, totals, rows[0].numel(), *rows)
+        self._core.call("load", num_batches, totals, rows[0].numel(), *rows)
         waiting, clock = state["waiting_keys"], state["clock_batches"]
-        self._call("load_waiting", self._handle, waiting.numel(), waiting, state["waiting_counts"])
-        self._call("load_clock", self._handle, clock.numel(), clock, state["clock_times"])
+        self._core.call("load_waiting", waiting.numel(), waiting, state["waiting_counts"])
+        self._core.call("load_clock", clock.numel(), clock, state["clock_times"])
         if keeps_sketch:
-            self._call("load_sketch", self._handle, state["sketch"])
+            self._core.call("load_sketch", state["sketch"])
         self._now = totals.tolist()
-
-    def _call(self, name: str, *arguments: Any, returns: Any = ctypes.c_int64) -> int:
-        function = getattr(self._core, f"hotrows_keys_{name}")
-        function.restype = returns
-        return function(*(_converted(argument) for argument in arguments))
 
 
 def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None:
@@ -356,12 +342,6 @@ def _problem(state: Mapping[str, Tensor]) -> str:
         return f"a key was read after the {batches:,} batches"
     reads = torch.cat([state["counts"], state["waiting_counts"]])
     return "reads were miscounted" if bool(((reads < 0) | (reads > MOST_COUNTED)).any()) else ""
-
-
-def _converted(argument: Any) -> Any:
-    if argument is None or isinstance(argument, Tensor):
-        return pointer(argument)
-    return ctypes.c_int64(argument) if isinstance(argument, int) else argument
 
 
 def _ints(*numbers: int) -> Tensor:

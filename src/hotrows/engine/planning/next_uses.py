@@ -12,9 +12,7 @@ and some 50 MB of memory. The files have no names, so a crash leaves none.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +33,9 @@ class NextUses:
         if num_rows > MOST_ROWS:
             raise ValueError(f"next uses are found among {MOST_ROWS:,} rows at most, not {num_rows:,}")
         self.path, self.num_batches, self.num_uses = path, 0, 0
-        make = native.load().hotrows_next_uses_new
-        make.restype = ctypes.c_void_p
-        self._handle = ctypes.c_void_p(make(os.fsencode(path), ctypes.c_int64(num_rows)))
-        if not self._handle.value:
+        self._core = native.Object("next_uses", os.fsencode(path), num_rows)
+        if not self._core:
             raise OSError(f"{path}: no file can be made there for the next uses of rows")
-        weakref.finalize(self, native.load().hotrows_next_uses_free, self._handle).atexit = False
 
     def add(self, rows: Int64[Tensor, "N"]) -> None:
         """Adds the rows of the next batch, in any order, with repeats."""
@@ -66,7 +61,7 @@ class NextUses:
         return self._call("bytes")
 
     def _call(self, name: str, *arguments: Any) -> int:
-        result = native.call(f"next_uses_{name}", self._handle, *arguments)
+        result = self._core.call(name, *arguments)
         if result < 0:
             raise OSError(-result, f"{self.path}: next uses of rows: {os.strerror(-result)}")
         return result

@@ -33,7 +33,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,6 @@ from hotrows.engine.planning import policy as policies
 from hotrows.engine.planning.policy import Lookahead, Newest, Policy, Window
 from hotrows.ops.plan import Moves
 from hotrows.runtime import native
-from hotrows.runtime.native import pointer
 from hotrows.runtime.shapes import Int32, Int64
 
 _FAR, _ANY = 2**31 - 1, 2**63 - 1
@@ -77,8 +75,6 @@ class SlotMap:
     num_drained: batches so far that waited for all before them; most_rows: of a batch so far.
     """
 
-    _handle: ctypes.c_void_p | None = None
-
     def __init__(
         self,
         num_slots: int,
@@ -109,24 +105,13 @@ class SlotMap:
         self._queue: deque[Tensor] = deque()  # batches fed that the window does not reach yet
         self._num_protected = 0
         self._buffers = torch.empty(4, 0, dtype=torch.int64)
-        self._core: Any = native.load()
         self._cases = native.codes("slot_case", "overlapped", "drained", "passes_through")
-        self._handle = self._open()
-
-    def _open(self) -> ctypes.c_void_p | None:
-        """The map of the native core."""
-        window = 0 if self.hinted else self._known_window()
-        return self._call(
-            "new", ctypes.c_int64(self.num_slots),
-            self._past, self._future, window, isinstance(self.policy, Newest), self.hinted,
-            ctypes.c_int64(policies.num_counted(self.num_slots)),
-            ctypes.c_int64(_ANY if self.num_rows is None else self.num_rows),
-            returns=ctypes.c_void_p,
+        self._core = native.Object(
+            "slots", num_slots,
+            self._past, self._future, 0 if hinted else self._known_window(),
+            isinstance(policy, Newest), hinted,
+            policies.num_counted(num_slots), _ANY if num_rows is None else num_rows,
         )  # fmt: skip
-
-    def __del__(self) -> None:
-        if self._handle is not None:
-            self._call("free", self._handle)
 
     @property
     def most_pinned(self) -> int:
@@ -219,7 +204,7 @@ class SlotMap:
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes of memory that the native map has allocated, by what stands in them."""
         parts = (ctypes.c_int64 * 4)()
-        self._call("bytes", self._handle, parts)
+        self._core.call("bytes", parts)
         return dict(zip(("slots", "known_rows", "uses", "counted_rows"), parts, strict=True))
 
     def warm(self, rows: Int64[Tensor, "_"]) -> Moves:
@@ -230,19 +215,19 @@ class SlotMap:
         ranked = torch.from_numpy(distinct[first.argsort()][: self.num_slots])
         rows_in, rank = ranked.sort()
         ages = (-1 - rank).int()
-        self._call("warm", self._handle, pointer(rows_in), pointer(ages), _size(rows_in))
+        self._core.call("warm", rows_in, ages, len(rows_in))
         none = torch.empty(0, dtype=torch.int64)
         return Moves(rows_in, torch.arange(rows_in.numel()), none, none)
 
     def residents(self) -> Int64[Tensor, "_"]:
         """The rows that have a slot, ascending."""
         rows = torch.empty(self.num_resident, dtype=torch.int64)
-        self._call("residents", self._handle, pointer(rows))
+        self._core.call("residents", rows)
         return rows
 
     def hint(self, rows: Int64[Tensor, "_"], next_uses: Int32[Tensor, "_"]) -> None:
         """Says of all rows that have a slot, ascending, which batch uses them next; NEVER: none."""
-        self._call("hint", self._handle, pointer(rows), pointer(next_uses), _size(rows))
+        self._core.call("hint", rows, next_uses, len(rows))
 
     def _allocate(
         self, rows: Int64[Tensor, "U"], next_uses: Int32[Tensor, "U"] | None
@@ -250,17 +235,12 @@ class SlotMap:
         """The slots of the batch's rows, its moves, and whether it is drained."""
         slots = torch.empty_like(rows)
         pairs = self._buffers_for(rows.numel())
-        num_in, num_out = ctypes.c_int64(), ctypes.c_int64()
-        case = self._call(
-            "take", self._handle,
-            pointer(rows), pointer(next_uses), _size(rows), pointer(slots),
-            *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out),
-            returns=ctypes.c_int64,
-        )  # fmt: skip
+        num_in, num_out = (ctypes.c_int64 * 1)(), (ctypes.c_int64 * 1)()
+        case = self._core.call("take", rows, next_uses, len(rows), slots, *pairs, num_in, num_out)
         if case < 0:
             raise RuntimeError("allocate() got other rows than feed()")
-        rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
-        rows_out, slots_out = (part[: num_out.value].clone() for part in pairs[2:])
+        rows_in, slots_in = (part[: num_in[0]].clone() for part in pairs[:2])
+        rows_out, slots_out = (part[: num_out[0]].clone() for part in pairs[2:])
         moves = Moves(rows_in, slots_in, rows_out, slots_out, case == self._cases["passes_through"])
         return slots, moves, case != self._cases["overlapped"]
 
@@ -272,7 +252,7 @@ class SlotMap:
 
     def _add_uses(self, batch: int, rows: Tensor) -> None:
         """Notes that a batch to come uses these rows."""
-        self._call("feed", self._handle, pointer(rows), _size(rows))
+        self._core.call("feed", rows, len(rows))
 
     @property
     def _lookahead_bytes(self) -> int:
@@ -288,32 +268,19 @@ class SlotMap:
 
     def _protect(self, rows: Tensor) -> None:
         """Evicts these rows after all others, in place of those protected before."""
-        self._call("want", self._handle, pointer(rows), _size(rows))
+        self._core.call("want", rows, len(rows))
 
     def _most_counted(self, num: int) -> Tensor:
         """The rows that most batches used, most frequent first."""
         rows = torch.empty(num, dtype=torch.int64)
-        num_rows = self._call(
-            "most_counted", self._handle, _size(rows), pointer(rows), returns=ctypes.c_int64
-        )
-        return rows[:num_rows]
+        return rows[: self._core.call("most_counted", num, rows)]
 
     def _count(self, rows: Tensor) -> None:
         """Counts a use of each row."""
-        self._call("count", self._handle, pointer(rows), _size(rows))
+        self._core.call("count", rows, len(rows))
 
     def _sizes(self) -> list[int]:
         """Rows that have a slot, uses to come, rows known for these alone."""
         sizes = (ctypes.c_int64 * 3)()
-        self._call("sizes", self._handle, sizes)
+        self._core.call("sizes", sizes)
         return list(sizes)
-
-    def _call(self, name: str, *arguments: Any, returns: Any = None) -> Any:
-        function = getattr(self._core, f"hotrows_slots_{name}")
-        function.restype = returns
-        result = function(*arguments)
-        return ctypes.c_void_p(result) if returns is ctypes.c_void_p else result
-
-
-def _size(rows: Tensor) -> ctypes.c_int64:
-    return ctypes.c_int64(rows.numel())

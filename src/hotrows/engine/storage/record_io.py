@@ -6,10 +6,8 @@ specification: the work on equal files by `os.pread`, and on rows by a dictionar
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +48,7 @@ class Fetcher:
     def __init__(self, stride: int, ring: bool = True, depth: int | None = None) -> None:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
         self.memory_bytes = (depth or _DEPTH) * max(REQUEST, stride + 3 * BLOCK)
-        self._handle = _handle("fetcher", ctypes.c_int64(stride), ring, ctypes.c_int64(depth or 0))
-        weakref.finalize(self, native.load().hotrows_file_fetcher_free, self._handle).atexit = False
+        self._core = _object("fetcher", stride, ring, depth or 0)
 
     def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
         """out[targets[i]] = the record at byte places[i] of the file."""
@@ -60,7 +57,7 @@ class Fetcher:
         counters = np.zeros(3, np.int64)  # requests, bytes, where it failed
         places, targets = np.ascontiguousarray(places), np.ascontiguousarray(targets)
         failure = _call(
-            "fetch", self._handle, file.fd, file.align, places, targets, places.size, self.stride,
+            "fetch", self._core.handle, file.fd, file.align, places, targets, places.size, self.stride,
             out, counters,
         )  # fmt: skip
         self.num_requests += int(counters[0])
@@ -78,20 +75,19 @@ class Index:
     ROW_BYTES = 13  # of memory for each row, at most, where there are many
 
     def __init__(self, rows: int) -> None:
-        self._handle = _handle("index", ctypes.c_int64(rows))
-        weakref.finalize(self, native.load().hotrows_file_index_free, self._handle).atexit = False
+        self._core = _object("index", rows)
 
     def __len__(self) -> int:
-        return _call("index_size", self._handle)
+        return _call("index_size", self._core.handle)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes."""
-        return _call("index_bytes", self._handle)
+        return _call("index_bytes", self._core.handle)
 
     def put(self, rows: np.ndarray, first: int, stride: int) -> None:
         """Row rows[i] is at byte first + i * stride from now on."""
-        if _call("index_put", self._handle, np.ascontiguousarray(rows), rows.size, first, stride):
+        if _call("index_put", self._core.handle, np.ascontiguousarray(rows), rows.size, first, stride):
             raise ValueError(
                 f"a log of {first:,} bytes is too long for its table: spread the table over more ranks"
             )
@@ -99,7 +95,7 @@ class Index:
     def find(self, rows: np.ndarray) -> np.ndarray:
         """The place of each row, ABSENT where the file does not have it."""
         places = np.empty(rows.size, np.int64)
-        _call("index_find", self._handle, np.ascontiguousarray(rows), rows.size, places)
+        _call("index_find", self._core.handle, np.ascontiguousarray(rows), rows.size, places)
         return places
 
 
@@ -132,10 +128,9 @@ def _call(name: str, *arguments: Any) -> int:
     return result
 
 
-def _handle(kind: str, *arguments: Any) -> ctypes.c_void_p:
-    make = getattr(native.load(), f"hotrows_file_{kind}_new")
-    make.restype = ctypes.c_void_p
-    handle = ctypes.c_void_p(make(*arguments))
-    if not handle.value:
+def _object(kind: str, *arguments: Any) -> native.Object:
+    """An object of the core, `hotrows_file_<kind>`."""
+    opened = native.Object(f"file_{kind}", *arguments)
+    if not opened:
         raise MemoryError(f"{kind} of a file store: no memory")
-    return handle
+    return opened

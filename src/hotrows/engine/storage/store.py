@@ -8,7 +8,6 @@ Stores obey plans: they know nothing of ids, batches or optimizers.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -238,7 +237,7 @@ def _reserved_records(num_rows: int, stride: int) -> Tensor:
 def _on_huge_pages(records: Tensor) -> Tensor:
     """The records, whose memory the system is advised to take in huge pages."""
     if records.numel():
-        native.load().hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
+        native.call("advise_huge_pages", records, records.numel())
     return records
 
 

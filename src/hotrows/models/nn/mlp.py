@@ -95,7 +95,7 @@ class MLP(nn.Module):
             return self._layers_from(x, 0, real)
         layer = self.layers[0]
         assert isinstance(layer, nn.Linear)
-        return self._layers_from(self._after(x.product(layer.weight) + layer.bias, 0), 1)
+        return self._layers_from(self._after_first(x.product(layer.weight) + layer.bias), 1)
 
     def _layers_from(self, x: Tensor, first: int, real: Tensor | None = None) -> Tensor:
         """The layers from that place on."""
@@ -111,11 +111,11 @@ class MLP(nn.Module):
                 x = self.dropout(x)
         return x
 
-    def _after(self, x: Tensor, place: int) -> Tensor:
-        """The module that follows the linear layer at that place."""
-        if place == len(self.layers) - 1:
-            return self.after[place](x)
-        return self.dropout(self.after[place](self.norms[place](x) if self.norms else x))
+    def _after_first(self, x: Tensor) -> Tensor:
+        """What follows the first linear layer."""
+        if len(self.layers) == 1:
+            return self.after[0](x)
+        return self.dropout(self.after[0](self.norms[0](x) if self.norms else x))
 
     def _is_chain(self) -> bool:
         drops = self.training and self.dropout.p > 0

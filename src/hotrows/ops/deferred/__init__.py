@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import CDLL, c_int, c_int64
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +39,6 @@ from torch import Tensor
 from hotrows.ops.deferred import on_device, reference
 from hotrows.ops.deferred.reference import Target
 from hotrows.runtime import native
-from hotrows.runtime.native import pointer
 
 _KINDS = native.codes("deferred_rule", "sgd", "adagrad", "rmsprop", "adam")
 _DTYPES = (torch.float32, torch.float64)
@@ -56,7 +54,7 @@ class PackedTargets:
 
     targets: tuple[Target, ...]
     numbers: Tensor  # [T, 12] int64
-    core: CDLL | None  # None: these tensors are the reference's, or those of a GPU
+    on_core: bool  # False: these tensors are the reference's, or those of a GPU
 
     @property
     def slow(self) -> Any:
@@ -73,13 +71,13 @@ def pack_targets(targets: Sequence[Target] | PackedTargets) -> PackedTargets:
     if isinstance(targets, PackedTargets):
         return targets
     if targets and targets[0].weights.is_cuda:
-        return PackedTargets(tuple(targets), _NO_NUMBERS, None)
+        return PackedTargets(tuple(targets), _NO_NUMBERS, False)
     numbers = array("q")
     for target in targets:
         numbers.extend(target.line())
     packed = torch.frombuffer(numbers, dtype=torch.int64) if numbers else _NO_NUMBERS
     tensors = [t for target in targets[:1] for t in (target.weights, target.last)]
-    return PackedTargets(tuple(targets), packed.view(-1, len(_TARGET)), _core(*tensors))
+    return PackedTargets(tuple(targets), packed.view(-1, len(_TARGET)), _on_core(*tensors))
 
 
 def catch_up(
@@ -98,12 +96,10 @@ def catch_up(
     packed = pack_targets(targets)
     if kind == "none" or not packed.targets:
         return
-    if packed.core is None:
+    if not packed.on_core:
         packed.slow.catch_up(kind, packed.targets, slots, bounds, squares)
         return
-    packed.core.hotrows_deferred_catch_up(
-        c_int(_KINDS[kind]), *_tables(packed), pointer(slots), pointer(bounds), pointer(squares)
-    )
+    native.call("deferred_catch_up", _KINDS[kind], *_tables(packed), slots, bounds, squares)
 
 
 def catch_up_all(kind: str, target: Target | PackedTargets, squares: Tensor | None = None) -> None:
@@ -113,11 +109,10 @@ def catch_up_all(kind: str, target: Target | PackedTargets, squares: Tensor | No
         raise ValueError(f"expected one table, not {len(packed.targets)}")
     if kind == "none":
         return
-    if packed.core is None:
+    if not packed.on_core:
         packed.slow.catch_up_all(kind, packed.targets[0], squares)
         return
-    itemsize, dim, lines, _ = _tables(packed)
-    packed.core.hotrows_deferred_catch_up_all(c_int(_KINDS[kind]), itemsize, dim, lines, pointer(squares))
+    native.call("deferred_catch_up_all", _KINDS[kind], *_tables(packed)[:3], squares)
 
 
 def update(
@@ -146,11 +141,15 @@ def update(
     dtype = packed.targets[0].weights.dtype
     grad = grad.to(dtype).contiguous()
     weights = None if weights is None else weights.to(dtype).contiguous()
-    tensors = slots, bounds, order, starts, bags, weights, grad, scales, squares
-    if packed.core is None:
-        packed.slow.update(kind, packed.targets, *tensors)
+    if not packed.on_core:
+        packed.slow.update(
+            kind, packed.targets, slots, bounds, order, starts, bags, weights, grad, scales, squares
+        )
         return
-    packed.core.hotrows_deferred_update(c_int(_KINDS[kind]), *_tables(packed), *map(pointer, tensors))
+    native.call(
+        "deferred_update", _KINDS[kind], *_tables(packed), slots, bounds,
+        order, starts, bags, weights, grad, scales, squares,
+    )  # fmt: skip
 
 
 def lookup(
@@ -170,29 +169,22 @@ def lookup(
     packed = pack_targets(targets)
     table = packed.targets[0].weights
     weights = None if weights is None else weights.to(table.dtype).contiguous()
-    if packed.core is None:
+    if not packed.on_core:
         return packed.slow.lookup(packed.targets, slots, bounds, inverse, bag_starts, weights)
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     scratch = table.new_empty(slots.numel(), table.shape[1])
     out = table.new_empty(num_bags, table.shape[1])
-    packed.core.hotrows_deferred_look_up(
-        *_tables(packed), *map(pointer, (slots, bounds, inverse)), c_int64(inverse.numel()),
-        pointer(bag_starts), pointer(weights), c_int64(num_bags), pointer(scratch), pointer(out),
+    native.call(
+        "deferred_look_up", *_tables(packed), slots, bounds, inverse, inverse.numel(),
+        bag_starts, weights, num_bags, scratch, out,
     )  # fmt: skip
     return out
 
 
-def _tables(packed: PackedTargets) -> tuple[c_int64, c_int64, object, c_int64]:
+def _tables(packed: PackedTargets) -> tuple[int, int, Tensor, int]:
     weights = packed.targets[0].weights
-    return (
-        c_int64(weights.element_size()),
-        c_int64(weights.shape[1]),
-        pointer(packed.numbers),
-        c_int64(len(packed.targets)),
-    )
+    return weights.element_size(), weights.shape[1], packed.numbers, len(packed.targets)
 
 
-def _core(*tensors: Tensor) -> CDLL | None:
-    on_core = all(t.device.type == "cpu" for t in tensors)
-    on_core = on_core and all(t.dtype in _DTYPES for t in tensors[:1])
-    return native.load() if on_core else None
+def _on_core(*tensors: Tensor) -> bool:
+    return all(t.device.type == "cpu" for t in tensors) and all(t.dtype in _DTYPES for t in tensors[:1])

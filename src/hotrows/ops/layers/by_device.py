@@ -33,8 +33,8 @@ _library = torch.library.Library("hotrows", "FRAGMENT")
 def gpu_op(module: str) -> Callable[[F], F]:
     """Makes a reference, `<name>_reference`, the op `<name>`; `module` has its Triton kernels.
 
-    These are for float32, and where the module has `takes`, for arguments that it returns True for. All
-    else is left to the reference.
+    These are for float32, and where the module has `takes`, for arguments that it returns True for; they
+    get contiguous tensors. All else is left to the reference.
     """
 
     def register(reference: F) -> F:
@@ -75,7 +75,7 @@ def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callabl
         if takes is not None and not takes(*args):
             return reference(*args)
         with torch.cuda.device_of(args[0]):
-            return kernel(*args)
+            return kernel(*(t.contiguous() if isinstance(t, Tensor) else t for t in args))
 
     return run
 

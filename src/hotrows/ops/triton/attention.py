@@ -27,7 +27,6 @@ _MOST_CHUNKS = 128  # of positions, each summed by itself into gradients of weig
 def target_projection(
     queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    queries, keys, weight = queries.contiguous(), keys.contiguous(), weight.contiguous()
     (num, dim), hidden = keys.shape, len(weight)
     out = keys.new_empty(num, hidden)
     if out.numel() > 0:
@@ -41,8 +40,6 @@ def target_projection(
 def target_projection_backward(
     grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad, queries, keys, weight = (t.contiguous() for t in (grad, queries, keys, weight))
-    more = None if more is None else more.contiguous()
     (num, dim), hidden = keys.shape, len(weight)
     num_tiles = launch.cdiv(num, _POSITIONS)
     if grad.numel() == 0 or dim == 0:
@@ -67,11 +64,10 @@ def target_projection_backward(
 
 
 def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
-    return _sums(weights.contiguous(), values.contiguous(), offsets)
+    return _sums(weights, values, offsets)
 
 
 def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
-    queries, keys = queries.contiguous(), keys.contiguous()
     num, dim = keys.shape
     out = keys.new_empty(num)
     if num > 0:
@@ -85,19 +81,17 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
 def jagged_dot_backward(
     grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
     (size, dim), grads = queries.shape, (torch.empty_like(queries), torch.empty_like(keys))
     if queries.numel() > 0:
         samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
         _dot_back[(launch.cdiv(size, samples), launch.cdiv(dim, columns))](
-            grad, queries, keys, offsets.contiguous(), *grads, size, len(keys), D=dim, BB=samples,
+            grad, queries, keys, offsets, *grads, size, len(keys), D=dim, BB=samples,
             BD=columns, UNROLL=launch.UNROLL,
         )  # fmt: skip
     return grads
 
 
 def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
-    weights, queries = weights.contiguous(), queries.contiguous()
     num, dim = len(weights), queries.shape[1]
     out = queries.new_empty(num, dim)
     if out.numel() > 0:
@@ -111,7 +105,6 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
 def weighted_sum_backward(
     grad: Tensor, weights: Tensor, values: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    grad, weights, values = grad.contiguous(), weights.contiguous(), values.contiguous()
     (num, dim), (by_weights, by_values) = values.shape, map(torch.empty_like, (weights, values))
     if num > 0:
         rows, columns = launch.tile(max(dim, 1), launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
@@ -130,7 +123,7 @@ def _sums(weights: Tensor | None, values: Tensor, offsets: Tensor) -> Tensor:
         samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
         sizes = {"D": dim, "BB": samples, "BD": columns, "UNROLL": launch.UNROLL}
         _sum[(launch.cdiv(size, samples), launch.cdiv(dim, columns))](
-            weights, values, offsets.contiguous(), out, size, **sizes
+            weights, values, offsets, out, size, **sizes
         )
     return out
 
@@ -143,7 +136,7 @@ def _sums_of_both(values: Tensor, offsets: Tensor, chunks: Tensor) -> tuple[Tens
     num_lists = launch.cdiv(num_samples, samples) * launch.cdiv(dim, columns)
     tile = {"D": dim, "BB": samples, "BD": columns, "UNROLL": launch.UNROLL, "BC": 16, "BW": 64}
     _sum_both[(num_lists + launch.cdiv(size, tile["BW"]),)](
-        values, offsets.contiguous(), out, num_samples, num_lists, chunks, sums, num_chunks, size, **tile
+        values, offsets, out, num_samples, num_lists, chunks, sums, num_chunks, size, **tile
     )
     return out, sums
 

@@ -34,7 +34,6 @@ def co_action(
     weights: Tensor, inputs: Tensor, offsets: Tensor, sizes: Sequence[int], orders: int,
     shared_orders: bool,
 ) -> Tensor:  # fmt: skip
-    weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
     if len(weights) > 0:
         network = _network(sizes, orders, shared_orders)
@@ -46,7 +45,6 @@ def co_action_backward(
     grad: Tensor, weights: Tensor, inputs: Tensor, offsets: Tensor, sizes: Sequence[int], orders: int,
     shared_orders: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    grad, weights, inputs, offsets = (t.contiguous() for t in (grad, weights, inputs, offsets))
     grad_weights, grad_inputs = torch.empty_like(weights), torch.empty_like(inputs)
     if len(weights) > 0:
         network = _network(sizes, orders, shared_orders)

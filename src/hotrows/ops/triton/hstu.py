@@ -30,7 +30,6 @@ def takes(*arguments: Tensor | None) -> bool:
 def pointwise_attention(
     queries: Tensor, keys: Tensor, starts: Tensor | None, offsets: Tensor, bias: Tensor, *_: None
 ) -> Tensor:
-    queries, keys, bias = queries.contiguous(), keys.contiguous(), bias.contiguous()
     out = queries.new_empty(queries.shape)
     if out.numel() > 0:
         lists, sizes = _lists(starts, offsets), _sizes(queries, starts, bias)
@@ -43,7 +42,6 @@ def pointwise_attention_backward(
     grad: Tensor, queries: Tensor, keys: Tensor, starts: Tensor | None, offsets: Tensor, bias: Tensor,
     *_: None,
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
-    grad, queries, keys, bias = (t.contiguous() for t in (grad, queries, keys, bias))
     if queries.numel() == 0:
         return torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(bias), None
     grad_queries, grad_keys = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
@@ -65,7 +63,7 @@ def pointwise_attention_backward(
 def _lists(starts: Tensor | None, offsets: Tensor) -> tuple:
     """Where queries of lists begin, where elements do, the number of lists, and the steps of a search."""
     first, num_lists, num_steps = search_of(offsets if starts is None else starts)
-    return first, offsets.contiguous(), num_lists, num_steps
+    return first, offsets, num_lists, num_steps
 
 
 def _sizes(queries: Tensor, starts: Tensor | None, bias: Tensor) -> dict:

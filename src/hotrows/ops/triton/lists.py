@@ -11,17 +11,17 @@ from hotrows.ops.triton.search import last_at_most
 
 
 def last_of(states: Tensor, offsets: Tensor) -> Tensor:
-    states, size, width = states.contiguous(), len(offsets) - 1, states.shape[1]
+    size, width = len(offsets) - 1, states.shape[1]
     out = states.new_empty(size, width)
     if out.numel() > 0:
         rows, columns = launch.tile(width, launch.GATHER_ELEMENTS, launch.GATHER_COLUMNS)
         grid = launch.cdiv(size, rows), launch.cdiv(width, columns)
-        _last[grid](states, offsets.contiguous(), out, size, H=width, BB=rows, BH=columns)
+        _last[grid](states, offsets, out, size, H=width, BB=rows, BH=columns)
     return out
 
 
 def last_of_backward(grad: Tensor, offsets: Tensor, num: int) -> Tensor:
-    grad, width = grad.contiguous(), grad.shape[1]
+    width = grad.shape[1]
     out = grad.new_empty(num, width)
     if out.numel() > 0:
         rows, columns = launch.tile(width, launch.GATHER_ELEMENTS, launch.GATHER_COLUMNS)
@@ -74,4 +74,4 @@ def clear(p_out, begin, end, BLOCK: tl.constexpr):
 
 def search_of(offsets: Tensor) -> tuple[Tensor, int, int]:
     """The arguments of `samples_of`: offsets, the number of samples, and the steps."""
-    return offsets.contiguous(), len(offsets) - 1, len(offsets).bit_length()
+    return offsets, len(offsets) - 1, len(offsets).bit_length()

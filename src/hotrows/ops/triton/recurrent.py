@@ -28,8 +28,6 @@ def recurrent(
     parts: Tensor, attention: Tensor | None, offsets: Tensor, weight: Tensor, bias: Tensor, kind: str,
     reset: str, lengths: None, order: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    parts, offsets, weight, bias = (t.contiguous() for t in (parts, offsets, weight, bias))
-    attention = None if attention is None else attention.contiguous()
     num, width, size = len(parts), weight.shape[1], len(offsets) - 1
     states, gates = parts.new_empty(num, width), torch.empty_like(parts)
     inner = torch.empty_like(states) if reset == "after" else None
@@ -45,8 +43,6 @@ def recurrent_backward(
     grad_states: Tensor, states: Tensor, gates: Tensor, inner: Tensor | None, attention: Tensor | None,
     offsets: Tensor, weight: Tensor, kind: str, reset: str, lengths: None, order: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
-    grad_states, offsets, weight = (t.contiguous() for t in (grad_states, offsets, weight))
-    attention = None if attention is None else attention.contiguous()
     num, width, size = len(states), weight.shape[1], len(offsets) - 1
     grad_parts, entered = torch.empty_like(gates), torch.empty_like(states)
     grad_attention = None if attention is None else torch.empty_like(attention)

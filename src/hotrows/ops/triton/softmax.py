@@ -14,19 +14,18 @@ from hotrows.ops.triton.lists import clear
 
 
 def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
-    out = torch.empty_like(scores.contiguous())
+    out = torch.empty_like(scores)
     if out.numel() > 0:
         num, size = out.numel(), len(offsets) - 1
-        _softmax[(size,)](scores.contiguous(), offsets.contiguous(), out, num, size, BN=32, num_warps=1)
+        _softmax[(size,)](scores, offsets, out, num, size, BN=32, num_warps=1)
     return out
 
 
 def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-    grad, weights = grad.contiguous(), weights.contiguous()
     out = torch.empty_like(weights)
     if out.numel() > 0:
         num, size = out.numel(), len(offsets) - 1
-        _softmax_back[(size,)](grad, weights, offsets.contiguous(), out, num, size, BN=32, num_warps=1)
+        _softmax_back[(size,)](grad, weights, offsets, out, num, size, BN=32, num_warps=1)
     return out
 
 

@@ -35,6 +35,17 @@ def schema(value: Any) -> str:
     return table(f"Schema {value.name}", head, [*labels, *features])
 
 
+def schema_line(value: Any) -> str:
+    """The labels and features of a `Schema`, the first names of each kind."""
+    listed = [f"{len(named):,} {kind}: {_first(named)}" for kind, named in value.by_kind.items()]
+    return f"Schema({value.name!r}, {'; '.join([f'label {_first(value.labels)}', *listed])})"
+
+
+def _first(named: Sequence[Any]) -> str:
+    more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
+    return ", ".join(one.name for one in named[:5]) + more
+
+
 def draft(value: Any) -> str:
     """Of every column of a `Draft`, what it is read as, why, and examples; then its notes."""
     rows = [(c.column, c.read_as, c.why, ", ".join(c.examples)) for c in value.columns]

@@ -109,8 +109,7 @@ def get_all(files: RemoteFiles, targets: dict[str, Path], sizes: dict[str, int])
     for folder in {target.parent for target in targets.values()}:
         folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done in [pool.submit(files.get, name, to, sizes[name]) for name, to in targets.items()]:
-            done.result()
+        list(pool.map(lambda name: files.get(name, targets[name], sizes[name]), targets))
 
 
 def note_origin(
@@ -162,8 +161,7 @@ def send(files: RemoteFiles, path: Path) -> None:
 def put_all(files: RemoteFiles, path: Path, names: Iterable[str]) -> None:
     """Sends files of a folder, several at once."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done in [pool.submit(files.put, name, path / name) for name in names]:
-            done.result()
+        list(pool.map(lambda name: files.put(name, path / name), names))
 
 
 def _is_last(name: str) -> bool:

@@ -256,7 +256,7 @@ def growth(facts: Facts) -> dict[str, tuple[int, int]]:
     if not facts.config.start_from or not (start / "schema.json").exists():
         return {}
     before = {vocabulary_of(f): f.rows or 0 for f in run_folder.read_schema(start).id_features}
-    now = {vocabulary_of(f): f.rows or 0 for f in facts.schema.id_features if f.dynamic is None}
+    now = {vocabulary_of(f): f.rows or 0 for f in facts.schema.counted_features}
     return {name: (before.get(name, 0), rows) for name, rows in now.items()}
 
 

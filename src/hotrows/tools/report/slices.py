@@ -178,8 +178,7 @@ def clock_name(transform: str, text: str) -> str:
 
 def default_columns(important: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """The columns to cut by where none is named: the most important features, and unknown values."""
-    has_ids = any(feature.dynamic is None for feature in schema.id_features)
-    return tuple(dict.fromkeys((*important[:4], *([UNKNOWN] if has_ids else []))))
+    return tuple(dict.fromkeys((*important[:4], *([UNKNOWN] if schema.counted_features else []))))
 
 
 def _fifths(values: np.ndarray) -> Iterator[RowSlice]:

@@ -9,22 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from hotrows.tools.tuning.cache_simulation import PolicyResult, Simulation
+    from hotrows.tools.tuning.file_speed import FileSpeed
 
 _GAIN = 0.05  # least gain of twice the memory that pays
 _PER_OCTAVE = 32  # sizes between one and twice it, at which the gain is looked at
-
-
-class Slow(Protocol):
-    """The rates that decide how long steps take behind a cache."""
-
-    def step(self, result: PolicyResult, in_memory: float) -> float:
-        """Seconds of a step that takes `in_memory` seconds with all rows in memory."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ def advise(
     policy: str = "lookahead",
     *,
     samples_per_second: float | None = None,
-    slow: Slow = SlowMemory(),
+    slow: SlowMemory | FileSpeed = SlowMemory(),
 ) -> Advice:
     """Expects a speed of each size, and finds where more memory stops to pay.
 
@@ -93,7 +87,7 @@ def advise(
     slow: `SlowMemory`, or `FileSpeed` for a simulation with `in_file`.
 
     >>> from hotrows.tools.tuning.cache_simulation import simulate
-    >>> advise(simulate(data, model="fm", batch_size=16)).fast_memory > 0
+    >>> advise(simulate(data, hotrows.TrainConfig(model="fm", batch_size=16))).fast_memory > 0
     True
     """
     # By size: the share of rows that hit or, where it is known, of the speed in memory.

@@ -1,6 +1,6 @@
 """Cache simulation: counts the misses of a cache, by policy and size of fast memory.
 
-    simulation = simulate(data, fast_memory=[64 << 20, 256 << 20], batches=1000)
+    simulation = simulate(data, TrainConfig(), fast_memory=[64 << 20, 256 << 20], batches=1000)
     simulation.results("lookahead")[0].misses        # distinct rows that a batch has to fetch
     advise(simulation, samples_per_second=300_000)   # `hotrows.tools.tuning.advice`: speeds, and the knee
 
@@ -37,7 +37,6 @@ from hotrows.engine.planning.planner import Planner
 from hotrows.engine.planning.policy import BELADY, SIMULATED, Hot, Lookahead, Policy
 from hotrows.engine.planning.slot_budget import divide
 from hotrows.engine.planning.slots import Allocation, SlotMap
-from hotrows.optim import RowOptimizer
 from hotrows.tools.tuning.file_replay import FileCounts, FileReplay
 from hotrows.tools.tuning.owned_rows import SHARES, Owned, with_rows
 from hotrows.train.config import TrainConfig
@@ -134,18 +133,11 @@ class Simulation:
 
 def simulate(
     data: EncodedData,
+    config: TrainConfig,
     *,
-    model: str | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    row_optimizer: RowOptimizer | None = None,
-    table_dtype: str = "float32",
-    batch_size: int | None = None,
     fast_memory: Sequence[int] = (),
     policies: Mapping[str, Policy] = SIMULATED,
     batches: int | None = None,
-    in_flight: int = TrainConfig.in_flight,
-    seed: int = 0,
-    order: str = TrainConfig.order,
     rows_budget: int | None = None,
     in_file: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
@@ -154,7 +146,7 @@ def simulate(
 
     The trace is held in memory, about 12 bytes for each distinct row of each batch.
 
-    model, model_options, row_optimizer, table_dtype, batch_size, order: as in `TrainConfig`.
+    config: of the training; of its cache, what is not looked at here counts: `in_flight`.
     fast_memory: sizes in bytes, such as 64MiB (default: 1, 2, 5, 10, 20 and 50 % of the tables).
     policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
     batches: the number of batches, of as many epochs as they take (default: those of the first epoch).
@@ -163,32 +155,17 @@ def simulate(
     in_file: also count what a file store has to do, which takes eleven bytes of memory for each row.
     progress: called with the stage, the number done and their total.
 
-    >>> simulate(data, model="fm", batch_size=16).policies[0]
+    >>> simulate(data, hotrows.TrainConfig(model="fm", batch_size=16)).policies[0]
     'lookahead'
     """
-    config = TrainConfig(
-        model=model,
-        model_options=dict(model_options or {}),
-        row_optimizer=row_optimizer,
-        table_dtype=table_dtype,
-        batch_size=batch_size,
-        seed=seed,
-        order=order,
-    )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
     data, rows_of = with_rows(data, config, rows_budget)
     replayed = partial(
-        _simulate,
-        data,
-        batches=batches,
-        fast_memory=fast_memory,
-        in_flight=in_flight,
-        in_file=in_file,
-        report=report,
+        _simulate, data, batches=batches, fast_memory=fast_memory, in_file=in_file, report=report
     )
     chosen = {**policies, **{name: SIMULATED[name] for name in BOUNDS if name not in policies}}
     simulation = replace(replayed(config, chosen), **rows_of)
-    if parse_order(order)[0] == 1:
+    if parse_order(config.order)[0] == 1:
         return simulation
     plain, bounds = (replace(config, order="shuffle"), {name: SIMULATED[name] for name in BOUNDS})
     return replace(simulation, shuffled=replayed(plain, bounds))
@@ -200,7 +177,6 @@ def _simulate(
     policies: Mapping[str, Policy],
     batches: int | None,
     fast_memory: Sequence[int],
-    in_flight: int,
     in_file: bool,
     report: Callable[[str, int, int], None],
 ) -> Simulation:
@@ -208,6 +184,7 @@ def _simulate(
     groups, trace = _read_trace(data, config, batches, report)
     table_bytes = sum(group.rows * group.stride for group in groups)
     sizes = sorted(set(fast_memory or _shares_of(table_bytes, groups)))
+    in_flight = config.in_flight
     pinned = [(2 * in_flight - 1) * rows for rows in trace.most_rows]
     # Replay them for each policy and size.
     results = []

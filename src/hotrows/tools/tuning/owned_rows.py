@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data import EncodedData
-from hotrows.schema import Schema, vocabulary_of
+from hotrows.schema import Schema
 from hotrows.table import Table
 from hotrows.tools.tuning.rows_budget import (
     Vocabularies,
@@ -75,7 +75,7 @@ def with_rows(
     if rows_budget is None and keys and owned is not None:
         rows_budget = owned.enough
     declared = capacities(data.schema, tables, keys, rows_budget) if rows_budget is not None else {}
-    growing = {vocabulary_of(f) for f in data.schema.id_features if f.dynamic and not f.dynamic.capacity}
+    growing = {name for name, dynamic in data.schema.dynamic_vocabularies.items() if not dynamic.capacity}
     rows = {name: max(len(one.counts), one.least) for name, one in keys.items() if name in growing}
     sized = data.read_by(with_capacities(data.schema, rows, keys))
     return sized, {"owned": owned, "rows_budget": rows_budget, "capacities": declared}

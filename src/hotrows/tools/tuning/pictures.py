@@ -30,7 +30,8 @@ def draw_curves(simulation: Simulation, to: Path | str, knee: int | None = None)
     """Draws what each policy misses over fast memory; a line stands at the knee.
 
     >>> from hotrows.tools.tuning.cache_simulation import simulate
-    >>> draw_curves(simulate(data, model="fm", batch_size=16), f"{folder}/misses.svg").name
+    >>> config = hotrows.TrainConfig(model="fm", batch_size=16)
+    >>> draw_curves(simulate(data, config), f"{folder}/misses.svg").name
     'misses.svg'
     """
     sizes = sorted({cache.fast_memory for cache in simulation.measured})

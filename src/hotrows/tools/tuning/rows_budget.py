@@ -141,7 +141,7 @@ def capacities(
             f"make large features dynamic, or leave rare values out (prepare --min-count)"
         )
     sized = with_capacities(schema, divide(keys, num_bytes - fixed), keys, (_ADMIT, _EVICT))
-    return {vocabulary_of(f): f.dynamic for f in sized.id_features if f.dynamic is not None}
+    return sized.dynamic_vocabularies
 
 
 def with_capacities(

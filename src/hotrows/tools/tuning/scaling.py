@@ -18,9 +18,8 @@ from typing import Any
 
 from hotrows.engine.planning.sharding import Placement
 from hotrows.train.costs.choose_sharding import ChosenSharding, choose_sharding
-from hotrows.train.costs.interleaving import OF_MEMORY, choose_micro_batches, cost_of
-from hotrows.train.costs.step_cost import Machine, StepCost
-from hotrows.train.costs.volumes import StepWork, TableLoad
+from hotrows.train.costs.step_cost import Machine, StepCost, cost_in_parts
+from hotrows.train.costs.volumes import TableLoad
 from hotrows.train.costs.workload import Workload
 
 
@@ -51,14 +50,6 @@ class Prediction:
     workload: Workload
     machine: Machine
     points: tuple[Point, ...]
-
-    def micro_batches(self) -> str:
-        """On how many ranks a step is faster in several micro-batches, where their number is open."""
-        several = [p.cost for p in self.points if p.cost is not None and p.cost.micro_batches > 1]
-        if not several or self.workload.step.micro_batches:
-            return ""
-        words = ", ".join(f"{cost.micro_batches} on {cost.num_ranks:,} ranks" for cost in several)
-        return f"micro-batches: {words}"
 
     def efficiency(self, point: Point) -> float | None:
         """Samples a second per rank, relative to the fewest ranks that fit."""
@@ -128,25 +119,8 @@ def _point(
     workload: Workload, machine: Machine, num_ranks: int, sharding: str, memory: float | None
 ) -> Point:
     loads, step = workload.loads, workload.step
-    at_once = dataclasses.replace(step, micro_batches=step.micro_batches or 1)
     try:
-        choice = choose_sharding(loads, machine, num_ranks, at_once, memory, sharding)
+        choice = choose_sharding(loads, machine, num_ranks, step, memory, sharding)
     except ValueError as refused:
         return Point(num_ranks, None, None, str(refused))
-    placements = choice.placements
-    num = step.micro_batches or _micro_batches(machine, loads, placements, num_ranks, step)
-    return Point(num_ranks, cost_of(machine, loads, placements, num_ranks, step, num), choice)
-
-
-def _micro_batches(
-    machine: Machine,
-    loads: Sequence[TableLoad],
-    placements: Sequence[Placement],
-    num_ranks: int,
-    step: StepWork,
-) -> int:
-    """The number that training takes where it is left open."""
-    if num_ranks <= machine.ranks_per_node or not machine.on_host:
-        return 1
-    memory = machine.memory * (1 - OF_MEMORY) / OF_MEMORY / 2
-    return choose_micro_batches(machine, loads, placements, num_ranks, step, memory)[0]
+    return Point(num_ranks, cost_in_parts(machine, loads, choice.placements, num_ranks, step), choice)

@@ -12,7 +12,6 @@ from hotrows import models, optim
 from hotrows.data import EncodedData, prepare
 from hotrows.data.datasets.schemas import with_min_count
 from hotrows.data.stored.encoded import MANIFEST
-from hotrows.dynamic import any_dynamic
 from hotrows.train.config import TrainConfig
 from hotrows.train.start import effects
 from hotrows.train.start.defaults import settle
@@ -118,7 +117,7 @@ class SearchSpace:
     def _suggested_crosses(self, default: TrainConfig) -> dict[str, Any]:
         """Options of crosses and effects that the data suggests; {} if they are given, or cannot be."""
         data, config = self._data[_AS_PREPARED], self._config
-        is_counted = data.vocabularies and not any_dynamic(data.schema.id_features)
+        is_counted = data.vocabularies and not data.schema.dynamic_vocabularies
         is_read = any("crosses" in options for options in self._options.values())
         if config.plain or not is_counted or not is_read or {*_CROSSES} & {*config.model_options}:
             return {}

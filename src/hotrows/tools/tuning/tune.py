@@ -149,7 +149,6 @@ def tune(
         left_open = ("batch_size", "pack_parts", "precision")
         config = dataclasses.replace(config, **{name: getattr(settled, name) for name in left_open})
         training = benchmark.opened(config)
-        config = _with_choices(config, training)
         settings = settings_to_tune(config, training, may_change)
         settings = [setting for setting in settings if setting.name not in fixed]
         # Divide the time over as many comparisons as there may be.
@@ -173,14 +172,6 @@ def tune(
             chosen, final = confirm(benchmark, config, chosen)
     spent = time.perf_counter() - begin
     return Tuned(chosen, config, decisions, final, skipped, round(spent, 1))
-
-
-def _with_choices(config: TrainConfig, training: TimedTraining) -> TrainConfig:
-    """With the micro-batches and packs that the cost model has chosen, as far as a number says them."""
-    num = training.steps.embedding.planner.micro_batches
-    parts = set(training.steps.placing.pack_parts)
-    num_parts = parts.pop() if config.pack_parts is None and len(parts) == 1 else config.pack_parts
-    return dataclasses.replace(config, micro_batches=num, pack_parts=num_parts)
 
 
 def coordinate_descent(

@@ -43,13 +43,11 @@ _TABLE_ROWS = 400_000  # no multiple of 7,919
 _SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)  # bytes that a rank sends
 
 
-def measure_machine(ranks: Ranks | None = None, ranks_per_node: int | None = None) -> Machine:
+def measure_machine(ranks: Ranks | None = None) -> Machine:
     """Measures this machine, in about seven seconds and 700 MB; links are None without other ranks.
 
     Every rank measures at the same time, so figures include the cores and memory that ranks share.
-    The bandwidth of disks is not measured.
-
-    ranks_per_node: number of ranks of a node; None: all ranks.
+    All ranks count as those of one node. The bandwidth of disks is not measured.
     """
     row_seconds, row_bandwidth = rows()
     machine = Machine(
@@ -64,9 +62,7 @@ def measure_machine(ranks: Ranks | None = None, ranks_per_node: int | None = Non
     if ranks is None or ranks.num_ranks == 1:
         return machine
     link, reducing = links(ranks)
-    inside = ranks_per_node or ranks.num_ranks
-    outer = link if ranks.num_ranks > inside else None
-    return dataclasses.replace(machine, inner=link, outer=outer, reducing=reducing, ranks_per_node=inside)
+    return dataclasses.replace(machine, inner=link, reducing=reducing, ranks_per_node=ranks.num_ranks)
 
 
 def kept_machine(ranks: Ranks) -> Machine:
@@ -120,11 +116,11 @@ def rows() -> tuple[float, float]:
     return max(small - 64 / bandwidth, 0.0), bandwidth
 
 
-def planning_rate(batch_size: int = 8192, num_features: int = 26) -> float:
+def planning_rate() -> float:
     """Lookups planned in a second: 26 features, Zipf's law over 400 thousand rows each."""
-    names = [f"C{n}" for n in range(num_features)]
+    batch_size, names = 8192, [f"C{n}" for n in range(26)]
     cumulated = np.cumsum(np.arange(1.0, _TABLE_ROWS + 1) ** -1.05)
-    random = np.random.default_rng(0).random(batch_size * num_features)
+    random = np.random.default_rng(0).random(batch_size * len(names))
     drawn = np.searchsorted(cumulated, random * cumulated[-1]).clip(0, _TABLE_ROWS - 1)
     ids = torch.from_numpy(drawn.astype(np.int64)) * 7919 % _TABLE_ROWS
     tables = [Table(name, _TABLE_ROWS, 16, (name,), optimizer=Adagrad()) for name in names]
@@ -133,11 +129,12 @@ def planning_rate(batch_size: int = 8192, num_features: int = 26) -> float:
     return len(ids) / _seconds(lambda: planner.plan(batch))
 
 
-def flops(batch_size: int = 4096, sizes: Sequence[int] = (512, 512, 256, 64, 1)) -> float:
+def flops() -> float:
     """Floating-point operations a second of perceptrons, forward and backward, as training does them.
 
     Six operations are counted for each weight and sample; activations and losses cost time alone.
     """
+    batch_size, sizes = 4096, (512, 512, 256, 64, 1)
     with restored():
         model = MLP(sizes)
         x, y = torch.randn(batch_size, sizes[0]), torch.randn(batch_size, sizes[-1])
@@ -207,11 +204,11 @@ def _seconds_of_row(stride: int) -> float:
     return _seconds(lambda: ops.copy_rows(table, next(chosen), target, None)) / _ROWS
 
 
-def _seconds_on(device: Device, run: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds of one run on a device: the best of several, each begun and ended with it idle."""
+def _seconds_on(device: Device, run: Callable[[], object]) -> float:
+    """Seconds of one run on a device: the best of five, each begun and ended with it idle."""
     run()
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(5):
         device.synchronize()
         begin = time.perf_counter()
         run()

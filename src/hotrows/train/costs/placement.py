@@ -10,6 +10,7 @@ the run is resumed on as many ranks, so that sums keep their order.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,29 +22,27 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader
-from hotrows.dynamic import any_dynamic
 from hotrows.engine.distributed.comm import Ranks, Seat
 from hotrows.engine.planning import packing
 from hotrows.engine.planning.planner import Planner
 from hotrows.engine.planning.remote_pooling import summed_columns
 from hotrows.engine.planning.sharding import MOST_RUNS, Placement, uniform
 from hotrows.models import Model
-from hotrows.models.nn.statistics import OverRanks
 from hotrows.runtime.machine import total_memory
 from hotrows.schema import is_list, vocabulary_of
 from hotrows.train.config import TrainConfig
 from hotrows.train.costs import workload
 from hotrows.train.costs.choose_sharding import choose_sharding
-from hotrows.train.costs.interleaving import OF_MEMORY, choose_micro_batches, choose_pack_parts
 from hotrows.train.costs.machines import MACHINES
 from hotrows.train.costs.measure_machine import kept_machine
-from hotrows.train.costs.pack_sizes import balance, volume
 from hotrows.train.costs.step_cost import Machine
 from hotrows.train.costs.volumes import StepWork, TableLoad
 
 _LONG = 20_000_000  # training samples of a run of minutes, which may spend seven seconds measuring
 _STATED = "cpu-100g"  # machine of runs too short to measure
 _MEASURED_BATCHES = 4
+_OF_MEMORY = 0.7  # share of memory that tables may take
+_FAR_ABOVE = 1.5  # ratio of a pack's volume to the mean above which it is split
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class ShardingPlan:
     sharding: placement of each table; empty on one rank.
     summed: list features whose vectors are summed on the ranks that own their rows.
     pack_parts: number of packs for the tables of each set of equal attributes, in order.
-    micro_batches: number of micro-batches where the config leaves it open; None: the config's.
     reasons: a sentence on each choice.
     shares: of the ranks in every batch from step `shares_from` on, as measured on these `machines`, by
         rank; (): they were not.
@@ -63,7 +61,6 @@ class ShardingPlan:
     summed: tuple[str, ...] = ()
     pack_parts: tuple[int, ...] = (1,)
     reasons: tuple[str, ...] = ()
-    micro_batches: int | None = None
     shares: tuple[int, ...] = ()
     shares_from: int = 0
     machines: tuple[str, ...] = ()
@@ -99,11 +96,7 @@ def place(
         sharding = choice.sharding(machine)
         if popular is not None:
             sharding = choice.with_popular(sharding, popular)
-        num = None if config.micro_batches else choice.micro_batches(sharding, machine)
-        if config.pack_parts is None:
-            parts = choice.pack_parts(sharding, machine, num or config.micro_batches)
-        summed = choice.summed(sharding)
-        plan = ShardingPlan(sharding, summed, parts, tuple(choice.reasons), num)
+        plan = ShardingPlan(sharding, choice.summed(sharding), parts, tuple(choice.reasons))
     return ranks.gather_objects(plan)[0]
 
 
@@ -114,8 +107,8 @@ class _Choice:
         self.data, self.config, self.model, self.ranks = data, config, model, ranks
         self.tables = workload.stored_tables(model, config.table_dtype, config.row_optimizer)
         self.reasons: list[str] = []
-        self._is_dynamic = any_dynamic(data.schema.id_features)
-        self._has_counts = data.source is None and bool(data.vocabularies) and not self._is_dynamic
+        self._is_counted = not data.schema.dynamic_vocabularies
+        self._has_counts = data.source is None and bool(data.vocabularies) and self._is_counted
 
     def machine(self, num_samples: int) -> Machine:
         """The machine of a rank: measured where the run is long enough to gain from it; collective."""
@@ -146,68 +139,20 @@ class _Choice:
             kind = ""
         return uniform(kind, self.tables, self.ranks.num_ranks) if kind else self._by_cost(machine)
 
-    def micro_batches(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
-        """How many micro-batches gain, as far as it can be predicted."""
-        reason = self._nothing_to_hide()
-        if any(isinstance(layer, OverRanks) for layer in self.model.modules()):
-            reason = reason or "layers learn from statistics of the batch at hand"
-        if reason:
-            self.reasons.append(f"1 micro-batch: {reason}")
-            return 1
-        loads, step = self._work()
-        placements = [sharding[load.name] for load in loads]
-        memory = (1 - OF_MEMORY) / 2 * total_memory() / self._ranks_here()
-        num, why = choose_micro_batches(machine, loads, placements, self.ranks.num_ranks, step, memory)
-        self.reasons.append(why)
-        return num
-
-    def pack_parts(
-        self, sharding: Mapping[str, Placement], machine: Machine, num_micro_batches: int
-    ) -> tuple[int, ...]:
-        """Into how many packs tables of equal attributes are dealt, as far as it can be predicted."""
-        if reason := self._nothing_to_hide():
-            self.reasons.append(f"one pack of tables of equal attributes: {reason}")
-            return (1,)
-        loads, step = self._work()
-        step = dataclasses.replace(step, micro_batches=num_micro_batches)
-        packs = packing.pack_tables(self.tables, self.model.sequences, sharding)
-        volumes, tables = self._volumes(packs), [len(pack.tables) for pack in packs]
-        parts, why = choose_pack_parts(
-            machine, loads, [sharding[load.name] for load in loads], self.ranks.num_ranks, step,
-            volumes, tables,
-        )  # fmt: skip
-        self.reasons.append(why)
-        return parts
-
-    def _nothing_to_hide(self) -> str:
-        """Why exchanges need not, or cannot, be hidden behind work; empty: the cost model decides."""
-        if self._ranks_here() == self.ranks.num_ranks:
-            return "ranks of one machine exchange on the cores that they would hide behind"
-        if self.config.device != "cpu":
-            return "what a step costs on this device is not measured"
-        return "" if self._has_counts else "the data has no counts of ids"
-
     def _ranks_here(self) -> int:
         """How many ranks share this machine."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks.num_ranks))
 
     def _work(self) -> tuple[Sequence[TableLoad], StepWork]:
         config = self.config
-        assert config.batch_size is not None
-        job = workload.of_data(
-            self.data,
-            self.model,
-            row_optimizer=config.row_optimizer,
-            table_dtype=config.table_dtype,
-            batch_size=config.batch_size,
-        )
+        job = workload.of_data(self.data, config, self.model)
         wire = 4 if config.wire_dtype == "float32" else 2
-        num = max(config.micro_batches, 1)
-        return job.loads, dataclasses.replace(job.step, wire_bytes=wire, micro_batches=num)
+        step = dataclasses.replace(job.step, wire_bytes=wire, micro_batches=config.micro_batches)
+        return job.loads, step
 
     def _by_cost(self, machine: Machine) -> dict[str, Placement]:
         num_ranks, (loads, step) = self.ranks.num_ranks, self._work()
-        memory = OF_MEMORY * total_memory() / self._ranks_here()
+        memory = _OF_MEMORY * total_memory() / self._ranks_here()
         choice = choose_sharding(loads, machine, num_ranks, step, memory - step.dense_bytes)
         self.reasons += choice.reasons
         return {load.name: place for load, place in zip(loads, choice.placements, strict=True)}
@@ -243,8 +188,8 @@ class _Choice:
     def _volumes(self, packs: Sequence[packing.Pack]) -> list[float]:
         """Numbers that the first batches read of each pack."""
         reads = self._reads()
-        by_pack = [[(t.dim, float(sum(reads[n] for n in t.features))) for t in p.tables] for p in packs]
-        return [volume(1.0, sizes) for sizes in by_pack]
+        tables = [[(t.dim, sum(reads[n] for n in t.features)) for t in pack.tables] for pack in packs]
+        return [float(sum(dim * num for dim, num in of_pack)) for of_pack in tables]
 
     def _reads(self) -> Counter[str]:
         """Number of ids of each feature in the first batches."""
@@ -261,7 +206,7 @@ class _Choice:
     def _first_batches(self, num_ranks: int = 1) -> list[Batch]:
         config = self.config
         assert config.batch_size is not None
-        size = max(1, config.batch_size // num_ranks // max(config.micro_batches, 1))
+        size = max(1, config.batch_size // num_ranks // config.micro_batches)
         loader = Loader(self.data.parts["train"], size, shuffle=config.shuffle, seed=config.seed)
         return [batch.expanded() for batch in islice(loader.batches(0), _MEASURED_BATCHES)]
 
@@ -269,7 +214,7 @@ class _Choice:
         """List features of which a rank requests fewer sums than rows in the first batches."""
         features, sequences = self.data.schema.id_features, self.model.sequences
         lists = [f.name for f in features if is_list(f) and f.name not in sequences]
-        if not lists or self._is_dynamic:
+        if not (lists and self._is_counted):
             return ()
         packs = packing.pack_tables(self.tables, sequences, sharding)
         num_ranks = self.ranks.num_ranks
@@ -290,3 +235,11 @@ class _Choice:
                 f"{rows[name] // batches:,} numbers of rows or {sums[name] // batches:,} of sums"
             )
         return chosen
+
+
+def balance(volumes: Sequence[float]) -> tuple[int, ...]:
+    """Number of even parts of each pack: ceil(volume / mean) for one far above the mean (PICASSO)."""
+    if not volumes or sum(volumes) <= 0:
+        return (1,) * len(volumes)
+    mean = sum(volumes) / len(volumes)
+    return tuple(math.ceil(v / mean) if v > _FAR_ABOVE * mean else 1 for v in volumes)

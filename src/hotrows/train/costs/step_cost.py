@@ -29,6 +29,7 @@ from hotrows.train.costs.volumes import StepWork, TableLoad, Volumes, volumes_of
 
 BACKWARD = 2 / 3  # of the dense work, during which gradients are all-reduced
 _PAGE = 4096  # least bytes of a read of the data
+_MORE_WORK = 0.1  # share of the work that each further micro-batch adds on processors, as measured
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,29 @@ def step_cost(
         sent=float(volumes.sent.max()),
         messages=2 * len(packs) * (num_ranks - 1),
         imbalance=float(work.max() / work.mean()) if work.any() else 1.0,
+    )
+
+
+def cost_in_parts(
+    machine: Machine,
+    loads: Sequence[TableLoad],
+    placements: Sequence[Placement],
+    num_ranks: int,
+    step: StepWork,
+) -> StepCost:
+    """Predicts a step in its micro-batches.
+
+    Rows that two of them read travel twice: exchanges are those of as many batches of a share of the
+    samples. Work is that of the batch, and a tenth more for each further one, as operations are more and
+    smaller (docs/evidence/papers.md, the ablation where the wire is fastest).
+    """
+    num, cost = step.micro_batches, step_cost(machine, loads, placements, num_ranks, step)
+    part = dataclasses.replace(step, batch_size=max(step.batch_size // num, num_ranks))
+    of_part = step_cost(machine, loads, placements, num_ranks, part)
+    more = 1 + _MORE_WORK * (num - 1) * machine.on_host
+    work = {name: more * getattr(cost, name) for name in ("gather", "pool", "dense", "update")}
+    return dataclasses.replace(
+        cost, exchange=num * of_part.exchange, latency=num * of_part.latency, **work
     )
 
 

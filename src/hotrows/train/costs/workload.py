@@ -1,6 +1,6 @@
 """Workload: tables, lookups and dense work of a training job, of prepared data or a well-known one.
 
-    job = workload.of_data(EncodedData.open("enc"), "dlrm", {"dim": 32})
+    job = workload.of_data(EncodedData.open("enc"), TrainConfig(model="dlrm", batch_size=8192))
     job = workload.named("criteo-1tb")
 
 A workload has no rows and no ids, only how often they are read; `predict_scaling` predicts its speed.
@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from hotrows.runtime.random_numbers import restored
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import BITS, Table
+from hotrows.train.config import TrainConfig
 from hotrows.train.costs.frequencies import Frequencies
 from hotrows.train.costs.volumes import StepWork, TableLoad
 
@@ -65,22 +65,15 @@ class Workload:
         return sum(load.lookups for load in self.loads)
 
 
-def of_data(
-    data: EncodedData,
-    model: str | models.Model | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    *,
-    row_optimizer: RowOptimizer | None = None,
-    table_dtype: str = "float32",
-    batch_size: int = 8192,
-) -> Workload:
-    """The workload of prepared data under a model: frequencies are the counts of the training part.
+def of_data(data: EncodedData, config: TrainConfig, model: models.Model | None = None) -> Workload:
+    """The workload of prepared data under a config: frequencies are the counts of the training part.
 
     Dense work is 6 operations a sample for each weight of the model's matrices: a product, and the
     gradients of its two factors. Work per element of a sequence counts once.
 
-    model: its name, with model_options, or the model itself; None: the schema's default.
+    config: names the model, unless it is given, and the size of a batch.
     """
+    assert config.model is not None and config.batch_size is not None, "settle the config first"
     train = data.parts["train"]
     data.check_counts("a prediction")
     if data.source is not None or not train.rows:
@@ -89,19 +82,16 @@ def of_data(
             f"prepare the data first"
         )
     # Build the model, for its tables and the sizes of its matrices.
-    model = model or models.default_name(data.schema)
-    if isinstance(model, str):
+    name, built = type(model).__name__, model
+    if built is None:
         with restored():
-            built = models.build(model, data.schema, **dict(model_options or {}))
-    else:
-        built = model
-    tables = stored_tables(built, table_dtype, row_optimizer or Adagrad())
+            name, built = config.model, models.build(config.model, data.schema, **config.model_options)
+    tables = stored_tables(built, config.table_dtype, config.row_optimizer or Adagrad())
     lookups, counts = _lookups(data), row_counts(data)
     loads = tuple(_load(table, built.sequences, data.schema, counts, lookups) for table in tables)
     weights = [parameter.numel() for parameter in built.parameters()]
     matrices = [parameter.numel() for parameter in built.parameters() if parameter.dim() >= 2]
-    step = StepWork(batch_size, 6.0 * sum(matrices), sum(weights), train.num_bytes / train.rows)
-    name = model if isinstance(model, str) else type(model).__name__
+    step = StepWork(config.batch_size, 6.0 * sum(matrices), sum(weights), train.num_bytes / train.rows)
     note = f"counts of {train.rows:,} training samples; {name}"
     return Workload(data.path.name, loads, step, note)
 
@@ -170,7 +160,7 @@ def _criteo_kaggle() -> Workload:
     return Workload("criteo-kaggle", loads, step, f"DLRM, dim 16, Adagrad; ids by Zipf {ZIPF}")
 
 
-def _criteo_terabyte(name: str, cap: int | None, zipf: float = ZIPF) -> Workload:
+def _criteo_terabyte(name: str, cap: int | None) -> Workload:
     """MLPerf's DLRM-DCNv2: dim 128, row-wise Adagrad, 214 lookups of which 26 are the data's own.
 
     The others are drawn once for each value, evenly over the table, and come with it every time:
@@ -179,13 +169,13 @@ def _criteo_terabyte(name: str, cap: int | None, zipf: float = ZIPF) -> Workload
     loads = []
     for n, (rows, num) in enumerate(zip(_TERABYTE, _HOTNESS, strict=True), 1):
         rows = min(rows, cap or rows)
-        ids = Frequencies.zipf(rows, zipf).with_companions(num)
+        ids = Frequencies.zipf(rows, ZIPF).with_companions(num)
         loads.append(TableLoad(f"C{n}", rows, 128, 4 * 128 + _ROW_STATE, num, ids))
     width = 27 * 128
     crosses = 3 * 2 * width * 512
     dense = _weights((13, 512, 256, 128)) + crosses + _weights((width, 1024, 1024, 512, 256, 1))
     step = StepWork(65_536, 6.0 * dense, dense, 4 * (1 + 13 + sum(_HOTNESS)), wire_bytes=2)
-    return Workload(name, tuple(loads), step, f"DLRM-DCNv2 of MLPerf, dim 128; values by Zipf {zipf}")
+    return Workload(name, tuple(loads), step, f"DLRM-DCNv2 of MLPerf, dim 128; values by Zipf {ZIPF}")
 
 
 def _hundred_terabytes() -> Workload:

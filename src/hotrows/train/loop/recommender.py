@@ -114,7 +114,7 @@ class Recommender:
             read_only=read_only,
             ranks=self.ranks,
             sharding=placing.sharding or "rows",
-            micro_batches=config.micro_batches or placing.micro_batches or 1,
+            micro_batches=config.micro_batches,
             pack_parts=placing.pack_parts,
             summed=placing.summed,
             wire_dtype=config.wire_dtype,
@@ -227,13 +227,11 @@ def check_defaults() -> None:
         )
 
 
-def model_and_tables(
-    config: TrainConfig, schema: Schema, model: type[models.Model] | None = None
-) -> tuple[models.Model, list[Table]]:
-    """The model of a settled config, and its tables as they are stored; model: in place of its own."""
+def model_and_tables(config: TrainConfig, schema: Schema) -> tuple[models.Model, list[Table]]:
+    """The model of a settled config, and its tables as they are stored."""
     assert config.model is not None, "settle the config first"
     with restored():
-        built = models.build(model or config.model, schema, **config.model_options)
+        built = models.build(config.model, schema, **config.model_options)
     built.tables = _with_linear(frozen(built.tables, config.frozen), config)
     return built, stored_tables(built, config.table_dtype, config.row_optimizer)
 

@@ -264,7 +264,7 @@ def keep_freed_memory() -> None:
 
     A step frees and takes the same large blocks again and again.
     """
-    native.load().hotrows_keep_freed_memory()
+    native.call("keep_freed_memory")
 
 
 def num_threads(batch: Batch, weights: int, available: int) -> int:

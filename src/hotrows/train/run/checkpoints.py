@@ -18,7 +18,6 @@ from hotrows.data.columns.key import keys_of
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.vocabulary import Values
 from hotrows.data.raw.values import RawIds
-from hotrows.dynamic import any_dynamic
 from hotrows.engine import checkpoint
 from hotrows.engine.checkpoint import key_state
 from hotrows.engine.checkpoint.manifest import chain, naming
@@ -164,7 +163,7 @@ def _ids_differ(then: Schema, fingerprint: str, data: EncodedData) -> bool:
     this extends, or with other capacities. Keys find their rows wherever they come from."""
     old, new = then.id_features, data.schema.id_features
     other = fingerprint not in data.lineage or [f.dynamic for f in old] != [f.dynamic for f in new]
-    return other and any_dynamic((*old, *new))
+    return other and bool(then.dynamic_vocabularies or data.schema.dynamic_vocabularies)
 
 
 def _load_by_keys(

@@ -358,7 +358,8 @@ def read_placing(run: Path, num_ranks: int) -> ShardingPlan | None:
     fields = read_json(path).get(str(num_ranks)) if path.exists() else None
     with _JSON.naming(path):
         if fields is not None:
-            fields.pop("stages", None)  # of all-to-alls, by earlier versions
+            for gone in ("stages", "micro_batches"):  # of earlier versions
+                fields.pop(gone, None)
         return None if fields is None else build(ShardingPlan, fields)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from hotrows import models, optim
 from hotrows.data import EncodedData
-from hotrows.dynamic import any_dynamic
 from hotrows.engine.distributed.all_or_none import together
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.models.model import Model
@@ -151,7 +150,7 @@ def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int, rate: flo
 
 def _is_counted(data: EncodedData) -> bool:
     """True if it is known how frequent each id is, by which the decay of rows is divided."""
-    return bool(data.vocabularies) and not any_dynamic(data.schema.id_features)
+    return bool(data.vocabularies) and not data.schema.dynamic_vocabularies
 
 
 def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adagrad:
@@ -209,13 +208,13 @@ def _vectors(data: EncodedData, batch_size: int) -> optim.Adagrad:
     )
 
 
-def _pack_parts(config: TrainConfig) -> int | None:
+def _pack_parts(config: TrainConfig) -> int:
     """Planning on the host spends most of its time on slots of a cache, and each part has its own."""
     looks_ahead = config.policy.startswith(("lookahead", "lru"))
     on_device = config.device != "cpu" and config.planning != "host" and looks_ahead
-    if config.pack_parts is not None or config.fast_memory is None:
+    if config.pack_parts is not None:
         return config.pack_parts
-    if on_device:
+    if config.fast_memory is None or on_device:
         return 1
     from hotrows.engine.planning.threads import num_threads
 

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from hotrows.data import EncodedData, Loader
-from hotrows.dynamic import any_dynamic
 from hotrows.engine import checkpoint
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.planning.crosses import bucket_of
@@ -79,7 +78,7 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
     if effects is None:
         return []
     task = _task(data, label)
-    if not data.schema.labels[task].values.binary or any_dynamic(data.schema.id_features):
+    if not data.schema.labels[task].values.binary or data.schema.dynamic_vocabularies:
         raise ValueError(
             "effects are fitted for labels of 0 and 1 by ids of vocabularies, and this data has other "
             "labels or dynamic features: leave the option effects out"

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from hotrows.data import EncodedData
-from hotrows.dynamic import any_dynamic
 from hotrows.engine import checkpoint
 from hotrows.models.dense_input import DenseInput
 from hotrows.models.tables import VECTOR
@@ -38,17 +37,17 @@ def is_wider(then: Schema, data: EncodedData, fingerprint: str) -> bool:
 def load_wider(run: Path, then: Schema, steps: StepTrainer) -> checkpoint.State:
     """Reads the best checkpoint of a run whose schema, `then`, lacks features of the data; collective
     between ranks."""
-    embedding, features = steps.embedding, steps.data.schema.id_features
+    embedding, schema = steps.embedding, steps.data.schema
     under_dense = any(p in embedding.packed.dense_rows for p in range(len(embedding.packs)))
     is_own = not type(steps.model).__module__.startswith("hotrows.")  # its inputs have any order
-    if any_dynamic(features) or under_dense or is_own:
+    if schema.dynamic_vocabularies or under_dense or is_own:
         raise ValueError(
             f"{run} has fewer features than {steps.data.path}; a run can begin so unless features are "
             f"dynamic, rows are under a dense optimizer, or the model is your own; begin without "
             f"--init-from"
         )
     known = {vocabulary_of(feature) for feature in then.id_features}
-    new = {feature.name for feature in features if vocabulary_of(feature) not in known}
+    new = {feature.name for feature in schema.id_features if vocabulary_of(feature) not in known}
     zero = np.zeros((), np.float32)  # broadcast, it needs no memory
     added = {
         table.name: [

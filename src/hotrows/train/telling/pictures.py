@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 NUM_COLORS = 6
 GRAY = 6
+_BATCHES = 12  # of a timeline
 
 
-def draw_run(run: Path, to: Path | None = None) -> Path | None:
-    """Draws a run over its steps; into RUN/report.svg by default. None where it has no step.
+def draw_run(run: Path) -> Path | None:
+    """Draws a run over its steps into RUN/report.svg. None where it has no step.
 
     Training loss (of several labels their sum, and what a model adds), the metric that decides and one
     more on validation (of several labels each, and their mean, which decides), and throughput.
@@ -47,13 +48,13 @@ def draw_run(run: Path, to: Path | None = None) -> Path | None:
     panels = [loss, *metrics[:1], _speed_panel(steps, **on_axis), *metrics[1:]]
     decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score" if evaluations else ""
     last = best_rule(run_folder.read_config(run), decides) if evaluations else "no evaluation"
-    return write_picture(to or run / "report.svg", picture(*_run_title(run), panels, last))
+    return write_picture(run / "report.svg", picture(*_run_title(run), panels, last))
 
 
-def draw_timeline(events: Sequence[Event], to: Path, batches: int = 12) -> Path | None:
+def draw_timeline(events: Sequence[Event], to: Path) -> Path | None:
     """Draws when each stage of the last whole batches of a run was at work, a row per lane."""
-    trained = [event.batch for event in events if event.stage == "train"][-batches - 4 :]
-    shown = [event for event in events if event.batch in set(trained[2 : 2 + batches])]
+    trained = [event.batch for event in events if event.stage == "train"][-_BATCHES - 4 :]
+    shown = [event for event in events if event.batch in set(trained[2 : 2 + _BATCHES])]
     if not shown:
         return None
     lanes = list(dict.fromkeys(event.lane for event in events))[::-1]  # the first one is at the top
