@@ -160,8 +160,9 @@ def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
     calibration = calibration.with_scales(()) if how == "none" else calibration
     fits = how == "fitted" and recommender.config.calibration == "scale"
     bases = recommender.base_logits if fits else (None,) * len(recommender.labels)
+    is_begun = recommender.config.start_from is not None
     by_task = {
-        name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t])
+        name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t], is_begun)
         for t, (name, loss) in enumerate(calibration.losses.items())
     }
     return mean_of(by_task) if len(by_task) > 1 else by_task[recommender.labels[0]]
@@ -199,8 +200,9 @@ def _counting(samples: Evaluated) -> Evaluated:
 
 
 def _metrics(
-    samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], base: float | None
+    samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], base: float | None, is_begun: bool
 ) -> Metrics:
+    """base: fit the scale of the loss to these samples first, about this logit of the base rate."""
     logits, targets, groups = _counting(samples)
     if not len(logits):
         return no_metrics(loss.decides)
@@ -211,7 +213,9 @@ def _metrics(
             f"diverged, or this part has numbers that training never saw; lower the learning rates "
             f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
-    return metrics_by(loss, logits, targets.labels, targets.weights, groups, ranking, base)
+    of_label = logits, targets.labels, targets.weights
+    loss = loss if base is None else fitted(loss, *of_label, base, is_begun)
+    return metrics_by(loss, *of_label, groups, ranking)
 
 
 def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:
