@@ -334,9 +334,9 @@ def test_the_scale_that_a_run_begins_with_stays_where_few_samples_speak(labels, 
     labels = torch.tensor(labels).float()
     logits = base + sure * (2 * labels - 1) + 4 * (1 + 0.9 * torch.arange(len(labels))).sin()
     before = dataclasses.replace(losses.Loss(), scale=0.25, shift=0.75 * base)
-    anew = fitted(before, logits, labels, None, base)
-    assert anew != before
-    assert fitted(before, logits, labels, None, base, is_begun=True) == (before if kept else anew)
+    other = fitted(before, logits, labels, None, base)
+    assert other != before
+    assert fitted(before, logits, labels, None, base, anew=False) == (before if kept else other)
 
 
 def test_of_rare_labels_that_are_told_no_better_than_by_their_base_rate_logits_shrink_to_it():

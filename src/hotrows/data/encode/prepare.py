@@ -182,12 +182,12 @@ def _job(
     inputs = tuple(source for group in groups for source in group)
     if (time := schema.time) and time.zone is None and time.utc_offset is None:
         # Later rows are read by the clock of the zone that the type of the time names.
-        zone, *others = zones_of(inputs, time.column) or [None]
-        schema = replace(schema, time=replace(time, zone=zone))
-        if others and any(f.transform in TIME_TRANSFORMS for f in schema.sparse):
+        zones = zones_of(inputs, time.column)
+        schema = replace(schema, time=replace(time, zone=zones[0] if zones else None))
+        if zones[1:] and any(f.transform in TIME_TRANSFORMS for f in schema.sparse):
             warn(
-                f"times in {time.column!r} are of the zones {zone} and {', '.join(map(str, others))}: "
-                f"hours and days are those of {zone}, whose file is the first; choose one by "
+                f"times in {time.column!r} are of the zones {' and '.join(zones)}: hours and days are "
+                f"those of {zones[0]}, whose file is the first; choose one by "
                 f"Time({time.column!r}, zone=...)"
             )
     declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]

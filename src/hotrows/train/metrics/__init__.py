@@ -98,23 +98,18 @@ def metrics_by(
 
 
 def fitted(
-    loss: Loss,
-    outputs: Tensor,
-    labels: Tensor,
-    weights: Tensor | None,
-    base: float,
-    is_begun: bool = False,
+    loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None, base: float, anew: bool = True
 ) -> Loss:
     """The loss with the scale that fits samples best, if labels are 0 or 1; base: see `fit_scale`.
 
-    is_begun: the model is another run's, whose scale stays unless it fits these samples worse by more
-    than chance: few samples know less than those that it was fitted to.
+    anew: False: the scale is that of the run that the model began with. It stays unless these samples
+    say more than chance against it, as labels of one kind never do.
     """
-    if not loss.labels.binary or (is_begun and labels.min() == labels.max()):
+    if not loss.labels.binary or not (anew or labels.min() < labels.max()):
         return loss
     scale, shift = fit_scale(loss.unbiased(outputs.double()), labels, weights, base)
     other = dataclasses.replace(loss, scale=scale, shift=shift)
-    return better(loss, other, outputs, labels, weights) if is_begun else other
+    return other if anew else better(loss, other, outputs, labels, weights)
 
 
 def better(loss: Loss, other: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
