@@ -1,5 +1,6 @@
 """AUC, log loss and calibration against their definitions."""
 
+import dataclasses
 import math
 import random
 
@@ -14,6 +15,7 @@ from hotrows.train.metrics import (
     auc,
     base_log_loss,
     compute_metrics,
+    fitted,
     grouped_auc,
     metrics_by,
     shortcomings,
@@ -315,6 +317,26 @@ def test_a_scale_that_chance_explains_is_none():
         scales.append(fit_scale(logits, labels)[0])
         of_too_sure.append(fit_scale(2 * logits, labels)[0])
     assert scales.count(1.0) >= 12 and max(of_too_sure) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("labels", "base", "sure", "kept"),
+    [
+        ([1] * 30, 0.0, 6.0, True),
+        ([0, 1, 1, 0, 1], 0.4, 0.5, True),
+        ([0] * 29 + [1], -2.0, 0.5, True),
+        ([0, 1] * 500, 0.0, 6.0, False),
+    ],
+    ids=["one kind", "five samples", "one click", "a thousand"],
+)
+def test_the_scale_that_a_run_begins_with_stays_where_few_samples_speak(labels, base, sure, kept):
+    """`partial_fit` on five rows lost a scale of .25, and a mean prediction of .31 became .46."""
+    labels = torch.tensor(labels).float()
+    logits = base + sure * (2 * labels - 1) + 4 * (1 + 0.9 * torch.arange(len(labels))).sin()
+    before = dataclasses.replace(losses.Loss(), scale=0.25, shift=0.75 * base)
+    other = fitted(before, logits, labels, None, base)
+    assert other != before
+    assert fitted(before, logits, labels, None, base, anew=False) == (before if kept else other)
 
 
 def test_of_rare_labels_that_are_told_no_better_than_by_their_base_rate_logits_shrink_to_it():

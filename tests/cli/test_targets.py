@@ -106,6 +106,11 @@ def test_standard_output_that_is_a_file_is_added_to(folder, tmp_path):
     assert out.read_text() == "first\nsecond\n"
 
 
+def test_a_device_needs_no_suffix(call):
+    """A picture into /dev/null was refused: "pictures are SVG: /dev/null.svg"."""
+    assert call("describe enc --picture", "/dev/null")[0] == 0
+
+
 def test_a_device_stays_one(call, tmp_path):
     device = tmp_path / "null.txt"
     try:

@@ -57,6 +57,12 @@ def test_whatever_stands_in_a_file_it_is_read_or_refused_in_one_line(target, tmp
             pytest.fail(f"python -m tests.fuzz --target {target} --seed {seed}: {broken}")
 
 
+@pytest.mark.slow
+def test_a_server_answers_what_the_run_predicts(tmp_path):
+    for seed in range(100):
+        fuzz.check("answers", seed, tmp_path / "case")
+
+
 @pytest.mark.parametrize("target", CASES)
 def test_a_case_is_made_of_its_target_and_seed_alone(target):
     assert fuzz.case_of(target, 7) == fuzz.case_of(target, 7)

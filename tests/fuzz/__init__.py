@@ -4,7 +4,8 @@ The claim: whatever bytes stand in a raw file, in a prepared folder, in the stat
 was interrupted, in a schema file, in the settings of a training or in an archive, the library works or
 raises one ValueError whose message is one line and names the file. It never raises anything else,
 crashes, hangs, or takes memory without bound; and the native core and plain Python agree, on the rows
-or on the message. Of `requests` it is that a server and readers of files make the same ids of a value.
+or on the message. Of `requests` it is that a server and readers of files make the same ids of a value,
+of `answers` that a server answers what the run predicts, or one line.
 
 A case is made of its target and seed alone: valid files, then damaged. Batches run in processes of
 their own, so that one that dies names its seed; what was found is made smaller by halves and kept.
@@ -17,6 +18,7 @@ import random
 import shutil
 from pathlib import Path
 
+from tests.fuzz.answers import make_answers, run_answers
 from tests.fuzz.case import Broken, Case, Hang, Target, limited, reading_ahead, write_files
 from tests.fuzz.foreign import make_archive, make_config, run_archive, run_config
 from tests.fuzz.readers import (
@@ -55,6 +57,7 @@ TARGETS = {
     "config": Target(make_config, run_config),
     "archive": Target(make_archive, run_archive),
     "requests": Target(make_requests, run_requests),
+    "answers": Target(make_answers, run_answers),
 }
 
 

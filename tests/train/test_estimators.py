@@ -16,7 +16,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from hotrows import Callback, Classifier, Dense, Regressor, Schema, Sparse, load_run
+from hotrows import Callback, Classifier, Dense, Label, Regressor, Schema, Sparse, load_run
 from hotrows.models import LR
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -331,6 +331,7 @@ def test_callbacks_reach_the_trainer(frame):
         ({"loss": "huber:2"}, "and the loss huber:2 none"),
         ({"loss": "answer=poisson"}, "and the loss poisson none"),
         ({"loss": "bpr"}, "and the loss bpr:16 none"),
+        ({"schema": Schema((Sparse("x"),), Label("y", loss="poisson"))}, "and the loss poisson none"),
     ],
 )
 def test_wrong_arguments_are_refused_when_they_are_named(wrong, message):
@@ -338,6 +339,13 @@ def test_wrong_arguments_are_refused_when_they_are_named(wrong, message):
         Classifier(**wrong)
     with pytest.raises(ValueError, match=re.escape(message)):
         Classifier().set_params(**wrong)
+
+
+def test_the_loss_of_a_schema_is_learned():
+    """It gave way to the loss of all numbers, without a word."""
+    schema = Schema((Sparse("x"),), Label("y", loss="huber:2"))
+    model = Regressor("lr", schema=schema, steps=1).fit({"x": list("abcd") * 5}, np.arange(20.0))
+    assert [str(loss) for loss in model.predictor_.losses] == ["huber:2"]
 
 
 @pytest.mark.parametrize(

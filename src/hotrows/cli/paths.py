@@ -114,7 +114,8 @@ class Suffixed(Output):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = super().convert(value, param, ctx)
-        if path.suffix != self._suffix and path != STDOUT:
+        is_named = path != STDOUT and (path.is_file() or not path.exists())  # not a pipe or a device
+        if path.suffix != self._suffix and is_named:
             right = path.with_suffix(self._suffix) if path.name else self._suffix
             self.fail(f"{self._what}: {right}, not {value}", param, ctx)
         return path

@@ -372,7 +372,8 @@ class Estimator(ABC):
             rows = optim.BY_NAME[rows]() if isinstance(rows, str) else rows
             settings["row_optimizer"] = optim.replaced(rows, {"lr": self.lr})
             settings.setdefault("dense_lr", self.lr)
-        return TrainConfig(**{"loss": self._loss, **settings})
+        of_schema = self.schema.labels[0].loss if self.schema else None
+        return TrainConfig(**{"loss": of_schema or self._loss, **settings})
 
     def _shares(self, kind: str) -> str:
         held_out = Fraction(str(self.validation))

@@ -84,8 +84,9 @@ def inputs_of(raw: Any) -> list[Input]:
     return inputs
 
 
-def zone_of(inputs: Sequence[Input], column: str) -> str | None:
-    """The zone that the type of a column of timestamps names, in the first input that has one."""
+def zones_of(inputs: Sequence[Input], column: str) -> list[str]:
+    """The zones that the types of a column of timestamps name, in the order of the inputs."""
+    zones: dict[str, None] = {}
     for source in inputs:
         if isinstance(source, TypedFileInput | SnapshotInput):
             schema = source.groups.schema
@@ -96,9 +97,8 @@ def zone_of(inputs: Sequence[Input], column: str) -> str | None:
         else:
             continue
         kinds = [field.type for field in schema if field.name == column]
-        if zone := next((zone for kind in kinds if (zone := getattr(kind, "tz", None))), None):
-            return zone
-    return None
+        zones |= dict.fromkeys(zone for kind in kinds if (zone := getattr(kind, "tz", None)))
+    return list(zones)
 
 
 def content_of(file: File) -> str:

@@ -156,12 +156,12 @@ def recalibrated(
 
 
 def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
-    how, calibration, ranking = _SCALING.get(), recommender.calibration, recommender.ranking
+    how, calibration = _SCALING.get(), recommender.calibration
     calibration = calibration.with_scales(()) if how == "none" else calibration
     fits = how == "fitted" and recommender.config.calibration == "scale"
     bases = recommender.base_logits if fits else (None,) * len(recommender.labels)
     by_task = {
-        name: _metrics(_task(recommender, samples, t), name, loss, ranking, bases[t])
+        name: _metrics(recommender, _task(recommender, samples, t), name, loss, bases[t])
         for t, (name, loss) in enumerate(calibration.losses.items())
     }
     return mean_of(by_task) if len(by_task) > 1 else by_task[recommender.labels[0]]
@@ -199,8 +199,9 @@ def _counting(samples: Evaluated) -> Evaluated:
 
 
 def _metrics(
-    samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str], base: float | None
+    recommender: Recommender, samples: Evaluated, label: str, loss: Loss, base: float | None
 ) -> Metrics:
+    """base: fit the scale of the loss to these samples first, about this logit of the base rate."""
     logits, targets, groups = _counting(samples)
     if not len(logits):
         return no_metrics(loss.decides)
@@ -211,7 +212,10 @@ def _metrics(
             f"diverged, or this part has numbers that training never saw; lower the learning rates "
             f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
-    return metrics_by(loss, logits, targets.labels, targets.weights, groups, ranking, base)
+    labels, weights = targets.labels, targets.weights
+    if base is not None:
+        loss = fitted(loss, logits, labels, weights, base, recommender.config.start_from is None)
+    return metrics_by(loss, logits, labels, weights, groups, recommender.ranking)
 
 
 def _gather(samples: Evaluated, num_samples: int, ranks: Ranks, parts: tuple[int, ...]) -> Evaluated:

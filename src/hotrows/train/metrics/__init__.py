@@ -65,16 +65,12 @@ def metrics_by(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     ranking: Sequence[str] = (),
-    base: float | None = None,
 ) -> Metrics:
     """The metrics by which a model of this loss is judged.
 
     outputs: of the model, [M]; labels: [M]; weights: [M], above 0; groups: [M] integers, equal within
-    a group. ranking: further metrics within groups, such as ndcg@10. base: fit the scale of the loss to
-    these samples first, about this logit of the base rate, if labels are 0 or 1.
+    a group. ranking: further metrics within groups, such as ndcg@10.
     """
-    if base is not None:
-        loss = fitted(loss, outputs, labels, weights, base)
     changes: dict[str, Any] = {"decides": loss.decides}
     if loss.scale != 1:
         changes |= {"scale": loss.scale, "shift": loss.shift}
@@ -101,12 +97,19 @@ def metrics_by(
     return dataclasses.replace(metrics, **changes)
 
 
-def fitted(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None, base: float) -> Loss:
-    """The loss with the scale that fits samples best, if labels are 0 or 1; base: see `fit_scale`."""
-    if not loss.labels.binary:
+def fitted(
+    loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None, base: float, anew: bool = True
+) -> Loss:
+    """The loss with the scale that fits samples best, if labels are 0 or 1; base: see `fit_scale`.
+
+    anew: False: the scale is that of the run that the model began with. It stays unless these samples
+    say more than chance against it, as labels of one kind never do.
+    """
+    if not loss.labels.binary or not (anew or labels.min() < labels.max()):
         return loss
     scale, shift = fit_scale(loss.unbiased(outputs.double()), labels, weights, base)
-    return dataclasses.replace(loss, scale=scale, shift=shift)
+    other = dataclasses.replace(loss, scale=scale, shift=shift)
+    return other if anew else better(loss, other, outputs, labels, weights)
 
 
 def better(loss: Loss, other: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:

@@ -49,7 +49,8 @@ class RunEnd:
         self.is_fitting = False
         is_whole = trainer.state.step >= trainer.total_steps or stops_early(trainer.state, trainer.config)
         if error is not None or not is_whole or not isinstance(trainer.validation, HeldOut):
-            why = f" by {type(error).__name__}: {error}" if isinstance(error, Exception) else ""
+            words = f"{type(error).__name__}: {error}".removesuffix(": ")
+            why = f" by {words}" if isinstance(error, Exception) else ""
             self._how = f"ended after {trainer.steps.place}{why}"
 
     def leave(self, trainer: Any, seconds: float | None) -> None:
