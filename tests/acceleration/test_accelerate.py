@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -459,10 +460,29 @@ def test_what_cannot_be_accelerated_stays_plain_and_says_why():
     assert type(model.short.weight) is nn.Parameter
 
 
+WRONG = [
+    (lambda m, o: hotrows.accelerate(m, "adam"), "must be a torch.optim.Optimizer, .* not str"),
+    (lambda m, o: hotrows.accelerate(m, None), "must be a torch.optim.Optimizer, .* not NoneType"),
+    (lambda m, o: hotrows.accelerate(m, type(o)), "must be a torch.optim.Optimizer, .* not type"),
+    (lambda m, o: hotrows.accelerate(m, [o, 3]), "must be a torch.optim.Optimizer, .* not int"),
+    (lambda m, o: hotrows.accelerate(o, m), r"not \w+; the call is hotrows.accelerate\(model"),
+    (lambda m, o: hotrows.accelerate(type(m), o), r"of torch.nn.Module, not the class \w+; the call is"),
+    (lambda m, o: hotrows.accelerate(m, o, fast_memory=1.5), "number of bytes from 1 on.*, not 1.5"),
+    (lambda m, o: hotrows.accelerate(m, o, fast_memory=True), "number of bytes from 1 on.*, not True"),
+    (lambda m, o: hotrows.accelerate(m, o, fast_memory=-1), "number of bytes from 1 on.*, not -1"),
+    (lambda m, o: hotrows.accelerate(m, o, fast_memory=9, store=Path("t")), "'file:PATH', not .*Path"),
+    (lambda m, o: hotrows.lookahead(m, []), r"not list; the call is hotrows.lookahead\(loader, model\)"),
+    (lambda m, o: hotrows.explain([1], m), "not list; the call is hotrows.explain"),
+    (lambda m, o: hotrows.restore("model"), "not str; the call is hotrows.restore"),
+]  # fmt: skip
+
+
 def test_wrong_arguments():
+    """Some were an AttributeError, or a TypeError about an object that is not iterable."""
     model, optimizer = build()
-    with pytest.raises(ValueError, match="must be a torch.optim.Optimizer"):
-        hotrows.accelerate(model, "adam", always=True)
+    for call, said in WRONG:
+        with pytest.raises(ValueError, match=said):
+            call(model, optimizer)
     with pytest.raises(ValueError, match="not accelerated"):
         hotrows.restore(model)
     hotrows.accelerate(model, optimizer, always=True)

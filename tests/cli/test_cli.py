@@ -264,6 +264,11 @@ def test_debug_shows_the_traceback():
         cli.main(["--debug", "describe", "raw"])
 
 
+def test_an_error_of_the_system_is_shown_without_its_number():
+    for arguments in ((28, "no room for 9 bytes"), ("no room for 9 bytes",)):
+        assert cli._message(OSError(*arguments)) == "no room for 9 bytes"
+
+
 def test_a_closed_pipe_is_no_error():
     process = launch("predict", "runs/a", "raw/train.txt")
     process.stdout.close()

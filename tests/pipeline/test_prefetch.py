@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import Queue, prefetch
 
 
 def threads():
@@ -44,6 +44,16 @@ def test_an_error_of_the_items_arrives_too():
     assert next(stream) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(stream)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("the header lacks a column")])
+def test_a_queue_whose_error_was_taken_is_not_over(error):
+    """The thread that plans had taken it when the one that trains looked: the run ended as if done."""
+    queue = Queue(2)
+    queue.end(error)
+    with pytest.raises(type(error or StopIteration())):
+        queue.take()
+    assert (queue.may_take, queue.is_over) == (True, error is None)
 
 
 def test_at_most_depth_items_wait():
@@ -86,7 +96,7 @@ def test_a_thread_that_cannot_start_is_one_error():
     """The finalizer joined a thread that was never started: a traceback followed the one line."""
     script = """
 import threading
-from hotrows.engine.pipeline.prefetch import prefetch
+from hotrows.engine.pipeline.prefetch import Queue, prefetch
 def start(*arguments): raise RuntimeError("can't start new thread")
 threading._start_new_thread = start
 try: prefetch([1, 2], 1)

@@ -1,11 +1,13 @@
 """Training on a stream: equal to a loop of one's own over the same batches, killed and resumed or not."""
 
 import dataclasses
+import gc
 import math
 import shutil
 import threading
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +89,54 @@ def test_a_file_that_is_no_file_of_this_run_is_not_cut_for_dead_letters(data, fo
     assert notes.read_text() == "not a letter\n"
     train(data, folder, tmp_path / "run", dataclasses.replace(stream, dead_letters=str(tmp_path / "new")))
     assert (tmp_path / "new").read_bytes() == b""
+
+
+class _Away:
+    """A source that fails at its first read."""
+
+    name, position = "away", {}
+
+    def read(self, limit, wait):
+        raise OSError("the broker is away")
+
+    def close(self):
+        pass
+
+
+TIMED = StreamConfig(join_on="evnt_id", stop_when_idle=0.0)
+
+
+@pytest.mark.parametrize(
+    ("header", "source", "stream", "labels", "said"),
+    [
+        (
+            "label,n,a,B\n",
+            "folder:events",
+            DRAINED,
+            None,
+            r"a\.csv line 1: the header lacks the columns \['b'\]",
+        ),
+        ("", "folder:none", DRAINED, None, "the stream none is no folder"),
+        ("", _Away(), DRAINED, None, "the broker is away"),
+        ("", "folder:events", TIMED, "folder:events", "say in the schema which column it is"),
+    ],
+)
+def test_a_run_that_fails_before_its_first_batch_says_so_and_may_begin_again(
+    data, lines, tmp_path, monkeypatch, header, source, stream, labels, said
+):
+    """The run ended with 0 steps and no word, or its folder and its store were in the way of the next."""
+    monkeypatch.chdir(tmp_path)
+    Path("events").mkdir()
+    Path("events/a.csv").write_text("".join([header or lines[0], *lines[1:101]]))
+    config = dataclasses.replace(CONFIG, fast_memory="1MiB", store="file:tables")
+    trainer = Trainer(data, config, "run")
+    with pytest.raises((ValueError, OSError), match=said):
+        trainer.fit_stream(source, stream, labels=labels)
+    trainer.embedding.close()
+    del trainer
+    gc.collect()  # of its lock
+    Path("events/a.csv").write_text("".join(lines[:101]))
+    assert Trainer(data, config, "run").fit_stream("folder:events", DRAINED).steps == 2
 
 
 def test_the_weights_are_those_of_a_loop_over_the_same_batches(data, whole, folder):

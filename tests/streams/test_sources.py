@@ -110,6 +110,10 @@ def test_a_file_that_is_not_whole_is_waited_for_and_a_file_that_comes_too_late_i
     (tmp_path / "b.parquet").write_bytes(content[:-4])
     (tmp_path / "c.csv").write_text(csv([3]))
     assert everything(source) == []
+    source.close()
+    assert caplog.messages == [
+        f"{tmp_path}/b.parquet is not whole: its events, and those of later files, were not read"
+    ]
     (tmp_path / "b.parquet").write_bytes(content)
     assert everything(source) == [1, 2, 3]
     (tmp_path / "a.csv").write_text(csv([0]))
@@ -359,6 +363,9 @@ def test_what_no_stream_is_made_of_says_so(opened, tmp_path):
     (tmp_path / "a.gz").unlink()
     (tmp_path / "a.csv").write_text("y,n,b\n")
     with pytest.raises(ValueError, match="lacks the columns"):
+        opened().read(1, 0)
+    parquet.write_table(table([1]).rename_columns(["y", "n", "A"]), tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"lacks the columns \['a'\] .* did you mean 'A'"):
         opened().read(1, 0)
 
 

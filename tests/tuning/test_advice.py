@@ -1,6 +1,7 @@
 """Advice on fast memory: expected speeds, and the knee."""
 
 import math
+import re
 
 import pytest
 
@@ -25,8 +26,8 @@ def test_the_knee_is_where_doubling_stops_to_gain_five_percent():
     assert math.log2(advice.knee) == pytest.approx(last_paying, abs=0.5)
     assert advice.fast_memory == 1 << 24
     assert advice.sentence.startswith(
-        "With 16 MiB of fast memory 62 of the 1,000 rows of a batch come from slow memory; twice the "
-        "memory gains little from 10.6 MiB on."
+        "With 16 MiB of fast memory 62 of the 1,000 rows of a batch come from slow memory; twice as "
+        "much gains less than 5 % of the rows."
     )
 
 
@@ -35,7 +36,15 @@ def test_where_no_doubling_gains_the_knee_is_below_the_sizes():
     assert advice.knee is None
     assert advice.sentence == (
         "With 256 MiB of fast memory training reaches 100 % of the speed with all rows in memory; twice "
-        "the memory gains little even from 256 MiB on."
+        "as much gains less than 5 % of the speed."
+    )
+
+
+def test_where_no_size_is_enough_the_advice_says_up_to_which_more_gains():
+    advice = advise(curve((1 << 20, 900), (1 << 21, 700)), samples_per_second=100_000)
+    assert advice.knee > advice.fast_memory == 1 << 21
+    assert re.search(
+        r"; twice as much gains 5 % of the speed or more, up to [\d.]+ MiB\.$", advice.sentence
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -106,8 +106,7 @@ def accelerate(
     >>> model(torch.tensor([3, 4])).shape
     torch.Size([2, 1])
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    _check(model, optimizers)
+    optimizers = _checked(model, optimizer)
     embeddings = find_embeddings(model, optimizers)
     if embeddings and all(x.rule == _NOT_UPDATED for x in embeddings):
         warn(
@@ -139,6 +138,7 @@ def restore(model: nn.Module) -> nn.Module:
     >>> type(hotrows.restore(fast)[0]).__name__
     'Embedding'
     """
+    check_model(model, "hotrows.restore(model)")
     state = acceleration_of(model)
     if state is None:
         raise ValueError("this model is not accelerated: there is nothing to restore")
@@ -216,6 +216,10 @@ def _caching(fast_memory: int | str | None, store: str) -> Caching | None:
             fast_memory = parse_bytes(fast_memory)
         except ValueError as error:
             raise ValueError(f"fast_memory: {error}") from None
+    if isinstance(fast_memory, bool) or not hasattr(fast_memory, "__index__") or fast_memory < 1:
+        raise ValueError(
+            f"fast_memory must be a number of bytes from 1 on, or text like '2GiB', not {fast_memory!r}"
+        )
     return Caching(int(fast_memory), store)
 
 
@@ -355,10 +359,16 @@ def _plain_gradients(tables: Sequence[RowTable]) -> list[Tensor | None]:
 # ---- the model
 
 
-def _check(model: Any, optimizers: Sequence[Any]) -> None:
-    """Refuses what is no plain model with optimizers of PyTorch."""
+def check_model(model: Any, call: str) -> None:
+    """Refuses what is no model in the first argument of a call."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise ValueError(f"model must be an object of torch.nn.Module, not {kind}; the call is {call}")
+
+
+def _checked(model: Any, optimizer: Any) -> list[Optimizer]:
+    """The optimizers; refuses what is no plain model with optimizers of PyTorch."""
+    check_model(model, "hotrows.accelerate(model, optimizer)")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ValueError(
             f"accelerate takes the model before it is wrapped in {type(model).__name__}: "
@@ -366,11 +376,13 @@ def _check(model: Any, optimizers: Sequence[Any]) -> None:
         )
     if _STATE in model.__dict__:
         raise ValueError("this model is accelerated already; hotrows.restore(model) undoes it")
+    optimizers = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     for one in optimizers:
         if not isinstance(one, Optimizer):
             raise ValueError(
                 f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(one).__name__}"
             )
+    return optimizers
 
 
 def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotrows.acceleration.accelerate import acceleration_of
+from hotrows.acceleration.accelerate import acceleration_of, check_model
 from hotrows.acceleration.graph import capture
 from hotrows.acceleration.parameter import capturing
 from hotrows.acceleration.report import CapturedGraph, CaptureReport, TableRead
@@ -55,6 +55,7 @@ def explain(model: nn.Module, *example: Any, **kwargs: Any) -> Explanation:
       alone: 0.weight (no other lookup to pack it with)
       left as it is: 0.weight (the only table, and so small (8,000 weights) that there is no gain)
     """
+    check_model(model, "hotrows.explain(model, *arguments_of_the_model)")
     report = CaptureReport(model)
     accelerated = acceleration_of(model)
 

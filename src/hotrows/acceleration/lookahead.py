@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotrows.acceleration.accelerate import Acceleration, acceleration_of
+from hotrows.acceleration.accelerate import Acceleration, acceleration_of, check_model
 from hotrows.acceleration.bags import LookupCall
 from hotrows.acceleration.batch_arguments import CallRecorder, Inputs, call_arguments
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup, PlannedBatch
@@ -64,6 +64,7 @@ def lookahead(
     """
     if in_flight < 1:
         raise ValueError(f"in_flight must be at least 1, not {in_flight}")
+    check_model(model, "hotrows.lookahead(loader, model)")
     states = [state for x in model.modules() if (state := acceleration_of(x)) is not None]
     if not states:
         raise ValueError(

@@ -90,7 +90,8 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 def _message(error: Exception) -> str | None:
     """The line that explains an error; None of a mistake of ours, which its traceback explains."""
-    message = " ".join(str(error).split())
+    text = error.strerror if isinstance(error, OSError) else None  # without "[Errno 28]"
+    message = " ".join(str(text or error).split())
     is_bare = isinstance(error, OSError) and error.args in [(code, os.strerror(code)) for code in _FULL]
     if isinstance(error, OSError) and (error.filename is not None or is_bare):
         remedy = _REMEDIES.get(error.errno or 0, "check the path, and what it permits")

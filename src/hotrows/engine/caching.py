@@ -69,7 +69,8 @@ class Caching:
     @property
     def path(self) -> Path | None:
         """The folder of a file store."""
-        return local(self.store[len(FILE) :]) if self.store.startswith(FILE) else None
+        is_file = isinstance(self.store, str) and self.store.startswith(FILE)
+        return local(self.store[len(FILE) :]) if is_file else None
 
     @property
     def can_grow(self) -> bool:

@@ -157,7 +157,7 @@ class EventStream:
 
     @property
     def has_ended(self) -> bool:
-        """True if neither a batch nor an error will come."""
+        """True if all batches were taken, and the stream ended without an error."""
         return self._queue.is_over
 
     def wait(self, seconds: float) -> bool:

@@ -70,7 +70,7 @@ class FolderSource:
         return {"file": self._file, **offset, "events": self._events, **known}
 
     def seek(self, position: dict[str, Any]) -> None:
-        self.close()
+        self._leave()
         self._file, self._events = position["file"], position["events"]
         self._before = {name: position.get(name, position.get("_sum")) for name in _FIRST}
         path = self._folder / self._file
@@ -104,6 +104,13 @@ class FolderSource:
         return self._events >= position["events"]
 
     def close(self) -> None:
+        path = self._folder / self._file
+        if self._reader is None and self._waited_for[0] == str(path) and _size(path):
+            log.warning(f"{path} is not whole: its events, and those of later files, were not read")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Closes the file that is read, and keeps the place in it."""
         if self._reader is not None:
             self._before = _place(self._reader)
             self._reader.close()
@@ -118,14 +125,14 @@ class FolderSource:
             if self._reader is not None and len(events := self._reader.read(limit, bool(later))):
                 return events
             if self._is_replaced(later):
-                self.close()
+                self._leave()
             elif not later or (self._reader is None and _size(self._folder / self._file)):
                 return LineEvents(self.name, b"")
             else:
                 if self._reader is None and not self._before["is_read"]:
                     self._warn_lost([] if (self._folder / self._file).exists() else [self._file])
                 self._left = self._file, self._reader.size if self._reader else 0
-                self.close()
+                self._leave()
                 self._file, self._before = later[0], _FIRST
 
     def _open(self, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from hotrows.data.raw.files import COMPRESSIONS, File
 from hotrows.data.raw.inputs import kind_of
-from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.text import Layout
 from hotrows.data.raw.typed_files import Groups, checked, explained, open_typed_file
 from hotrows.data.streams.events import (
@@ -59,9 +59,12 @@ def open_file(path: Path, how: Reading) -> Reader | None:
     # A memory map would end the process where a file is truncated.
     unmapped = File(str(path), str(path), system=SimpleNamespace(open=pa.OSFile))
     try:
-        return _RowsFile(path, kind, open_typed_file(unmapped, kind), status, sum_)
+        opened = open_typed_file(unmapped, kind)
+        reader = _RowsFile(path, kind, opened, status, sum_)
     except ValueError:
         return None
+    check_present(how, str(path), tuple(opened.schema.names))
+    return reader
 
 
 class _RowsFile:

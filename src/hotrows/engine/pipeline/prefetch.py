@@ -64,14 +64,14 @@ class Prefetched(Generic[T]):
 class Queue(Generic[T]):
     """Items that wait between two threads: at most `depth`.
 
-    has_ended: no item will be added; num_added, num_taken: items.
+    has_ended: no item will be added; has_failed: it ended with an error; num_added, num_taken: items.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
-        self.has_ended, self.num_added, self.num_taken = False, 0, 0
+        self.has_ended, self.has_failed, self.num_added, self.num_taken = False, False, 0, 0
         self._changed = Condition()
 
     def wait_for_room(self) -> bool:
@@ -91,7 +91,7 @@ class Queue(Generic[T]):
         """Ends the queue from the side that adds; `error` is raised behind the last item."""
         with self._changed:
             if not self.has_ended:
-                self.has_ended, self._error = True, error
+                self.has_ended, self.has_failed, self._error = True, error is not None, error
             self._changed.notify_all()
 
     def drop(self) -> None:
@@ -108,8 +108,8 @@ class Queue(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """True if neither an item nor an error will come."""
-        return self.has_ended and not self._items and self._error is None
+        """True if all items were taken, and none is missing for an error, which one thread has taken."""
+        return self.has_ended and not self._items and not self.has_failed
 
     def wait(self, seconds: float) -> bool:
         """Waits until `may_take`, so long at most; returns whether it is so."""

@@ -125,7 +125,7 @@ def full(path: Path, needed: int, code: int = errno.ENOSPC) -> OSError:
     return OSError(
         code,
         f"{path}: no room for {needed:,} bytes ({free:,} bytes are free); earlier checkpoints are "
-        f"whole; make room, then resume",
+        f"whole; make room, then resume, or begin again if there is no checkpoint yet",
     )
 
 
@@ -140,7 +140,7 @@ def explained(path: Path, needed: int) -> Iterator[None]:
         raise OSError(
             error.errno,
             f"{path}: writing failed ({error.strerror}); earlier checkpoints are whole; check the "
-            f"disk, then resume",
+            f"disk, then resume, or begin again if there is no checkpoint yet",
         ) from error
 
 

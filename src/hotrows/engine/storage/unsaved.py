@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,10 +18,11 @@ _FOLDER = re.compile(r"group-\d+|rank-\d+-of-\d+")
 _FILE = re.compile(rf"base|log-\d+|{re.escape(LOCK)}|{re.escape(NAME)}|{re.escape(ASIDE)}")
 
 
-def remove_unsaved(path: Path) -> bool:
+def remove_unsaved(path: Path, others: Sequence[str] = ()) -> bool:
     """Deletes the folder `path` of file stores if none of them ever had a checkpoint; returns whether
-    it did. Anything else in there, or a store that is open, keeps all of it."""
-    stores = _stores(path)
+    it did. Anything else in there, but for files of the names `others`, or a store that is open, keeps
+    all of it."""
+    stores = _stores(path, others)
     if stores is None or any(map(_was_saved, stores)):
         return False
     with ExitStack() as locks:
@@ -30,10 +32,12 @@ def remove_unsaved(path: Path) -> bool:
     return True
 
 
-def _stores(path: Path) -> list[Path] | None:
+def _stores(path: Path, others: Sequence[str] = ()) -> list[Path] | None:
     """The folders of stores below `path`; None where anything else is there."""
     stores: list[Path] = []
     for folder in path.iterdir():
+        if folder.name in others:
+            continue
         if not (folder.is_dir() and _FOLDER.fullmatch(folder.name)):
             return None
         if folder.name.startswith("rank-"):

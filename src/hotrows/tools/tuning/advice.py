@@ -111,10 +111,11 @@ def advise(
     else:
         misses = next(result.misses for result in results if result.fast_memory == size)
         expect = f"{misses:,.0f} of the {simulation.rows:,.0f} rows of a batch come from slow memory"
-    place = f"from {format_bytes(knee)} on" if knee else f"even from {format_bytes(sizes[0])} on"
-    sentence = (
-        f"With {format_bytes(size)} of fast memory {expect}; twice the memory gains little {place}."
-    )
+    gain = f"{_GAIN * 100:.0f} % of the {'rows' if speeds is None else 'speed'}"
+    doubled = f"twice as much gains less than {gain}"
+    if knee is not None and knee > size:
+        doubled = f"twice as much gains {gain} or more, up to {format_bytes(knee)}"
+    sentence = f"With {format_bytes(size)} of fast memory {expect}; {doubled}."
     return Advice(policy, speeds, knee, size, sentence, samples_per_second)
 
 

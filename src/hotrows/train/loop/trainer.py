@@ -130,8 +130,8 @@ class Trainer:
             if self.is_first:
                 run_folder.compare_environment(self.run)
         else:
-            run_folder.make_way_for_store(self.config, self.ranks)
-        known = run_folder.read_placing(self.run, self.ranks.num_ranks)
+            run_folder.make_way_for_store(self.config, self.run, self.ranks)
+        known = run_folder.read_placing(self.run, self.ranks.num_ranks) if begun else None
         self.ranks.barrier()  # all have looked before the first one writes
 
         def place(choose: ChooseSharding) -> ShardingPlan:

@@ -27,6 +27,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,11 @@ log = logging.getLogger("hotrows")
 ENCODERS = "encoders"
 HISTORIES = "histories/appended/"  # in the names of tensors of a checkpoint with the events of users
 _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
+# What a run leaves that ended before its first step; its logs are empty then.
+_BEFORE_A_STEP = re.compile(
+    rf"(choices|config|data|environment|placing|result|schema|stream)\.json|{LOCK}|encoders|ranks|.+\.part"
+    r"|events\.out\.tfevents\..+"
+)
 # Settings whose None on resume means: as the run has it.
 _MAY_BE_OPEN = (
     *("batch_size", "row_optimizer", "linear_optimizer", "dense_lr", "precision", "evaluate_every"),
@@ -69,6 +75,8 @@ _OF_BITS = (
     *("gpu", "cuda", "triton"),
 )
 _PLACING, _STREAM = "placing.json", "stream.json"
+# Of a run that ended before its first step, what the next one that begins here may not write.
+_NOT_OVERWRITTEN = ("choices.json", _PLACING, _STREAM, "result.json")
 _RUN_OF_STORE = "run"  # a file in the folder of a file store, with the path of its run
 _JSON = JsonFile("restore it from a copy")
 _NO_PATH = PathText("")
@@ -84,9 +92,9 @@ class DataOfRun:
 
 
 def check(run: Path, resume: bool) -> bool:
-    """Returns whether `run` has begun; ValueError where it is to begin twice, or to resume and cannot. To
-    resume at a URL is to begin, if there is no run yet."""
-    begun = (run / "choices.json").exists()
+    """Returns whether `run` goes on; ValueError where it is to begin twice, or to resume and cannot. To
+    resume at a URL is to begin, if there is no run yet; a run that ended before its first step may begin
+    twice."""
     is_there = (run / "config.json").exists()
     if resume and not is_there and (url := origin_of(run)):
         resume = False  # a job that is started again has one command
@@ -94,11 +102,21 @@ def check(run: Path, resume: bool) -> bool:
             log.info(f"{url} has no run yet, which begins")
     if resume and not is_there:
         raise ValueError(f"there is no run to resume in {shown_place(run)}; begin it without resume")
-    if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
+    if not resume and run.exists() and not (run.is_dir() and _is_free(run)):
         raise ValueError(
             f"{shown_place(run)} exists already: resume it (resume=True, --resume), or name a new folder"
         )
-    return begun
+    return resume and (run / "choices.json").exists()
+
+
+def _is_free(run: Path) -> bool:
+    """True if a folder has nothing but what a run leaves that ended before its first step."""
+    if not (run / "choices.json").exists():
+        return not set(os.listdir(run)) - _BEFORE_A_RUN
+    return all(
+        _BEFORE_A_STEP.fullmatch(path.name) or (path.suffix == ".jsonl" and not path.stat().st_size)
+        for path in [*run.iterdir(), *run.glob("ranks/*")]
+    )
 
 
 def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> None:
@@ -118,6 +136,9 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
             f"keeps both values"
         )
     make_folder(run)
+    for name in _NOT_OVERWRITTEN:
+        (run / name).unlink(missing_ok=True)
+    shutil.rmtree(run / ENCODERS, ignore_errors=True)
     _write_config(run, config)
     write_json(run / "schema.json", _JSON.sign(json.loads(data.schema.to_json())))
     path = origin_of(Path(data.path)) or str(Path(data.path).resolve())
@@ -387,12 +408,12 @@ def next_folder(model: str) -> Path:
     return path
 
 
-def make_way_for_store(config: TrainConfig, ranks: Ranks) -> None:
+def make_way_for_store(config: TrainConfig, run: Path, ranks: Ranks) -> None:
     """Refuses a store that exists, since a run begins with a new one; but deletes one that was made for
-    a run that did not come to begin. Collective."""
+    a run that did not come to begin, or for this one, which ended before its first step. Collective."""
     path = _store_of(config)
     for rank in range(ranks.num_ranks if path else 0):  # in turn: they may see one folder
-        together(ranks, partial(_make_way, path if rank == ranks.rank else None))
+        together(ranks, partial(_make_way, path if rank == ranks.rank else None, run))
 
 
 def claim_store(config: TrainConfig, run: Path) -> None:
@@ -407,14 +428,17 @@ def _store_of(config: TrainConfig) -> Path | None:
     return caching.path if caching else None
 
 
-def _make_way(path: Path | None) -> None:
+def _make_way(path: Path | None, run: Path) -> None:
     if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
-    if path.is_dir() and remove_unsaved(path):
+    claim = path / _RUN_OF_STORE
+    owner = claim.read_text().strip() if claim.is_file() else ""
+    claims = [_RUN_OF_STORE] if owner == str(run.resolve()) else []
+    if path.is_dir() and remove_unsaved(path, claims):
         log.warning(f"the store in {path} was made for a run that never began: it is made anew")
         return
-    run = f", {(path / _RUN_OF_STORE).read_text().strip()}" if (path / _RUN_OF_STORE).is_file() else ""
+    run_of_store = f"its run, {owner}" if owner else "its run"
     raise ValueError(
-        f"store {path} exists already: resume its run{run} (resume=True, --resume), or name a new "
+        f"store {path} exists already: resume {run_of_store} (resume=True, --resume), or name a new "
         f"folder; delete it if no run needs it"
     )
