@@ -216,7 +216,7 @@ class Training:
         config = hotrows.TrainConfig(
             model="dlrm", dense_lr=DENSE_LR, precision=precision, compile=compiles
         )
-        parts = SimpleNamespace(model=model, embedding=embedding, loss=_loss)
+        parts = SimpleNamespace(model=model, embedding=embedding, loss=_loss, ranks=embedding.ranks)
         optimizer = torch.optim.SGD(model.parameters(), DENSE_LR, fused=True)
         step = Step(parts, optimizer, config)
         self._step = CapturedStep(step) if graph else step

@@ -64,7 +64,7 @@ def test_lists_that_are_empty_are_warned_of_by_their_share_of_lists():
     rates = ValueRates(1_000, {"seen": ValueCounts(11_260, 460, 0, 1_000)}, usual)
     assert rates.far == ("'seen' 46.0% missing, expected 9.0%",)
     words = ValueCounts(5, 5, 0, 3)  # of three lists, one with three missing values
-    assert (words.of("missing"), words.rate("missing")) == ((3, 3), 1.0)
+    assert (words.count("missing"), words.rate("missing")) == ((3, 3), 1.0)
 
 
 def test_unknown_values_are_warned_of_with_an_example(folder):

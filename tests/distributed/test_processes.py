@@ -8,6 +8,7 @@ import torch
 from torch import distributed as dist
 
 from hotrows.engine.distributed import process_group
+from hotrows.engine.distributed.comm import Sent
 from hotrows.engine.distributed.job import RankLost
 from hotrows.engine.distributed.process_group import Processes
 
@@ -91,7 +92,7 @@ def test_the_time_of_arrival_is_known_once_the_result_is():
     """A thread of Gloo noted it, at times after who waited had read it, or as the process ended."""
     future = torch.futures.Future()
     work = SimpleNamespace(get_future=lambda: future, wait=lambda: None)
-    pending = process_group._Pending(SimpleNamespace(notes_times=True), work, torch.ones(3))
+    pending = process_group._Pending(SimpleNamespace(notes_times=True, sent=Sent()), work, torch.ones(3))
     late = threading.Timer(0.2, future.set_result, [None])
     late.start()
     pending.wait()

@@ -127,7 +127,7 @@ class Estimator(ABC):
         table, name = with_column(table, name, self._labels(targets))
         draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
         self.schema_, self.notes_ = draft.schema, draft.notes
-        if left_out := [note for note in draft.notes if " is left out: " in note]:
+        if left_out := [n for n in draft.notes if " is left out: " in n and "the index of" not in n]:
             more = f" (and {len(left_out) - 3:,} more)" if len(left_out) > 3 else ""
             warn(f"{'; '.join(left_out[:3])}{more}. `schema=` says how to read a column")
         schema = dataclasses.replace(self.schema_, label=self._label(name), columns=None)

@@ -48,7 +48,7 @@ class ValueCounts(Summed):
     unknown: int = 0
     lists: int = 0
 
-    def of(self, kind: str) -> tuple[int, int]:
+    def count(self, kind: str) -> tuple[int, int]:
         """How many are "missing" or "unknown", and of how many: of missing ones of lists, the lists."""
         if kind == "missing" and self.lists:
             return min(self.missing, self.lists), self.lists
@@ -56,7 +56,7 @@ class ValueCounts(Summed):
 
     def rate(self, kind: str) -> float:
         """The share of the values that are of a kind; "missing" of lists: of the lists that are empty."""
-        number, total = self.of(kind)
+        number, total = self.count(kind)
         return number / max(total, 1)
 
 
@@ -74,7 +74,7 @@ class UsualCounts:
         rates: dict[tuple[str, str], list[float]] = {}
         for name, counts in ((name, counts) for part in self.parts for name, counts in part.items()):
             for kind in KINDS if counts.values else ():
-                number, total = counts.of(kind)
+                number, total = counts.count(kind)
                 rate = (number + 1) / (total + 2)
                 if kind != "unknown" or name not in self.closed:
                     rates.setdefault((name, kind), []).append(rate)
@@ -211,7 +211,7 @@ def _nearest(counts: ValueCounts, kind: str, usual: tuple[float, float] | None) 
         return None
     if abs(rate - nearest) <= FAR:
         return None
-    return None if is_chance(counts.of(kind)[1], rate, nearest) else nearest
+    return None if is_chance(counts.count(kind)[1], rate, nearest) else nearest
 
 
 def is_chance(values: int, rate: float, usual: float) -> bool:
