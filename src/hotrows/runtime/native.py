@@ -165,9 +165,16 @@ def _converted(argument: Any) -> Any:
     if argument is None or isinstance(argument, _AS_THEY_ARE):
         return argument
     if hasattr(argument, "data_ptr"):  # a tensor
-        return ctypes.c_void_p(argument.data_ptr())
+        is_size = argument.dim() == 0 and _is_tracing()  # sizes are tensors under torch.jit.trace
+        return ctypes.c_int64(argument) if is_size else ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, np.ndarray):
         if not argument.flags.c_contiguous:
             raise ValueError("the native core takes arrays whose elements lie side by side")
         return ctypes.c_void_p(argument.ctypes.data)
     return ctypes.c_int64(argument)
+
+
+def _is_tracing() -> bool:
+    import torch
+
+    return torch.jit.is_tracing()
