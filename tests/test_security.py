@@ -17,11 +17,14 @@ CALLS = {
     "exec",
     "compile",
 }
-BEHIND_TRUST = {("serving/programs.py", "torch.export.load")}  # of a bundle that the caller trusts
+BEHIND_TRUST = {
+    ("serving/programs.py", "torch.export.load"),  # of a bundle that the caller trusts
+    ("train/run/stream_batches.py", "pickle"),  # of rank 0, as PyTorch's messages between ranks are
+}
 # Modules of a fixed list, or of a name that `models.confirmed` or a schema's option has let through.
 MAY_IMPORT_BY_NAME = {
     *("__init__.py", "ops/rows/cuda.py", "ops/layers/by_device.py"),
-    "ops/deferred/on_device.py",
+    *("ops/deferred/on_device.py", "data/raw/files.py", "runtime/arrow.py"),
     *("models/__init__.py", "data/datasets/schemas.py", "runtime/lazy.py", "runtime/moved.py"),
 }
 

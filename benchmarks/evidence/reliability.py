@@ -33,11 +33,21 @@ def machines() -> list[list[str]]:
     first_step = m["of_these_to_start"] + times * (m["resume_seconds"] - m["of_these_to_start"])
     goodput = 3600 / (3600 + first_step + m["notice_seconds"])
     job = m["job_seconds_url"] / m["job_seconds_folder"]
+    p, n = at("preemptions/result"), at("preemptions/notices")
+    assert p["equal_bits"]
+    taken = f"{p['checkpoints_lost']} of {p['preemptions']}"
+    notices = f"{n['notices_answered_in_time']} of {n['notices']}"
     return [
         ["first step after a loss, 10 GB of rows, extrapolated", "60 s", f"{first_step:.0f} s"],
         ["of an hour with a preemption, the part that is kept, 10 GB", "0.9", f"{goodput:.2f}"],
-        ["machines taken away: checkpoints lost", "0", f"{m['checkpoints_lost']} of {m['preemptions']}"],
-        ["steps made twice after a notice", "0", str(m["steps_made_twice_after_notice"])],
+        ["preemptions by a published trace, 4, 3 and 1 ranks: checkpoints lost", "0", taken],
+        ["bits at their end, beside an undisturbed run of as many ranks", "equal", "equal"],
+        [
+            "steps made twice after a notice, with thirty processes on two cores",
+            "0",
+            str(p["steps_made_twice_after_notice"]),
+        ],
+        ["notices answered within 25 s while storage fails", "20 of 20", notices],
         ["samples/s that uploads cost", "3 %", f"{max(m['upload_share'], 0):.1%}"],
         ["seconds of a whole job, of one in a shared folder", "1.05", f"{job:.2f}"],
         ["bytes that a rank fetches to resume, of its own", "1.1", f"{max(m['fetched_of_own']):.2f}"],
@@ -90,7 +100,10 @@ TABLES = [
         "machines",
         "machines without a shared disk | aim | measured",
         machines,
-        (Origin("machines/conditions", "benchmarks.machines"),),
+        (
+            Origin("machines/conditions", "benchmarks.machines"),
+            Origin("preemptions/conditions", "benchmarks.preemptions"),
+        ),
     ),
     Table("fuzz", "damaged files | inputs", fuzz, (Origin("fuzz/runs/-1", "tests.fuzz"),)),
     Table(

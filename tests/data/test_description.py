@@ -105,6 +105,17 @@ def test_lists_that_are_all_empty_are_described(tmp_path):
     assert (description.lists[0].empty, description.lists[0].longest) == (1, 0)
 
 
+def test_a_list_is_missing_where_it_is_empty(tmp_path):
+    """As `predict` counts: `describe` counted values, of which an empty list has none."""
+    lists = [["a", "b"], [], None, ["c"], ["a", "b", "c", "d"]]
+    schema = Schema((Sequence("tags"),), label="click")
+    data = prepare(
+        {"click": [0, 1, 0, 1, 0], "tags": lists}, schema, tmp_path / "out", split="fraction:1,0,0"
+    )
+    (field,) = describe(data).fields
+    assert field.missing == {"train": 2 / 5}
+
+
 def test_bins_that_neither_part_has_are_no_drift():
     close, apart = np.array([0, 1]), np.array([0, 90])
     counts = ([400, 600], [700, 300])

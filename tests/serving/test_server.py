@@ -169,6 +169,7 @@ def test_all_fields_are_required_where_that_is_set(din_bundle):
         (b'[{"user": [1]}]', 422, "expected a single value"),
         (b'[{"history": [[1]]}]', 422, "found a list of lists; send a flat list"),
         (b'[{"history": 3}, {"history": [3]}]', 422, "is a list in some rows only"),
+        (b'[{"history": "a"}, {"history": ["a"]}]', 422, "is a list in some rows only"),
         (b'[{"price": 1e39}]', 422, "expected a number"),
         (b" " * 20_001, 413, "expected a body of at most 20,000 bytes, found 20,001"),
     ],

@@ -263,7 +263,7 @@ def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
     store = ["--store", f"file:{tmp_path / 'to' / 'be'}", "--disk", "measured"]
     run = hotrows(*common, *store, "--wanted", 1)
     assert run.code == 0, run.err
-    assert f"samples/s in memory; {tmp_path} reads" in " ".join(run.out.split())
+    assert f"samples/s in memory; measured at {tmp_path}: reads" in " ".join(run.out.split())
     assert "1 samples/s take 200 KiB of fast memory" in run.out
     for wrong, message in [
         (["--store", "file"], "belong together"),

@@ -248,8 +248,9 @@ def simulate_command(folder: Path, picture: Path | None, as_json: bool, **option
     if place is not None:
         disk = speed["slow"].disk
         _say(
-            f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
-            f"{disk.reads_per_second:,.0f} rows/s and writes {disk.bytes_per_second / 1e6:,.0f} MB/s"
+            f"predicted from {speed['samples_per_second']:,.0f} samples/s in memory; measured at "
+            f"{place.resolve()}: reads of {disk.reads_per_second:,.0f} rows/s, writes of "
+            f"{disk.bytes_per_second / 1e6:,.0f} MB/s"
         )
 
 

@@ -22,6 +22,7 @@ from hotrows.data.columns.number import NumberColumns
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.encode.encoder import readers_of
 from hotrows.data.encode.oddities import lost_digits, oddities
+from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.vocabulary import open_values
 from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import EncodedData
@@ -53,7 +54,8 @@ class PartSize:
 
 @dataclass(frozen=True)
 class FieldUse:
-    """Shares of a feature's values that are missing, and (of ids) unknown, in every part."""
+    """Shares of a feature's values that are missing (of lists: of the lists that are empty), and (of ids)
+    unknown, in every part."""
 
     name: str
     kind: str
@@ -221,12 +223,10 @@ def _part_size(part: Part) -> PartSize:
 
 def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
     parts = {name: part for name, part in data.parts.items() if part.rows}
+    counts = {name: ValueRates.of_parts([part], ()).features for name, part in parts.items()}
 
-    def share(counts: str, name: str) -> dict[str, float]:
-        return {
-            part_name: getattr(part, counts)[name] / max(1, part.values.get(name, part.rows))
-            for part_name, part in parts.items()
-        }
+    def share(kind: str, name: str) -> dict[str, float]:
+        return {part: features[name].rate(kind) for part, features in counts.items()}
 
     dense = (FieldUse(name, "dense", share("missing", name), None) for name in data.schema.dense_places)
     ids = (

@@ -64,7 +64,10 @@ _WORDS = (
     (r"^the request row (\d+), column ", r"row \1: field "),
     (r"^(the request, )?column (?=')", "field "),
     (r"mixes text and numbers; .*", 'mixes text and numbers; send all as text, "7" in place of 7'),
-    (r"is no column of values: cannot mix list and non-list.*", "is a list in some rows only"),
+    (
+        r"is no column of values: (cannot mix list|Expected .*, got a '?list).*",
+        "is a list in some rows only",
+    ),
     (r"found (large_)?list<.*>; lists of lists.*", "found a list of lists; send a flat list"),
     (r"found struct<.*>(; .*)", "found an object"),
     (r"found (large_|fixed_size_)?list<.*>.*; (?!lists).*", "found a list; send one value"),
