@@ -49,8 +49,18 @@ class Log:
             self.note("train", work.number)
 
 
+BEFORE: set[threading.Thread] = set()  # what tests of other modules have left to the garbage collector
+
+
+@pytest.fixture(autouse=True)
+def threads_before():
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
+
+
 def no_threads():
-    return not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
+    threads = set(threading.enumerate()) - BEFORE
+    return not [t for t in threads if t.name.startswith("hotrows-")]
 
 
 @pytest.mark.parametrize("kind", [0, 1])
