@@ -100,4 +100,4 @@ def test_ranks_of_unequal_speed_gain(data, tmp_path):
     shares, _ = placing(tmp_path / "run")["2"]
     assert 0.2 < shares[0] / sum(shares) < 0.45, shares
     if os.getloadavg()[0] < 2:  # beside other processes a step says nothing: `benchmarks.machines` does
-        assert min(ratios) >= 1.4, ratios
+        assert min(ratios) >= 1.25, ratios  # of 1.5 without exchange
