@@ -75,7 +75,7 @@ def works(say, rank, port, data, run):
     """One rank of two, the first of which takes twice as long for each of its samples."""
     job = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in job.items()}})
-    batch_shares._STEPS, seconds = 6, (0.0014, 0.0007)[rank]
+    batch_shares._STEPS, seconds = 6, (0.004, 0.002)[rank]  # so long that exchanges hardly count
     config = dataclasses.replace(CONFIG, shares="auto", steps=12, evaluate_every=100)
     trainer, ends = Trainer(data, config, run, ranks=process_group.start(60)), []
     trainer.model.register_forward_pre_hook(lambda _, inputs: time.sleep(seconds * len(inputs[1])))
@@ -98,6 +98,5 @@ def test_ranks_of_unequal_speed_gain(data, tmp_path):
     ratios = [rank.hear() for rank in ranks]
     assert [rank.end(60) for rank in ranks] == [0, 0], [rank.error for rank in ranks]
     shares, _ = placing(tmp_path / "run")["2"]
-    assert 0.2 < shares[0] / sum(shares) < 0.45, shares
-    if os.getloadavg()[0] < 2:  # beside other processes a step says nothing: `benchmarks.machines` does
-        assert min(ratios) >= 1.25, ratios  # of 1.5 without exchange
+    assert 0.28 < shares[0] / sum(shares) < 0.4, shares
+    assert min(ratios) >= 1.4, ratios

@@ -441,14 +441,14 @@ def test_a_place_whose_disk_is_full_keeps_no_part_of_a_file(tmp_path, monkeypatc
     file = tmp_path / "head"
     file.write_bytes(b"whole")
     place = open_place(f"file://{tmp_path}/place")
-    write = local.LocalFileOpener.write
 
-    def full(opened, content):
-        write(opened, content[:2])
+    def full(system, source, target):
+        assert Path(target).name != "head", "a kill would leave a part of it under its name"
+        Path(target).write_bytes(b"wh")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(local.LocalFileOpener, "write", full)
+        patched.setattr(local.LocalFileSystem, "put_file", full)
         place.put_new("head", file)
     assert not place.names()
     assert place.put_new("head", file) and not place.put_new("head", file)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hotrows.runtime.atomic_files import publish, replaced
+from hotrows.runtime.atomic_files import publish, replaced, sync
 from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 
@@ -88,14 +88,11 @@ class RemoteFiles:
         path = self._path(name)
 
         def put() -> bool:
+            if "file" in self._made(path).protocol:
+                return self._whole(name, lambda part: self._system.put_file(str(file), part), is_new=True)
             try:
-                with self._made(path).open(path, "xb") as target:
-                    try:
-                        target.write(file.read_bytes())
-                        target.flush()
-                    except OSError:  # the disk is full: a part of the file is nobody's
-                        self._system.rm_file(path)
-                        raise
+                with self._system.open(path, "xb") as target:
+                    target.write(file.read_bytes())
             except FileExistsError:
                 return False
             except (NotImplementedError, ValueError):  # a file system without that mode
@@ -137,19 +134,27 @@ class RemoteFiles:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _whole(self, name: str, write: Callable[[str], Any]) -> None:
-        """Writes a file. An object is complete or absent; in a folder it has another name until then."""
+    def _whole(self, name: str, write: Callable[[str], Any], is_new: bool = False) -> bool:
+        """Writes a file. An object is complete or absent; in a folder it has another name until then.
+        Returns False, and writes nothing, where it is to be new and there is one."""
         path = self._path(name)
         if "file" not in self._made(path).protocol:
             write(path)
-            return
+            return True
         part = Path(f"{path}.{os.getpid()}-{threading.get_native_id()}.part")
         try:
             write(str(part))
-            publish(part, Path(path))
-        except BaseException:
+            if is_new:  # a link, unlike a rename, replaces nothing: of several writers the first wins
+                sync(part)
+                os.link(part, path)
+                sync(part.parent)
+            else:
+                publish(part, Path(path))
+        except FileExistsError:
+            return False
+        finally:
             part.unlink(missing_ok=True)
-            raise
+        return True
 
     def _made(self, path: str) -> Any:
         """The file system, once it has the folder of a path; object stores have no folders."""
