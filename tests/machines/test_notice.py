@@ -73,6 +73,8 @@ def test_storage_that_hangs_does_not_keep_a_machine_beyond_its_notice(data, tmp_
     class Hangs(Notice):
         def on_step_end(self, trainer, progress):
             if trainer.state.step == self.step:
+                while not (tmp_path / "bucket/run/checkpoints.json").exists():
+                    time.sleep(0.01)
                 faulty._rate = 1.0  # from now on every call fails
                 begun.append(time.monotonic())
             super().on_step_end(trainer, progress)

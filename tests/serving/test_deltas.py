@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from hotrows.cli import main
 from hotrows.data.streams import StreamConfig
 from hotrows.optim import Adagrad, DenseAdam
+from hotrows.runtime import atomic_files
 from hotrows.serving import Limits, Scorer, application, chain, merging, programs
 from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.export import program
@@ -437,21 +438,30 @@ def empty_place(request, tmp_path):
 
 def test_a_place_whose_disk_is_full_keeps_no_part_of_a_file(tmp_path, monkeypatch):
     """A part of the file that says whose chain a place holds stayed, and no run could publish there."""
-    local = pytest.importorskip("fsspec.implementations.local")
+    pytest.importorskip("fsspec")
     file = tmp_path / "head"
     file.write_bytes(b"whole")
     place = open_place(f"file://{tmp_path}/place")
 
-    def full(system, source, target):
-        assert Path(target).name != "head", "a kill would leave a part of it under its name"
-        Path(target).write_bytes(b"wh")
+    def full(path):
+        assert not place.names(), "a kill would leave a part of it under its name"
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(local.LocalFileSystem, "put_file", full)
+        patched.setattr(atomic_files, "sync", full)
         place.put_new("head", file)
-    assert not place.names()
+    assert not [*(tmp_path / "place").iterdir()]
     assert place.put_new("head", file) and not place.put_new("head", file)
+
+
+def test_a_file_system_without_hard_links_takes_a_first_file(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert atomic_files.write_first(tmp_path / "head", b"a")
+    assert not atomic_files.write_first(tmp_path / "head", b"b")
+    assert (tmp_path / "head").read_bytes() == b"a" and len([*tmp_path.iterdir()]) == 1
 
 
 def contents(place, folder):

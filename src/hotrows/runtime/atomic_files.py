@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # a `Path` has one slash of 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _LONGEST_NAME = 255
+_WITHOUT_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}  # of a file system without hard links
 log = logging.getLogger("hotrows")
 
 
@@ -256,19 +258,24 @@ def write_picture(path: Path, drawing: str) -> Path | None:
     return path
 
 
-def write_first(path: Path, text: str) -> bool:
+def write_first(path: Path, content: bytes) -> bool:
     """Writes a small file unless there is one; of several writers the first wins. Returns whether it was
     this one."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part"
-    ) as part:
-        part.write(text)
-        part.flush()
-        os.fsync(part.fileno())
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.part")
+    try:
+        part.write_bytes(content)
+        sync(part)
         try:
-            os.link(part.name, path)
-        except FileExistsError:
-            return False
+            os.link(part, path)  # which replaces nothing, as a rename would
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+            with path.open("xb") as file:
+                file.write(content)
+    except FileExistsError:
+        return False
+    finally:
+        part.unlink(missing_ok=True)
     sync(path.parent)
     return True
 

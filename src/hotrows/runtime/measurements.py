@@ -60,13 +60,13 @@ class Measurement:
         text = json.dumps({"of": self._key, "answer": answer}, indent=2) + "\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if write_first(self._path, text):
+            if write_first(self._path, text.encode()):
                 log.info("%s: measured, and kept in %s for later runs", self.name, self._path)
                 return json.loads(text)["answer"]
             first = self.read()
             if first is None:  # damaged
                 self._path.unlink()
-                write_first(self._path, text)
+                write_first(self._path, text.encode())
             return json.loads(text)["answer"] if first is None else first
         except OSError as error:
             _warn_once(getattr(error, "strerror", None) or str(error))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hotrows.runtime.atomic_files import publish, replaced, sync
+from hotrows.runtime.atomic_files import publish, replaced, write_first
 from hotrows.runtime.extras import needs
 from hotrows.runtime.suggestions import one_line
 
@@ -71,17 +71,18 @@ class RemoteFiles:
                 str(facts["size"]), *[str(facts[mark]) for mark in marks if mark in facts][:1]
             ]
             for path, facts in self._tried(listed).items()
+            if not str(path).endswith(".part")  # what a kill has left
         }  # fmt: skip
 
     def names(self) -> set[str]:
         return {*self.stamps()}
 
     def put(self, name: str, file: Path) -> None:
-        self._tried(lambda: self._whole(name, lambda path: self._system.put_file(str(file), path)))
+        self._tried(lambda: self._complete(name, lambda path: self._system.put_file(str(file), path)))
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a small file."""
-        self._tried(lambda: self._whole(name, lambda path: self._system.pipe_file(path, content)))
+        self._tried(lambda: self._complete(name, lambda path: self._system.pipe_file(path, content)))
 
     def put_new(self, name: str, file: Path) -> bool:
         """Puts a small file, unless there is one of that name; returns whether it did."""
@@ -89,7 +90,7 @@ class RemoteFiles:
 
         def put() -> bool:
             if "file" in self._made(path).protocol:
-                return self._whole(name, lambda part: self._system.put_file(str(file), part), is_new=True)
+                return write_first(Path(path), file.read_bytes())
             try:
                 with self._system.open(path, "xb") as target:
                     target.write(file.read_bytes())
@@ -134,27 +135,19 @@ class RemoteFiles:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _whole(self, name: str, write: Callable[[str], Any], is_new: bool = False) -> bool:
-        """Writes a file. An object is complete or absent; in a folder it has another name until then.
-        Returns False, and writes nothing, where it is to be new and there is one."""
+    def _complete(self, name: str, write: Callable[[str], Any]) -> None:
+        """Writes a file. An object is complete or absent; in a folder it has another name until then."""
         path = self._path(name)
         if "file" not in self._made(path).protocol:
             write(path)
-            return True
+            return
         part = Path(f"{path}.{os.getpid()}-{threading.get_native_id()}.part")
         try:
             write(str(part))
-            if is_new:  # a link, unlike a rename, replaces nothing: of several writers the first wins
-                sync(part)
-                os.link(part, path)
-                sync(part.parent)
-            else:
-                publish(part, Path(path))
-        except FileExistsError:
-            return False
-        finally:
+            publish(part, Path(path))
+        except BaseException:
             part.unlink(missing_ok=True)
-        return True
+            raise
 
     def _made(self, path: str) -> Any:
         """The file system, once it has the folder of a path; object stores have no folders."""
