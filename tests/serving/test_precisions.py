@@ -1,15 +1,20 @@
 """Attention with products of 16 and 8 bits: the bits of its definition, and bundles that have it."""
 
+import dataclasses
+import errno
 import json
+import os
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hotrows.cli import publishing
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.runtime import native
 from hotrows.serving import Scorer
 from hotrows.serving.core_layers import Lists, TargetAttentionLayer
-from hotrows.serving.export import held_out
+from hotrows.serving.export import bundles, held_out
 from hotrows.serving.export.publisher import Publisher
 from hotrows.serving.export.whole import export
 from hotrows.serving.merging import merge
@@ -267,7 +272,7 @@ def test_a_precision_that_cannot_be_is_refused(din_run, tmp_path, arguments, mes
 
 def test_a_model_without_attention_in_the_core_is_refused(clicks_encoded, tmp_path):
     run = trained(clicks_encoded, tmp_path / "run", "fm")
-    with pytest.raises(ValueError, match="this FM has none there: leave it out"):
+    with pytest.raises(ValueError, match="this FM has none: leave it out"):
         export(run, tmp_path / "out", format="onnx", precision="bfloat16")
     out = export(run, tmp_path / "out", format="onnx", precision="auto")
     assert Scorer(out).bundle.precision == "float32"
@@ -280,8 +285,9 @@ def test_a_command_that_goes_on_publishes_in_the_precision(tmp_path):
 
 @pytest.mark.slow
 def test_published_versions_have_the_precision(clicks_encoded, tmp_path):
-    with pytest.raises(ValueError, match="not 'auto': training changes"):
-        Publisher(tmp_path / "to", precision="auto")
+    for how in ({"precision": "auto"}, {"precision": "int8", "format": "pt2"}):
+        with pytest.raises(ValueError, match=f"not '{how['precision']}' for {how.get('format', 'onnx')}"):
+            Publisher(tmp_path / "to", **how)
     publisher = Publisher(tmp_path / "to", "2b", precision="bfloat16", base_every=2)
     config = TrainConfig(
         model="din", model_options=SMALL["din"], steps=5, batch_size=32, linear_paths="plain"
@@ -295,3 +301,47 @@ def test_published_versions_have_the_precision(clicks_encoded, tmp_path):
     assert Scorer(tmp_path / "merged").logits(rows).tobytes() == expected.tobytes()
     assert furthest(Scorer(last, core=False).logits(rows), expected) > 1e-6, "or it is float32"
     followed.close()
+
+
+@pytest.mark.slow
+def test_versions_of_several_ranks_have_the_precision_and_a_later_run_keeps_it(
+    clicks_encoded, tmp_path, caplog
+):
+    config = TrainConfig(model="din", model_options=SMALL["din"], steps=2, batch_size=32, sharding="rows")
+
+    def fit(ranks, precision, steps):
+        run, resume = tmp_path / "run", steps > 2
+        settings = dataclasses.replace(config, steps=steps)
+        trainer = Trainer(clicks_encoded, settings, run, ranks=ranks, resume=resume)
+        trainer.fit(callbacks=[Publisher(tmp_path / "to", "1b", precision=precision)])
+
+    for precision, steps in (("bfloat16", 2), ("int8", 4)):
+        on_threads(partial(fit, precision=precision, steps=steps), 2)
+    scorer = Scorer.watch(tmp_path / "to", every=None)
+    assert (scorer.version.bundle.precision, scorer.version.head.step) == ("bfloat16", 4)
+    assert "keeps the precision bfloat16 of its first version, not int8" in caplog.text
+    scorer.close()
+
+
+@pytest.mark.parametrize("step", [None, "_write_table", "_write_keys", "_compared"])
+def test_all_ranks_hear_why_the_first_version_cannot_be_written(
+    clicks_encoded, tmp_path, monkeypatch, step
+):
+    """Rank 0 failed alone, and others waited for it until the timeout."""
+    config = TrainConfig(model="fm", steps=2, batch_size=32, sharding="rows")
+    message = "is full after|No space left" if step else "this FM has none: leave it out"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if step:
+        monkeypatch.setattr(bundles, step, full)
+
+    def refused(ranks):
+        trainer = Trainer(clicks_encoded, config, tmp_path / "run", ranks=ranks)
+        precision = "float32" if step else "int8"
+        with pytest.raises((ValueError, OSError), match=message):
+            trainer.fit(callbacks=[Publisher(tmp_path / "to", "1b", precision=precision)])
+
+    on_threads(refused, 2)
+    assert not [*(tmp_path / "to").glob("base-*")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.rows import ends_of
 from hotrows.data.stored.histories import EVENTS_FILE, UserHistories
 from hotrows.engine.checkpoint import files
+from hotrows.engine.distributed.all_or_none import together
+from hotrows.engine.distributed.job import RankLost
 from hotrows.engine.dynamic_ids import DynamicIds
-from hotrows.engine.embedding import Embedding
 from hotrows.runtime.atomic_files import link_or_copy
 from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.suggestions import did_you_mean
@@ -36,6 +37,7 @@ from hotrows.serving.bundle import (
     PROGRAMS,
     SHARED_PROGRAMS,
     Bundle,
+    CoreLayer,
     ProgramInput,
     StoredKeys,
     StoredTable,
@@ -74,19 +76,69 @@ class BundleForm:
     precision: str = "float32"
 
 
+@dataclass(frozen=True)
+class _Programs:
+    """The programs of a bundle, once they are written, and what they read."""
+
+    plain: PlainModel
+    sums: dict[str, FileSum]
+    shared_inputs: tuple[ProgramInput, ...]
+    shared_lists: bool
+    core_layers: tuple[CoreLayer, ...]
+    core_inputs: tuple[ProgramInput, ...]
+
+
 def write_bundle(
-    folder: Path, recommender: Recommender, run: Path, form: BundleForm, progress: Progress
+    folder: Path | None, recommender: Recommender, run: Path, form: BundleForm, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """Writes all of a bundle but its `export.json`; returns the fields and the sums of files for it.
 
-    recommender: what is served; run: its folder, which has the encoders.
+    Collective: rank 0 writes what all ranks have, and where it fails all do. folder: of rank 0, None on
+    others, which get nothing. recommender: what is served; run: its folder, which has the encoders.
     """
-    encoder = run_folder.open_encoder(run)  # refuses a run whose data came encoded
+    ranks, embedding = recommender.ranks, recommender.embedding
+    programs = together(
+        ranks, lambda: None if folder is None else _write_programs(folder, recommender, run, form)
+    )
+    names = ranks.gather_objects(programs and _names_read(programs.plain))[0]  # when serving
+    tables = [table for table in embedding.tables if table.name in names]
+    num_rows = embedding.num_rows()
+    weights = {t.name: embedding.weight_chunks(t.name, num_rows[t.name]) for t in tables}
+    stored: list[StoredTable] = []
+    failures: list[Exception] = []
+    if folder and programs:
+        try:
+            stored += _write_tables(folder, weights, tables, num_rows, form, programs.sums, progress)
+        except Exception as error:
+            failures.append(error)
+    for chunks in weights.values():  # all ranks send them, also where rank 0 failed
+        deque(chunks, maxlen=0)
+    live = {name: embedding.dynamic.keys.live(name) for name in embedding.dynamic.vocabularies}
+
+    def finished() -> tuple[dict[str, Any], dict[str, FileSum]]:
+        if failures:
+            raise failures.pop()
+        if not folder or not programs:
+            return {}, {}
+        return _write_rest(folder, recommender, run, form, programs, tuple(stored), live)
+
+    return together(ranks, finished)
+
+
+def _write_programs(folder: Path, recommender: Recommender, run: Path, form: BundleForm) -> _Programs:
+    run_folder.open_encoder(run)  # refuses a run whose data came encoded
     _check_shared(form.shared, recommender.schema)
-    embedding, model = recommender.embedding, recommender.model
-    on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
+    embedding, kind = recommender.embedding, form.format
+    on_host = copy.deepcopy(recommender.model).cpu()  # as it is to be exported, not trained
+    layers = core_layers(on_host, embedding.packs) if kind == "onnx" else ()
+    if form.precision not in ("float32", "auto") and not any(layer.can_be_narrow for layer in layers):
+        raise ValueError(
+            f"precision {form.precision} is for attention that the native core computes: that of DIN, "
+            f"without Dice, and of DIEN, but for 'aigru'; this {type(on_host).__name__} has none: leave "
+            f"it out"
+        )
     plain = PlainModel(on_host, embedding.packs, recommender.schema.num_dense)
-    program, kind = torch_program(plain), form.format
+    program = torch_program(plain)
     sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, program, kind)}
     shared_inputs, shared_lists = tuple[ProgramInput, ...](), False
     if form.shared:
@@ -97,25 +149,33 @@ def write_bundle(
         sums[name] = _write_program(folder / name, both, shared_program(both), kind)
         shared_lists = bool(both.once)
     core_inputs = tuple[ProgramInput, ...]()
-    if layers := core_layers(on_host, embedding.packs) if kind == "onnx" else ():
+    if layers:
         behind = BehindLayers(plain, layers)
         core_inputs = behind.inputs
         sums[CORE_PROGRAM] = _write_program(folder / CORE_PROGRAM, behind, torch_program(behind), kind)
-    if form.precision not in ("float32", "auto") and not any(layer.can_be_narrow for layer in layers):
-        raise ValueError(
-            f"precision {form.precision} is for attention in the native core, as DIN and DIEN have it; "
-            f"this {type(model).__name__} has none there: leave it out"
-        )
-    reads = {read for entry in plain.inputs for read in entry.reads}  # when serving
-    used = _tables_read(plain, embedding)
-    tables = tuple(_write_tables(folder, embedding, used, form.table_dtype, sums, progress))
-    keys = tuple(_write_keys(folder, embedding.dynamic))
+    return _Programs(plain, sums, shared_inputs, shared_lists, layers, core_inputs)
+
+
+def _write_rest(
+    folder: Path,
+    recommender: Recommender,
+    run: Path,
+    form: BundleForm,
+    programs: _Programs,
+    tables: tuple[StoredTable, ...],
+    live: Mapping[str, tuple[Tensor, Tensor]],
+) -> tuple[dict[str, Any], dict[str, FileSum]]:
+    """Writes keys and encoders; returns what `write_bundle` does. live: ids and keys by vocabulary."""
+    model, sums = recommender.model, programs.sums
+    keys = tuple(_write_keys(folder, recommender.embedding.dynamic, live))
     sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
-    sums |= _copy_encoders(run, folder, recommender.histories or encoder.histories)
+    histories = recommender.histories or run_folder.open_encoder(run).histories
+    sums |= _copy_encoders(run, folder, histories)
+    reads = {read for entry in programs.plain.inputs for read in entry.reads}
     bundle = Bundle(
         path=folder,
-        program=PROGRAMS[kind],
-        inputs=plain.inputs,
+        program=PROGRAMS[form.format],
+        inputs=programs.plain.inputs,
         tables=tables,
         crosses=tuple(c for c in model.crosses if any(c.name == feature for feature, _ in reads)),
         equal_lengths=tuple(h.sequences for h in model.histories if len(h.sequences) > 1),
@@ -123,31 +183,18 @@ def write_bundle(
         files=sums,
         keys=keys,
         shared=form.shared,
-        shared_program=SHARED_PROGRAMS[kind] if form.shared else "",
-        shared_inputs=shared_inputs,
-        shared_lists=shared_lists,
-        core_layers=layers,
-        core_inputs=core_inputs,
+        shared_program=SHARED_PROGRAMS[form.format] if form.shared else "",
+        shared_inputs=programs.shared_inputs,
+        shared_lists=programs.shared_lists,
+        core_layers=programs.core_layers,
+        core_inputs=programs.core_inputs,
     )
     return fields_of(bundle), sums
 
 
-def send_to_bundle(recommender: Recommender) -> None:
-    """Sends what rank 0 needs of this rank, while it writes a bundle and compares it with the model."""
-    embedding, num_rows = recommender.embedding, recommender.embedding.num_rows()
-    model, num_dense = copy.deepcopy(recommender.model).cpu(), recommender.schema.num_dense
-    plain = PlainModel(model, embedding.packs, num_dense)
-    for table in _tables_read(plain, embedding):
-        deque(embedding.weight_chunks(table.name, num_rows[table.name]), maxlen=0)
-    for name in embedding.dynamic.vocabularies:
-        embedding.dynamic.keys.live(name)
-    _logits_of_all(recommender, None)
-
-
-def _tables_read(plain: PlainModel, embedding: Embedding) -> list[Table]:
-    """The tables that a model reads when it is served."""
-    names = {name for entry in plain.inputs for _, name in entry.reads}
-    return [table for table in embedding.tables if table.name in names]
+def _names_read(plain: PlainModel) -> set[str]:
+    """The names of the tables that a model reads."""
+    return {name for entry in plain.inputs for _, name in entry.reads}
 
 
 def _logits_of_all(recommender: Recommender, batch: Batch | None) -> Tensor:
@@ -159,44 +206,59 @@ def _logits_of_all(recommender: Recommender, batch: Batch | None) -> Tensor:
 
 def _write_tables(
     folder: Path,
-    embedding: Embedding,
+    weights: Mapping[str, Iterable[Tensor]],
     tables: Sequence[Table],
-    dtype: str,
+    num_rows: Mapping[str, int],
+    form: BundleForm,
     sums: dict[str, FileSum],
     progress: Progress,
 ) -> Iterator[StoredTable]:
     """Writes the rows of tables, and adds the sums of their files."""
     (folder / "tables").mkdir()
-    num_rows, done = embedding.num_rows(), 0
+    done = 0
     for table in tables:
-        rows = num_rows[table.name]
-        chunks = embedding.weight_chunks(table.name, rows)
-        file = table_file(table.name, num_rows)
+        rows, file = num_rows[table.name], table_file(table.name, num_rows)
+        chunks, dtype = weights[table.name], form.table_dtype
         stored, sums[file] = _write_table(folder, file, table, rows, chunks, dtype)
         yield stored
         done += rows
         progress("exporting", done, sum(num_rows[table.name] for table in tables))
 
 
-def check_bundle(folder: Path, recommender: Recommender) -> float:
-    """The largest difference between logits of a bundle and those of the run, for random ids.
+def check_bundle(folder: Path | None, recommender: Recommender) -> float:
+    """The largest difference between logits of a bundle and those of the run, for random ids. Collective:
+    rank 0 has the folder.
 
     ValueError where tables are as trained and the difference is none of rounding.
     """
-    scorer = Scorer(folder, trust=True)
-    batch = _random_ids(recommender, scorer.version)
-    request = request_of(batch, scorer.bundle, recommender.schema)
+    ranks = recommender.ranks
+
+    def opened() -> tuple[Scorer, Batch] | None:
+        if folder is None:
+            return None
+        scorer = Scorer(folder, trust=True)
+        return scorer, _random_ids(recommender, scorer.version)
+
+    drawn = together(ranks, opened)
     try:
-        expected = _logits_of_all(recommender, batch)
+        expected = _logits_of_all(recommender, drawn and drawn[1])
+    except RankLost:
+        raise
     except Exception as error:
         raise ValueError(
             f"{type(recommender.model).__name__} fails on random ids, so that no program of it can be "
             f"compared: {str(error)[:200]}; use --format safetensors"
         ) from error
+    return together(ranks, lambda: _compared(*drawn, expected, recommender) if drawn else 0.0)
+
+
+def _compared(scorer: Scorer, batch: Batch, expected: Tensor, recommender: Recommender) -> float:
+    """What `check_bundle` returns, of the logits of a batch that are expected."""
+    request = request_of(batch, scorer.bundle, recommender.schema)
     (logits,) = scorer.logits_of([request])
     difference = float(np.abs(logits - expected.numpy()).max())
     if scorer.bundle.core_layers:  # and the whole program, which needs no core
-        (logits,) = Scorer(folder, trust=True, core=False).logits_of([request])
+        (logits,) = Scorer(scorer.bundle.path, trust=True, core=False).logits_of([request])
         difference = max(difference, float(np.abs(logits - expected.numpy()).max()))
     if scorer.bundle.shared:
         both = _sharing(request, scorer.bundle, recommender.schema)
@@ -259,11 +321,13 @@ def _write_program(
     return files.write_file(path, [buffer.getvalue()])
 
 
-def _write_keys(folder: Path, dynamic: DynamicIds) -> Iterator[StoredKeys]:
+def _write_keys(
+    folder: Path, dynamic: DynamicIds, live: Mapping[str, tuple[Tensor, Tensor]]
+) -> Iterator[StoredKeys]:
     """Writes which key has which row, by vocabulary."""
     for name, vocabulary in dynamic.vocabularies.items():
         (folder / "keys").mkdir(exist_ok=True)
-        ids, keys = (tensor.numpy() for tensor in dynamic.keys.live(name))
+        ids, keys = (tensor.numpy() for tensor in live[name])
         order = keys.argsort()
         file = keys_file(name, dynamic.vocabularies)
         np.save(folder / file, np.stack([keys[order], ids[order]]))

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from hotrows.data.stored.histories import UserHistories
 from hotrows.engine.changed_rows import ChangeReader, spans_of
-from hotrows.engine.distributed.all_or_none import of_rank_0
+from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.comm import any_rank
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.keys.partitions import KeyChanges
@@ -45,7 +45,7 @@ from hotrows.runtime.remote import is_url
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.bundle import PRECISIONS
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
-from hotrows.serving.export.bundles import BundleForm, send_to_bundle
+from hotrows.serving.export.bundles import BundleForm
 from hotrows.serving.export.published import ChangedKeys, Published, differences, num_events
 from hotrows.serving.export.whole import write_whole_bundle
 from hotrows.serving.key_ids import GONE
@@ -130,10 +130,10 @@ class Publisher(Callback):
                 f"what is published is onnx or pt2 with rows of {', '.join(table_rows.DTYPES)}, not "
                 f"{format!r} with {table_dtype!r}"
             )
-        if precision not in PRECISIONS:
+        if precision not in PRECISIONS or (precision != "float32" and format != "onnx"):
             raise ValueError(
-                f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}: training "
-                f"changes what auto measures"
+                f"precision must be one of {', '.join(PRECISIONS)} (training changes what auto "
+                f"measures), and is for format onnx, not {precision!r} for {format}"
             )
         for name, value in (("keep", keep), ("base_every", base_every)):
             if value is not None and value < 1:
@@ -305,21 +305,27 @@ class Publisher(Callback):
         return head
 
     def _first_version(self, trainer: Training, last: VersionHead | None) -> Version | None:
-        """The last version of the run, with all rows marked that differ; a new one if there is none. On
-        other ranks than the first None."""
-        is_first, recommender = trainer.is_first, trainer.recommender
-        if last is None and is_first:
-            with new_folder(chain.base_path(self.folder, 1)) as part:
-                state, step = trainer.state, trainer.state.step
-                recommender.histories = trainer.steps.batches.histories
-                write_whole_bundle(part, recommender, trainer.run, f"step {step}", self.form)
-                first = VersionHead(_chain_of(trainer.run), 1, step, time.time(), num_events(state))
-                chain.write_base_head(part, first)
-        elif last is None:
-            send_to_bundle(recommender)
+        """The last version of the run, rows marked that differ, or a new one; on rank 0, else None."""
+        is_first, recommender, state = trainer.is_first, trainer.recommender, trainer.state
+        if last is None:
+            recommender.histories = trainer.steps.batches.histories
+            which = f"step {state.step}"
+            with new_folder(chain.base_path(self.folder, 1)) if is_first else nullcontext() as part:
+                write_whole_bundle(part, recommender, trainer.run, which, self.form)
+                if part:
+                    chain_name, events = _chain_of(trainer.run), num_events(state)
+                    first = VersionHead(chain_name, 1, state.step, time.time(), events)
+                    chain.write_base_head(part, first)
         of_rank_0(self._ranks, partial(self._push, is_new=last is None))
         # Mark the rows in which an earlier version differs, keys too.
-        version, self._differs = version_at(self.folder, trust=True) if is_first else None, False
+        version = together(self._ranks, lambda: version_at(self.folder, trust=True) if is_first else None)
+        self._differs = False
+        kept = self.form.precision if version is None else version.bundle.precision
+        if kept != self.form.precision:
+            log.warning(
+                f"{self.to} keeps the precision {kept} of its first version, not {self.form.precision}: "
+                f"publish into a new folder to change it"
+            )
         for name, ids in differences(trainer, version) if last is not None else ():
             self._differs |= len(ids) > 0
             self._mark(trainer.embedding, {name: ids})

@@ -39,6 +39,7 @@ from hotrows.engine import checkpoint
 from hotrows.engine.checkpoint import files
 from hotrows.engine.checkpoint.manifest import KEYS, read_manifest
 from hotrows.engine.checkpoint.table_files import TableFiles, describe, table_file
+from hotrows.engine.distributed.all_or_none import together
 from hotrows.models.model import Model
 from hotrows.ops.record import RecordViews, layout_of
 from hotrows.optim import RowWiseAdagrad
@@ -138,7 +139,7 @@ def _check(
 
 
 def write_whole_bundle(
-    folder: Path,
+    folder: Path | None,
     recommender: Recommender,
     run: Path,
     which: str,
@@ -148,20 +149,28 @@ def write_whole_bundle(
 ) -> None:
     """Writes the bundle of a model of `run` into `folder`, compares it with the model, and describes it.
 
-    which: of the states of the run it is, as `export.json` is to say. compare: whether tables in fewer
-    bits are compared on held-out rows, too.
+    Collective: rank 0 has the folder, others None. which: of the states of the run it is, as
+    `export.json` is to say. compare: whether tables in fewer bits and precisions are compared on held-out
+    rows, too; of one rank.
     """
     bundle, sums = write_bundle(folder, recommender, run, form, progress)
     fields = {**_description(recommender, which), **bundle}
-    describe(folder / _MANIFEST, fields, sums)
+
+    def described() -> None:
+        if folder:
+            describe(folder / _MANIFEST, fields, sums)
+
+    together(recommender.ranks, described)
     fields["largest_difference"] = check_bundle(folder, recommender)
-    if compare and form.table_dtype != "float32":
+    if folder and compare and form.table_dtype != "float32":
         fields["held_out"] = compare_held_out(folder, recommender, run)
     if form.precision != "float32":
-        fields["precisions"] = of_precisions = compare_precisions(folder, recommender, run)
-        wanted = form.precision
-        fields["precision"] = smallest(of_precisions) if wanted == "auto" else wanted
-    describe(folder / _MANIFEST, fields, sums)
+        fields["precision"] = form.precision
+        if folder and compare:
+            fields["precisions"] = of_precisions = compare_precisions(folder, recommender, run)
+            if form.precision == "auto":
+                fields["precision"] = smallest(of_precisions)
+    together(recommender.ranks, described)
 
 
 def _write_model(folder: Path, model: torch.nn.Module) -> FileSum:
