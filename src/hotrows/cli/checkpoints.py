@@ -12,6 +12,7 @@ import click
 from hotrows.cli.commands import command
 from hotrows.cli.options import bar, new_table, of_function, print_table
 from hotrows.cli.paths import FOLDER, NEW, PICTURE
+from hotrows.runtime.atomic_files import files_below
 from hotrows.runtime.remote import named
 from hotrows.runtime.units import format_bytes
 
@@ -160,7 +161,7 @@ def _folder(place: Path, which: str) -> Path:
 
 
 def _size(folder: Path) -> str:
-    return format_bytes(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
+    return format_bytes(sum(size for _, size in files_below(folder)))
 
 
 def _lines(summary: dict[str, Any]) -> dict[str, str]:

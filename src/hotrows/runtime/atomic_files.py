@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -244,6 +244,16 @@ def write_text(path: Path, text: str) -> None:
     """Writes a small file; paths in its text may have bytes that are no UTF-8."""
     with output(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def files_below(folder: Path) -> Iterator[tuple[Path, int]]:
+    """The files below a folder, and their bytes, without those that others delete meanwhile, for which
+    `Path.rglob` raises."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                path = Path(parent, name)
+                yield path, path.stat().st_size
 
 
 def write_picture(path: Path, drawing: str) -> Path | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.runtime.atomic_files import sync, write_json
+from hotrows.runtime.atomic_files import files_below, sync, write_json
 from hotrows.runtime.json_file import build, shown
 from hotrows.serving.bundle import MANIFEST
 from hotrows.serving.deltas import VERSION_FILE, VersionHead, read_head
@@ -193,12 +193,18 @@ def describe(folder: Path) -> Iterator[dict[str, Any]]:
     chain = look(folder)
     for number in sorted({*chain.bases, *chain.deltas}):
         base, delta = base_path(folder, number), delta_path(folder, number)
-        head = head_of(chain, number)
         kinds = [
             k for k, numbers in (("base", chain.bases), ("delta", chain.deltas)) if number in numbers
         ]
-        files = [*base.rglob("*"), delta]
-        size = sum(file.stat().st_size for file in files if file.is_file())
+        try:
+            head = head_of(chain, number)
+            size = sum(size for _, size in files_below(base)) if "base" in kinds else 0
+            size += delta.stat().st_size if "delta" in kinds else 0
+        except (FileNotFoundError, ValueError):
+            now = look(folder)
+            if number in (*now.bases, *now.deltas):
+                raise
+            continue  # it was deleted meanwhile, since newer ones came
         of_run = {"version": number, "step": head.step, "age": time.time() - head.time}
         yield {**of_run, "kinds": kinds, "bytes": size, "pinned": number == chain.pin}
 

@@ -28,6 +28,7 @@ from hotrows.engine.checkpoint.pointer import POINTER, needed_by, pointed
 from hotrows.engine.checkpoint.run_lock import RunLock
 from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.comm import Ranks
+from hotrows.runtime.atomic_files import files_below
 from hotrows.runtime.background import Worker
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.remote.copies import as_fetched, put_all, time_and_size
@@ -169,7 +170,7 @@ class Uploads:
     def _send_others(self) -> None:
         """Sends files of the run in no checkpoint, if they have changed; of other ranks their logs."""
         kept = (LOCK, POINTER)
-        paths = [path for path in self._run.rglob("*") if path.is_file() and path.name not in kept]
+        paths = [path for path, _ in files_below(self._run) if path.name not in kept]
         by_name = {path.relative_to(self._run).as_posix(): path for path in paths}
         is_ours = self._ranks.rank == 0
         for name in sorted(by_name, key=lambda name: (name == "choices.json", name)):
