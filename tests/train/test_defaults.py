@@ -232,7 +232,7 @@ def test_many_features_take_shorter_steps_of_vectors_and_decay_more():
     assert (vectors.lr, vectors.weight_decay) == pytest.approx((1 / 780, 10 * 20 * 20 / 100))
     assert (weights.lr, weights.weight_decay) == pytest.approx((1 / 50, 3 * 20 / 100))
     few, many = (
-        settle(TrainConfig(), replaced) for replaced in (wide, of_size(10**6, schema=wide.schema))
+        settle(TrainConfig(), replaced) for replaced in (wide, of_size(10**7, schema=wide.schema))
     )
     for settled in (few, many):
         assert settled.row_optimizer.lr == pytest.approx(0.02 / 7.8)
@@ -243,7 +243,10 @@ def test_many_features_take_shorter_steps_of_vectors_and_decay_more():
 SMALL_NETWORK = {"hidden": [128, 64], "dropout": 0.2}
 
 
-@pytest.mark.parametrize(("rows", "epochs"), [(8_000, 10), (200_000, 2)])
+@pytest.mark.parametrize(
+    ("rows", "epochs"),
+    [(8_000, 10), (70_000, 7), (200_000, 5), (10**6, 5), (1_600_000, 3), (2 * 10**6, 2)],
+)
 def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
     """Weights of single ids learn as those of lr do, and the network is small."""
     settled = settle(TrainConfig(batch_size=100), of_size(rows))
@@ -271,7 +274,7 @@ def test_few_samples_without_ids_are_read_again_too():
 @pytest.mark.parametrize(
     ("config", "data"),
     [
-        (TrainConfig("deepfm"), {"rows": 300_000}),
+        (TrainConfig("deepfm"), {"rows": 3_000_000}),
         (TrainConfig("dcnv2"), {"rows": 10**8}),
         (TrainConfig("dnn"), {}),
         (TrainConfig("deepfm"), {"vocabularies": {}}),
@@ -433,7 +436,8 @@ def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validatio
         (8_000, None, 64),
         (200_000, None, 1024),
         (200_000, "fm", 256),
-        (10**6, None, 1024),
+        (10**6, None, 4096),
+        (3 * 10**6, None, 4096),
         (10**8, None, 8192),
     ],
 )

@@ -22,7 +22,7 @@ from hotrows.train.start import effects
 _DECAY, _DECAY_OF_FM = 3.0, 10.0
 # How many samples are few, which `Model.small` reads again: the L2 term of their vectors, and about the
 # most that the gradient of a logit is by an element of a vector.
-_FEW, _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 250_000, 100.0, 0.3
+_FEW, _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 2_000_000, 100.0, 0.3
 # Rates of a deep network, of a small one and of weights of dense features, and B p (1 - p) of a batch
 # from which on they are the whole ones.
 _DENSE_LR, _SMALL_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.002, 0.01, 8.0
@@ -67,7 +67,7 @@ def settle(
             decayed = _linear_rows(data, batch_size, _DECAY_OF_FM * _times_as_wide(data, _USUAL))
             rows = dataclasses.replace(decayed, lr=1 / len(data.schema.features))
     elif is_small:
-        epochs = config.epochs or min(500_000 // num_samples, 10)
+        epochs = config.epochs or _epochs_of_few(num_samples)
         rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAY)
     elif kind.small is not None:
         rows = _whole_vectors(data)
@@ -182,6 +182,11 @@ def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
     is_open = config.row_optimizer is None and config.steps is None and config.epochs != 1
     has_few = data.parts["train"].rows <= _FEW and bool(data.parts["validation"].rows)
     return is_open and has_few and (_is_counted(data) or not data.schema.id_features)
+
+
+def _epochs_of_few(num_samples: int) -> int:
+    """Five while that reads at most five million samples, and more of less than 100,000."""
+    return min(max(500_000 // num_samples, min(5, 5_000_000 // num_samples)), 10)
 
 
 def _times_as_wide(data: EncodedData, features: int) -> float:
