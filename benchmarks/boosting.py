@@ -8,7 +8,8 @@ All arms get the samples of one prepared set, as it is split there: LightGBM and
 categories, numbers, lists of few values as 0 and 1 of each value, and no histories; they stop early on
 the validation part. Logistic regression is scikit-learn's on one-hot ids; the validation part chooses its
 L2 term. Every arm runs on one thread; seconds are those of the processor, for fitting and predicting.
-`ours` is the default, `plain` has no effects. `before` in the result file is the default of commit
+`ours` is the default, `plain` has no effects, `once` reads samples once, as the default does with many
+(`--larger`: sets of 260,000 to 2.8 million samples). `before` in the result file is the default of commit
 e836f3c8; `difference` is `ours` less `before`: mean AUC of the seeds of both, with the larger standard
 error of seeds and of a paired bootstrap of the test part. A hash of its name puts a set into half A, on
 which constants were chosen, or B.
@@ -38,9 +39,14 @@ from hotrows.train.metrics import compute_metrics
 
 NAME, QUESTION = "boosting", __doc__.splitlines()[0]
 PEERS = ("one-hot LR", "lightgbm", "catboost")
-OURS: dict[str, dict[str, Any]] = {"ours": {}, "plain": {"plain": True}, "lr": {"model": "lr"}}
-MADE = {**defaults_data.SETS, **defaults_more.MORE}
-SETS = [name for name in MADE if name != "flights"]  # `fewer_flights` stands for it
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "plain": {"plain": True},
+    "once": {"epochs": 1},
+    "lr": {"model": "lr"},
+}
+MADE = {**defaults_data.SETS, **defaults_more.MORE, **defaults_more.LARGER}
+SETS = [name for name in MADE if name not in defaults_more.LARGER]
 MOST_VALUES = 64  # of a list that becomes columns of 0 and 1
 
 
@@ -50,7 +56,9 @@ def main() -> None:
     for name in args.sets:
         for seed in args.seeds:
             for arm in args.arms:
-                if args.again or str(seed) not in _stored().get(name, {}).get(arm, {}):
+                part = "larger" if name in defaults_more.LARGER else "sets"
+                done = stored(NAME).get(part, {}).get(name, {}).get(arm, {})
+                if args.again or str(seed) not in done:
                     figures = _figures(name, arm, seed, args.raw)
                     if not args.dry:
                         facts = {
@@ -58,7 +66,7 @@ def main() -> None:
                             **conditions(1),
                             "peers": RECIPES[NAME].installs[0],
                         }
-                        add(NAME, ["sets", name, arm, str(seed)], figures, facts)
+                        add(NAME, [part, name, arm, str(seed)], figures, facts)
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {arm} {seed}: {shown}", flush=True)
 
@@ -138,13 +146,10 @@ def half_of(name: str) -> str:
     return "AB"[zlib.crc32(name.encode()) % 2]
 
 
-def _stored() -> dict[str, Any]:
-    return stored(NAME).get("sets", {})
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser.add_argument("--sets", nargs="+", choices=[*MADE], default=SETS)
+    parser.add_argument("--larger", action="store_const", dest="sets", const=[*defaults_more.LARGER])
     parser.add_argument("--arms", nargs="+", choices=(*PEERS, *OURS), default=[*PEERS, *OURS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--raw", type=Path, default=defaults_data.RAW, help="folder of raw files")

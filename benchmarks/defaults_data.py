@@ -55,14 +55,14 @@ def _in_parts(name: str) -> Make:
     return lambda folder, seed, raw: datasets.prepare(datasets.BY_NAME[name], raw, folder)
 
 
-def _movielens(folder: Path, seed: int, raw: Path) -> EncodedData:
-    """Ratings of users whose id is divisible by eight, in the parts of MovieLens-1M."""
+def movielens(folder: Path, seed: int, raw: Path, one_in: int = ONE_USER_IN) -> EncodedData:
+    """Ratings of users whose id is divisible by `one_in`, in the parts of MovieLens-1M."""
     import pandas as pd
 
     with tempfile.TemporaryDirectory() as name:
         some = Path(name)
         ratings = pd.read_csv(raw / "movielens_1m_ratings.csv.gz")
-        ratings[ratings.user % ONE_USER_IN == 0].to_csv(some / "movielens_1m_ratings.csv", index=False)
+        ratings[ratings.user % one_in == 0].to_csv(some / "movielens_1m_ratings.csv", index=False)
         for file in ("movielens_1m_users.dat", "movielens_1m_movies.dat"):
             shutil.copy(raw / file, some / file)
         return datasets.prepare(datasets.BY_NAME["movielens_1m"], some, folder)
@@ -152,7 +152,7 @@ def _digits(folder: Path, seed: int, raw: Path) -> EncodedData:
 
 
 # Flights that took place, by what is known before they leave.
-_FLIGHTS: tuple[Any, ...] = (
+FLIGHTS: tuple[Any, ...] = (
     "flights.csv.zip",
     Label("late", "arr_delay", at_least=30),
     ("month", "day", "hour", "carrier", "flight", "tailnum", "origin", "dest"),
@@ -166,10 +166,10 @@ SETS: dict[str, Make] = {
     "criteo": _public("criteo", "criteo_kaggle_10k.tsv"),
     "avazu": _public("avazu", "avazu_14k.csv"),
     "adult": _in_parts("adult"),
-    "movielens": _movielens,
+    "movielens": movielens,
     "taobao": _in_parts("taobao_userbehavior"),
-    "flights": columns_of(*_FLIGHTS),
-    "fewer_flights": columns_of(*_FLIGHTS, most=100_000),
+    "flights": columns_of(*FLIGHTS),
+    "fewer_flights": columns_of(*FLIGHTS, most=100_000),
     "caravan": _drafted("Caravan.csv", "Purchase"),
     "default": _drafted("Default.csv", "default"),
     "lectures": columns_of(

@@ -10,14 +10,18 @@ Drawn sets: the logits that the labels were drawn by come with `truth_of`.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.defaults_data import SPLIT, Make, columns_of, standard
+from benchmarks.defaults_data import FLIGHTS, SETS, SPLIT, Make, columns_of, movielens, standard
 from hotrows.data import EncodedData, prepare
+from hotrows.data.datasets import schemas
+from hotrows.data.datasets.synthetic import synth_criteo
 from hotrows.schema import Dense, Label, Schema, Sparse
 
 Columns = dict[str, np.ndarray]
@@ -36,13 +40,13 @@ def _logs(*names: str) -> tuple[Dense, ...]:
     return tuple(Dense(name, transform="log") for name in names)
 
 
-def _watched(folder: Path, seed: int, raw: Path) -> EncodedData:
-    """Implicit feedback: the films of users whose id leaves 1 modulo 8, and as many drawn for each."""
+def _watched(folder: Path, seed: int, raw: Path, one_in: int = 8) -> EncodedData:
+    """Implicit feedback: the films of one user in 8, by the remainder of the id, and as many drawn."""
     import pandas as pd
 
     rng = np.random.default_rng(seed)
     ratings = pd.read_csv(raw / "movielens_1m_ratings.csv.gz")
-    ratings = ratings[ratings.user % 8 == 1][["user", "movie"]].assign(watched=1)
+    ratings = ratings[ratings.user % one_in == 1 % one_in][["user", "movie"]].assign(watched=1)
     others = ratings.assign(movie=rng.choice(ratings.movie.unique(), len(ratings)), watched=0)
     users = _dat(raw / "movielens_1m_users.dat", ["user", "gender", "age", "work", "zip"])
     movies = _dat(raw / "movielens_1m_movies.dat", ["movie", "title", "genres"])
@@ -159,6 +163,10 @@ DRAWN: dict[str, tuple[int, Draw, bool]] = {
     "long": (60_000, _long, False),
     "single_pair": (40_000, _single, False),
 }
+
+
+_LARGER_ROWS = 700_000
+DRAWN |= {f"{name}, larger": (_LARGER_ROWS, *how) for name, (_, *how) in DRAWN.items() if name != "noise"}
 
 
 def _rows(name: str, seed: int) -> tuple[Columns, np.ndarray]:
@@ -279,5 +287,33 @@ MORE: dict[str, Make] = {
         derive=_cancelled,
     ),
     "watched": _watched,
-    **{name: _made(name) for name in DRAWN},
+    **{name: _made(name) for name in DRAWN if "larger" not in name},
+}
+
+
+def _clicks(rows: int) -> Make:
+    """A synthetic click log of Criteo's form, in the order of its lines."""
+
+    def make(folder: Path, seed: int, raw: Path) -> EncodedData:
+        with tempfile.TemporaryDirectory() as some:
+            raw_file = synth_criteo(rows, Path(some) / "raw", seed=seed)
+            schema = schemas.BY_NAME["criteo"]
+            return prepare([raw_file], schema, folder, split="position:0.8,0.1,0.1")
+
+    return make
+
+
+# Sets of 260,000 to 2.8 million training samples, on which the size of "few samples" is judged.
+LARGER: dict[str, Make] = {
+    "flights": SETS["flights"],
+    "flights, early": columns_of(FLIGHTS[0], Label("early", "arr_delay", at_least=-5), *FLIGHTS[2:]),
+    "flights, cancelled": columns_of(FLIGHTS[0], Label("cancelled"), *FLIGHTS[2:], derive=_cancelled),
+    "movielens, all": partial(movielens, one_in=1),
+    "watched, one in 2": partial(_watched, one_in=2),
+    "watched, all": partial(_watched, one_in=1),
+    "clicks, 500,000": _clicks(500_000),
+    "clicks, 1,000,000": _clicks(1_000_000),
+    "clicks, 2,000,000": _clicks(2_000_000),
+    "clicks, 3,500,000": _clicks(3_500_000),
+    **{name: _made(name) for name in DRAWN if "larger" in name},
 }
