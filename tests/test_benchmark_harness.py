@@ -98,8 +98,8 @@ def test_all_arms_have_the_same_settings_of_threads(monkeypatch, policy, spins):
 def test_headlines_are_chosen_by_name_by_time_and_by_what_is_there():
     present = dict.fromkeys(headlines.PARTS, False)
     everything = headlines.chosen([], None, present)
-    assert set(everything) == set(headlines.PARTS) - {"billion"}
-    assert sum(headlines.PARTS[name].minutes for name in everything) <= 90
+    assert "billion" not in everything and "loader" in everything
+    assert sum(headlines.PARTS[name].minutes for name in everything) <= 200
     assert headlines.chosen([], 9, present) == ["dlrm", "461-fields"]
     assert headlines.chosen([], 9, present | {"dlrm": True})[0] == "dlrm-bfloat16"
     assert headlines.chosen(["billion"], None, present) == ["billion"]
