@@ -55,9 +55,9 @@ def main() -> None:
     for rows in args.rows if args.whole else ():
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             arms = whole(Path(folder), rows, args.python)
-        record = {**conditions(THREADS), "peers": RECIPES[PEERS].installs[0], "arms": arms}
+        facts = {"question": QUESTION, **conditions(THREADS), "peers": RECIPES[PEERS].installs[0]}
         if not args.dry:
-            add("click_log_whole", [str(rows)], record, {"question": QUESTION})
+            add("click_log_whole", ["rows", str(rows)], arms, facts)
     for rows in () if args.whole else args.rows:
         with tempfile.TemporaryDirectory() as folder:
             found = measure(Path(folder), rows, args.numbers, args.python)

@@ -139,6 +139,13 @@ PARTS = {
         ("click_log --rows 20000 --numbers", "click_log --rows 20000 50000 200000"),
         ("data", "train", "models"),
     ),
+    "click-log-whole": Part(
+        "click_log_whole",
+        90,
+        ("click_log --whole --rows 10000000",),
+        ("data", "train", "models", "serving"),
+        is_long=True,
+    ),
     "machines": Part("machines/conditions", 8, ("machines",), RELIABLE),
     "boosting": Part(
         "boosting",

@@ -116,6 +116,22 @@ def click_log() -> list[list[str]]:
     return rows
 
 
+def whole_log() -> list[list[str]]:
+    """The whole way from a file, by rows and arms; an arm that failed has no AUC."""
+    return [
+        [
+            f"{int(rows):,}",
+            arm,
+            f"{f['seconds']:,.0f}",
+            f"{f['cpu_seconds']:,.0f}",
+            f"{f['peak_mb']:,}",
+            f"{f['auc']:.4f}" if "auc" in f else f["error"],
+        ]
+        for rows, arms in sorted(at("click_log_whole/rows").items(), key=lambda pair: int(pair[0]))
+        for arm, f in arms.items()
+    ]
+
+
 def definitions() -> list[list[str]]:
     return [[who, what] for who, what in at("equal_weights/differs").items()]
 
@@ -149,7 +165,13 @@ CLICK_LOG = [
         "samples | columns | trained by | test AUC | log loss | seconds",
         click_log,
         (Origin("click_log", "benchmarks.click_log"),),
-    )
+    ),
+    Table(
+        "click-log-whole",
+        "samples | trained by | seconds | CPU seconds | peak MB | test AUC",
+        whole_log,
+        (Origin("click_log_whole", "benchmarks.click_log --whole"),),
+    ),
 ]
 MODEL_TABLES = [
     Table("models", "model | what it adds | needs | labels | test AUC | thousand samples/s", models)
