@@ -116,7 +116,7 @@ PARTS = {
     },
     **_ranks(),
     "prepare": Part("prepare", 3, ("prepare --rows 1000000 --rounds 3",), ("data",)),
-    "loader": Part("loader", 5, ("loader",), ("data",)),
+    "loader": Part("loader", 5, ("loader --rounds 3",), ("data",)),
     "requests": Part("requests", 10, ("requests",), ("data", "models", "ops")),
     "serving": Part(
         "serving", 3, (f"serving make {FOLDER}", f"serving measure {FOLDER}"), ("serving", "models")

@@ -161,13 +161,11 @@ def _faults() -> list[object]:
 
 STREAMS = ("zipf", "criteo", "drift")
 ENCODERS = ("polars", "sklearn")
-LIBRARIES = ("deepctr", "rechub", "fuxictr")
-NAMES = {"deepctr": "deepctr-torch", "rechub": "torch-rechub", "fuxictr": "fuxictr"}
+LIBRARIES = {"deepctr": "deepctr-torch", "rechub": "torch-rechub", "fuxictr": "fuxictr"}
 
 
 def _accelerated(shape: str) -> list[object]:
-    files = {name: f"accelerate-{shape}-{name}" for name in LIBRARIES}
-    return [ratio(file, f"{NAMES[name]}+hotrows", NAMES[name]) for name, file in files.items()]
+    return [ratio(f"accelerate-{shape}-{n}", f"{arm}+hotrows", arm) for n, arm in LIBRARIES.items()]
 
 
 ACCELERATED = (

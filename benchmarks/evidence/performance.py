@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.any_model.table import is_built, passes
+from benchmarks.evidence.claims import LIBRARIES
 from benchmarks.evidence.records import Origin, Table, at, number, percent, result, speed, thousands
 
 NAMES = {
@@ -21,7 +22,6 @@ WHOLE = (
     "many-tables-adagrad",
 )
 HISTORIES = ("din-dim16", "dien-dim16")
-LIBRARIES = {"deepctr": "deepctr-torch", "rechub": "torch-rechub", "fuxictr": "fuxictr"}
 
 
 def embedding() -> list[list[str]]:
