@@ -117,6 +117,15 @@ def test_a_headline_is_measured_again_where_code_has_changed(monkeypatch):
     assert not headlines.is_present(part)
 
 
+def test_a_headline_of_few_commits_ago_may_stay(monkeypatch):
+    part = headlines.PARTS["dlrm"]
+    monkeypatch.setattr(headlines, "git", lambda *_: "400")
+    assert headlines.is_newer(part, 400) and not headlines.is_newer(part, 399)
+    assert not headlines.is_newer(part, None)
+    monkeypatch.setattr(headlines, "git", lambda *_: None)
+    assert not headlines.is_newer(part, 400), "a commit that is not known"
+
+
 def test_a_headline_that_takes_too_long_ends_with_its_processes(tmp_path):
     marker = tmp_path / "ran on"
     late = f"import time; time.sleep(3); open({str(marker)!r}, 'w')"
