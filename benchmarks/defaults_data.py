@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy_data import RAW
 from benchmarks.workload import DATA
 from hotrows.data import EncodedData, datasets, draft_schema, prepare
 from hotrows.data.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sparse
 
 FOLDER = DATA / "defaults"
+RAW = Path(__file__).parents[2] / "shared" / "data"  # for files whose licences keep them out
 Make = Callable[[Path, int, Path], EncodedData]
 ONE_USER_IN = 8  # of MovieLens
 SPLIT = "fraction:0.8,0.1,0.1"

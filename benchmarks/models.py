@@ -20,7 +20,7 @@ from statistics import mean, stdev
 
 import torch
 
-from benchmarks.accuracy_data import RAW
+from benchmarks.defaults_data import RAW
 from benchmarks.harness import add, conditions, measured
 from benchmarks.workload import DATA
 from hotrows.data import EncodedData, datasets

@@ -78,11 +78,11 @@ def prepared(rows: int) -> Path:
         f"prepare {folder}/raw/train.txt --schema criteo --out {folder}/data",
     ):
         subprocess.run([sys.executable, "-m", "hotrows", *command.split()], cwd=ROOT, check=True)
-    _write_arrays(folder)
+    write_arrays(folder)
     return folder
 
 
-def _write_arrays(folder: Path) -> None:
+def write_arrays(folder: Path) -> None:
     from hotrows.data import EncodedData, Loader
 
     data = EncodedData.open(folder / "data")

@@ -3,7 +3,7 @@
 //   records -> requests (neighbours in one) -> a ring of requests in flight -> out
 //
 // io_uring keeps kDepth requests in flight from one thread; where there is none, kThreads wait in pread.
-// Both by measurement: `python -m benchmarks.store depths`.
+// Both by measurement: `benchmarks.store depths` at tag `studies`.
 // Fetchers are handles that the caller creates and destroys.
 #include "ring.h"
 

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -132,7 +133,8 @@ def _is_done(record: dict[str, Any] | None, commit: str, args: argparse.Namespac
 
 def _note(library: str, record: dict[str, Any], commit: str, results: Results) -> None:
     model = record.pop("model")
-    results.add(library, model, record | {"commit": commit})
+    today = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    results.add(library, model, record | {"commit": commit, "date": today})
     print(f"{library}: {model}: {record.get('seconds', '')} s", flush=True)
 
 

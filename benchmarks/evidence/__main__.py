@@ -6,14 +6,14 @@ python -m benchmarks.evidence
 import argparse
 import sys
 
-from benchmarks.evidence import claims, papers, performance, quality, reliability
+from benchmarks.evidence import claims, papers, performance, quality, reliability, studies
 from benchmarks.evidence.records import Table
 from benchmarks.harness import ROOT
 from benchmarks.markdown import put
 
 DOCS = ROOT / "docs"
 PAGES: dict[str, list[Table]] = {
-    "evidence/index.md": claims.TABLES,
+    "evidence/index.md": [claims.TABLE, studies.TABLE],
     "evidence/performance.md": performance.TABLES,
     "evidence/quality.md": quality.TABLES,
     "evidence/reliability.md": reliability.TABLES,

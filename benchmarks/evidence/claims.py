@@ -1,12 +1,13 @@
-"""The index of the evidence: one claim a row."""
+"""The index of the evidence: one claim a row, in one sentence; what loses stands beside what wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.any_model.table import is_built, passes
+from benchmarks.boosting import half_of
 from benchmarks.evidence.records import (
     Origin,
     Table,
@@ -18,51 +19,62 @@ from benchmarks.evidence.records import (
     percent,
     result,
     signed,
-    spread,
     times,
 )
 
-HEAD = "claim | figure | against | machine | date | commit | command | file"
+HEAD = "claim | machine, day, commit | command | file"
+BOOSTERS = ("lightgbm", "catboost")
+LIBRARY = {
+    "torchrec": "TorchRec",
+    "fbgemm": "FBGEMM",
+    "tensorflow": "TensorFlow",
+    "plain-torch": "plain PyTorch",
+}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed, the figure of a file, and what it is compared with."""
+    """A sentence with figures of files in place of its {}, and where they come from."""
 
-    claim: str
-    figure: Callable[[], str]
-    against: str
-    origin: Origin
+    sentence: str
+    figures: Callable[[], Iterable[object]]
+    origins: tuple[Origin, ...]
 
     def row(self) -> list[str]:
-        of = self.origin
-        command = f"`{of.command}`"
-        figures = [self.claim, self.figure(), self.against]
-        return [*figures, of.machine, of.date, of.commit, command, of.file]
+        places = dict.fromkeys(f"{o.machine}, {o.date}, {o.commit}" for o in self.origins)
+        commands = dict.fromkeys(o.shown_command.replace("python -m ", "") for o in self.origins)
+        files = [origin.file for origin in self.origins]
+        cells = ("; ".join(places), "; ".join(commands), ", ".join(files))
+        return [self.sentence.format(*self.figures()), *cells]
 
 
-def faster(claim: str, file: str, arm: str, base: str, against: str, command: str) -> Claim:
-    """A claim of how many times as fast one arm of a file is as another."""
-    return Claim(claim, lambda: times(file, arm, base), against, Origin(file, command))
+def claim(sentence: str, command: str, files: str, figures: Callable[[], Iterable[object]]) -> Claim:
+    """A claim of figures that a command wrote into files, or into records of one: `FILE/KEY OTHER`."""
+    return Claim(sentence, figures, tuple(Origin(file, command) for file in files.split()))
 
 
-def ratios(text: str) -> list[Claim]:
-    """Claims of speed: lines `file: command of benchmarks`, below each `claim | arm | base | against`."""
-    claims, file, command = [], "", ""
-    for line in text.strip().splitlines():
-        if line.startswith(" "):
-            claim, arm, base, against = line.strip().split(" | ")
-            claims.append(faster(claim, file, arm, base, against, f"benchmarks.{command}"))
-        else:
-            file, command = line.split(": ")
-    return claims
+def faster(sentence: str, command: str, file: str, *pairs: str) -> Claim:
+    """A claim of how many times as fast arms of a file are as others, by pairs `ARM / OTHER`."""
+    return claim(sentence, command, file, lambda: [times(file, *pair.split(" / ")) for pair in pairs])
 
 
-def let_through() -> tuple[float, float]:
-    """The least and the largest gain of models that `accelerate` does not leave plain."""
-    cells = at("break_even/models").values()
-    gains = [cell["times_as_fast"] for cell in cells if not cell["is_left_plain"]]
-    return min(gains), max(gains)
+def _over_the_fastest(file: str) -> list[object]:
+    """How many times as fast hotrows is as the fastest library, and which that is."""
+    arms = at(f"{file}/arms")
+    speeds = {arm: arms[arm]["samples_per_s"] for arm in LIBRARY if "samples_per_s" in arms.get(arm, {})}
+    fastest = max(speeds, key=speeds.__getitem__)
+    return [times(file, "hotrows", fastest), LIBRARY[fastest]]
+
+
+def ratio(file: str, arm: str, base: str) -> str:
+    return over(f"{file}/arms/{arm}/samples_per_s", f"{file}/arms/{base}/samples_per_s")
+
+
+def span(values: Iterable[float], form: str = "{:.2f}") -> str:
+    """The least and the most of values, once where both read alike."""
+    values = list(values)
+    least, most = form.format(min(values)), form.format(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def any_model_runs() -> tuple[int, int]:
@@ -72,410 +84,346 @@ def any_model_runs() -> tuple[int, int]:
     return len(equal), len(models)
 
 
-def misses(file: str, policy: str) -> str:
+def _let_through() -> list[object]:
+    cells = at("break_even/models").values()
+    gains = [cell["times_as_fast"] for cell in cells if not cell["is_left_plain"]]
+    slower = sum(gain < 1 for gain in gains)
+    return [len(cells), len(cells) - len(gains), slower, f"{min(gains):.2f}x", f"{max(gains):.0f}x"]
+
+
+def _misses(policy: str) -> str:
     """Rows fetched relative to Bélády's optimum, by caches of 2, 5 and 10 %, four batches in flight."""
-    figures = at(f"{file}/figures")
-    ratios = [f["over_belady"] for f in figures if f["policy"] == policy and f["in_flight"] == 4]
-    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
-    return least if least == most else f"{least} to {most}"
+    figures = [f for stream in STREAMS for f in at(f"misses-{stream}/figures")]
+    return span(f["over_belady"] for f in figures if f["policy"] == policy and f["in_flight"] == 4)
 
 
-def auc_less_one_hot(data: str, model: str) -> str:
-    """Test AUC less that of one-hot logistic regression: mean, lowest and highest over seeds."""
-    arms = at(f"defaults/sets/{data}")
-    one_hot = arms["one-hot"]
-    less = [run["auc"] - one_hot.get(seed, one_hot["0"])["auc"] for seed, run in arms[model].items()]
-    return f"{signed(mean(less))} ({signed(min(less))} to {signed(max(less))})"
+def _boosted(half: str) -> list[object]:
+    """On how many sets of a half the default is at least as good as the better booster, and the mean,
+    the least and the most of its AUC less theirs, on seed 0."""
+    above = []
+    for name, arms in at("boosting/sets").items():
+        peers = [arms[peer]["0"]["auc"] for peer in BOOSTERS if "0" in arms.get(peer, {})]
+        if half_of(name) == half and len(peers) == len(BOOSTERS):
+            above.append(arms["ours"]["0"]["auc"] - max(peers))
+    wins = sum(value >= 0 for value in above)
+    return [wins, len(above), signed(mean(above)), span(above, "{:+.4f}")]
 
 
-def _prepared(arm: str) -> str:
-    arms = at("prepare/arms")
-    ratios = [
-        one["rows_per_s"] / other["rows_per_s"]
-        for one, other in zip(arms["hotrows"]["rounds"], arms[arm]["rounds"], strict=True)
+def _clicks(samples: str) -> list[object]:
+    arms = at(f"click_log/all/{samples}")
+    return [f"{arms[arm][0]:.4f}" for arm in ("hotrows", "LightGBM, tuned", "LightGBM, default")]
+
+
+def _whole_log() -> list[object]:
+    """Of the largest log: its rows, and of each arm seconds, peak memory and test AUC."""
+    rows, arms = max(at("click_log_whole/rows").items(), key=lambda pair: int(pair[0]))
+    cells = [
+        f"AUC {arm['auc']:.4f} in {arm['seconds']:,.0f} s with {arm['peak_mb'] / 1000:.1f} GB"
+        if "auc" in arm
+        else "fails"
+        for arm in arms.values()
     ]
-    return f"{number(arms['hotrows']['rows_per_s'] / arms[arm]['rows_per_s'])}x{spread(ratios)}"
+    return [f"{int(rows):,}", *cells]
 
 
-def _alike() -> str:
-    models = [model for found in at("accuracy/sets").values() for model in found.values()]
-    within = [d["within_noise"] for model in models for d in model["differences"].values()]
-    return f"{sum(within)} of {len(within)} pairs"
+def _prepared() -> list[object]:
+    arms = at("prepare/arms")
+    memory = arms["hotrows"]["peak_rss_mb"] / arms["polars"]["peak_rss_mb"]
+    speeds = [over("prepare/arms/hotrows/rows_per_s", f"prepare/arms/{a}/rows_per_s") for a in ENCODERS]
+    return [speeds[0], percent(memory), speeds[1]]
 
 
-def _checksums() -> str:
-    jobs = at("durability/jobs/checkpoint")
-    return f"{jobs['as it is']['cpu_seconds'] - jobs['no checksums']['cpu_seconds']:.2f} s of the CPU"
+def _served_in_bits() -> list[object]:
+    cells = [at(f"serving_core/figures/{model}-1000") for model in ("dien", "din")]
+    ms = [[f"{cell[way]['p50_cpu_ms']:.1f}" for way in ("core, int8", "core", "onnx")] for cell in cells]
+    worst = max(cell["core, int8"]["largest_difference"] for cell in cells)
+    return [*ms[0], *ms[1], f"{worst:.0e}"]
 
 
-def _dynamic(data: str, share: float) -> str:
-    aucs = {
-        way: mean([f["auc"] for f in at(f"{data}/figures") if f["way"] == way and f["share"] == share])
-        for way in ("ahead", "lru")
-    }
-    return f"{aucs['ahead']:.4f} against {aucs['lru']:.4f}"
+def _after_a_loss() -> list[object]:
+    m = at("machines/result")
+    megabytes = 10_000 / sum(m["own_megabytes"])
+    seconds = m["of_these_to_start"] + megabytes * (m["resume_seconds"] - m["of_these_to_start"])
+    return [f"{seconds:.0f}", f"{max(m['fetched_of_own']):.2f}", percent(max(m["upload_share"], 0))]
 
 
-def least_and_most(values: list[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def _preempted() -> list[object]:
+    p = at("preemptions/result")
+    assert p["equal_bits"]
+    return [p["preemptions"], p["checkpoints_lost"], p["steps_made_twice_after_notice"]]
 
 
-def link_gain(base: str) -> float:
-    """How many times shorter a training with look-ahead is behind a link of 1/57 of memory."""
-    arms = at("papers-fae/links/arms")
-    return arms[f"1/57: {base}"]["seconds"] / arms["1/57: ours"]["seconds"]
+def _faults() -> list[object]:
+    kinds = at("faults/kinds").values()
+    good, trials = sum(k["equal"] + k["refused"] for k in kinds), sum(k["trials"] for k in kinds)
+    return [f"{good:,}", f"{trials:,}"]
 
 
-KEYS = "dynamic-keys-33m/ns_per_lookup/33,800,000"
-LOCALITIES = ("uniform", "low", "medium", "high")
-END = "benchmarks.end_to_end"
-RANKS = "benchmarks.ranks"
-HISTORIES = "benchmarks.sequence_step"
-ACCELERATE = "benchmarks.accelerate"
-TIERS = "benchmarks.tiers"
-PAPERS = "benchmarks.papers"
+STREAMS = ("zipf", "criteo", "drift")
+ENCODERS = ("polars", "sklearn")
+LIBRARIES = {"deepctr": "deepctr-torch", "rechub": "torch-rechub", "fuxictr": "fuxictr"}
 
-IN_MEMORY = (
-    *ratios("""
-end_to_end-dlrm-adagrad: end_to_end dlrm-adagrad
-    DLRM on Criteo's tables, training step | hotrows | plain-torch | plain PyTorch
-    DLRM on Criteo's tables, training step | hotrows | torchrec | TorchRec, the fastest library
-end_to_end-dlrm-adagrad-bfloat16: end_to_end dlrm-adagrad-bfloat16
-    DLRM on Criteo's tables, bfloat16 | hotrows | glued | FBGEMM, oneDNN, malloc settings, by hand
-end_to_end-deepfm-adagrad: end_to_end deepfm-adagrad
-    DeepFM on Criteo's tables, training step | hotrows | tensorflow | TensorFlow
-end_to_end-461-tables-adagrad: end_to_end 461-tables-adagrad
-    461 tables, small MLP | hotrows | plain-torch | plain PyTorch
-end_to_end-many-tables-adagrad: end_to_end many-tables-adagrad
-    1,000 tables, small MLP | hotrows | tensorflow | TensorFlow
-embedding-adagrad: embedding adagrad
-    embedding alone, Adagrad | hotrows | fbgemm | FBGEMM
-sequence_step-din-dim16: sequence_step
-    DIN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
-    DIN, dim 16, histories of 40 | hotrows | fuxictr | FuxiCTR, dense Adam
-sequence_step-dien-dim16: sequence_step
-    DIEN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
-sequence_step-can-dim16: sequence_step
-    CAN, dim 16, histories of 40 | hotrows | padded-torch | padded PyTorch
-"""),
-    *(
-        faster(
-            "`hotrows train`, four million rows, DeepFM, from start to end",
-            "user_path",
-            "hotrows-deepfm",
-            arm,
-            against,
-            "benchmarks.user_path",
-        )
-        for arm, against in (
-            ("plain-deepfm", "a loop in plain PyTorch"),
-            ("deepctr", "DeepCTR-Torch's `fit`"),
-            ("fuxictr", "FuxiCTR's `fit`"),
-        )
-    ),
-    Claim(
-        "DeepFM by the recipe of BARS",
-        lambda: over(
-            "bars/models/deepfm/arms/hotrows/samples_per_s", "bars/models/deepfm/bars/samples_per_s"
-        ),
-        "the log of BARS on a V100, 2022",
-        Origin("bars/models/deepfm", "benchmarks.bars"),
-    ),
-)
+
+def _accelerated(shape: str) -> list[object]:
+    return [ratio(f"accelerate-{shape}-{n}", f"{arm}+hotrows", arm) for n, arm in LIBRARIES.items()]
+
+
 ACCELERATED = (
+    "DeepFM of DeepCTR-Torch, torch-rechub and FuxiCTR trains {}, {} and {} as fast under `accelerate` "
+)
+CLAIMS = (
+    claim(
+        "DLRM on Criteo's tables trains {} as fast as in plain PyTorch, and {} as in {}, the fastest "
+        "library.",
+        "benchmarks.end_to_end dlrm-adagrad",
+        "end_to_end-dlrm-adagrad",
+        lambda: [
+            times("end_to_end-dlrm-adagrad", "hotrows", "plain-torch"),
+            *_over_the_fastest("end_to_end-dlrm-adagrad"),
+        ],
+    ),
+    faster(
+        "DLRM in bfloat16 trains {} as fast as FBGEMM, oneDNN and malloc settings joined by hand.",
+        "benchmarks.end_to_end dlrm-adagrad-bfloat16",
+        "end_to_end-dlrm-adagrad-bfloat16",
+        "hotrows / glued",
+    ),
+    *(
+        claim(
+            f"{model} trains {{}} as fast as in {{}}, the fastest library.",
+            f"benchmarks.end_to_end {name}",
+            f"end_to_end-{name}",
+            partial(_over_the_fastest, f"end_to_end-{name}"),
+        )
+        for name, model in (
+            ("deepfm-adagrad", "DeepFM on Criteo's tables"),
+            ("461-tables-adagrad", "A small MLP over 461 tables"),
+            ("many-tables-adagrad", "A small MLP over 1,000 tables"),
+        )
+    ),
+    faster(
+        "Lookup, backward and update alone, with Adagrad, are {} as fast as in FBGEMM.",
+        "benchmarks.embedding adagrad",
+        "embedding-adagrad",
+        "hotrows / fbgemm",
+    ),
     *(
         faster(
-            f"DeepFM of {name} under `accelerate`, Criteo's tables",
-            f"accelerate-criteo-{short}",
-            f"{arm}+hotrows",
-            arm,
-            "the same model, plain",
-            ACCELERATE,
+            f"{name} on histories of 40 events trains {{}} as fast as in padded PyTorch, "
+            "and {} as in FuxiCTR with dense Adam.",
+            f"benchmarks.sequence_step {name.lower()}-dim16",
+            f"sequence_step-{name.lower()}-dim16",
+            "hotrows / padded-torch",
+            "hotrows / fuxictr",
         )
-        for name, short, arm in (
-            ("DeepCTR-Torch", "deepctr", "deepctr-torch"),
-            ("torch-rechub", "rechub", "torch-rechub"),
-            ("FuxiCTR", "fuxictr", "fuxictr"),
-        )
+        for name in ("DIN", "DIEN")
     ),
-    *ratios("""
-accelerate-461-fuxictr: accelerate
-    FuxiCTR's DeepFM under `accelerate`, 461 tables | fuxictr+hotrows | fuxictr | the same, plain
-accelerate-cut-fuxictr: accelerate
-    FuxiCTR's DeepFM under `accelerate`, 1,000 rows a table | fuxictr+hotrows | fuxictr | the same, plain
-"""),
-    Claim(
-        "accelerated model, a tenth of the rows in fast memory, the rest in files",
-        lambda: percent(at("accelerate_cache/arms/file, ahead/of_memory")),
-        "the speed in memory",
-        Origin("accelerate_cache", "benchmarks.accelerate_cache"),
+    claim(
+        "`hotrows train` with DeepFM on four million rows, from the command's start to its end, is {} "
+        "as fast as a loop in plain PyTorch, {} as DeepCTR-Torch's `fit` and {} as FuxiCTR's.",
+        "benchmarks.user_path",
+        "user_path",
+        lambda: [
+            ratio("user_path", "hotrows-deepfm", base) for base in ("plain-deepfm", "deepctr", "fuxictr")
+        ],
     ),
-    Claim(
-        "cost of `accelerate` for one small table",
-        lambda: f"{percent(max(m['overhead'] for m in at('overhead/models').values()))} at most",
-        "a plain step",
-        Origin("overhead", "benchmarks.overhead"),
+    claim(
+        f"{ACCELERATED}with Criteo's tables.",
+        "benchmarks.accelerate",
+        " ".join(f"accelerate-criteo-{name}" for name in LIBRARIES),
+        lambda: _accelerated("criteo"),
     ),
-    Claim(
-        "models of 4 to 26 tables that the forecast of `accelerate` lets through, slowest and fastest",
-        lambda: "{:.2f}x to {:.0f}x".format(*let_through()),
-        "the same models, plain",
-        Origin("break_even", "benchmarks.break_even"),
+    claim(
+        f"{ACCELERATED}with 461 tables of 10,000 rows.",
+        "benchmarks.accelerate",
+        " ".join(f"accelerate-461-{name}" for name in LIBRARIES),
+        lambda: _accelerated("461"),
     ),
-    Claim(
-        "library models that train equally under `accelerate`, every optimizer",
-        lambda: "{} of {}".format(*any_model_runs()),
-        "plain PyTorch; the others do not run plain or have no tables",
-        Origin("any_model/fuxictr/models/AFM", "benchmarks.any_model"),
+    claim(
+        "Of {} models of 4 to 26 tables `accelerate` leaves {} plain; {} of the others become slower, "
+        "and they train {} to {} as fast as plain.",
+        "benchmarks.break_even",
+        "break_even",
+        _let_through,
     ),
-)
-CACHED = (
-    Claim(
-        "DLRM with a tenth of the rows in memory, the rest in a file",
-        lambda: percent(at("tiers-dim16/arms/file/ratio")),
-        "the speed with all rows in memory; 220 steps, warm cache",
-        Origin("tiers-dim16", TIERS),
+    claim(
+        "{} of {} configurations of five libraries train to equal weights under `accelerate` with every "
+        "optimizer; the others do not run in plain PyTorch, or have no tables.",
+        "benchmarks.any_model",
+        "any_model/fuxictr/models/AFM",
+        any_model_runs,
     ),
-    Claim(
-        "DLRM, its tables memory-mapped from a file",
-        lambda: percent(at("tiers-dim16/arms/file-mapped/ratio")),
-        "the speed with all rows in memory",
-        Origin("tiers-dim16", TIERS),
+    claim(
+        "DLRM with a tenth of the rows in memory and the rest in a file trains at {} of the speed with "
+        "all rows in memory; with memory-mapped tables, at {}.",
+        "benchmarks.tiers dim16",
+        "tiers-dim16",
+        lambda: [percent(at(f"tiers-dim16/arms/{arm}/ratio")) for arm in ("file", "file-mapped")],
     ),
-    Claim(
-        "DLRM with a tenth of the rows in memory, 500 steps with a checkpoint and a merge",
-        lambda: percent(at("tiers-sustained/arms/file/ratio")),
-        "the speed with all rows in memory",
-        Origin("tiers-sustained", f"{TIERS} sustained"),
+    claim(
+        "DLRM on a billion rows within 2 GiB trains at {} of the speed of ten million rows in memory in "
+        "the median step, and at {} in the slowest 100 steps in a row.",
+        "benchmarks.tiers billion",
+        "tiers-billion-criteo",
+        lambda: [
+            percent(at(f"tiers-billion-criteo/figures/{key}"))
+            for key in ("ratio", "ratio_slowest_window_of_100")
+        ],
     ),
-    Claim(
-        "DLRM on a billion rows within 2 GiB, median step",
-        lambda: percent(at("tiers-billion-criteo/figures/ratio")),
-        "the same model, ten million rows, in memory",
-        Origin("tiers-billion-criteo", f"{TIERS} billion"),
+    claim(
+        "Look-ahead fetches {} times the rows of Bélády's optimum, and LRU {}, with caches of 2 to 10 % "
+        "on three streams.",
+        "benchmarks.misses",
+        " ".join(f"misses-{stream}" for stream in STREAMS),
+        lambda: [_misses("lookahead"), _misses("lru")],
+    ),
+    faster(
+        "Two ranks on two cores train DLRM {} as fast as TorchRec, pipelined, {} as TensorFlow's "
+        "parameter server, and {} as one rank with two threads.",
+        "benchmarks.ranks dlrm",
+        "ranks-dlrm",
+        "hotrows-ranks / torchrec-ranks-pipeline",
+        "hotrows-ranks / tensorflow-ps",
+        "hotrows-ranks / hotrows",
+    ),
+    faster(
+        "Two ranks train DeepFM {} as fast as TensorFlow's parameter server, and {} as one rank.",
+        "benchmarks.ranks deepfm",
+        "ranks-deepfm",
+        "hotrows-ranks / tensorflow-ps",
+        "hotrows-ranks / hotrows",
+    ),
+    faster(
+        "Two ranks train 461 tables {} as fast as TorchRec, {} as TensorFlow's parameter server, and {} "
+        "as one rank.",
+        "benchmarks.ranks 461-tables",
+        "ranks-461-tables",
+        "hotrows-ranks / torchrec-ranks",
+        "hotrows-ranks / tensorflow-ps",
+        "hotrows-ranks / hotrows",
     ),
     *(
-        Claim(
-            f"rows fetched over Bélády, look-ahead, stream {name}",
-            partial(misses, f"misses-{name}", "lookahead"),
-            "Bélády's optimum; caches of 2, 5 and 10 %",
-            Origin(f"misses-{name}", "benchmarks.misses"),
+        faster(
+            f"Two ranks train {name} {{}} as fast as TensorFlow's parameter server with padded "
+            "histories, {} without padding, and {} as one rank.",
+            f"benchmarks.ranks {name.lower()}",
+            f"ranks-{name.lower()}",
+            "hotrows-ranks / tensorflow-ps",
+            "hotrows-ranks / tensorflow-ps-packed",
+            "hotrows-ranks / hotrows-histories",
         )
-        for name in ("zipf", "criteo", "drift")
+        for name in ("DIN", "DIEN")
     ),
-    Claim(
-        "rows fetched, LRU, stream criteo",
-        lambda: misses("misses-criteo", "lru"),
-        "Bélády's optimum",
-        Origin("misses-criteo", "benchmarks.misses"),
+    claim(
+        "`prepare` of a million rows is {} as fast as Polars alone with {} of its memory, and {} as "
+        "Polars and scikit-learn.",
+        "benchmarks.prepare",
+        "prepare",
+        _prepared,
     ),
-    Claim(
-        "random rows read and written, file store",
-        lambda: f"{number(at('stores/arms/hotrows/rows_per_s') / at('stores/arms/mapped/rows_per_s'))}x",
-        "a mapped file, the fastest of RocksDB, LMDB, SQLite and itself",
-        Origin("stores", "benchmarks.stores"),
+    claim(
+        "`prepare` reads 20 GB of text within 2 GiB, page cache included, at {} rows a second.",
+        "benchmarks.prepare --limit 2GiB",
+        "prepare-bounded",
+        lambda: [number(at("prepare-bounded/figures/rows_per_s"))],
     ),
-    Claim(
-        "predicted samples/s of training from a file, within 10 %",
-        lambda: f"{at('advisor/within')} of {at('advisor/of')}",
-        "measured afterwards",
-        Origin("advisor", "benchmarks.advisor"),
+    claim(
+        "Shuffled batches load {} as fast as by PyTorch's DataLoader with two workers, and {} as from "
+        "memory-mapped rows.",
+        "benchmarks.loader",
+        "loader",
+        lambda: [
+            over("loader/arms/ours-shuffled/rows_per_s", f"loader/arms/{arm}/rows_per_s")
+            for arm in ("dataloader", "memmap-rows")
+        ],
     ),
-    Claim(
-        "planning of the look-ahead policy",
-        lambda: f"{number(at('planning/ns_per_lookup/lookahead/all'), 0)} ns a lookup",
-        "on a thread of its own",
-        Origin("planning", "benchmarks.planning"),
+    claim(
+        "On requests of 16 candidates DIEN trains {} and DIN {} as fast as on expanded samples; on "
+        "requests of one candidate {} and {}.",
+        "benchmarks.requests",
+        "requests",
+        lambda: [
+            f"{number(at(f'requests/candidates/{n}/{model}/speedup'))}x"
+            for n in (16, 1)
+            for model in ("dien", "din")
+        ],
     ),
-)
-RANKED = (
-    *ratios("""
-ranks-dlrm: ranks
-    two ranks, DLRM | hotrows-ranks | hotrows | one rank with two threads
-    two ranks, DLRM | hotrows-ranks | torchrec-ranks-pipeline | TorchRec, pipelined
-    two ranks, DLRM | hotrows-ranks | tensorflow-ps | TensorFlow's parameter server
-ranks-461-tables: ranks
-    two ranks, 461 tables | hotrows-ranks | torchrec-ranks | TorchRec
-ranks-din: ranks
-    two ranks, DIN | hotrows-ranks | tensorflow-ps-packed | TensorFlow's parameter server, unpadded
-ranks-dien: ranks
-    two ranks, DIEN | hotrows-ranks | tensorflow-ps-packed | TensorFlow's parameter server, unpadded
-"""),
-    Claim(
-        "predicted step on 1, 2 and 4 ranks",
-        lambda: f"{percent(max(abs(r['error']) for r in at('scale_check/rows')))} off at most",
-        "measured",
-        Origin("scale_check", "benchmarks.scale_check"),
+    claim(
+        "A request of 500 candidates of DeepFM on one core lasts {}; with tables of 8 bits {}.",
+        "benchmarks.serving",
+        "serving",
+        lambda: [latency(f"serving/figures/deepfm/{kind}") for kind in ("float32", "int8")],
     ),
-)
-DATA = (
-    Claim(
-        "`prepare`, a million rows of Criteo",
-        lambda: _prepared("polars"),
-        "Polars alone",
-        Origin("prepare", "benchmarks.prepare"),
+    claim(
+        "On histories of 1,000 events the core scores a request of DIEN in 8 bits in {} ms (float32 {}, "
+        "ONNX Runtime {}) and of DIN in {} ms ({}, {}); probabilities differ by {} at most.",
+        "benchmarks.serving core",
+        "serving_core",
+        _served_in_bits,
     ),
-    Claim(
-        "`prepare`, 20 GB of text within 2 GiB",
-        lambda: f"{number(at('prepare-bounded/figures/rows_per_s'))} rows/s",
-        "a memory cgroup that counts page cache",
-        Origin("prepare-bounded", "benchmarks.prepare --limit 2GiB"),
-    ),
-    Claim(
-        "`prepare` on Ray, four million rows",
-        lambda: f"{number(at('prepare-ray-4m/ray_over_process'))}x",
-        "one process on the same cores",
-        Origin("prepare-ray-4m", "benchmarks.prepare --ray"),
-    ),
-    Claim(
-        "loading shuffled batches",
-        lambda: over("loader/arms/ours-shuffled/rows_per_s", "loader/arms/dataloader/rows_per_s"),
-        "PyTorch's DataLoader, two workers",
-        Origin("loader", "benchmarks.loader"),
-    ),
-    Claim(
-        "time that training waits for data",
-        lambda: f"{100 * at('stall/figures/stalled_share'):.2f} %",
-        "all of it",
-        Origin("stall", "benchmarks.stall"),
-    ),
-    Claim(
-        "training step with dynamic ids, tables in memory",
-        lambda: f"{number(at('dynamic_step-memory-2/ratio'))}x",
-        "a step with known ids",
-        Origin("dynamic_step-memory-2", "benchmarks.dynamic_step"),
-    ),
-    Claim(
-        "a lookup in the key table, 33.8 million keys, LRU",
-        lambda: f"{number(at(f'{KEYS}/hotrows lru/hit'), 0)} ns",
-        f"{number(at(f'{KEYS}/ska::flat_hash_map/hit'), 0)} ns, ska::flat_hash_map",
-        Origin("dynamic-keys-33m", "benchmarks.dynamic_keys"),
-    ),
-    Claim(
-        "DIEN on requests of 16 candidates",
-        lambda: f"{number(at('requests/candidates/16/dien/speedup'))}x",
-        "expanded samples",
-        Origin("requests", "benchmarks.requests"),
-    ),
-)
-SERVED = (
-    Claim(
-        "one request of 500 candidates, DeepFM, one core",
-        lambda: latency("serving/figures/deepfm/float32"),
-        "nothing else ran",
-        Origin("serving", "benchmarks.serving"),
-    ),
-    Claim(
-        "one request of 500 candidates, DeepFM, tables ten times the memory",
-        lambda: latency("serving_tenfold/figures/deepfm/Zipf 1.05"),
-        "within a memory cgroup",
-        Origin("serving_tenfold", "benchmarks.serving_tenfold"),
-    ),
-    Claim(
-        "event appended to score that has learned it, 5,000 events/s",
-        lambda: latency("freshness/figures/5000", "s"),
-        "training and server on the same two cores",
-        Origin("freshness", "benchmarks.freshness"),
-    ),
-)
-PAPER_CLAIMS = (
-    Claim(
-        "461 fields, first layer by distinct rows",
-        lambda: f"{number(at('papers-picasso/fields/arms/461/hotrows/ratio'))}x",
-        "plain PyTorch",
-        Origin("papers-picasso/fields", f"{PAPERS} picasso"),
-    ),
-    Claim(
-        "a cache of 10 % behind a link of 1/12, four localities",
-        lambda: "{:.1f} to {:.1f}x".format(
-            *least_and_most(
-                [
-                    arms["10% ours"]["samples_per_s"] / arms["10% static cache"]["samples_per_s"]
-                    for arms in (at(f"papers-scratchpipe/{name}/arms") for name in LOCALITIES)
-                ]
-            )
-        ),
-        "a static cache of the most popular rows",
-        Origin("papers-scratchpipe/medium", f"{PAPERS} scratchpipe"),
-    ),
-    Claim(
-        "a whole training behind a link of 1/57",
-        lambda: f"{link_gain('static cache'):.2f}x",
-        "a static cache of the most popular rows",
-        Origin("papers-fae/links", f"{PAPERS} fae"),
-    ),
-    Claim(
-        "a whole training behind a link of 1/12",
-        lambda: over("papers-fae/speed/arms/static cache/seconds", "papers-fae/speed/arms/ours/seconds"),
-        "a static cache of the most popular rows",
-        Origin("papers-fae/speed", f"{PAPERS} fae"),
-    ),
-)
-QUALITY = (
-    Claim(
-        "equal weights, equal outputs and gradients",
-        lambda: "{} of {} pairs".format(
-            sum(pair["equal"] for pair in at("equal_weights/pairs")), len(at("equal_weights/pairs"))
-        ),
-        "DeepCTR-Torch, FuxiCTR, padded PyTorch",
-        Origin("equal_weights", "benchmarks.equal_weights"),
-    ),
-    Claim(
-        "test AUC by one recipe, within two standard errors",
-        _alike,
-        "DeepCTR-Torch, FuxiCTR",
-        Origin("accuracy/sets/criteo/dnn/arms/hotrows/conditions", "benchmarks.accuracy"),
+    claim(
+        "From the append of an event to a score that has learned it: {} at 5,000 events a second, {} at "
+        "20,000, with training and server on two cores.",
+        "benchmarks.freshness",
+        "freshness/figures/5000",
+        lambda: [latency(f"freshness/figures/{rate}", "s") for rate in (5000, 20000)],
     ),
     *(
-        Claim(
-            f"test AUC of DeepFM on {data}, defaults before small networks",
-            partial(auc_less_one_hot, data, "deepfm"),
-            "logistic regression on one-hot ids",
-            Origin(f"defaults/sets/{data}/deepfm/0", "benchmarks.defaults"),
+        claim(
+            f"On half {half} of the data sets{words}, the default is at least as good as the better "
+            "of LightGBM and CatBoost on {} of {}; its test AUC less theirs is {} on average ({}).",
+            "benchmarks.boosting",
+            "boosting",
+            lambda half=half: _boosted(half),
         )
-        for data in ("adult", "criteo", "movielens")
+        for half, words in (("A", ", on which its constants were chosen"), ("B", ""))
     ),
-    Claim(
-        "test AUC of DeepFM on MovieLens-1M, one epoch, three seeds",
-        lambda: "{auc:.4f} ± {auc_interval:.4f}".format(**at("models-movielens/models/deepfm")),
-        f"{at('models-movielens/models/lr/auc'):.4f}, logistic regression trained alike",
-        Origin("models-movielens/models/deepfm", "benchmarks.models movielens"),
+    claim(
+        "On a synthetic click log of 200,000 samples hotrows reaches test AUC {}, LightGBM {} tuned and "
+        "{} by default; on 20,000 samples {}, {} and {}.",
+        "benchmarks.click_log",
+        "click_log",
+        lambda: [*_clicks("200000"), *_clicks("20000")],
     ),
-    Claim(
-        "test AUC with a tenth of the keys, Avazu, look-ahead against LRU",
-        lambda: _dynamic("dynamic-avazu", 0.1),
-        "eviction by last use",
-        Origin("dynamic-avazu", "benchmarks.dynamic"),
+    claim(
+        "On a CSV of {} synthetic clicks hotrows, without a setting, reaches {} up to its first served "
+        "score; LightGBM by default {}; one epoch of FuxiCTR's `fit`, from prepared arrays, {}.",
+        "benchmarks.click_log --whole",
+        "click_log_whole",
+        _whole_log,
+    ),
+    claim(
+        "{} of {} trials of the fault campaign ended bit-identical to an undisturbed run, or with a "
+        "one-line error.",
+        "tests.faults",
+        "faults/campaigns/-1",
+        _faults,
+    ),
+    claim(
+        "{} damaged inputs gave equal rows or one clear message.",
+        "tests.fuzz",
+        "fuzz/runs/-1",
+        lambda: [f"{at('fuzz/all'):,}"],
+    ),
+    claim(
+        "{} states of the pipeline were explored, and each reads as serial training does.",
+        "tests.model_checker",
+        "model_checker/runs/-1",
+        lambda: [f"{at('model_checker/states'):,}"],
+    ),
+    claim(
+        "After the loss of a machine a rank with 10 GB of rows trains again in {} s, extrapolated, and "
+        "has fetched {} times its own bytes; uploads cost {} of the speed.",
+        "benchmarks.machines",
+        "machines/conditions",
+        _after_a_loss,
+    ),
+    claim(
+        "{} preemptions of 4, 3 and 1 ranks lost {} checkpoints and ended bit-identical to an "
+        "undisturbed run; {} steps were trained twice.",
+        "benchmarks.preemptions",
+        "preemptions/conditions",
+        _preempted,
     ),
 )
-RELIABLE = (
-    Claim(
-        "trials of the fault campaign that ended equal or refused",
-        lambda: "{:,} of {:,}".format(
-            sum(k["equal"] + k["refused"] for k in at("faults/kinds").values()),
-            sum(k["trials"] for k in at("faults/kinds").values()),
-        ),
-        "an undisturbed run",
-        Origin("faults/campaigns/-1", "tests.faults"),
-    ),
-    Claim(
-        "damaged inputs read",
-        lambda: f"{at('fuzz/all'):,}",
-        "one clear message or equal rows",
-        Origin("fuzz/runs/-1", "tests.fuzz"),
-    ),
-    Claim(
-        "states of the pipeline explored without a fault",
-        lambda: f"{at('model_checker/states'):,}",
-        "serial training",
-        Origin("model_checker/runs/0", "tests.model_checker"),
-    ),
-    Claim(
-        "checksums of a full checkpoint of 512 MB",
-        lambda: _checksums(),
-        "the same without",
-        Origin("durability", "benchmarks.durability"),
-    ),
-)
-GROUPS = (IN_MEMORY, ACCELERATED, CACHED, PAPER_CLAIMS, RANKED, DATA, SERVED, QUALITY, RELIABLE)
-TABLES = [Table("claims", HEAD, lambda: [claim.row() for group in GROUPS for claim in group])]
+TABLE = Table("claims", HEAD, lambda: [one.row() for one in CLAIMS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.any_model.table import is_built, passes
+from benchmarks.evidence.claims import LIBRARIES
 from benchmarks.evidence.records import Origin, Table, at, number, percent, result, speed, thousands
 
 NAMES = {
@@ -20,19 +21,13 @@ WHOLE = (
     "461-tables-adagrad",
     "many-tables-adagrad",
 )
-HISTORIES = ("din-dim16", "din-dim64", "dien-dim16", "dien-dim64")
-OPTIMIZERS = ("sgd", "rowwise", "adagrad", "adam")
-LIBRARIES = {"deepctr": "deepctr-torch", "rechub": "torch-rechub", "fuxictr": "fuxictr"}
+HISTORIES = ("din-dim16", "dien-dim16")
 
 
 def embedding() -> list[list[str]]:
     arms = {"hotrows": "**hotrows**", "hotrows-inline": "hotrows, planned in the step", **NAMES}
-    rows = []
-    for arm, name in arms.items():
-        cells = [at(f"embedding-{o}/arms").get(arm, {}).get("ms") for o in OPTIMIZERS]
-        if any(cells):
-            rows.append([name, *(f"{cell:.1f}" if cell else "" for cell in cells)])
-    return rows
+    found = at("embedding-adagrad/arms")
+    return [[name, f"{found[arm]['ms']:.1f}"] for arm, name in arms.items() if arm in found]
 
 
 def whole_step() -> list[list[str]]:
@@ -115,49 +110,17 @@ def user_path() -> list[list[str]]:
     return rows
 
 
-def bars() -> list[list[str]]:
-    rows = []
-    for name, label in (("deepfm", "DeepFM"), ("widedeep", "Wide & Deep"), ("dlrm", "DLRM")):
-        model = at(f"bars/models/{name}")
-        arms = [model["arms"][arm]["samples_per_s"] for arm in ("fuxictr", "fuxictr+hotrows", "hotrows")]
-        rows.append([label, *(f"{s / 1000:.1f}" for s in (model["bars"]["samples_per_s"], *arms))])
-    return rows
-
-
 def accelerated() -> list[list[str]]:
-    shapes = {
-        "criteo": "DeepFM, Criteo's tables",
-        "tenth": "DeepFM, a tenth of Criteo's rows",
-        "461": "DeepFM, 461 tables of 10,000 rows",
-        "cut": "DeepFM, at most 1,000 rows a table",
-        "din": "DIN, four million items",
-    }
+    shapes = {"criteo": "Criteo's", "461": "461 of 10,000 rows"}
     rows = []
     for shape, label in shapes.items():
-        for short, library in LIBRARIES.items():
+        for short, arm in LIBRARIES.items():
             file = f"accelerate-{shape}-{short}"
-            arm = f"{library}-din" if shape == "din" else library
-            try:
-                arms = at(f"{file}/arms")
-            except FileNotFoundError:
-                continue
-            memory = arms[f"{arm}+hotrows"]["peak_rss_mb"] / arms[arm]["peak_rss_mb"]
-            ratio = number(arms[f"{arm}+hotrows"]["ratio"])
-            rows.append(
-                [
-                    label,
-                    library,
-                    speed(file, arm),
-                    speed(file, f"{arm}+hotrows"),
-                    f"{ratio}x",
-                    f"{memory:.2f}",
-                ]
-            )
+            plain, ours = (at(f"{file}/arms/{name}") for name in (arm, f"{arm}+hotrows"))
+            ratio, memory = number(ours["ratio"]), ours["peak_rss_mb"] / plain["peak_rss_mb"]
+            speeds = (speed(file, arm), speed(file, f"{arm}+hotrows"))
+            rows.append([label, arm, *speeds, f"{ratio}x", f"{memory:.2f}"])
     return rows
-
-
-def accelerated_cache() -> list[list[str]]:
-    return [[arm, f"{a['of_memory']:.2f}"] for arm, a in at("accelerate_cache/arms").items()]
 
 
 def libraries() -> list[list[str]]:
@@ -181,8 +144,8 @@ def tiers() -> list[list[str]]:
     }
     rows = []
     for arm, name in names.items():
-        cells = [at(f"tiers-dim{dim}/arms/{arm}") for dim in (16, 64)]
-        rows.append([name, *(f"{thousands(c['samples_per_s'])} ({percent(c['ratio'])})" for c in cells)])
+        cell = at(f"tiers-dim16/arms/{arm}")
+        rows.append([name, thousands(cell["samples_per_s"]), percent(cell["ratio"])])
     return rows
 
 
@@ -239,39 +202,6 @@ def policies() -> list[list[str]]:
     return rows
 
 
-def stores() -> list[list[str]]:
-    return [
-        [name, f"{s['rows_per_s'] / 1000:.1f}", f"{s['cpu_us']:.1f}", s["keeps"]]
-        for name, s in at("stores/arms").items()
-    ]
-
-
-def depths() -> list[list[str]]:
-    arms = at("store-depths/arms")
-    rows = []
-    for depth in (1, 8, 32, 64, 128, 256):
-        cells = [arms[f"{way}, {depth}"] for way in ("io_uring", "threads")]
-        rows.append(
-            [
-                str(depth),
-                *(
-                    x
-                    for c in cells
-                    for x in (f"{c['rows_per_s'] / 1000:.1f}", f"{c['cpu_us_per_row']:.1f}")
-                ),
-            ]
-        )
-    return rows
-
-
-def advisor() -> list[list[str]]:
-    rows = []
-    for job, sizes in at("advisor/jobs").items():
-        cells = [f"{s['predicted'] / 1000:.1f}, {s['measured'] / 1000:.1f}" for s in sizes]
-        rows.append([job, f"{sizes[0]['in_memory_beside'] / 1000:,.0f}", *cells])
-    return rows
-
-
 def ranks() -> list[list[str]]:
     arms = (
         "hotrows-ranks",
@@ -305,19 +235,6 @@ def ranks() -> list[list[str]]:
             ]
         )
     return rows
-
-
-def predicted_steps() -> list[list[str]]:
-    return [
-        [
-            str(r["num_ranks"]),
-            r["sharding"],
-            f"{1000 * r['measured']['step']:.0f}",
-            f"{1000 * r['alone']['step']:.0f}",
-            f"{100 * r['error']:+.0f} %",
-        ]
-        for r in at("scale_check/rows")
-    ]
 
 
 def prepared() -> list[list[str]]:
@@ -361,28 +278,6 @@ def requested() -> list[list[str]]:
     ]
 
 
-def by_reference() -> list[list[str]]:
-    found = at("histories")
-    loaded, made = found["loader_samples_per_s_of_a_core"], found["preparation"]
-    rows = [
-        [f"shards, {case}: times smaller than copied lists", f"{size['times_smaller']:.1f}"]
-        for case, size in found["shards"].items()
-    ]
-    for order, speeds in loaded.items():
-        for arm, name in (("once", "events stored once"), ("copied", "copied lists")):
-            rows.append([f"loader {order}, {name}: million samples/s a core", f"{speeds[arm] / 1e6:.1f}"])
-    for events, of in made.items():
-        speed, of_core = of["events_per_s"] / 1e3, of["events_per_s_of_a_core"] / 1e3
-        rows.append([f"preparation, {events}: thousand events/s", f"{speed:.0f}"])
-        rows.append([f"preparation, {events}: thousand events/s of a core", f"{of_core:.0f}"])
-        rows.append([f"preparation, {events}: peak MiB", f"{of['peak_bytes'] / 2**20:.0f}"])
-    ratio = at("histories-ray/ray_over_process")
-    rows.append(
-        ["preparation, 1 million events, on Ray: times the speed of one process", f"{ratio:.2f}x"]
-    )
-    return rows
-
-
 def served() -> list[list[str]]:
     rows = []
     for model in ("deepfm", "dlrm"):  # models with histories are among the ways
@@ -424,77 +319,11 @@ def served_load() -> list[list[str]]:
     ]
 
 
-def served_beside() -> list[list[str]]:
-    words = {"alone": "alone", "beside": "300 idle connections, one sender of the largest bodies"}
-    return [
-        [words[name], str(f["p50_ms"]), str(f["p99_ms"])]
-        for name, f in at("serving_beside/medians").items()
-    ]
-
-
-def served_tenfold() -> list[list[str]]:
-    rows = []
-    for model in ("deepfm", "dlrm"):
-        for kind in ("Zipf 1.05", "Zipf 1.05, nothing read ahead", "Zipf 1.2"):
-            f = at(f"serving_tenfold/figures/{model}")[kind]
-            rows.append(
-                [model, kind, f"{f['p50_ms']:.1f}", f"{f['p99_ms']:.1f}", str(f["peak_memory_mib"])]
-            )
-    return rows
-
-
 def fresh() -> list[list[str]]:
     return [
         [f"{int(rate):,}", str(f["p50_s"]), str(f["p90_s"]), str(f["p99_s"])]
         for rate, f in at("freshness/figures").items()
     ]
-
-
-def dynamic_cost() -> list[list[str]]:
-    return [
-        [
-            where,
-            f"{d['ms']['static']:.0f}",
-            f"{d['ms']['dynamic']:.0f}",
-            f"{d['ratio']:.2f}x ({min(d['ratios']):.2f} to {max(d['ratios']):.2f})",
-        ]
-        for where, d in (
-            ("in memory", at("dynamic_step-memory-2")),
-            ("a tenth in memory, a file", at("dynamic_step-file-2")),
-        )
-    ]
-
-
-def keys() -> list[list[str]]:
-    return [
-        [
-            name,
-            f"{k['hit']:.0f}",
-            f"{k['zipf']:.0f}",
-            f"{k['insert']:.0f}",
-            f"{k['most_bytes']:.1f}",
-            f"{k['pause']:,.0f}",
-        ]
-        for name, k in at("dynamic-keys-33m/ns_per_lookup/33,800,000").items()
-    ]
-
-
-def threads() -> list[list[str]]:
-    names = {
-        "lr, batch 128": "LR, batch 128",
-        "tiny deepfm, batch 128": "DeepFM 16-16, batch 128",
-        "deepfm, batch 128": "DeepFM 400-400-400, batch 128",
-        "deepfm, batch 2048": "DeepFM 400-400-400, batch 2,048",
-    }
-    rows = []
-    for key, name in names.items():
-        cells = [
-            at("threads/arms")[f"{key}, {who}, beside {others} processes"]["two_over_one"]
-            for who in ("hotrows", "plain")
-            for others in (0, 2)
-        ]
-        rows.append([name, *(f"{cell:.2f}x" for cell in cells)])
-    return rows
 
 
 def of(command: str, *files: str) -> tuple[Origin, ...]:
@@ -504,9 +333,9 @@ def of(command: str, *files: str) -> tuple[Origin, ...]:
 TABLES = [
     Table(
         "embedding",
-        "ms a step | SGD | row-wise Adagrad | Adagrad | Adam",
+        "Adagrad | ms a step",
         embedding,
-        of("benchmarks.embedding", *(f"embedding-{o}" for o in OPTIMIZERS)),
+        of("benchmarks.embedding adagrad", "embedding-adagrad"),
     ),
     Table(
         "whole",
@@ -516,7 +345,7 @@ TABLES = [
     ),
     Table(
         "histories",
-        "thousand samples/s | DIN, dim 16 | DIN, dim 64 | DIEN, dim 16 | DIEN, dim 64",
+        "thousand samples/s | DIN | DIEN",
         histories,
         of("benchmarks.sequence_step", *(f"sequence_step-{file}" for file in HISTORIES)),
     ),
@@ -539,31 +368,13 @@ TABLES = [
         of("benchmarks.user_path", "user_path"),
     ),
     Table(
-        "bars",
-        "thousand samples/s | log of BARS, V100 | FuxiCTR | FuxiCTR under `accelerate` | hotrows",
-        bars,
-        of("benchmarks.bars", "bars/models/deepfm"),
-    ),
-    Table(
-        "threads",
-        "two threads over one | hotrows | hotrows, busy | plain PyTorch | plain PyTorch, busy",
-        threads,
-        of("benchmarks.threads", "threads"),
-    ),
-    Table(
         "accelerate",
-        "model | library | plain, thousand samples/s | accelerated | ratio | peak memory over plain",
+        "tables | DeepFM of | plain, thousand samples/s | accelerated | ratio | peak memory over plain",
         accelerated,
         of(
             "benchmarks.accelerate",
-            *(f"accelerate-{s}-fuxictr" for s in ("criteo", "tenth", "461", "cut", "din")),
+            *(f"accelerate-{shape}-{name}" for shape in ("criteo", "461") for name in LIBRARIES),
         ),
-    ),
-    Table(
-        "accelerate-cache",
-        "rows in | speed relative to memory",
-        accelerated_cache,
-        of("benchmarks.accelerate_cache", "accelerate_cache"),
     ),
     Table(
         "libraries",
@@ -573,9 +384,9 @@ TABLES = [
     ),
     Table(
         "tiers",
-        "thousand samples/s (relative to memory) | dim 16, Adagrad | dim 64, row-wise Adagrad",
+        "rows | thousand samples/s | relative to memory",
         tiers,
-        of("benchmarks.tiers", "tiers-dim16", "tiers-dim64"),
+        of("benchmarks.tiers dim16", "tiers-dim16"),
     ),
     Table(
         "billion",
@@ -593,24 +404,6 @@ TABLES = [
         ),
     ),
     Table(
-        "stores",
-        "store | thousand rows/s, read and written | CPU, µs a row | after a kill",
-        stores,
-        of("benchmarks.stores", "stores"),
-    ),
-    Table(
-        "depths",
-        "in flight | io_uring, thousand rows/s | µs of CPU | threads, thousand rows/s | µs of CPU",
-        depths,
-        of("benchmarks.store depths", "store-depths"),
-    ),
-    Table(
-        "advisor",
-        "predicted, measured | in memory | 5 % of the tables | 10 % | 20 % | 40 %",
-        advisor,
-        of("benchmarks.advisor", "advisor"),
-    ),
-    Table(
         "ranks",
         "thousands/s | hotrows | one rank | TorchRec | pipelined | PyTorch | TensorFlow | unpadded",
         ranks,
@@ -622,12 +415,6 @@ TABLES = [
             "ranks-din",
             "ranks-dien",
         ),
-    ),
-    Table(
-        "predicted",
-        "ranks | sharding | measured step, ms | predicted | error",
-        predicted_steps,
-        of("benchmarks.scale_check", "scale_check"),
     ),
     Table(
         "prepare",
@@ -643,12 +430,6 @@ TABLES = [
         "candidates | shards smaller | DIN | DIEN | HSTU",
         requested,
         of("benchmarks.requests", "requests"),
-    ),
-    Table(
-        "histories-once",
-        "events stored once | figure",
-        by_reference,
-        of("benchmarks.histories", "histories", "histories-ray"),
     ),
     Table(
         "serving",
@@ -669,30 +450,6 @@ TABLES = [
         of("benchmarks.serving_load", "serving_load"),
     ),
     Table(
-        "hostile",
-        "what else the server has | p50, ms | p99, ms",
-        served_beside,
-        of("benchmarks.serving_load beside", "serving_beside"),
-    ),
-    Table(
-        "tenfold",
-        "model | requests | p50, ms | p99, ms | peak MiB",
-        served_tenfold,
-        of("benchmarks.serving_tenfold", "serving_tenfold"),
-    ),
-    Table(
         "freshness", "events/s | p50, s | p90, s | p99, s", fresh, of("benchmarks.freshness", "freshness")
-    ),
-    Table(
-        "dynamic",
-        "tables | known ids, ms | dynamic ids, ms | ratio",
-        dynamic_cost,
-        of("benchmarks.dynamic_step", "dynamic_step-memory-2", "dynamic_step-file-2"),
-    ),
-    Table(
-        "keys",
-        "33.8 million keys | ns a lookup | Zipf | ns a new key | bytes a key at most | longest batch, ms",
-        keys,
-        of("benchmarks.dynamic_keys", "dynamic-keys-33m"),
     ),
 ]

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import product
-from statistics import stdev
-
 from benchmarks.boosting import half_of
-from benchmarks.evidence.claims import auc_less_one_hot
+from benchmarks.evidence.claims import BOOSTERS
 from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
 from benchmarks.models import FIGURES
 from benchmarks.models import half as half_interval
 
-DATA = (
-    "criteo",
-    "avazu",
-    "adult",
-    "tiny",
-    "rare",
-    "rarest",
-    "ids",
-    "dense",
-    "movielens",
-    "flights",
-    "caravan",
-    "default",
-)
-SETS = {
-    "criteo": "Criteo, 10,000 rows",
-    "avazu": "Avazu, 14,000 rows",
-    "adult": "Adult",
-    "movielens": "MovieLens-1M, a quarter of the users",
-    "clicks": "synthetic clicks with histories",
-}
 SEEDS = 5  # of models that are compared by seed
 PAIRED = (
     "model | test AUC | GAUC | log loss | AUC less that of `dnn` | GAUC less that of `dnn` "
     "| log loss less that of `dnn`"
 )
-BOOSTING_PEERS = ("lightgbm", "catboost")
-# Data, models, normalisation and orders of the study of requests.
-REQUESTS = ("rated", "drawn"), ("din", "deepfm", "hstu", "dien"), ("batch", "none"), ("whole", "parts")
 WAYS = ("ordered", "budget", "frequent", "lru", "lfu", "ahead", "cafe", "hashing")
 
 
@@ -106,10 +79,6 @@ def paired(file: str, seeds: int, base: str = "dnn") -> list[list[str]]:
     return rows
 
 
-def movielens_pairs() -> list[list[str]]:
-    return paired("models-movielens", SEEDS)
-
-
 def short_videos() -> list[list[str]]:
     known = at("models-short-videos/known").values()
     rows = paired("models-short-videos", SEEDS)
@@ -119,34 +88,19 @@ def short_videos() -> list[list[str]]:
     return rows
 
 
-def defaults() -> list[list[str]]:
-    models = ("lr", "fm", "deepfm", "dcnv2")
-    rows = []
-    for data in DATA:
-        one_hot = mean([run["auc"] for run in at(f"defaults/sets/{data}/one-hot").values()])
-        rows.append([data, f"{one_hot:.4f}", *(auc_less_one_hot(data, model) for model in models)])
-    return rows
-
-
 def boosting() -> list[list[str]]:
-    """AUC of the default before and now, means over seeds, and their difference; on seed 0 AUC of each
-    peer, how far the default is above the best of them, and CPU seconds."""
+    """Mean AUC of the default over seeds; on seed 0 AUC of each peer, and the default less the best."""
     table, sets = [], at("boosting/sets")
     for name in sorted(sets, key=lambda name: (half_of(name), name)):
-        arms, changed = sets[name], sets[name]["difference"]
-        before, now = (arms[arm] for arm in ("before", "ours"))
-        seeds = sorted(before.keys() & now.keys())
-        both = [f"{mean(runs[seed]['auc'] for seed in seeds):.4f}" for runs in (before, now)]
-        times = mean(now[seed]["log_loss"] / before[seed]["log_loss"] for seed in seeds)
-        row = [name, half_of(name), f"{now['0']['rows']:,}", str(len(seeds)), *both]
-        row += [f"{changed['auc']:+.4f} ± {changed['error']:.4f}", f"{times:.3f}"]
-        peers = {peer: arms[peer]["0"] for peer in BOOSTING_PEERS if "0" in arms.get(peer, {})}
-        row += [f"{peers[peer]['auc']:.4f}" if peer in peers else "" for peer in BOOSTING_PEERS]
-        above = now["0"]["auc"] - max(run["auc"] for run in peers.values())
-        is_whole = len(peers) == len(BOOSTING_PEERS)
-        took = [arms[arm]["0"]["cpu_seconds"] if arm in arms else None for arm in ("catboost", "ours")]
-        row += [f"{above:+.4f}" if is_whole else ""]
-        table.append([*row, *("" if seconds is None else f"{seconds:.1f}" for seconds in took)])
+        ours = sets[name]["ours"]
+        peers = {peer: sets[name][peer]["0"] for peer in BOOSTERS if "0" in sets[name].get(peer, {})}
+        auc = mean(run["auc"] for run in ours.values())
+        row = [name, half_of(name), f"{ours['0']['rows']:,}", f"{auc:.4f}"]
+        row += [f"{peers[peer]['auc']:.4f}" if peer in peers else "" for peer in BOOSTERS]
+        above = ours["0"]["auc"] - max(run["auc"] for run in peers.values())
+        row += [signed(above) if len(peers) == len(BOOSTERS) else ""]
+        took = [run["cpu_seconds"] for run in (peers.get("catboost"), ours["0"]) if run]
+        table.append([*row, *[""] * (2 - len(took)), *(f"{seconds:.1f}" for seconds in took)])
     return table
 
 
@@ -162,70 +116,20 @@ def click_log() -> list[list[str]]:
     return rows
 
 
-def bfloat16() -> list[list[str]]:
-    rows = []
-    for data in DATA:
-        arms = at(f"defaults/sets/{data}")
-        if "deepfm, bfloat16" in arms:
-            plain, rounded = arms["deepfm"]["0"]["auc"], arms["deepfm, bfloat16"]["0"]["auc"]
-            rows.append([data, f"{plain:.4f}", signed(rounded - plain)])
-    return rows
-
-
-def row_bits() -> list[list[str]]:
-    rows = []
-    for model, data in product(
-        ("deepfm", "dcnv2", "dlrm"), ("criteo", "avazu", "movielens", "synthetic")
-    ):
-        for optimizer, by_dtype in at("row_bits").get(f"auc of {model}", {}).get(data, {}).items():
-            wide = by_dtype["float32"]
-            run = [model, data, optimizer, str(len(wide)), f"{mean(wide.values()):.4f}"]
-            for dtype in ("int8", "int4"):
-                gains = [auc - wide[seed] for seed, auc in by_dtype[dtype].items()]
-                error, spread = stdev(gains) / len(gains) ** 0.5, stdev(wide.values())
-                run += [f"{signed(mean(gains))} ± {error:.4f}", f"{mean(gains) / spread:+.2f}"]
-            rows.append(run)
-    return rows
-
-
-def calibration() -> list[list[str]]:
-    rows = []
-    for run in at("calibration/runs"):
-        gain = signed(run["log_loss"] - run["log_loss_as_trained"]) if run["scale"] != 1 else "no factor"
-        numbers = (f"{run['auc']:.4f}", f"{run['log_loss_as_trained']:.4f}", f"{run['scale']:.2f}", gain)
-        rows.append([run["data"], run["model"], run["arm"], *numbers])
-    return rows
-
-
-def peers() -> list[list[str]]:
-    rows = []
-    for data, label in SETS.items():
-        models = at(f"accuracy/sets/{data}")
-        seeds = len(next(iter(models.values()))["arms"]["hotrows"]["auc"])
-        found = [d for model in models.values() for d in model["differences"].values()]
-        worst = max(found, key=lambda d: abs(d["difference"]))
-        within = sum(d["within_noise"] for d in found)
-        names = ", ".join(models).replace("dien_of_din", "dien with DIN's attention")
-        rows.append(
-            [
-                label,
-                str(seeds),
-                names,
-                f"{within} of {len(found)}",
-                f"{abs(worst['difference']):.4f}",
-                f"{worst['standard_error']:.4f}",
-            ]
-        )
-    return rows
-
-
-def equal_weights() -> list[list[str]]:
-    rows = []
-    for dtype in ("float64", "float32"):
-        pairs = [p for p in at("equal_weights/pairs") if p["dtype"] == dtype]
-        worst = max(max(p["logits"], p["dense"], p["rows"]) for p in pairs)
-        rows.append([dtype, f"{sum(p['equal'] for p in pairs)} of {len(pairs)}", f"{worst:.0e}"])
-    return rows
+def whole_log() -> list[list[str]]:
+    """The whole way from a file, by rows and arms; an arm that failed has no AUC."""
+    return [
+        [
+            f"{int(rows):,}",
+            arm,
+            f"{f['seconds']:,.0f}",
+            f"{f['cpu_seconds']:,.0f}",
+            f"{f['peak_mb']:,}",
+            f"{f['auc']:.4f}" if "auc" in f else f["error"],
+        ]
+        for rows, arms in sorted(at("click_log_whole/rows").items(), key=lambda pair: int(pair[0]))
+        for arm, f in arms.items()
+    ]
 
 
 def definitions() -> list[list[str]]:
@@ -250,85 +154,9 @@ def dynamic() -> list[list[str]]:
                 f"{kept_auc(name, 'unlimited', 1.0):.4f}",
                 *(f"{kept_auc(name, way, share):.4f}" for way in WAYS),
             ]
-            for share in (0.05, 0.1, 0.2, 0.5)
+            for share in (0.1, 0.5)
         ]
     return rows
-
-
-def dynamic_ablation() -> list[list[str]]:
-    """AUC of each arm on the streams where it was measured, at a tenth of the keys."""
-    aucs: dict[str, dict[str, float]] = {}
-    for f in at("dynamic-ablation/figures"):
-        if (f["seed"], f["share"]) == (0, 0.1):
-            aucs.setdefault(f["arm"], {})[f["data"]] = f["auc"]
-    streams = ("movielens", "avazu", "drift")
-    return [
-        [arm, *(f"{aucs[arm][name]:.4f}" if name in aucs[arm] else "" for name in streams)]
-        for arm in aucs
-    ]
-
-
-def order() -> list[list[str]]:
-    """Test AUC of an order that reuses rows less that of a plain shuffle with equal seeds."""
-    figures = at("order-accuracy/figures")
-    names = {
-        "deepfm": "DeepFM, Criteo-shaped",
-        "dlrm": "DLRM, Criteo-shaped",
-        "din": "DIN, MovieLens, 200 users",
-        "din-larger": "DIN, MovieLens, 1,000 users",
-    }
-    rows = []
-    for model, label in names.items():
-        cells = []
-        for way in ("reuse:8", "reuse:32"):
-            seeds = [
-                key.rsplit(" ", 1)[1] for key in figures if key.rsplit(" ", 1)[0] == f"{model} {way}"
-            ]
-            less = [
-                figures[f"{model} {way} {s}"]["auc"] - figures[f"{model} shuffle {s}"]["auc"]
-                for s in seeds
-            ]
-            cells.append(
-                f"{signed(mean(less))} ± {2 * stdev(less) / len(less) ** 0.5:.4f}, {len(less)} seeds"
-                if less
-                else ""
-            )
-        rows.append([label, *cells])
-    return rows
-
-
-def request_order() -> list[list[str]]:
-    """What an order of requests adds to figures of the order of samples with equal seeds."""
-    rows, found = [], at("request_order/runs")
-    for data, model, norm, arm in product(*REQUESTS):
-        runs = found.get(data, {}).get(model, {}).get(norm, {})
-        plain, other = runs.get("samples", {}), runs.get(arm, {})
-        seeds = [seed for seed in other if seed in plain]
-        if len(seeds) > 2:
-            level = mean([plain[seed]["auc"] for seed in seeds])
-            gains = ([other[seed][f] - plain[seed][f] for seed in seeds] for f in FIGURES)
-            cells = [f"{signed(mean(more))} ± {half_interval(more):.4f}" for more in gains]
-            rows.append([data, model, norm, arm, str(len(seeds)), f"{level:.4f}", *cells])
-    return rows
-
-
-def fae() -> list[list[str]]:
-    return [
-        [
-            name,
-            f"{arm['auc']['mean']:.4f}",
-            signed(arm["auc"]["more_than_plain"]),
-            "{:+.4f} to {:+.4f}".format(*arm["auc"]["interval_95"]),
-        ]
-        for name, arm in at("fae-accuracy/arms").items()
-    ]
-
-
-def ladder() -> list[list[str]]:
-    ages = ("1 s", "1 min", "30 min", "5 h", "1 day")
-    return [
-        [name, *(f"{auc[age]:.4f}" for age in ages)] for name, auc in at("freshness_ladder/auc").items()
-    ]
 
 
 CLICK_LOG = [
@@ -337,7 +165,13 @@ CLICK_LOG = [
         "samples | columns | trained by | test AUC | log loss | seconds",
         click_log,
         (Origin("click_log", "benchmarks.click_log"),),
-    )
+    ),
+    Table(
+        "click-log-whole",
+        "samples | trained by | seconds | CPU seconds | peak MB | test AUC",
+        whole_log,
+        (Origin("click_log_whole", "benchmarks.click_log --whole"),),
+    ),
 ]
 MODEL_TABLES = [
     Table("models", "model | what it adds | needs | labels | test AUC | thousand samples/s", models)
@@ -350,12 +184,6 @@ TABLES = [
         (Origin("models-movielens/models/deepfm", "benchmarks.models movielens"),),
     ),
     Table(
-        "movielens-pairs",
-        PAIRED,
-        movielens_pairs,
-        (Origin("models-movielens/models/hstu", "benchmarks.models movielens"),),
-    ),
-    Table(
         "short-videos",
         PAIRED,
         short_videos,
@@ -363,47 +191,10 @@ TABLES = [
     ),
     Table(
         "boosting",
-        "data | half | samples | seeds | before | default | difference | log loss, times before "
-        "| LightGBM | CatBoost | less the best | CPU seconds: CatBoost | default",
+        "data | half | samples | default | LightGBM | CatBoost | less the best "
+        "| CPU seconds: CatBoost | default",
         boosting,
         (Origin("boosting", "benchmarks.boosting"),),
-    ),
-    Table(
-        "defaults",
-        "data | one-hot LR | lr | fm | deepfm | dcnv2",
-        defaults,
-        (Origin("defaults", "benchmarks.defaults"),),
-    ),
-    Table(
-        "bfloat16",
-        "data | DeepFM, test AUC | bfloat16",
-        bfloat16,
-        (Origin("defaults", "benchmarks.defaults"),),
-    ),
-    Table(
-        "row_bits",
-        "model | data | row optimizer | seeds | test AUC | 8 bits ± standard error | in deviations | "
-        "4 bits ± standard error | in deviations",
-        row_bits,
-        (Origin("row_bits", "benchmarks.row_bits"),),
-    ),
-    Table(
-        "calibration",
-        "data | model | settings | test AUC | log loss as trained | factor | with it",
-        calibration,
-        (Origin("calibration", "benchmarks.calibration"),),
-    ),
-    Table(
-        "peers",
-        "data | seeds | models | pairs within noise | largest difference | its standard error",
-        peers,
-        (Origin("accuracy/sets/criteo/dnn/arms/hotrows/conditions", "benchmarks.accuracy"),),
-    ),
-    Table(
-        "equal-weights",
-        "numbers | equal pairs | largest relative difference",
-        equal_weights,
-        (Origin("equal_weights", "benchmarks.equal_weights"),),
     ),
     Table("definitions", "library: layer | how its definition differs", definitions),
     Table(
@@ -413,35 +204,5 @@ TABLES = [
         tuple(
             Origin(f"dynamic-{name}", "benchmarks.dynamic") for name in ("movielens", "avazu", "drift")
         ),
-    ),
-    Table(
-        "dynamic-ablation",
-        "arm | MovieLens | Avazu | synthetic, drifting",
-        dynamic_ablation,
-        (Origin("dynamic-ablation", "benchmarks.dynamic_ablation"),),
-    ),
-    Table(
-        "order",
-        "model, data | `reuse:8`, test AUC less that of a shuffle | `reuse:32`",
-        order,
-        (Origin("order-accuracy", "benchmarks.order"),),
-    ),
-    Table(
-        "request_order",
-        "data | model | statistics | requests | seeds | samples, test AUC | AUC | GAUC | log loss",
-        request_order,
-        (Origin("request_order", "benchmarks.request_order"),),
-    ),
-    Table(
-        "fae",
-        "order | test AUC | less plain | 95 % interval",
-        fae,
-        (Origin("fae-accuracy", "benchmarks.fae"),),
-    ),
-    Table(
-        "ladder",
-        "test AUC, published every | 1 s | 1 min | 30 min | 5 h | 1 day",
-        ladder,
-        (Origin("freshness_ladder", "benchmarks.freshness_ladder"),),
     ),
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.model_checker.rules import RULES
-
 from benchmarks.evidence.records import Origin, Table, at
 
 FAMILIES = {
@@ -76,19 +74,6 @@ def families() -> list[list[str]]:
     ]
 
 
-def rules() -> list[list[str]]:
-    """The rules of the model, and how long the shortest schedule is that goes wrong without each."""
-    events = at("model_checker/events_without_rule")
-    return [[f"`{rule.name}`", rule.text, rule.fault, str(events[rule.name])] for rule in RULES]
-
-
-def costs() -> list[list[str]]:
-    rows = []
-    for job, ways in at("durability/jobs").items():
-        rows += [[job, way, f"{w['seconds']:.2f}", f"{w['cpu_seconds']:.2f}"] for way, w in ways.items()]
-    return rows
-
-
 TABLES = [
     Table(
         "faults",
@@ -110,13 +95,6 @@ TABLES = [
         "families",
         "trainings | cases | states | transitions | longest schedule",
         families,
-        (Origin("model_checker/runs/0", "tests.model_checker"),),
-    ),
-    Table("rules", "rule | what it says | without it | events of the shortest counter-example", rules),
-    Table(
-        "durability",
-        "job | | seconds | CPU seconds",
-        costs,
-        (Origin("durability", "benchmarks.durability"),),
+        (Origin("model_checker/runs/-1", "tests.model_checker"),),
     ),
 ]
