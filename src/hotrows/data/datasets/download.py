@@ -21,8 +21,8 @@ from typing import IO, Any, cast
 
 from hotrows.data.datasets.dataset import DataSet, Progress, Source
 from hotrows.data.datasets.tables import find
-from hotrows.data.raw.inputs import silent
 from hotrows.runtime.atomic_files import local, publish
+from hotrows.runtime.terminal import silent
 from hotrows.runtime.units import parse_bytes
 
 _BLOCK = 1 << 20

@@ -41,7 +41,7 @@ from hotrows.data.encode.passes import (
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
-from hotrows.data.raw.inputs import inputs_of, silent, zones_of
+from hotrows.data.raw.inputs import inputs_of, zones_of
 from hotrows.data.raw.typed_files import SnapshotInput
 from hotrows.data.raw.values import time_of
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
@@ -51,6 +51,7 @@ from hotrows.data.stored.sections import header_checksum
 from hotrows.data.stored.shards import Shard
 from hotrows.runtime.atomic_files import absolute, link_or_copy, new_folder, shown
 from hotrows.runtime.machine import num_threads, total_memory
+from hotrows.runtime.terminal import silent
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import TIME_TRANSFORMS, Schema
 

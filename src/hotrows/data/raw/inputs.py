@@ -47,10 +47,6 @@ from hotrows.schema import Schema
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
 
 
-def silent(*done: Any) -> None:
-    """Progress that nobody follows."""
-
-
 KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
 _UNREAD = {
     b"FEA1": "Feather of version 1",
