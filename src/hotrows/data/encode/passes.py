@@ -25,8 +25,9 @@ from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.events import EventFiles, EventIndex
 from hotrows.data.encode.split import SharedChecks, Sharing, Split
 from hotrows.data.encode.vocabulary import Counts, IdCounts
-from hotrows.data.raw.inputs import Input, RayInput
+from hotrows.data.raw.inputs import Input
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import RayInput
 from hotrows.data.rows import RawRows, Rows
 from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
 from hotrows.data.stored.histories import StoredHistories

@@ -28,9 +28,7 @@ import numpy as np
 from hotrows.data.raw.clues import (
     GROUPS,
     HISTORY_NAME,
-    NEWEST_FIRST,
     TIME_NAME,
-    are_newest_first,
     giveaways,
     labels_of_neighbours,
     meaning,
@@ -41,16 +39,9 @@ from hotrows.data.raw.clues import (
     words_of,
 )
 from hotrows.data.raw.files import BLOCKS
-from hotrows.data.raw.kinds import (
-    FEW,
-    PANDAS_INDEX,
-    almost_numbers,
-    columns_of_types,
-    is_called_label,
-    label_of,
-    quantiles,
-    sentinel,
-)
+from hotrows.data.raw.kinds import FEW, almost_numbers, columns_of_types, quantiles
+from hotrows.data.raw.label import PANDAS_INDEX, is_called_label, label_of, sentinel
+from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.reading import with_article
 from hotrows.data.raw.sampled_rows import Column, SampledRows, changed_names, sampled_rows_of
 from hotrows.data.raw.values import MISSING_WORDS, UNIX

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.arrow_arrays import is_list
-from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, sampled_lines
+from hotrows.data.raw.chunks import Chunk, first_chunk, sampled_lines
+from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
 from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of

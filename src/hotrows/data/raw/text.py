@@ -16,7 +16,8 @@ import numpy as np
 from hotrows.data.raw import arrow_arrays, values
 from hotrows.data.raw.arrow_arrays import first_line, text_array
 from hotrows.data.raw.cells import Cells, Fields, cells_of
-from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, sampled_lines
+from hotrows.data.raw.chunks import Chunk, chunk_of, chunks_of, first_chunk, sampled_lines
+from hotrows.data.raw.files import File
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
