@@ -25,6 +25,9 @@ from hotrows.data.raw.files import File, find_files
 from hotrows.data.raw.tables import RayInput, TableInput, as_table, is_ray_dataset
 from hotrows.data.raw.text import JsonInput, TextInput
 from hotrows.data.raw.typed_files import SNAPSHOTS, SnapshotInput, TypedFileInput, open_snapshot
+from hotrows.data.raw.values import UNIX
+from hotrows.runtime.arrow import pa
+from hotrows.schema import Time
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
 KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
@@ -59,9 +62,11 @@ def inputs_of(raw: Any) -> list[Input]:
     return inputs
 
 
-def zones_of(inputs: Sequence[Input], column: str) -> list[str]:
-    """The zones that the types of a column of timestamps name, in the order of the inputs."""
+def zones_of(inputs: Sequence[Input], time: Time) -> list[str]:
+    """The zones that the types of a column of times name, in the order of the inputs; "" of timestamps,
+    dates and text, which name none. Seconds since 1970 need none."""
     zones: dict[str, None] = {}
+    is_counted = time.format in UNIX
     for source in inputs:
         if isinstance(source, TypedFileInput | SnapshotInput):
             schema = source.groups.schema
@@ -70,9 +75,11 @@ def zones_of(inputs: Sequence[Input], column: str) -> list[str]:
         elif isinstance(source, RayInput):  # whose own types may be those of pandas
             schema = source.sample_rows(lambda num_columns: 1)[0].schema
         else:
+            zones |= {} if is_counted else {"": None}
             continue
-        kinds = [field.type for field in schema if field.name == column]
-        zones |= dict.fromkeys(zone for kind in kinds if (zone := getattr(kind, "tz", None)))
+        for kind in (getattr(f.type, "value_type", f.type) for f in schema if f.name == time.column):
+            if pa.types.is_temporal(kind) or not (is_counted or pa.types.is_null(kind)):
+                zones[getattr(kind, "tz", None) or ""] = None
     return list(zones)
 
 
