@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -129,6 +129,11 @@ def _partitions(path: str) -> dict[str, str]:
     """`day=3/part.parquet` says day: 3."""
     pairs = (part.partition("=") for part in Path(path).parts[:-1])
     return {name: unquote(value) for name, separator, value in pairs if separator}
+
+
+def by_path(file: File, stored: Collection[str]) -> list[str]:
+    """The columns that a file has by its path alone: what it stores is read from there."""
+    return [name for name in file.partitions if name not in stored]
 
 
 def _check_local(path: str) -> None:
