@@ -47,6 +47,7 @@ def download(data_set: DataSet, raw: str | Path, progress: Progress | None = Non
 
 
 def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress) -> None:
+    """Downloads one file unless it exists; goes on with what an interrupted download left (.part)."""
     path, part = raw / source.file, raw / f"{source.file}.part"
     if path.exists():
         return

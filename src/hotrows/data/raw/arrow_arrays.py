@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, binary_array, first_beyond
+from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, first_beyond
 from hotrows.runtime.arrow import pa
 from hotrows.schema import Dense, column_of
 
@@ -49,6 +49,15 @@ def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
     if len(wrong := np.flatnonzero(present & ~is_finite)):
         return vectors, Bad(int(wrong[0]), column, expected)
     return vectors, None
+
+
+def binary_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of bytes."""
+    lengths = values_.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
 def text_array(values_: RawIds) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,7 +180,7 @@ def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator
         if isinstance(feature, SequenceFeature):
             shares = {}
             for name, ids in known.items():
-                is_alike = bool(_words(name) & _words(feature.name))
+                is_alike = bool(_meant(name) & _meant(feature.name))
                 shares[is_alike, len(distinct[feature.name] & ids), -len(ids)] = name
             best = max(shares, default=(False, 0, 0))
             if 2 * best[1] > len(distinct[feature.name]):
@@ -189,8 +188,8 @@ def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator
         yield feature
 
 
-def _words(name: str) -> set[str]:
-    return {word.removesuffix("s") for word in re.findall("[a-z]+", name.lower())} - {"id"}
+def _meant(name: str) -> set[str]:
+    return {word.removesuffix("s") for word in words_of(name)} - {"id"}
 
 
 def _id_text(value: Any) -> str:

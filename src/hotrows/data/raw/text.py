@@ -117,13 +117,18 @@ def _delimiter_of(header: bytes, how: Reading) -> str:
     return schema.delimiter
 
 
+def _is_quoted(delimiter: str) -> bool:
+    """True if fields between delimiters may be in double quotes: not those between tabs."""
+    return delimiter != "\t"
+
+
 def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
     """Cuts a line without its line break into fields; and the kind of error in the last."""
     separator = delimiter.encode()
     fields: list[bytes] = []
     remaining: bytes | None = line
     while remaining is not None:
-        if delimiter != "\t" and remaining.startswith(b'"'):  # the one without quotes
+        if _is_quoted(delimiter) and remaining.startswith(b'"'):
             quoted = _QUOTED.match(remaining)
             if quoted is None:
                 return [*fields, b""], UNCLOSED
@@ -228,7 +233,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | No
     text = np.frombuffer(chunk.text, np.uint8)
     of_lines = (
         ord(layout.delimiter),
-        int(layout.delimiter != "\t"),  # whether fields may be in double quotes
+        int(_is_quoted(layout.delimiter)),
         len(layout.names),
         layout.wanted,
     )
@@ -239,7 +244,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | No
 
 
 def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
-    """The error of a row of a chunk that cannot be cut. kind: see `layout`; column: index of the last."""
+    """The error of a row of a chunk that cannot be cut. kind: its place in PROBLEMS; column: the last."""
     where = f"{chunk.name} line {chunk.first_line + row}"
     if kind == WRONG_COLUMNS:
         expected = f"expected {len(layout.names)} columns between {layout.delimiter!r}"

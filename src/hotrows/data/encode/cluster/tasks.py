@@ -110,6 +110,7 @@ class Surveyed:
 
 
 def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
+    """Surveys a block before its samples have numbers: how many it has, and of which labels."""
     sharing, rows = work.sharing({}), 0
     try:
         for columns in _columns(work, place, block, work.reading(features=False)):
