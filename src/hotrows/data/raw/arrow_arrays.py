@@ -155,10 +155,12 @@ def is_number(kind: Any) -> bool:
 def has_many_texts(kind: Any) -> bool:
     """True if programs write values of an Arrow type in several ways, none of which is their id."""
     types = pa.types
-    tests = (types.is_decimal, types.is_nested, types.is_duration)
+    tests = (types.is_nested, types.is_duration)
+    has_digits = types.is_decimal(kind) and kind.scale != 0  # 42.0 and 42.00
     is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
     is_clock |= types.is_timestamp(kind) and kind.tz not in (None, *_UTC)  # local, or with Z
-    return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
+    is_odd = is_clock or has_digits or isinstance(kind, pa.BaseExtensionType)
+    return is_odd or any(test(kind) for test in tests)
 
 
 def is_pickled(field: Any) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,13 @@ def draft_schema(
         strip=any(column.is_padded for column in columns if column.name in used),
         **of_text,  # type: ignore[arg-type]
     )
+    for column, raw in zip(columns, rows.columns, strict=True):
+        is_rounded = raw.examples and all(map(_ROUNDED.fullmatch, raw.examples))
+        if is_rounded and drafting.why[column.name][0] == "ids":
+            notes.append(
+                f"{column.name!r}: a spreadsheet rounded numbers such as {raw.examples[0]}, so several "
+                f"ids may be one; export the column as text"
+            )
     split = "time:0.8,0.1,0.1" if schema.time else "position:0.8,0.1,0.1" if after else ""
     schema = _with_histories(schema, user, histories, notes)
     drafted = tuple(
@@ -207,6 +215,7 @@ def _brief(declared: Any) -> dict[str, Any]:
 
 
 _DAY = 86_400
+_ROUNDED = re.compile(r"\d(\.\d+)?E\+\d+")  # as spreadsheets write long numbers
 _SAME, _OTHER = 0.75, 0.25  # how alike labels of neighbouring numbers are, of amounts and of ids
 
 
@@ -302,7 +311,10 @@ class Drafting:
     def _left_out(self, column: Column) -> str:
         """Why a column is left out; "" if it is not."""
         if column.kind == "other":
-            return "values of its type are not read, but lists of numbers as `weights` of another list"
+            return (
+                "values of its type are not read, but lists of numbers as `weights` of another list; of "
+                "objects, write the fields as columns"
+            )
         if PANDAS_INDEX.fullmatch(column.name):
             return "the index of a pandas frame; `reset_index()` makes it a column"
         if column.is_constant:

@@ -19,6 +19,7 @@ from hotrows.data.raw.values import (
     LAST_EXACT,
     MISSING_WORDS,
     UNIX,
+    Marks,
     joined,
     parse_times,
     plain_number,
@@ -41,8 +42,14 @@ _AFFIXED = (  # a sign or a currency before, a sign or a unit behind, a number i
     re.compile(rf"{_NUMBER} *(?P<affix>{_SIGN}|\+|[^\W\d]+([ /][^\W\d]+)?)"),
     re.compile(rf"(?P<affix>){_NUMBER}"),
 )
+_MARKS = tuple(Marks(*pair) for pair in (".,", ",.", ".'", ". ", ", "))
 _MOST_AFFIXES = 3  # codes such as 12A have more
 _MAY_BE_TIME = re.compile(r" *\d+[-/.]\d+[-/.T\d:+ Z]*")
+_WORDED_TIME = re.compile(  # 5-Jan-2024, January 5, 2024 10:00, 01/05/2024 10:00 PM
+    r"(.*[\d ,.-])?(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?"
+    r"|oct(ober)?|nov(ember)?|dec(ember)?)[ ,.-].*\d.*|\d.*:\d\d ?[ap]\.?m\.?",
+    re.IGNORECASE,
+)
 _LOOKED_AT = 200  # values, for times
 _TYPED_NAME = re.compile(r"(.+):(token|token_seq|float|float_seq)")
 _OF_TYPED_NAMES = " "  # of lists
@@ -200,7 +207,8 @@ def almost_numbers(column: Column) -> str:
     others = [x for x in known if x not in numbers and x not in affixes]
     if affixes and len(set(affixes.values())) <= _MOST_AFFIXES and _are_few(others, known, column):
         shown = _shown([*list(affixes)[:1], *others])
-        what = "write them as 1234.5, or name their marks: `hotrows schema --thousands ,`"
+        marks = [m for m in _MARKS if all(plain_number(_bytes(x), m) is not None for x in affixes)]
+        what = "write them as 1234.5" + (f", or name their marks: {_options(marks[0])}" if marks else "")
         return f"numbers with commas, signs or units ({shown}) are read as text; {what}"
     others += affixes
     is_amount = len(numbers) > FEW or any(number % 1 for number in numbers.values())
@@ -211,7 +219,18 @@ def almost_numbers(column: Column) -> str:
     if words and _are_few(no_times, words, column):
         shown = _shown([*no_times, *words])
         return f"times in several formats, or among words ({shown}), are read as text"
+    if words and _are_few([x for x in words if not _WORDED_TIME.fullmatch(x.strip(" "))], words, column):
+        return (
+            f"times with names of months, or AM and PM ({_shown(words[:1])}), are read as text; write "
+            f"them as 2024-03-01 14:30:00"
+        )
     return ""
+
+
+def _options(marks: Marks) -> str:
+    decimal = f"--decimal {marks.decimal} " if marks.decimal != "." else ""
+    thousands = marks.thousands if marks.thousands in (".", ",") else f'"{marks.thousands}"'
+    return f"`hotrows schema {decimal}--thousands {thousands}`"
 
 
 def _affix(value: str) -> str | None:

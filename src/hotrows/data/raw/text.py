@@ -91,6 +91,8 @@ def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
             f"not {schema.delimiter!r}; convert the file first"
         )
     line = first_line.rstrip(b"\n")
+    if schema.columns is None:
+        check_line_ends(name, line)
     delimiter = _delimiter_of(line, how)
     fields, problem = cut_line(line, delimiter)
     if schema.columns is not None:
@@ -102,6 +104,15 @@ def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
     present = check_present(how, f"{name} line 1: the header", names)
     places = {column: place for place, column in enumerate(present)}
     return Layout(names, places, delimiter, has_header=schema.columns is None)
+
+
+def check_line_ends(name: str, line: bytes) -> None:
+    """Raises ValueError if a line that names the columns is several, which end with a carriage return."""
+    if b"\r" in line.rstrip(b"\r"):
+        raise ValueError(
+            f"{name} line 1: lines end with a carriage return alone, as on old Macs, which is not read; "
+            f"convert the file (tr '\\r' '\\n' < FILE)"
+        )
 
 
 def _delimiter_of(header: bytes, how: Reading) -> str:
