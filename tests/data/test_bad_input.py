@@ -125,6 +125,7 @@ def test_a_delimiter_that_gives_other_columns_is_named(tmp_path):
     ("text", "said"),
     [
         (b"# of a tool\nlabel,price,user,item\n0,1,a,x\n", "leave out the lines before the one"),
+        (b"sep=,\nlabel,price,user,item\n0,1,a,x\n", "leave out the lines before the one"),
         (b"label,price,user,item\r0,1,a,x\r", r"line 1: lines end with a carriage return alone"),
     ],
 )

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import math
 import random
 import re
 
@@ -188,6 +189,25 @@ def test_times_in_text_and_by_magnitude(tmp_path, values, format):
     draft = draft_schema(tmp_path / "raw")
     assert draft.schema.time == Time("time", format)
     assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"day": [20240331, 20240401]},
+        {"hour": [14102123, 14102200]},
+        {"price": [1.5, math.inf]},
+        {"price": [-math.inf, 2.5]},
+    ],
+)
+def test_numbers_are_drafted_as_their_text_is(tmp_path, column):
+    """Days as whole numbers were ids, and infinity was no missing number, where columns have types."""
+    ((name, few),) = column.items()
+    values = [few[n % 2] + n % 30 * (name == "price") for n in range(60)]
+    table = pa.table({"click": [n // 2 % 2 for n in range(60)], name: values})
+    pd.DataFrame(table.to_pydict()).to_csv(tmp_path / "x.csv", index=False)
+    assert draft_schema(table).schema == draft_schema(tmp_path / "x.csv").schema
+    assert_prepares(tmp_path, table, draft_schema(table).schema)
 
 
 @pytest.mark.parametrize("kind", ["text", "frame"])

@@ -187,6 +187,12 @@ KINDS = {
         NUMBER,
         {"missing": {"x": ("NA", "-1")}},
     ),
+    "infinity as a word": Kind(
+        pa.float64(), [-math.inf, 2.5], ["-inf", "2.5"], [NAN, 2.5], None, NUMBER, {"missing": ("-inf",)}
+    ),
+    "the greatest number as a word": Kind(
+        pa.float64(), [1e308, 2.5], ["1e308", "2.5"], [NAN, 2.5], None, NUMBER, {"missing": ("1e308",)}
+    ),
 }
 
 

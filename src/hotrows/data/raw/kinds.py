@@ -5,6 +5,7 @@ Of text that is numbers or times to a reader, and none to a machine, it is said 
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -65,8 +66,20 @@ def column_of_kind(sample: Column) -> Column:
         [x if x is None else int(x) for x in sample.values] if sample.kind == "boolean" else sample.values
     )
     format = "iso" if kind == "time" else "unix"  # as text, too
-    column = Column(sample.name, kind, values, _counted(values), format=format, is_typed=kind != "number")
-    return _as_unix_time(column) or column
+    infinite = {x for x in values if x in (math.inf, -math.inf)} if kind == "number" else set()
+    words = tuple(map(str, sorted(infinite)))
+    values = [None if x in infinite else x for x in values] if infinite else values
+    counts, is_typed = _counted(values), kind != "number"
+    column = Column(sample.name, kind, values, counts, words, format=format, is_typed=is_typed)
+    return _as_unix_time(column) or _as_digits_of_time(column) or column
+
+
+def _as_digits_of_time(column: Column) -> Column | None:
+    """Times as whole numbers, such as 20240301, by their name."""
+    if not (column.is_whole and column.counts and TIME_NAME.search(column.name)):
+        return None
+    text = Column(column.name, "text", [x if x is None else str(int(x)) for x in column.values])
+    return _as_time(text, text, [str(int(x)) for x in column.counts])
 
 
 def _of_text(sample: Column) -> Column:

@@ -125,7 +125,7 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
 def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
     """Sets the numbers that are written as one of the missing words to NaN, in place."""
     for word in (word.encode() for word in missing):
-        if _NUMBER.fullmatch(word):
+        if _NUMBER.fullmatch(word) or word.lstrip(b"+-").lower() in (b"inf", b"infinity"):
             numbers[numbers == float(word)] = np.nan
 
 
