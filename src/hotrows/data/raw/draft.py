@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from hotrows.data.raw.clues import (
     words_of,
 )
 from hotrows.data.raw.files import BLOCKS
-from hotrows.data.raw.kinds import FEW, almost_numbers, columns_of_types, quantiles
+from hotrows.data.raw.kinds import FEW, almost_numbers, columns_of_types, quantiles, rounded
 from hotrows.data.raw.label import PANDAS_INDEX, is_called_label, label_of, sentinel
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.reading import with_article
@@ -114,7 +113,8 @@ def draft_schema(
     labels = by_name[column_of(target)]
     after = times_after([c for c in columns if c.kind == "time"], target, labels)
     drafting = Drafting(notes, columns, rows, outcomes(target, labels), label is None, after)
-    drafting.why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
+    why = drafting.why
+    why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
@@ -136,17 +136,12 @@ def draft_schema(
         strip=any(column.is_padded for column in columns if column.name in used),
         **of_text,  # type: ignore[arg-type]
     )
-    for column, raw in zip(columns, rows.columns, strict=True):
-        is_rounded = raw.examples and all(map(_ROUNDED.fullmatch, raw.examples))
-        if is_rounded and drafting.why[column.name][0] == "ids":
-            notes.append(
-                f"{column.name!r}: a spreadsheet rounded numbers such as {raw.examples[0]}, so several "
-                f"ids may be one; export the column as text"
-            )
+    ids = (raw for column, raw in zip(columns, rows.columns, strict=True) if why[column.name][0] == "ids")
+    notes += filter(None, map(rounded, ids))
     split = "time:0.8,0.1,0.1" if schema.time else "position:0.8,0.1,0.1" if after else ""
     schema = _with_histories(schema, user, histories, notes)
     drafted = tuple(
-        DraftedColumn(raw.name, *drafting.why[column.name], raw.examples)
+        DraftedColumn(raw.name, *why[column.name], raw.examples)
         for column, raw in zip(columns, rows.columns, strict=True)
     )
     return Draft(schema, tuple(sorted(notes, key=lambda note: " is left out: " in note)), split, drafted)
@@ -215,7 +210,6 @@ def _brief(declared: Any) -> dict[str, Any]:
 
 
 _DAY = 86_400
-_ROUNDED = re.compile(r"\d(\.\d+)?E\+\d+")  # as spreadsheets write long numbers
 _SAME, _OTHER = 0.75, 0.25  # how alike labels of neighbouring numbers are, of amounts and of ids
 
 

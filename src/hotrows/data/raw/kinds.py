@@ -51,6 +51,7 @@ _WORDED_TIME = re.compile(  # 5-Jan-2024, January 5, 2024 10:00, 01/05/2024 10:0
     r"|oct(ober)?|nov(ember)?|dec(ember)?)[ ,.-].*\d.*|\d.*:\d\d ?[ap]\.?m\.?",
     re.IGNORECASE,
 )
+_ROUNDED = re.compile(r"\d(\.\d+)?E\+\d+")
 _LOOKED_AT = 200  # values, for times
 _TYPED_NAME = re.compile(r"(.+):(token|token_seq|float|float_seq)")
 _OF_TYPED_NAMES = " "  # of lists
@@ -238,6 +239,16 @@ def almost_numbers(column: Column) -> str:
             f"them as 2024-03-01 14:30:00"
         )
     return ""
+
+
+def rounded(raw: Column) -> str:
+    """Says that ids are numbers as spreadsheets write long ones; "" if not. raw: as it was written."""
+    if not raw.examples or not all(map(_ROUNDED.fullmatch, raw.examples)):
+        return ""
+    return (
+        f"{raw.name!r}: a spreadsheet rounded numbers such as {raw.examples[0]}, so several ids may be "
+        f"one; export the column as text"
+    )
 
 
 def _options(marks: Marks) -> str:
