@@ -273,7 +273,7 @@ class Counts {
   std::atomic<int64_t> num_runs_{0};
 };
 
-Counts& counts(int64_t handle) { return *reinterpret_cast<Counts*>(handle); }
+Counts& counts(void* handle) { return *static_cast<Counts*>(handle); }
 
 // Does the work; what it throws becomes the value returned, and the path of the file.
 template <typename Work>
@@ -294,17 +294,14 @@ int64_t reported(char* problem, Work work) {
 
 using namespace hotrows;
 
-HOTROWS_API int64_t hotrows_counts_create(int64_t num_vocabularies, int64_t memory, const char* folder) {
-  return reinterpret_cast<int64_t>(new Counts(num_vocabularies, memory, folder));
+HOTROWS_API void* hotrows_counts_new(int64_t num_vocabularies, int64_t memory, const char* folder) {
+  return new Counts(num_vocabularies, memory, folder);
 }
 
-HOTROWS_API int64_t hotrows_counts_destroy(int64_t handle) {
-  delete &counts(handle);
-  return 0;
-}
+HOTROWS_API void hotrows_counts_free(void* handle) { delete &counts(handle); }
 
 // Counts the values of row r times[r] times: those of columns[f] into vocabulary owners[f].
-HOTROWS_API int64_t hotrows_counts_add(int64_t handle, const Column* columns, const int64_t* owners,
+HOTROWS_API int64_t hotrows_counts_add(void* handle, const Column* columns, const int64_t* owners,
                                        int64_t num_features, const int64_t* times, int64_t num_rows,
                                        int64_t threads, char* problem) {
   const Batch batch{columns, owners, num_features, times, num_rows};
@@ -312,13 +309,13 @@ HOTROWS_API int64_t hotrows_counts_add(int64_t handle, const Column* columns, co
 }
 
 // Writes all tables to run files.
-HOTROWS_API int64_t hotrows_counts_spill(int64_t handle, int64_t threads, char* problem) {
+HOTROWS_API int64_t hotrows_counts_spill(void* handle, int64_t threads, char* problem) {
   return reported(problem, [&] { counts(handle).spill_until(0, threads); });
 }
 
 // Writes the columns of vocabulary v to raw files: FOLDER/write-VVVVV.counts, .ends, .text and .index.
 // results = {values, distinct values}. Several threads may write, each another vocabulary.
-HOTROWS_API int64_t hotrows_counts_write(int64_t handle, int64_t v, int64_t min_count,
+HOTROWS_API int64_t hotrows_counts_write(void* handle, int64_t v, int64_t min_count,
                                          const StoredValues* known, int64_t threads, int64_t* results,
                                          char* problem) {
   return reported(problem, [&] {
@@ -329,7 +326,7 @@ HOTROWS_API int64_t hotrows_counts_write(int64_t handle, int64_t v, int64_t min_
 }
 
 // sizes = {bytes in use by tables, the most that ever were, number of the next run}.
-HOTROWS_API int64_t hotrows_counts_sizes(int64_t handle, int64_t* sizes) {
+HOTROWS_API int64_t hotrows_counts_sizes(void* handle, int64_t* sizes) {
   const Counts& all = counts(handle);
   sizes[0] = all.budget().used();
   sizes[1] = all.budget().peak();
@@ -339,7 +336,7 @@ HOTROWS_API int64_t hotrows_counts_sizes(int64_t handle, int64_t* sizes) {
 
 // Copies the numbers of the runs of vocabulary v, of the first `room` at most; returns how many there
 // are.
-HOTROWS_API int64_t hotrows_counts_runs(int64_t handle, int64_t v, int64_t* runs, int64_t room) {
+HOTROWS_API int64_t hotrows_counts_runs(void* handle, int64_t v, int64_t* runs, int64_t room) {
   const std::vector<int64_t>& found = counts(handle).of(v).runs;
   const int64_t num = static_cast<int64_t>(found.size());
   std::copy_n(found.begin(), std::min(num, room), runs);
@@ -347,7 +344,7 @@ HOTROWS_API int64_t hotrows_counts_runs(int64_t handle, int64_t v, int64_t* runs
 }
 
 // Takes over n runs of vocabulary v, which stand in the folder; num_runs is the number of the next.
-HOTROWS_API int64_t hotrows_counts_resume(int64_t handle, int64_t v, const int64_t* runs, int64_t n,
+HOTROWS_API int64_t hotrows_counts_resume(void* handle, int64_t v, const int64_t* runs, int64_t n,
                                           int64_t num_runs) {
   counts(handle).resume(v, runs, n, num_runs);
   return 0;

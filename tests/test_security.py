@@ -24,7 +24,7 @@ BEHIND_TRUST = {
 # Modules of a fixed list, or of a name that `models.confirmed` or a schema's option has let through.
 MAY_IMPORT_BY_NAME = {
     *("__init__.py", "ops/rows/cuda.py", "ops/layers/by_device.py"),
-    *("ops/deferred/on_device.py", "data/raw/files.py", "runtime/arrow.py"),
+    *("ops/deferred/on_device.py", "data/raw/chunks.py", "runtime/arrow.py"),
     *("models/__init__.py", "data/datasets/schemas.py", "runtime/lazy.py", "runtime/moved.py"),
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data.columns.stream import InputPosition, stream
-from hotrows.data.raw import cells, inputs
+from hotrows.data.raw import cells, tables
 from hotrows.data.raw.files import find_files
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
@@ -210,7 +210,7 @@ def test_lists_that_ray_has_pickled_are_lists_in_its_blocks_and_refused_in_files
     cells = [None if cell is None else pickle.dumps(np.array(cell, object)) for cell in lists]
     stored = pa.array(cells, pa.large_binary())
     block = pa.table({"tags": pa.ExtensionArray.from_storage(Pickled(), stored)})
-    assert inputs.table_of(block, slice(0, 3))["tags"].to_pylist() == lists[:3]
+    assert tables.table_of(block, slice(0, 3))["tags"].to_pylist() == lists[:3]
     pq.write_table(block, tmp_path / "a.parquet")
     schema = Schema((Sparse("tags", many=True),), label="click")
     for rows, message in (

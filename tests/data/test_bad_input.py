@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from hotrows.data import EncodedData, Encoder, prepare
+from hotrows.data import EncodedData, Encoder, draft_schema, prepare
 from hotrows.data.stored import sections
 from hotrows.runtime.atomic_files import publish
 from hotrows.schema import Schema, Sparse
@@ -119,6 +119,22 @@ def test_a_delimiter_that_gives_other_columns_is_named(tmp_path):
     write(tmp_path / "raw", [("label", "price", "visitor", "item"), GOOD], ",")
     said = r"Is the delimiter '\t'? Write delimiter=',' in the schema"
     assert refused(tmp_path, dataclasses.replace(SCHEMA, columns=None)).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"# of a tool\nlabel,price,user,item\n0,1,a,x\n", "leave out the lines before the one"),
+        (b"sep=,\nlabel,price,user,item\n0,1,a,x\n", "leave out the lines before the one"),
+        (b"label,price,user,item\r0,1,a,x\r", r"line 1: lines end with a carriage return alone"),
+    ],
+)
+def test_lines_of_other_programs_are_refused_by_name(tmp_path, text, said):
+    (tmp_path / "raw").write_bytes(text)
+    assert said in refused(tmp_path, HEADED)
+    if b"\r" in text:
+        with pytest.raises(ValueError, match=said):
+            draft_schema(tmp_path / "raw")
 
 
 def test_a_table_of_other_columns_than_those_declared_is_not_of_another_width(tmp_path):

@@ -19,7 +19,7 @@ from hotrows.data.encode import passes
 from hotrows.data.encode.cluster import on_ray, tasks
 from hotrows.data.encode.cluster.tasks import ClusterWork
 from hotrows.data.encode.split import parse_split
-from hotrows.data.raw import inputs
+from hotrows.data.raw import tables
 from hotrows.data.stored import shards
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -72,7 +72,7 @@ def blocks_of(table: pa.Table, sizes: list[int]) -> Blocks:
 
 @pytest.fixture(autouse=True)
 def inline(monkeypatch):
-    monkeypatch.setattr(inputs, "_DATASET", (Blocks.__module__, Blocks.__name__))
+    monkeypatch.setattr(tables, "_DATASET", (Blocks.__module__, Blocks.__name__))
     monkeypatch.setattr(on_ray, "RayCluster", InlineCluster)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: reference.value))
 

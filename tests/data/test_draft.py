@@ -1,7 +1,9 @@
 """Drafts of schemas: what `hotrows schema` makes of files and frames, and that `prepare` takes it."""
 
 import datetime
+import decimal
 import json
+import math
 import random
 import re
 
@@ -16,6 +18,7 @@ import torch
 from hotrows import cli, losses
 from hotrows.data import Encoder, draft_schema, prepare
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+from tests.data.raw import files_of
 
 ROWS = 400
 
@@ -186,6 +189,25 @@ def test_times_in_text_and_by_magnitude(tmp_path, values, format):
     draft = draft_schema(tmp_path / "raw")
     assert draft.schema.time == Time("time", format)
     assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"day": [20240331, 20240401]},
+        {"hour": [14102123, 14102200]},
+        {"price": [1.5, math.inf]},
+        {"price": [-math.inf, 2.5]},
+    ],
+)
+def test_numbers_are_drafted_as_their_text_is(tmp_path, column):
+    """Days as whole numbers were ids, and infinity was no missing number, where columns have types."""
+    ((name, few),) = column.items()
+    values = [few[n % 2] + n % 30 * (name == "price") for n in range(60)]
+    table = pa.table({"click": [n // 2 % 2 for n in range(60)], name: values})
+    pd.DataFrame(table.to_pydict()).to_csv(tmp_path / "x.csv", index=False)
+    assert draft_schema(table).schema == draft_schema(tmp_path / "x.csv").schema
+    assert_prepares(tmp_path, table, draft_schema(table).schema)
 
 
 @pytest.mark.parametrize("kind", ["text", "frame"])
@@ -429,6 +451,12 @@ def test_words_among_numbers_mean_missing_and_are_noted(tmp_path, words, tenths)
         (lambda i: "abcdefgh"[i // 10 % 8] if i % 10 == 3 else i % 50 / 4, "'a'"),
         (lambda i: f"{i % 28 + 1:02}/03/2024" if i % 2 else f"2024-03-{i % 28 + 1:02}", "03/2024"),
         (lambda i: "unknown" if i % 10 == 3 else f"2024-03-{i % 28 + 1:02}", "unknown"),
+        (lambda i: f"{i % 50 + 1}.000,5", "marks: `hotrows schema --decimal , --thousands .`"),
+        (lambda i: f"{i % 50 + 1},000.5", "marks: `hotrows schema --thousands ,`"),
+        (lambda i: f"${i % 50 + 1},000.5", "write them as 1234.5"),
+        (lambda i: f"{i % 28 + 1}-Mar-2024", "with names of months"),
+        (lambda i: f"March {i % 28 + 1}, 2024 10:30", "with names of months"),
+        (lambda i: f"0{i % 9 + 1}/05/2024 10:30 PM", "AM and PM"),
     ],
 )
 def test_what_are_nearly_numbers_or_times_is_noted(price, noted):
@@ -444,6 +472,7 @@ def test_what_are_nearly_numbers_or_times_is_noted(price, noted):
         lambda i: f"item {i % 50}",
         lambda i: f"10.0.{i % 7}.{i % 50}",
         lambda i: f"{i % 50:03}",
+        lambda i: f"decor {i % 50}",
         lambda i: "SML"[i % 3] if i % 10 == 3 else i % 14,
         lambda i: f"{i % 7}/{i % 9 + 1}",
         lambda i: f"{i % 50 * 2654435761 % 2**32:08x}",
@@ -480,6 +509,27 @@ def test_types_that_no_feature_reads_are_left_out():
     draft = draft_schema(table)
     assert draft.schema.features == (Sparse("user"),)
     assert len([note for note in draft.notes if "left out" in note]) == 4
+
+
+def test_ids_that_a_spreadsheet_rounded_are_noted(tmp_path):
+    lines = [f"{i % 2},{1 + i % 9}.{i % 5}0000E+12" for i in range(400)]
+    (tmp_path / "x.csv").write_text("\n".join(["click,user_id", *lines, ""]))
+    (note,) = (n for n in draft_schema(tmp_path / "x.csv").notes if "user_id" in n)
+    assert note.startswith("'user_id': a spreadsheet rounded numbers such as 1.00000E+12")
+
+
+def test_decimals_without_a_scale_are_ids_as_whole_numbers_are(tmp_path):
+    """A draft made features of them, which `prepare` then refused."""
+    ids = [10**30 + i % 40 for i in range(200)]
+    clicks = [i % 2 for i in range(200)]
+    table = pa.table(
+        {"user_id": pa.array(map(decimal.Decimal, ids), pa.decimal128(38, 0)), "click": clicks}
+    )
+    schema = draft_schema(table).schema
+    assert schema.features == (Sparse("user_id"),)
+    prepare(table, schema, tmp_path / "decimals")
+    prepare({"user_id": list(map(str, ids)), "click": clicks}, schema, tmp_path / "text")
+    assert files_of(tmp_path / "decimals") == files_of(tmp_path / "text")
 
 
 def test_the_command_writes_a_schema_and_what_it_is_unsure_of(tmp_path, capsys):
@@ -573,7 +623,10 @@ def test_columns_with_types_in_their_names_are_read_by_these(tmp_path):
     assert Sparse("item", column="item:token") in schema.features
     assert Dense("age", column="age:float", transform="standard") in schema.features
     tags = Sparse("tags", column="tags:token_seq", many=True, pooling="mean", separator=" ")
-    what = "values of its type are not read, but lists of numbers as `weights` of another list"
+    what = (
+        "values of its type are not read, but lists of numbers as `weights` of another list; of objects, "
+        "write the fields as columns"
+    )
     assert tags in schema.features and f"'v' is left out: {what}" in draft.notes
     assert draft_schema(path, label="rating:float").schema == draft_schema(path, label="rating").schema
     encoded = prepare(path, schema, tmp_path / "enc", split="time:0.8,0.1,0.1")

@@ -8,8 +8,9 @@ import pytest
 
 from hotrows import cli
 from hotrows.data import describe, draft_schema, prepare
-from hotrows.data.raw.clues import are_newest_first, meaning
+from hotrows.data.raw.clues import meaning
 from hotrows.data.raw.kinds import column_of_kind
+from hotrows.data.raw.list_order import are_newest_first
 from hotrows.data.raw.sampled_rows import Column
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from tests.data.header_names import kinds

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from hotrows.data import Encoder, draft_schema, prepare
-from hotrows.data.raw import files, inputs, typed_files
-from hotrows.data.raw.inputs import as_table
+from hotrows.data.raw import chunks, inputs, typed_files
+from hotrows.data.raw.tables import as_table
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from tests.data.raw import shards
 
@@ -112,7 +112,7 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_every_format_gives_the_rows_of_plain_text(tmp_path, monkeypatch, expected, kind):
     """Prepared, encoded and drafted, in chunks that are smaller than the file."""
-    monkeypatch.setattr(files, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 20_000)
     (tmp_path / "rows").write_bytes(CONTENTS[kind]())
     data = prepare(tmp_path / "rows", SCHEMA, tmp_path / "enc", split="position:0.8")
     assert shards(data) == shards(expected)

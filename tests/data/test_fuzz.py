@@ -15,10 +15,11 @@ import pytest
 
 from hotrows.data.columns.stream import stream
 from hotrows.data.encode.vocabulary import Values, open_values, write_values
-from hotrows.data.raw import files
+from hotrows.data.raw import chunks
 from hotrows.data.raw.files import File
-from hotrows.data.raw.inputs import as_table, inputs_of
+from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
@@ -279,6 +280,6 @@ def test_booleans_among_floats_are_refused(values):
 
 def read(path, schema, for_training=True):
     """The only chunk of a file."""
-    assert path.stat().st_size < files.CHUNK_BYTES
+    assert path.stat().st_size < chunks.CHUNK_BYTES
     ((_, columns),) = stream(inputs_of(path), Reading(schema, 2, for_training))
     return columns

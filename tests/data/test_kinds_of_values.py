@@ -187,6 +187,12 @@ KINDS = {
         NUMBER,
         {"missing": {"x": ("NA", "-1")}},
     ),
+    "infinity as a word": Kind(
+        pa.float64(), [-math.inf, 2.5], ["-inf", "2.5"], [NAN, 2.5], None, NUMBER, {"missing": ("-inf",)}
+    ),
+    "the greatest number as a word": Kind(
+        pa.float64(), [1e308, 2.5], ["1e308", "2.5"], [NAN, 2.5], None, NUMBER, {"missing": ("1e308",)}
+    ),
 }
 
 
@@ -335,14 +341,22 @@ def test_later_rows_are_read_by_the_zone_of_the_data(tmp_path):
     assert again.fingerprint == data.fingerprint
 
 
-def test_files_of_several_zones_are_read_by_one_clock_with_a_word(tmp_path):
-    """All hours were those of the first file's zone, and nothing said so."""
-    tables = [
-        pa.table({"click": [0, 1], "x": pa.array(SPRING, pa.timestamp("us", zone))})
-        for zone in (BERLIN, "UTC", BERLIN)
-    ]
+@pytest.mark.parametrize(
+    ("zones", "words"),
+    [
+        ((BERLIN, "UTC", BERLIN), f"zones {BERLIN} and UTC: "),
+        ((BERLIN, None), f"zones {BERLIN} and none"),
+        ((None, BERLIN), f"zones none .* and {BERLIN}: "),
+        ((BERLIN, "text"), f"zones {BERLIN} and none"),
+    ],
+)
+def test_files_of_several_zones_are_read_by_one_clock_with_a_word(tmp_path, zones, words):
+    """All hours were those of the first file's zone, and nothing said so; nor of files without one."""
+    moments = [pa.array(SPRING, pa.timestamp("us", None if zone == "text" else zone)) for zone in zones]
+    times = [x.cast(pa.string()) if zone == "text" else x for x, zone in zip(moments, zones, strict=True)]
+    tables = [pa.table({"click": [0, 1], "x": x}) for x in times]
     schema, split = Schema((HOUR,), label="click", time=AT), {"split": "fraction:1,0,0"}
-    with pytest.warns(UserWarning, match=f"zones {BERLIN} and UTC: hours and days are those of {BERLIN}"):
+    with pytest.warns(UserWarning, match=f"{words}.*hours and days are those of {BERLIN}"):
         data = prepare(tables, schema, tmp_path / "enc", **split)
     assert data.schema.time.zone == BERLIN
     named = dataclasses.replace(schema, time=dataclasses.replace(AT, zone="UTC"))

@@ -23,8 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data.columns.of_schema import SchemaColumns
-from hotrows.data.raw.inputs import as_table, inputs_of
+from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import as_table
 from hotrows.data.streams.events import message_events, table_events
 from hotrows.schema import Schema, Sparse
 from tests.support.choice import examples

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, prepare
-from hotrows.data.raw import files
+from hotrows.data.raw import chunks
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, write
 from tests.reference.rows_of_data import plain_canonical, use_plain_python
@@ -136,8 +136,8 @@ def test_threads_and_chunks_change_no_byte(tmp_path, monkeypatch, split):
     ]
     raw = write(tmp_path / "raw", rows)
     prepare([raw], SCHEMA, tmp_path / "one", split=split, threads=1)
-    chunks = files._chunks
-    monkeypatch.setattr(files, "_chunks", lambda path, size: chunks(path, 777))
+    by_size = chunks._chunks
+    monkeypatch.setattr(chunks, "_chunks", lambda path, size: by_size(path, 777))
     prepare([raw], SCHEMA, tmp_path / "many", split=split, threads=5)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
 

@@ -10,7 +10,7 @@ import pytest
 
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.encode import passes
-from hotrows.data.raw import files
+from hotrows.data.raw import chunks
 from hotrows.data.stored.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, write
@@ -41,7 +41,7 @@ class SmallShards(ShardWriter):
 @pytest.fixture
 def small(monkeypatch):
     """Chunks and shards of a few rows, and a note of the place after every chunk."""
-    monkeypatch.setattr(files, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 700)
     monkeypatch.setattr(passes, "ShardWriter", SmallShards)
     monkeypatch.setattr(passes, "SAVE_SECONDS", -1.0)
 
@@ -101,7 +101,7 @@ def test_a_stop_anywhere_changes_no_byte(tmp_path, monkeypatch, small, split, co
 
 def prepare_and_be_killed(raw, out, stop):
     """Prepares, and kills this process at a call of `progress`."""
-    files.CHUNK_BYTES, passes.ShardWriter, passes.SAVE_SECONDS = 700, SmallShards, -1.0
+    chunks.CHUNK_BYTES, passes.ShardWriter, passes.SAVE_SECONDS = 700, SmallShards, -1.0
     calls = count()
 
     def progress(stage, done, total):

@@ -73,11 +73,11 @@ def write_files(folder: Path, table: pa.Table) -> Path:
     return folder
 
 
-def test_the_zones_of_the_time_is_that_of_the_column(ray):
+def test_the_zone_of_a_time_is_that_of_its_column(ray):
     moments = pa.array([0, 3600], pa.timestamp("s", "Europe/Berlin"))
     table = pa.table({"when": moments, "click": [0, 1]})
     for dataset in (ray.data.from_arrow(table), ray.data.from_pandas(table.to_pandas())):
-        assert zones_of(inputs_of(dataset), "when") == ["Europe/Berlin"]
+        assert zones_of(inputs_of(dataset), Time("when")) == ["Europe/Berlin"]
 
 
 def test_every_split_gives_the_bytes_of_one_machine(ray, tmp_path):

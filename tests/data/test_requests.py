@@ -144,7 +144,7 @@ def test_a_request_over_the_end_of_a_shard_is_stored_in_both(tmp_path, monkeypat
     "name, value, row", [("user", "u1000", 5), ("age", "99.5", 8), ("history", "i1|i2|i3|i1000", 5)]
 )
 def test_rows_of_a_request_that_differ_are_refused_by_line(tmp_path, monkeypatch, name, value, row):
-    monkeypatch.setattr("hotrows.data.raw.files.CHUNK_BYTES", 300)
+    monkeypatch.setattr("hotrows.data.raw.chunks.CHUNK_BYTES", 300)
     rows = [list(line) for line in rows_of(6, candidates=4)]
     rows[row][COLUMNS.index(name)] = value
     rows[row + 8][COLUMNS.index(name)] = value

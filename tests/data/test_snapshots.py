@@ -10,7 +10,7 @@ import pytest
 
 from hotrows.data import draft_schema, prepare
 from hotrows.data.raw.inputs import inputs_of, zones_of
-from hotrows.schema import Dense, Schema, Sparse
+from hotrows.schema import Dense, Schema, Sparse, Time
 from tests.data.raw import shards
 
 SCHEMA = Schema((Sparse("user"), Dense("price")), label="click")
@@ -104,7 +104,7 @@ def test_columns_are_those_that_a_table_has_now(tmp_path, monkeypatch):
     }
     with table.update_schema() as update:
         update.add_column("at", importlib.import_module("pyiceberg.types").TimestamptzType())
-    assert zones_of(inputs_of(name), "at") == ["UTC"]
+    assert zones_of(inputs_of(name), Time("at")) == ["UTC"]
     then, _ = inputs_of(f"{name}@{snapshots[-1]}")[0].sample_rows(lambda columns: 100_000)
     assert in_order(then) == in_order(older)
 
@@ -118,7 +118,7 @@ def test_columns_that_a_delta_table_has_got_are_null_before_and_mapped_ones_are_
     deltalake.write_deltalake(path, more, mode="append", schema_mode="merge")
     moments = pa.array([0], pa.timestamp("us", "UTC"))
     deltalake.write_deltalake(str(tmp_path / "timed"), pa.table({"at": moments}))
-    assert zones_of(inputs_of(f"delta:{tmp_path}/timed"), "at") == ["UTC"]
+    assert zones_of(inputs_of(f"delta:{tmp_path}/timed"), Time("at")) == ["UTC"]
     found, _ = inputs_of(f"delta:{path}")[0].sample_rows(lambda columns: 10)
     assert found.sort_by("user").to_pydict() == {"user": ["a", "b"], "shop": [None, "s"]}
     log = tmp_path / "table" / "_delta_log" / f"{0:020}.json"

@@ -1,7 +1,9 @@
 """Folders as Spark writes them: parts, some without rows, partitions, marks of success, checksums."""
 
+import dataclasses
 import os
 import shutil
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +63,28 @@ def test_partitions_of_spark_are_columns_and_train_as_they_are(tmp_path):
     (batch,) = Loader(data.parts["train"], 600).batches(0)
     assert batch.ids.tolist() == TABLE["user"].to_pylist()
     assert np.array_equal(batch.labels.numpy(), TABLE["label"].to_numpy())
+
+
+def test_a_column_of_a_file_and_of_its_folder_is_read_from_the_file(tmp_path):
+    """Reading Parquet as it is refused it as named twice."""
+    for name, table in (("same", TABLE), ("other", TABLE.set_column(3, "day", [["x"] * 600]))):
+        for day in range(3):
+            piece = table.slice(200 * day, 200)
+            write_as_spark(tmp_path / name / f"day=2024-03-0{1 + day}", piece)
+    by_day = dataclasses.replace(IDS, group="day")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(tmp_path / "same", RAW, tmp_path / "out")
+        (batch,) = Loader(open_parquet(by_day, tmp_path / "same").parts["train"], 600).batches(0)
+    assert len(set(batch.groups.tolist())) == 3
+    prepare(TABLE, RAW, tmp_path / "table")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "table")
+    with pytest.warns(UserWarning, match="column 'day' has other values in files than"):
+        data = prepare(tmp_path / "other", RAW, tmp_path / "x")
+    assert data.vocabularies["day"].num_distinct == 1
+    with pytest.warns(UserWarning, match="those of the files are read"):
+        (batch,) = Loader(open_parquet(by_day, tmp_path / "other").parts["train"], 600).batches(0)
+    assert len(set(batch.groups.tolist())) == 1
 
 
 def test_text_of_spark_may_have_empty_parts(tmp_path):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hotrows.data import Loader, prepare
 from hotrows.data.columns.of_schema import SchemaColumns
-from hotrows.data.raw.files import chunk_of, chunks_of, find_files
+from hotrows.data.raw.chunks import chunk_of, chunks_of
+from hotrows.data.raw.files import find_files
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.text import cut_line, layout_of, parse
 from hotrows.data.raw.values import plain_number

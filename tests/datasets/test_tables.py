@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from hotrows.data.datasets import tables
 from hotrows.data.datasets.tables import partition, read_bucket
-from hotrows.data.raw.inputs import silent
+from hotrows.runtime.terminal import silent
 
 TYPES = {"user": "int64", "brand": "int64"}
 

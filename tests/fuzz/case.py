@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from hotrows.data.raw import files, typed_files
+from hotrows.data.raw import chunks, typed_files
 from hotrows.engine.pipeline.prefetch import prefetch
 from tests.reference.rows_of_data import use_plain_python
 
@@ -93,7 +93,7 @@ def reading_ahead(on_a_thread: bool) -> Iterator[None]:
     def ahead(items: Any, depth: int) -> Any:
         return prefetch(items, depth if on_a_thread else 0)
 
-    with mock.patch.object(files, "prefetch", ahead), mock.patch.object(typed_files, "prefetch", ahead):
+    with mock.patch.object(chunks, "prefetch", ahead), mock.patch.object(typed_files, "prefetch", ahead):
         yield
 
 

@@ -26,7 +26,7 @@ from pyarrow import orc
 from hotrows.data import prepare
 from hotrows.data.columns.stream import stream
 from hotrows.data.raw import cells as arrow_reader
-from hotrows.data.raw import files
+from hotrows.data.raw import chunks
 from hotrows.data.raw.inputs import inputs_of
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import RawIds
@@ -90,12 +90,12 @@ def read_both(case: Case, may_differ: bool = False) -> None:
         size = how["chunk_bytes"][0 if may_differ else plain]
 
         def read() -> dict[str, Any]:
-            chunks = rows_of(schema, how["path"], how["threads"], how["for_training"])
-            return _joined(chunks)
+            pieces = rows_of(schema, how["path"], how["threads"], how["for_training"])
+            return _joined(pieces)
 
         with (
             core(plain),
-            mock.patch.object(files, "CHUNK_BYTES", size),
+            mock.patch.object(chunks, "CHUNK_BYTES", size),
             mock.patch.object(arrow_reader, "ROWS_PER_CHUNK", max(1, size)),
         ):
             outcomes.append(outcome(read, Path(case.damaged).name))

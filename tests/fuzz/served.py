@@ -33,7 +33,7 @@ from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.data.rows import RawRows
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.histories import ShortLists
+from hotrows.data.stored.user_histories import ShortLists
 from hotrows.dynamic import Dynamic
 from hotrows.schema import Dense, Feature, Schema, Sequence, Sparse, Time
 from hotrows.serving.bodies import Refused, arrow_tables, check_lists, json_tables

@@ -18,7 +18,7 @@ from unittest import mock
 
 from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
 from hotrows.data.datasets import schemas
-from hotrows.data.raw import files
+from hotrows.data.raw import chunks
 from hotrows.data.stored.sections import MAGIC
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from tests.fuzz.case import Case, core, outcome, write_files
@@ -230,7 +230,7 @@ def interrupted_files(stage: str) -> dict[str, bytes]:
 def _prepare_slowly(progress: Callable | None = None) -> EncodedData:
     """Notes its place after every chunk, of which there are many."""
     slowly = mock.patch("hotrows.data.encode.passes.SAVE_SECONDS", -1.0)
-    cut = mock.patch.object(files, "CHUNK_BYTES", 600)
+    cut = mock.patch.object(chunks, "CHUNK_BYTES", 600)
     with slowly, cut, small_shards():
         return prepare(
             "raw.csv", PREPARED, "out", split="stratified:0.6,0.2,0.2", memory=256 << 20, threads=1,

@@ -17,7 +17,7 @@ from hotrows.data.encode import encoder, passes, writing
 from hotrows.data.raw import reading, text, values
 from hotrows.data.raw import values as canonical_text
 from hotrows.data.raw.cells import Fields
-from hotrows.data.raw.files import Chunk
+from hotrows.data.raw.chunks import Chunk
 from hotrows.data.raw.text import WRONG_COLUMNS, Layout, cut_line
 from hotrows.data.raw.values import LAST_EXACT, MACHINE, MISSING_TIME, UNIX, Marks, RawIds, plain_number
 from hotrows.data.stored import order

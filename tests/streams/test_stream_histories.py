@@ -17,8 +17,9 @@ from starlette.testclient import TestClient
 
 from hotrows import Dynamic, Schema, Sequence, Sparse, Time
 from hotrows.data import Encoder, prepare
-from hotrows.data.stored import histories as stored
-from hotrows.data.stored.histories import NEWEST, SortedEvents, UserHistories
+from hotrows.data.stored import user_histories as stored
+from hotrows.data.stored.histories import NEWEST, SortedEvents
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.data.streams import EventStream, StreamConfig, open_joined, open_source
 from hotrows.optim import Adagrad
 from hotrows.serving import Limits, Scorer, application

@@ -365,7 +365,7 @@ def bar() -> AbstractContextManager[Callable[..., None]]:
     It says `loading` from the start on, while the caller imports what it needs.
     """
     if is_set(QUIET):
-        return nullcontext(lambda *done: None)
+        return nullcontext(terminal.silent)
     return terminal.bar("loading" if job.is_first() else "")
 
 

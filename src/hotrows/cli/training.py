@@ -377,7 +377,7 @@ def _utilization(run: Path) -> Iterator[str]:
 
 def _labels(run: Path) -> Iterator[str]:
     """Yields how labels were joined, in a stream whose labels come later."""
-    from hotrows.data.streams.settings import LabelState
+    from hotrows.data.streams.state import LabelState
     from hotrows.train.telling.metrics_log import read_metrics
 
     windows = [line for line in read_metrics(run) if line["kind"] == "window"]

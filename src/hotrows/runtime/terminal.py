@@ -24,6 +24,10 @@ def is_watched() -> bool:
     return console.is_terminal or console.is_jupyter
 
 
+def silent(*done: Any) -> None:
+    """Progress that is not shown."""
+
+
 @contextmanager
 def bar(first: str = "") -> Iterator[Callable[..., None]]:
     """progress(stage, done, total, note): a bar on a terminal, or in a notebook that has ipywidgets.
@@ -33,7 +37,7 @@ def bar(first: str = "") -> Iterator[Callable[..., None]]:
     console = messages()
     shows_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
     if not (console.is_terminal or shows_widgets):
-        yield lambda *done: None  # a disabled bar of rich before 15 ends with an empty line
+        yield silent  # a disabled bar of rich before 15 ends with an empty line
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -17,11 +17,12 @@ import numpy as np
 from hotrows.data.columns.history import USERS
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.raw.cells import cells_of
-from hotrows.data.raw.inputs import as_table
 from hotrows.data.raw.reading import Reading, check_histories
+from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.values import MISSING_TIME, hash_values, mix64
 from hotrows.data.rows import RawRows, Rows
-from hotrows.data.stored.histories import NEWEST, ShortLists, UserHistories
+from hotrows.data.stored.histories import NEWEST
+from hotrows.data.stored.user_histories import ShortLists, UserHistories
 from hotrows.runtime.arrow import pa
 from hotrows.runtime.json_file import shown
 from hotrows.runtime.suggestions import did_you_mean

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hotrows.data.encode.encoder import Encoder
-from hotrows.data.stored.histories import ShortLists
+from hotrows.data.stored.user_histories import ShortLists
 from hotrows.losses import Calibration, Loss
 from hotrows.serving.bundle import ENCODERS, Bundle, CoreLayer, ProgramInput
 from hotrows.serving.core_layers import KINDS, OF_LISTS, Lists

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.histories import UserHistories
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.losses import Calibration
 from hotrows.runtime.machine import total_memory
 from hotrows.serving import chain

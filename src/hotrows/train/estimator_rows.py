@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.inputs import as_table, check_order
+from hotrows.data.raw.tables import as_table, check_order
 from hotrows.runtime.arrow import pa
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.user_warnings import warn

@@ -33,6 +33,7 @@ class RankedIds:
 
     @property
     def dtype(self) -> np.dtype:
+        """The narrowest integer that holds the ids."""
         return width_of(self._schema.rows_of(self._feature.name))
 
     def words(self, raw: RawIds) -> RawIds:

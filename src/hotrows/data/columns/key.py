@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hotrows.data.raw.values import RawIds, binary_array, hash_values, no_values
+from hotrows.data.raw.arrow_arrays import binary_array
+from hotrows.data.raw.values import RawIds, hash_values, no_values
 from hotrows.runtime.arrow import pa
 from hotrows.schema import MISSING_KEY
 
 _MOST_DIGITS = 18  # longer numbers are looked at one by one: some are beyond int64
-_NUMBER = "^(0|-?[1-9][0-9]{0,17})$"
+_NUMBER = f"^(0|-?[1-9][0-9]{{0,{_MOST_DIGITS - 1}}})$"
 
 
 class RawKeys:

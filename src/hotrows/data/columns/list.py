@@ -54,6 +54,7 @@ class ListColumn(IdColumn):
     def _read_weights(
         self, cells: Cells, values: dict[str, Any], lists: RawIds, column: str
     ) -> Iterable[Bad]:
+        """Reads the weights of lists, float32, one for each id; both are shortened alike."""
         assert lists.offsets is not None
         if cells.has(self.column) != cells.has(column):
             raise ValueError(

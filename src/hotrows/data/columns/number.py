@@ -35,8 +35,8 @@ class NumberColumns:
         self.standard = [p for p, f in enumerate(self.features) if f.transform == "standard"]
         self._indicators = [p for p, f in enumerate(self.features) if f.transform == "missing"]
         self._logs = np.array([feature.transform == "log" for feature in self.features], np.uint8)
-        known = {self.features[p].name: Statistics() for p in self.standard} | dict(statistics or {})
-        scales = [known[f.name] if f.transform == "standard" else Statistics() for f in self.features]
+        known, none = statistics or {}, Statistics()
+        scales = [known.get(f.name, none) if f.transform == "standard" else none for f in self.features]
         self._shift = np.array([scale.mean for scale in scales], np.float64)
         self._divisor = np.array([scale.deviation for scale in scales], np.float64)
         shared = tuple(p for p, f in enumerate(self.features) if f.name in schema.shared)

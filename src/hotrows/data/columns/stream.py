@@ -25,10 +25,11 @@ from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.arrow_arrays import is_list, lengths_of
 from hotrows.data.raw.cells import Cells, cells_of, rows_per_chunk
 from hotrows.data.raw.files import File
-from hotrows.data.raw.inputs import Input, Progress, TextInput, silent
+from hotrows.data.raw.inputs import Input, Progress, TextInput
 from hotrows.data.raw.reading import Reading
 from hotrows.data.rows import RawRows
 from hotrows.runtime.arrow import pa
+from hotrows.runtime.terminal import silent
 from hotrows.schema import Schema, column_of
 
 

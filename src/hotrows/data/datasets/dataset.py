@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotrows.data.raw.inputs import silent
 from hotrows.data.stored.part import NAMES
 from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.runtime.json_file import JsonFile, value_of
+from hotrows.runtime.terminal import silent
 from hotrows.schema import Schema
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import IO, Any, cast
 
 from hotrows.data.datasets.dataset import DataSet, Progress, Source
 from hotrows.data.datasets.tables import find
-from hotrows.data.raw.inputs import silent
 from hotrows.runtime.atomic_files import local, publish
+from hotrows.runtime.terminal import silent
 from hotrows.runtime.units import parse_bytes
 
 _BLOCK = 1 << 20
@@ -47,6 +47,7 @@ def download(data_set: DataSet, raw: str | Path, progress: Progress | None = Non
 
 
 def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress) -> None:
+    """Downloads one file unless it exists; goes on with what an interrupted download left (.part)."""
     path, part = raw / source.file, raw / f"{source.file}.part"
     if path.exists():
         return

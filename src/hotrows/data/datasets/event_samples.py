@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.datasets.events import catalog, negatives, places
-from hotrows.data.raw.inputs import as_table
+from hotrows.data.raw.tables import as_table
 from hotrows.data.stored.part import NAMES
 from hotrows.runtime.arrow import pa
 from hotrows.runtime.atomic_files import new_folder

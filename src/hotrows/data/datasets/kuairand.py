@@ -87,6 +87,7 @@ def build(raw: Path | None, samples: Path, seed: int, progress: Progress) -> Sam
 
 
 def _write(log: Any, users: Directory, videos: Directory, writer: tables.PartWriter) -> None:
+    """Writes the samples of a bucket of users, in order of time; `time_ms` is in milliseconds."""
     log = log.sort_by("time_ms").combine_chunks()
     clicked = log.filter(log["is_click"].cast("bool")).select(["user_id", "video_id", "time_ms"])
     events = sort_events(integers(clicked["user_id"]), integers(clicked["time_ms"]))

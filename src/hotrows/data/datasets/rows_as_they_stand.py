@@ -152,7 +152,7 @@ avazu = DataSet(
     licence="Kaggle competition rules",
     home="https://www.kaggle.com/c/avazu-ctr-prediction",
     sources=(Source("train.gz"),),
-    build=as_it_is("train.csv", "train"),
+    build=as_it_is("train.csv", "train"),  # train.csv, or train.gz as Kaggle packs it
     split="stratified:0.8,0.1,0.1",
     sign_in="sign in at https://www.kaggle.com/c/avazu-ctr-prediction/data, accept the rules, and "
     "put train.gz (or train.csv)",

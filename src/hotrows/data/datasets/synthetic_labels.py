@@ -138,6 +138,7 @@ def hashed_uniform(key: int, values: Integers) -> Floats:
 
 
 def _traits(seed: int, columns: Columns) -> Floats:
+    """Computes all traits of all terms, [T, B]."""
     return np.stack(
         [
             _trait(name, key(seed, "trait", number, position), columns)

@@ -189,6 +189,10 @@ class _Counts:
 
 
 def _samples(rows: Any, items: Catalog, categories: np.ndarray, random: np.random.Generator) -> Any:
+    """Builds the samples of a bucket of users: targets, each followed by a negative.
+
+    rows: events; categories: of each of `items`.
+    """
     rows = _without_repeats(rows)
     users, times = integers(rows["user"]), integers(rows["time"])
     places = np.searchsorted(items.items, integers(rows["item"]))

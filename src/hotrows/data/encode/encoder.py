@@ -24,8 +24,8 @@ from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import TEXT_RULE
 from hotrows.data.rows import RawRows, Rows
 from hotrows.data.stored.encoded import EncodedData, StoredVocabulary
-from hotrows.data.stored.histories import UserHistories
 from hotrows.data.stored.part import Part
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.runtime.json_file import shown
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean

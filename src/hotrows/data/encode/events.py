@@ -30,8 +30,9 @@ from hotrows.data.columns.of_schema import SchemaColumns, histories_of
 from hotrows.data.columns.stream import stream
 from hotrows.data.encode.encoder import Encoder
 from hotrows.data.encode.vocabulary import Counts
-from hotrows.data.raw.inputs import Input, Progress, RayInput, silent
+from hotrows.data.raw.inputs import Input, Progress
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import RayInput
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values, no_values
 from hotrows.data.rows import RawRows
 from hotrows.data.stored.histories import (
@@ -44,6 +45,7 @@ from hotrows.data.stored.histories import (
 )
 from hotrows.data.stored.sections import write_sections
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.terminal import silent
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema, Sparse, column_of
 

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from hotrows.data.columns.of_schema import SchemaColumns
-from hotrows.data.raw.clues import NEWEST_FIRST, are_newest_first
+from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.values import UNIX, mix64
 from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import EncodedData

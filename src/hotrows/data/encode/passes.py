@@ -25,8 +25,9 @@ from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.events import EventFiles, EventIndex
 from hotrows.data.encode.split import SharedChecks, Sharing, Split
 from hotrows.data.encode.vocabulary import Counts, IdCounts
-from hotrows.data.raw.inputs import Input, RayInput, silent
+from hotrows.data.raw.inputs import Input
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import RayInput
 from hotrows.data.rows import RawRows, Rows
 from hotrows.data.stored.encoded import VERSION, EncodedData, Extremes
 from hotrows.data.stored.histories import StoredHistories
@@ -34,6 +35,7 @@ from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import ShardWriter, Written
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.json_file import JsonFile, build
+from hotrows.runtime.terminal import silent
 from hotrows.schema import Schema
 from hotrows.schema_checks import reading_less
 

@@ -41,7 +41,7 @@ from hotrows.data.encode.passes import (
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing, Split, parse_split
 from hotrows.data.encode.vocabulary import IdCounts
-from hotrows.data.raw.inputs import inputs_of, silent, zones_of
+from hotrows.data.raw.inputs import inputs_of, zones_of
 from hotrows.data.raw.typed_files import SnapshotInput
 from hotrows.data.raw.values import time_of
 from hotrows.data.stored.encoded import MANIFEST, EncodedData, StoredVocabulary, write_manifest
@@ -51,6 +51,7 @@ from hotrows.data.stored.sections import header_checksum
 from hotrows.data.stored.shards import Shard
 from hotrows.runtime.atomic_files import absolute, link_or_copy, new_folder, shown
 from hotrows.runtime.machine import num_threads, total_memory
+from hotrows.runtime.terminal import silent
 from hotrows.runtime.user_warnings import warn
 from hotrows.schema import TIME_TRANSFORMS, Schema
 
@@ -182,13 +183,14 @@ def _job(
     inputs = tuple(source for group in groups for source in group)
     if (time := schema.time) and time.zone is None and time.utc_offset is None:
         # Later rows are read by the clock of the zone that the type of the time names.
-        zones = zones_of(inputs, time.column)
-        schema = replace(schema, time=replace(time, zone=zones[0] if zones else None))
-        if zones[1:] and any(f.transform in TIME_TRANSFORMS for f in schema.sparse):
+        zones = zones_of(inputs, time)
+        zone = next(filter(None, zones), None)
+        schema = replace(schema, time=replace(time, zone=zone))
+        if zone and zones[1:] and any(f.transform in TIME_TRANSFORMS for f in schema.sparse):
+            shown = " and ".join(name or "none (UTC, if not written with an offset)" for name in zones)
             warn(
-                f"times in {time.column!r} are of the zones {' and '.join(zones)}: hours and days are "
-                f"those of {zones[0]}, whose file is the first; choose one by "
-                f"Time({time.column!r}, zone=...)"
+                f"times in {time.column!r} are of the zones {shown}: hours and days are those of {zone}, "
+                f"the first that a file names; choose one by Time({time.column!r}, zone=...)"
             )
     declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
     text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")

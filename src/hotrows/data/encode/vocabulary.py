@@ -21,6 +21,7 @@ import numpy as np
 
 from hotrows.data.raw.values import RawIds
 from hotrows.data.stored.sections import check_once, open_sections, write_sections
+from hotrows.runtime import native
 from hotrows.runtime.atomic_files import replaced, sync
 from hotrows.runtime.native import call
 
@@ -112,8 +113,7 @@ class Counts:
         self._folder, self._memory, self._threads = folder, memory, threads
         self._resumed = state is not None
         self._settling, self._settled = Lock(), False
-        name = np.frombuffer(os.fsencode(folder) + b"\0", np.uint8)
-        self._handle = call("counts_create", self._num_vocabularies, memory, name)
+        self._core = native.Object("counts", self._num_vocabularies, memory, os.fsencode(folder))
         # Open the runs that the state names, and remove other files of earlier counts.
         known: dict[str, Any] = state or {"runs": [], "num_runs": 0}
         named = {run for names in known["runs"] for run in names}
@@ -122,21 +122,17 @@ class Counts:
                 path.unlink()
         for v, names in enumerate(known["runs"]):
             numbers = np.array([int(run.rsplit("-", 1)[1]) for run in names], np.int64)
-            call("counts_resume", self._handle, v, numbers, len(names), known["num_runs"])
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            call("counts_destroy", self._handle)
+            self._core.call("resume", v, numbers, len(names), known["num_runs"])
 
     def add(self, columns: Sequence[RawIds], times: np.ndarray) -> None:
         """Counts the values of each row times[row] times, [rows] bool or integers; all of a list."""
         packed = _Packed(columns, self._owners)
         times = np.ascontiguousarray(times, np.int64)
-        self._call("counts_add", *packed.arguments, times, len(times), self._threads)
+        self._call("add", *packed.arguments, times, len(times), self._threads)
 
     def spill(self) -> None:
         """Writes all counts to run files, and frees the memory."""
-        self._call("counts_spill", self._threads)
+        self._call("spill", self._threads)
 
     def state(self) -> dict[str, Any]:
         """The state to resume from, of runs that are durable; call `spill` before."""
@@ -168,7 +164,7 @@ class Counts:
         try:
             results = np.zeros(2, np.int64)
             first = _Stored([] if known is None else [_arrays_of(known)], [0])
-            self._call("counts_write", v, min_count, first.rows, self._threads, results)
+            self._call("write", v, min_count, first.rows, self._threads, results)
             counts, ends, text, index = map(_mapped, raw, _WRITTEN.values())
             num_distinct = int(results[1])
             write_values(path, name, Values(counts, ends, text, num_distinct, index.reshape(-1, 2)))
@@ -196,19 +192,19 @@ class Counts:
 
     def runs(self, v: int) -> list[Path]:
         """The run files of vocabulary v so far."""
-        numbers = np.zeros(call("counts_runs", self._handle, v, 0, 0), np.int64)
-        call("counts_runs", self._handle, v, numbers, len(numbers))
+        numbers = np.zeros(self._core.call("runs", v, None, 0), np.int64)
+        self._core.call("runs", v, numbers, len(numbers))
         return [self._folder / f"run-{v:05d}-{number}" for number in numbers.tolist()]
 
     def _sizes(self) -> tuple[int, int, int]:
         """Bytes that the tables use, the largest number so far, and the number of runs written."""
         sizes = np.zeros(3, np.int64)
-        call("counts_sizes", self._handle, sizes)
+        self._core.call("sizes", sizes)
         return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
     def _call(self, name: str, *arguments: Any) -> None:
         problem = np.zeros(4096, np.uint8)
-        code = call(name, self._handle, *arguments, problem)
+        code = self._core.call(name, *arguments, problem)
         if code != 0:
             raise _failure(code, os.fsdecode(problem.tobytes().split(b"\0", 1)[0]), self._memory)
 

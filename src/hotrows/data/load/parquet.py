@@ -26,9 +26,9 @@ from hotrows.data.columns.list import ListColumn
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.raw.arrow_arrays import first_line, is_list, unnested, value_at
 from hotrows.data.raw.cells import cells_of
-from hotrows.data.raw.files import File, find_files
+from hotrows.data.raw.files import File, by_path, find_files
 from hotrows.data.raw.reading import Reading, check_present
-from hotrows.data.raw.typed_files import explained, open_parquet_file
+from hotrows.data.raw.typed_files import NO_VALUE, explained, open_parquet_file, warn_of_folders
 from hotrows.data.rows import Room, Rows, empty_rows, gathered, joined_offsets, lists_between, narrowed
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.histories import check_no_histories
@@ -158,9 +158,11 @@ def _part(name: str, schema: Schema, places: list[str]) -> ParquetPart:
 
 
 def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
+    """Yields the row groups of a file; an error if it lacks a column of the schema."""
     opened = _opened(file)
     metadata = opened.metadata
-    check_present(_reading(schema), file.name, (*opened.schema_arrow.names, *file.partitions))
+    names = (*opened.schema_arrow.names, *by_path(file, opened.schema_arrow.names))
+    check_present(_reading(schema), file.name, names)
     for index in range(metadata.num_row_groups):
         if rows := metadata.row_group(index).num_rows:
             yield RowGroup(file, index, rows, metadata)
@@ -237,6 +239,7 @@ class RowGroupColumns:
                 stored = [name for name in how.columns if name in present]
                 table = file.read_row_group(group.index, columns=stored)
             self._arrays = {name: _array(table.column(name)) for name in stored}
+        warn_of_folders(group.file, {n: a for n, a in self._arrays.items() if n in group.file.partitions})
         for name in (name for name in how.columns if name not in self._arrays):
             value = _value_of(group.file.partitions[name])
             self._arrays[name] = pa.repeat(value, group.rows)
@@ -320,6 +323,7 @@ def _last(
 
 
 def _array(column: Any) -> Any:
+    """Joins a column into one array; decodes dictionaries."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
@@ -333,7 +337,7 @@ def _array(column: Any) -> Any:
 
 def _value_of(text: str) -> Any:
     """Parses the value of `key=value` in a path: a whole number, a number, or text."""
-    if text == "__HIVE_DEFAULT_PARTITION__":
+    if text == NO_VALUE:
         return pa.scalar(None, pa.int64())
     for kind in (int, float):
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, binary_array, first_beyond
+from hotrows.data.raw.values import MISSING_TIME, Bad, RawIds, first_beyond
 from hotrows.runtime.arrow import pa
 from hotrows.schema import Dense, column_of
 
@@ -49,6 +49,15 @@ def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
     if len(wrong := np.flatnonzero(present & ~is_finite)):
         return vectors, Bad(int(wrong[0]), column, expected)
     return vectors, None
+
+
+def binary_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of bytes."""
+    lengths = values_.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
 def text_array(values_: RawIds) -> Any:
@@ -146,10 +155,12 @@ def is_number(kind: Any) -> bool:
 def has_many_texts(kind: Any) -> bool:
     """True if programs write values of an Arrow type in several ways, none of which is their id."""
     types = pa.types
-    tests = (types.is_decimal, types.is_nested, types.is_duration)
+    tests = (types.is_nested, types.is_duration)
+    has_digits = types.is_decimal(kind) and kind.scale != 0  # 42.0 and 42.00
     is_clock = types.is_time(kind) and kind != pa.time32("s")  # without a fraction there is one way
     is_clock |= types.is_timestamp(kind) and kind.tz not in (None, *_UTC)  # local, or with Z
-    return is_clock or isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in tests)
+    is_odd = is_clock or has_digits or isinstance(kind, pa.BaseExtensionType)
+    return is_odd or any(test(kind) for test in tests)
 
 
 def is_pickled(field: Any) -> bool:

@@ -341,9 +341,10 @@ class Cells:
                 what = "declare Dense with a width" if is_list(kind) else "correct the schema"
                 raise self._unfit(column, "numbers", f"convert the column, or {what}")
             array = array.cast(pa.float64(), safe=False)
-        numbers = array.to_numpy(zero_copy_only=False)
+        numbers = array.to_numpy(zero_copy_only=False) + 0.0
+        values.blank_numbers(numbers, self.how.schema.missing_of(column))
         wrong = np.abs(numbers) >= _BEYOND_FLOAT32
-        return numbers + 0.0, int(wrong.argmax()) if wrong.any() else None
+        return numbers, int(wrong.argmax()) if wrong.any() else None
 
     def _unfit(self, column: str, expected: str, what: str) -> ValueError:
         kind = first_line(self.batch.column(column).type)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,7 @@ import numpy as np
 from hotrows.data.raw.clues import (
     GROUPS,
     HISTORY_NAME,
-    NEWEST_FIRST,
     TIME_NAME,
-    are_newest_first,
     giveaways,
     labels_of_neighbours,
     meaning,
@@ -41,16 +38,9 @@ from hotrows.data.raw.clues import (
     words_of,
 )
 from hotrows.data.raw.files import BLOCKS
-from hotrows.data.raw.kinds import (
-    FEW,
-    PANDAS_INDEX,
-    almost_numbers,
-    columns_of_types,
-    is_called_label,
-    label_of,
-    quantiles,
-    sentinel,
-)
+from hotrows.data.raw.kinds import FEW, almost_numbers, columns_of_types, quantiles, rounded
+from hotrows.data.raw.label import PANDAS_INDEX, is_called_label, label_of, sentinel
+from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.reading import with_article
 from hotrows.data.raw.sampled_rows import Column, SampledRows, changed_names, sampled_rows_of
 from hotrows.data.raw.values import MISSING_WORDS, UNIX
@@ -123,7 +113,8 @@ def draft_schema(
     labels = by_name[column_of(target)]
     after = times_after([c for c in columns if c.kind == "time"], target, labels)
     drafting = Drafting(notes, columns, rows, outcomes(target, labels), label is None, after)
-    drafting.why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
+    why = drafting.why
+    why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
@@ -145,10 +136,12 @@ def draft_schema(
         strip=any(column.is_padded for column in columns if column.name in used),
         **of_text,  # type: ignore[arg-type]
     )
+    ids = (raw for column, raw in zip(columns, rows.columns, strict=True) if why[column.name][0] == "ids")
+    notes += filter(None, map(rounded, ids))
     split = "time:0.8,0.1,0.1" if schema.time else "position:0.8,0.1,0.1" if after else ""
     schema = _with_histories(schema, user, histories, notes)
     drafted = tuple(
-        DraftedColumn(raw.name, *drafting.why[column.name], raw.examples)
+        DraftedColumn(raw.name, *why[column.name], raw.examples)
         for column, raw in zip(columns, rows.columns, strict=True)
     )
     return Draft(schema, tuple(sorted(notes, key=lambda note: " is left out: " in note)), split, drafted)
@@ -190,7 +183,7 @@ def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator
         if isinstance(feature, SequenceFeature):
             shares = {}
             for name, ids in known.items():
-                is_alike = bool(_words(name) & _words(feature.name))
+                is_alike = bool(_meant(name) & _meant(feature.name))
                 shares[is_alike, len(distinct[feature.name] & ids), -len(ids)] = name
             best = max(shares, default=(False, 0, 0))
             if 2 * best[1] > len(distinct[feature.name]):
@@ -198,8 +191,8 @@ def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator
         yield feature
 
 
-def _words(name: str) -> set[str]:
-    return {word.removesuffix("s") for word in re.findall("[a-z]+", name.lower())} - {"id"}
+def _meant(name: str) -> set[str]:
+    return {word.removesuffix("s") for word in words_of(name)} - {"id"}
 
 
 def _id_text(value: Any) -> str:
@@ -312,7 +305,10 @@ class Drafting:
     def _left_out(self, column: Column) -> str:
         """Why a column is left out; "" if it is not."""
         if column.kind == "other":
-            return "values of its type are not read, but lists of numbers as `weights` of another list"
+            return (
+                "values of its type are not read, but lists of numbers as `weights` of another list; of "
+                "objects, write the fields as columns"
+            )
         if PANDAS_INDEX.fullmatch(column.name):
             return "the index of a pandas frame; `reset_index()` makes it a column"
         if column.is_constant:

@@ -1,11 +1,11 @@
-"""Kinds of columns: whether values are numbers, times, lists or text, and which column is the label.
+"""Kinds of columns: whether values are numbers, times, lists or text.
 
-Of text that is numbers or times to a reader, and none to a machine, it is said how to write it. Of the
-label it is found what counts as 1, or how it is learned as a number.
+Of text that is numbers or times to a reader, and none to a machine, it is said how to write it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -14,19 +14,18 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from hotrows.data.raw.clues import LABELS, RATINGS, TIME_NAME, meaning, plain
+from hotrows.data.raw.clues import TIME_NAME, meaning
 from hotrows.data.raw.sampled_rows import Column
 from hotrows.data.raw.values import (
     LAST_EXACT,
     MISSING_WORDS,
     UNIX,
+    Marks,
     joined,
     parse_times,
     plain_number,
     time_of,
 )
-from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Label
 
 SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
 FORMATS = (
@@ -44,8 +43,15 @@ _AFFIXED = (  # a sign or a currency before, a sign or a unit behind, a number i
     re.compile(rf"{_NUMBER} *(?P<affix>{_SIGN}|\+|[^\W\d]+([ /][^\W\d]+)?)"),
     re.compile(rf"(?P<affix>){_NUMBER}"),
 )
+_MARKS = tuple(Marks(*pair) for pair in (".,", ",.", ".'", ". ", ", "))
 _MOST_AFFIXES = 3  # codes such as 12A have more
 _MAY_BE_TIME = re.compile(r" *\d+[-/.]\d+[-/.T\d:+ Z]*")
+_WORDED_TIME = re.compile(  # 5-Jan-2024, January 5, 2024 10:00, 01/05/2024 10:00 PM
+    r"(.*[\d ,.-])?(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?"
+    r"|oct(ober)?|nov(ember)?|dec(ember)?)[ ,.-].*\d.*|\d.*:\d\d ?[ap]\.?m\.?",
+    re.IGNORECASE,
+)
+_ROUNDED = re.compile(r"\d(\.\d+)?E\+\d+")
 _LOOKED_AT = 200  # values, for times
 _TYPED_NAME = re.compile(r"(.+):(token|token_seq|float|float_seq)")
 _OF_TYPED_NAMES = " "  # of lists
@@ -61,8 +67,20 @@ def column_of_kind(sample: Column) -> Column:
         [x if x is None else int(x) for x in sample.values] if sample.kind == "boolean" else sample.values
     )
     format = "iso" if kind == "time" else "unix"  # as text, too
-    column = Column(sample.name, kind, values, _counted(values), format=format, is_typed=kind != "number")
-    return _as_unix_time(column) or column
+    infinite = {x for x in values if x in (math.inf, -math.inf)} if kind == "number" else set()
+    words = tuple(map(str, sorted(infinite)))
+    values = [None if x in infinite else x for x in values] if infinite else values
+    counts, is_typed = _counted(values), kind != "number"
+    column = Column(sample.name, kind, values, counts, words, format=format, is_typed=is_typed)
+    return _as_unix_time(column) or _as_digits_of_time(column) or column
+
+
+def _as_digits_of_time(column: Column) -> Column | None:
+    """Times as whole numbers, such as 20240301, by their name."""
+    if not (column.is_whole and column.counts and TIME_NAME.search(column.name)):
+        return None
+    text = Column(column.name, "text", [x if x is None else str(int(x)) for x in column.values])
+    return _as_time(text, text, [str(int(x)) for x in column.counts])
 
 
 def _of_text(sample: Column) -> Column:
@@ -203,7 +221,8 @@ def almost_numbers(column: Column) -> str:
     others = [x for x in known if x not in numbers and x not in affixes]
     if affixes and len(set(affixes.values())) <= _MOST_AFFIXES and _are_few(others, known, column):
         shown = _shown([*list(affixes)[:1], *others])
-        what = "write them as 1234.5, or name their marks: `hotrows schema --thousands ,`"
+        marks = [m for m in _MARKS if all(plain_number(_bytes(x), m) is not None for x in affixes)]
+        what = "write them as 1234.5" + (f", or name their marks: {_options(marks[0])}" if marks else "")
         return f"numbers with commas, signs or units ({shown}) are read as text; {what}"
     others += affixes
     is_amount = len(numbers) > FEW or any(number % 1 for number in numbers.values())
@@ -214,7 +233,28 @@ def almost_numbers(column: Column) -> str:
     if words and _are_few(no_times, words, column):
         shown = _shown([*no_times, *words])
         return f"times in several formats, or among words ({shown}), are read as text"
+    if words and _are_few([x for x in words if not _WORDED_TIME.fullmatch(x.strip(" "))], words, column):
+        return (
+            f"times with names of months, or AM and PM ({_shown(words[:1])}), are read as text; write "
+            f"them as 2024-03-01 14:30:00"
+        )
     return ""
+
+
+def rounded(raw: Column) -> str:
+    """Says that ids are numbers as spreadsheets write long ones; "" if not. raw: as it was written."""
+    if not raw.examples or not all(map(_ROUNDED.fullmatch, raw.examples)):
+        return ""
+    return (
+        f"{raw.name!r}: a spreadsheet rounded numbers such as {raw.examples[0]}, so several ids may be "
+        f"one; export the column as text"
+    )
+
+
+def _options(marks: Marks) -> str:
+    decimal = f"--decimal {marks.decimal} " if marks.decimal != "." else ""
+    thousands = marks.thousands if marks.thousands in (".", ",") else f'"{marks.thousands}"'
+    return f"`hotrows schema {decimal}--thousands {thousands}`"
 
 
 def _affix(value: str) -> str | None:
@@ -267,152 +307,3 @@ def _of_type(column: Column, kind: str) -> Column:
     lists = [x if x is None else str(x).split(_OF_TYPED_NAMES) for x in values]
     counts = Counter(x for cell in lists if cell for x in cell)
     return Column(column.name, "list", lists, counts, separator=_OF_TYPED_NAMES, is_typed=True)
-
-
-PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-_CERTAIN = ("label", "labels", "target")  # names of labels, of whatever values
-_OFTEN_FEATURES = ("y", "like", "buy", "class", "income")  # are labels if they have two values
-_POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">50k", ">50k.", "good")
-_SENTINELS = (-1, -9, -99, -999, -9999, -99999, -999999)
-_FEW_CLASSES = 5  # numbers of a label that may be classes
-
-
-def label_of(columns: Sequence[Column], wanted: str | None, source: str, notes: list[str]) -> Label:
-    """The label, by its name or by its values; other columns with such a name are noted."""
-    names = [column.name for column in columns]
-    if wanted is not None:
-        if wanted not in names:
-            raise ValueError(
-                f"{source} has no column {wanted!r} for a label{did_you_mean(wanted, names)}"
-            )
-        return _declared(columns[names.index(wanted)], source, notes)
-    by_name = {plain(column.name): column for column in reversed(columns) if is_target(column)}
-    called = sorted(filter(None, map(by_name.get, LABELS)), key=lambda column: column.missing > 0)
-    pairs = sorted(filter(is_target, columns), key=lambda column: _rank(column, columns))
-    bits = [column for column in pairs if set(column.counts) == {0, 1}]
-    numbers = [c for c in columns if c.kind == "number" and len(c.counts) > 1 and not c.missing]
-    counts = [c for c in numbers if plain(c.name) in set(LABELS) - set(_OFTEN_FEATURES)]
-    ratings = [c for c in numbers if plain(c.name) in (*RATINGS, "y")]
-    for candidates in (called, counts, bits, ratings, pairs):
-        if candidates:
-            break
-    else:
-        raise ValueError(
-            f"no column of {source} looks like a label (two values, such as 0 and 1); say which one is: "
-            f"--label COLUMN, or draft_schema(..., label=COLUMN)"
-        )
-    if candidates is not called:
-        others = [column.name for column in candidates[1:]]
-        more = f"; {', '.join(map(repr, others[:5]))} could be" if others else ""
-        notes.append(f"label: {candidates[0].name!r} is a guess{more}")
-    return _declared(candidates[0], source, notes)
-
-
-def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
-    """Sorts what may be the label: by a value such as `yes`, then the first column, or else the last."""
-    positive = {str(word).strip().lower() for word in column.counts} & set(_POSITIVE)
-    return not positive, column not in (columns[0], columns[-1])
-
-
-def is_target(column: Column) -> bool:
-    """True if a column has two values, or 0 or 1 alone; rows may lack it where its name is a label's."""
-    if PANDAS_INDEX.fullmatch(column.name):
-        return False
-    if column.missing and plain(column.name) not in LABELS:
-        return False
-    is_pair = column.kind in ("text", "number") and len(column.counts) == 2
-    zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1}
-    return bool(column.counts) and (is_pair or zero_or_one)
-
-
-def is_called_label(column: Column) -> bool:
-    """True if by its name a column is a label, known only afterwards."""
-    name = plain(column.name)
-    return name in _CERTAIN or (name in LABELS and is_target(column))
-
-
-def sentinel(column: Column) -> float | None:
-    """The one number of a column, such as -1 or 9999, that lies apart from all others: it may mean
-    missing. Above the others, it has a hundredth of the rows, and is four times the next."""
-    if len(column.counts) < 3:
-        return None
-    below = [x for x in column.counts if x < 0]
-    *_, second, top = sorted(column.counts)
-    is_apart = top > max(4 * second, 9) and -top in _SENTINELS
-    if is_apart and column.counts[top] * 100 >= column.counts.total():
-        below.append(top)
-    return below[0] if len(below) == 1 and -abs(below[0]) in _SENTINELS else None
-
-
-def _declared(column: Column, source: str, notes: list[str]) -> Label:
-    name, words = column.name, sorted(column.counts)
-    if column.missing:
-        notes.append(
-            f"label: {name!r} is missing in {column.missing:,} rows, which `prepare` refuses; leave them "
-            f"out (of a frame: frame.dropna(subset=[{name!r}]))"
-        )
-    if column.kind == "number" and set(words) <= {0, 1}:
-        if len(words) == 1:
-            notes.append(f"label: {name!r} is {words[0]:g} in all rows looked at")
-        return Label(name)
-    if column.kind == "number" and len(words) == 2:
-        low, high = words
-        notes.append(
-            f"label: {high:g} of {name!r} counts as 1 and {low:g} as 0, as all from {high:g} on, and all "
-            f"below (at_least)"
-        )
-        return Label(name, at_least=float(high))
-    if column.kind == "number" and len(words) > 2:
-        if (odd := sentinel(column)) is not None:
-            notes.append(
-                f"label: {odd:g} of {name!r} ({column.counts[odd]:,} rows looked at) lies apart from all "
-                f"others: if it means that there is no label, leave these rows out"
-            )
-            words.remove(odd)
-            if words == [0, 1]:
-                return Label(name)
-        return _of_numbers(column, words, notes)
-    # A text of two values; anything else is refused.
-    if column.kind == "text" and len(words) == 2:
-        known = [word for word in words if word.strip().lower() in _POSITIVE]
-        positive = known[0] if len(known) == 1 else min(words, key=lambda word: column.counts[word])
-        if len(known) != 1:
-            notes.append(f"label: {positive.strip()!r} of {name!r} counts as 1, as the rarer value")
-        return Label(name, positive=(positive.strip(),))
-    raise ValueError(
-        f"{source}, column {name!r}: expected a label of two values or of numbers, found "
-        f"{column.kind} with {len(words):,} values; write a schema with Label({name!r}, positive=(...))"
-    )
-
-
-def _of_numbers(column: Column, words: Sequence[float], notes: list[str]) -> Label:
-    """The label of more than two numbers; words: without one that means missing."""
-    name, counts = column.name, Counter({x: column.counts[x] for x in words})
-    loss, why = _loss_of(counts)
-    middle = 4 if 4 < words[-1] <= 5 else quantiles(counts, 0.5)[0]
-    least = next(x for x in words if x >= max(middle, words[1]))
-    listed, classes = "", ""
-    if len(words) <= _FEW_CLASSES:
-        listed = f" ({', '.join(f'{x:g}' for x in words)})"
-        classes = (
-            f"; if they are classes, Label({name!r}, positive=('{words[-1]:g}',)) learns one of them"
-        )
-    notes.append(
-        f"label: {name!r} is learned as a number{listed}, and loss={loss!r} is a guess ({why}); "
-        f"at_least={least:g} instead of a loss would learn whether it is that much{classes}"
-    )
-    return Label(name, loss=loss)
-
-
-def _loss_of(counts: Counter[float]) -> tuple[str, str]:
-    """The loss by which a label of more than two numbers is learned, and why."""
-    middle, high = quantiles(counts, 0.5, 0.99)
-    if all(x % 1 == 0 for x in counts) and min(counts) == 0 and 2 * middle < high:
-        return "poisson", "whole numbers from 0 on, small ones above all: counts"
-    errors = Counter[float]()
-    for x, count in counts.items():
-        errors[abs(x - middle)] += count
-    usual, large = quantiles(errors, 0.5, 0.99)
-    if 0 < 10 * usual < large:
-        return f"huber:{2 * usual:.2g}", "some are far from all others; beyond this error it is linear"
-    return "squared", "none are far from all others"

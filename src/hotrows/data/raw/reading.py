@@ -116,6 +116,8 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
         others = [delimiter for delimiter in ",\t;|" if len(names) == 1 and delimiter in names[0]]
         write = f"Write delimiter={others[0]!r}" if others else "A file without a header needs `columns`"
         hint = f". Is the delimiter {schema.delimiter!r}? {write} in the schema"
+        if names[:1] and names[0].startswith(("#", "sep=")):
+            hint = "; leave out the lines before the one that names the columns"
         is_unread = "header" in where and not set(columns) & set(names)
         remedy = "; correct the schema" if for_training else "; rename or add them"
         hint = hint if is_unread else remedy

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.arrow_arrays import is_list
-from hotrows.data.raw.files import BLOCKS, Chunk, first_chunk, sampled_lines
+from hotrows.data.raw.chunks import Chunk, first_chunk, sampled_lines
+from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
-from hotrows.data.raw.text import UNCLOSED, Layout, cut_line, error_of_line
+from hotrows.data.raw.text import UNCLOSED, Layout, check_line_ends, cut_line, error_of_line
 from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of
 from hotrows.runtime.arrow import pa
 
@@ -139,6 +140,8 @@ def _of_text(file: TextInput) -> SampledRows:
     if chunk.not_utf8 is not None:
         raise ValueError(chunk.not_utf8[1])
     lines = [bytes(line).removesuffix(b"\r") for line in chunk.text.split(b"\n")[:-1]]
+    if len(lines) == 1:
+        check_line_ends(file.name, lines[0])
     delimiter, notes = _delimiter(chunk, lines[:_SNIFFED])
     widths = Counter(len(cut_line(line, delimiter)[0]) for line in lines[:_SNIFFED])
     num_fields = widths.most_common(1)[0][0]
@@ -150,7 +153,9 @@ def _of_text(file: TextInput) -> SampledRows:
     if len(table) < len(fields):
         wrong = next(number for number, line in enumerate(fields, 1) if len(line) != num_fields)
         where = f"line {wrong}" if is_all or wrong <= limit // BLOCKS else "a line"
-        notes.append(f"{where} has {len(fields[wrong - 1])} columns, not {num_fields}")
+        notes.append(
+            f"{where} has {len(fields[wrong - 1])} columns, not {num_fields}, which `prepare` refuses"
+        )
     # Take names from the header, if there is one.
     has_header, why = _has_header(table)
     notes += why
@@ -289,6 +294,8 @@ def _of_array(name: str, array: Any) -> Column:
     kind = array.type
     if types.is_boolean(kind):
         return Column(name, "boolean", array.to_pylist())
+    if types.is_decimal(kind) and kind.scale == 0:  # whole, of more digits than float64 has
+        return Column(name, "number", [x if x is None else int(x) for x in array.to_pylist()])
     if types.is_decimal(kind):
         array = array.cast(pa.float64(), safe=False)
     if any(test(array.type) for test in (types.is_integer, types.is_floating, types.is_null)):

@@ -16,7 +16,8 @@ import numpy as np
 from hotrows.data.raw import arrow_arrays, values
 from hotrows.data.raw.arrow_arrays import first_line, text_array
 from hotrows.data.raw.cells import Cells, Fields, cells_of
-from hotrows.data.raw.files import Chunk, File, chunk_of, chunks_of, first_chunk, sampled_lines
+from hotrows.data.raw.chunks import Chunk, chunk_of, chunks_of, first_chunk, sampled_lines
+from hotrows.data.raw.files import File
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.values import RawIds
 from hotrows.runtime import native
@@ -90,6 +91,8 @@ def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
             f"not {schema.delimiter!r}; convert the file first"
         )
     line = first_line.rstrip(b"\n")
+    if schema.columns is None:
+        check_line_ends(name, line)
     delimiter = _delimiter_of(line, how)
     fields, problem = cut_line(line, delimiter)
     if schema.columns is not None:
@@ -101,6 +104,15 @@ def layout_of(how: Reading, name: str, first_line: bytes) -> Layout:
     present = check_present(how, f"{name} line 1: the header", names)
     places = {column: place for place, column in enumerate(present)}
     return Layout(names, places, delimiter, has_header=schema.columns is None)
+
+
+def check_line_ends(name: str, line: bytes) -> None:
+    """Raises ValueError if a line that names the columns is several, which end with a carriage return."""
+    if b"\r" in line.rstrip(b"\r"):
+        raise ValueError(
+            f"{name} line 1: lines end with a carriage return alone, as on old Macs, which is not read; "
+            f"convert the file (tr '\\r' '\\n' < FILE)"
+        )
 
 
 def _delimiter_of(header: bytes, how: Reading) -> str:
@@ -116,13 +128,18 @@ def _delimiter_of(header: bytes, how: Reading) -> str:
     return schema.delimiter
 
 
+def _is_quoted(delimiter: str) -> bool:
+    """True if fields between delimiters may be in double quotes: not those between tabs."""
+    return delimiter != "\t"
+
+
 def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
     """Cuts a line without its line break into fields; and the kind of error in the last."""
     separator = delimiter.encode()
     fields: list[bytes] = []
     remaining: bytes | None = line
     while remaining is not None:
-        if delimiter != "\t" and remaining.startswith(b'"'):  # the one without quotes
+        if _is_quoted(delimiter) and remaining.startswith(b'"'):
             quoted = _QUOTED.match(remaining)
             if quoted is None:
                 return [*fields, b""], UNCLOSED
@@ -227,7 +244,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | No
     text = np.frombuffer(chunk.text, np.uint8)
     of_lines = (
         ord(layout.delimiter),
-        int(layout.delimiter != "\t"),  # whether fields may be in double quotes
+        int(_is_quoted(layout.delimiter)),
         len(layout.names),
         layout.wanted,
     )
@@ -238,7 +255,7 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[Fields, tuple | No
 
 
 def error_of_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
-    """The error of a row of a chunk that cannot be cut. kind: see `layout`; column: index of the last."""
+    """The error of a row of a chunk that cannot be cut. kind: its place in PROBLEMS; column: the last."""
     where = f"{chunk.name} line {chunk.first_line + row}"
     if kind == WRONG_COLUMNS:
         expected = f"expected {len(layout.names)} columns between {layout.delimiter!r}"

@@ -15,7 +15,7 @@ the order of their paths: every pass has the same rows in one order.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -23,14 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow_arrays import first_line
+from hotrows.data.raw.arrow_arrays import first_line, value_at
 from hotrows.data.raw.cells import ROWS_PER_CHUNK, Cells, cells_of, rows_per_chunk
-from hotrows.data.raw.files import BLOCKS, File
+from hotrows.data.raw.files import BLOCKS, File, by_path
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.runtime.arrow import pa
 from hotrows.runtime.suggestions import one_line
+from hotrows.runtime.user_warnings import warn
 from hotrows.schema import Schema
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the path of rows whose value is missing
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class TypedFileInput(File):
         """The file, opened: checked, and with the columns that its path holds as `key=value`."""
         opened = open_typed_file(self, self.kind)
         schema, inside = opened.schema, set(opened.schema.names)
-        for name in (name for name in self.partitions if name not in inside):
+        for name in by_path(self, inside):
             schema = schema.append(pa.field(name, pa.string()))
 
         def batches(group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
@@ -229,12 +232,24 @@ def slices(batch: Any, num_rows: int) -> Iterator[Any]:
     return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))
 
 
+def warn_of_folders(file: File, arrays: Mapping[str, Any]) -> None:
+    """Warns if columns begin with other values than the path of their file has: Spark reads those."""
+    for name, array in arrays.items():
+        value = value_at(array, 0) if len(array) else file.partitions[name]
+        if file.partitions[name].lower() != (NO_VALUE if value is None else str(value).lower()):
+            warn(
+                f"column {name!r} has other values in files than in the names of folders ({name}=..): "
+                f"those of the files are read; Spark reads those of the folders"
+            )
+
+
 def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
     stored = set(batch.schema.names)
+    warn_of_folders(file, {name: batch.column(name) for name in file.partitions if name in stored})
     for name in (name for name in columns if name not in stored):
         text = file.partitions[name]
-        value = pa.array([None if text == "__HIVE_DEFAULT_PARTITION__" else text], pa.string())
+        value = pa.array([None if text == NO_VALUE else text], pa.string())
         which = pa.array(np.zeros(batch.num_rows, np.int32))
         batch = batch.append_column(name, pa.DictionaryArray.from_arrays(which, value))
     return batch

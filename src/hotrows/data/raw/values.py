@@ -13,11 +13,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from hotrows.runtime.arrow import pa
 from hotrows.runtime.native import call
 
 TEXT_RULE = 3
@@ -127,7 +125,7 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
 def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
     """Sets the numbers that are written as one of the missing words to NaN, in place."""
     for word in (word.encode() for word in missing):
-        if _NUMBER.fullmatch(word):
+        if _NUMBER.fullmatch(word) or word.lstrip(b"+-").lower() in (b"inf", b"infinity"):
             numbers[numbers == float(word)] = np.nan
 
 
@@ -159,15 +157,6 @@ def last_ones(offsets: np.ndarray, max_length: int | None) -> np.ndarray | None:
     if max_length is None or not len(lengths) or lengths.max() <= max_length:
         return None
     return np.arange(offsets[-1]) >= np.repeat(offsets[1:] - max_length, lengths)
-
-
-def binary_array(values: RawIds) -> Any:
-    """The values of a column as an Arrow array of bytes."""
-    lengths = values.lengths.astype(np.int64)
-    ends = np.concatenate([[0], lengths.cumsum()])
-    places = np.arange(ends[-1]) + np.repeat(values.starts.astype(np.int64) - ends[:-1], lengths)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values.text[places])]
-    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
 def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:

@@ -227,10 +227,11 @@ def permutation(n: int, *seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one rank in an epoch of `rows` places: of a batch of b samples those from
-    floor(b * before / all) to floor(b * (before + own) / all) of the weights of ranks.
+    """The share of one rank in an epoch: of each batch the samples in proportion to its weight.
 
-    batch_size: samples per batch of all ranks together. weights: of the ranks' shares; (): all equal.
+    rows: samples of the epoch; batch_size: samples per batch of all ranks together. weights: one of each
+    rank; (): all equal. Of a batch of b samples, a rank whose weight is w and before which ranks have s,
+    of t in all, has those from floor(b * s / t) up to, and without, floor(b * (s + w) / t).
     """
 
     rows: int
@@ -383,6 +384,7 @@ def _columns(rows: Rows, sections: Sequence[str]) -> list[_Column]:
 
 
 def _dealt(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
+    """Deals the rows of one piece: the cluster of each, [rows] uint8."""
     described = np.empty((len(columns), 4), np.int64)
     for f, (ids, offsets) in enumerate(columns):
         described[f, :3] = ids.ctypes.data, ids.itemsize, 0 if offsets is None else offsets.ctypes.data

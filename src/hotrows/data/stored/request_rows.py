@@ -28,6 +28,7 @@ class Division:
         return self._part(rows, False)
 
     def of_requests(self, rows: Rows) -> Rows:
+        """What is shared, of rows as if each were a request."""
         return self._part(rows, True)
 
     def _part(self, rows: Rows, shared: bool) -> Rows:

@@ -268,6 +268,8 @@ class ShardWriter:
         }
 
     def append(self, rows: Rows) -> None:
+        """Adds rows, whose ids may be of any integer type; `missing` among their sections, [rows, numbers
+        and vectors] bool, is counted, and not stored."""
         done = min(self._to_drop, len(rows))
         self._to_drop -= done
         while done < len(rows):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hotrows.data.streams.joined_source import open_joined as open_joined
     from hotrows.data.streams.line_log import DeadLetters as DeadLetters
     from hotrows.data.streams.settings import StreamConfig
-    from hotrows.data.streams.settings import StreamState as StreamState
     from hotrows.data.streams.source import EventSource, open_source
+    from hotrows.data.streams.state import StreamState as StreamState
 
 __all__ = ["Alarm", "EventSource", "EventStream", "StreamConfig", "open_source", "table_events"]
 
@@ -43,7 +43,8 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.data.streams.event_stream": ["CutBatch", "EventStream"],
         "hotrows.data.streams.events": ["RawEvents", "table_events"],
         "hotrows.data.streams.joined_source": ["JoinedSource", "open_joined"],
-        "hotrows.data.streams.settings": ["StreamConfig", "StreamState"],
+        "hotrows.data.streams.settings": ["StreamConfig"],
+        "hotrows.data.streams.state": ["StreamState"],
         "hotrows.data.streams.source": ["EventSource", "open_source"],
     },
 )

@@ -22,7 +22,7 @@ from hotrows.data.columns.time import TimeColumn
 from hotrows.data.raw.reading import Reading
 from hotrows.data.raw.values import MISSING_TIME, RawIds, hash_values
 from hotrows.data.rows import RawRows, Rows
-from hotrows.data.stored.histories import ShortLists, UserHistories
+from hotrows.data.stored.user_histories import ShortLists, UserHistories
 from hotrows.data.streams.alarms import log
 from hotrows.data.streams.events import RawEvents
 from hotrows.data.streams.joined_source import (
@@ -33,7 +33,8 @@ from hotrows.data.streams.joined_source import (
 )
 from hotrows.data.streams.label_join import IDS, TIMES, HeldImpressions, LabelJoin, Labels
 from hotrows.data.streams.line_log import LATE, MALFORMED, DeadLetters
-from hotrows.data.streams.settings import LabelState, StreamConfig, StreamState
+from hotrows.data.streams.settings import StreamConfig
+from hotrows.data.streams.state import LabelState, StreamState
 
 _NEVER = -(1 << 62)  # before any time
 _MEMORY = 1 << 32  # bytes of impressions that are held

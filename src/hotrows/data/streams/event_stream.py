@@ -24,14 +24,15 @@ from hotrows.batch import Batch
 from hotrows.data import Encoder
 from hotrows.data.columns.of_schema import batch_of
 from hotrows.data.rows import Room, Rows, gathered
-from hotrows.data.stored.histories import UserHistories
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.data.streams.decoder import Decoder, JoinDecoder
 from hotrows.data.streams.events import RawEvents
 from hotrows.data.streams.joined_source import JoinedEvents, JoinedSource
 from hotrows.data.streams.label_join import HeldImpressions
 from hotrows.data.streams.line_log import DeadLetters
-from hotrows.data.streams.settings import StreamConfig, StreamState
+from hotrows.data.streams.settings import StreamConfig
 from hotrows.data.streams.source import EventSource
+from hotrows.data.streams.state import StreamState
 from hotrows.engine.pipeline.prefetch import Queue
 from hotrows.runtime.background import Worker
 

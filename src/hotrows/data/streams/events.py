@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from hotrows.data.raw.cells import Cells, cells_of
-from hotrows.data.raw.files import chunk_of, recoded
-from hotrows.data.raw.inputs import as_table
+from hotrows.data.raw.chunks import chunk_of, recoded
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import as_table
 from hotrows.data.raw.text import Layout, layout_of, parse, table_of_lines, with_columns
 from hotrows.runtime.arrow import pa
 from hotrows.schema import Schema

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-from hotrows.data.raw.files import COMPRESSIONS, File
+from hotrows.data.raw.chunks import COMPRESSIONS, LONGEST
+from hotrows.data.raw.files import File
 from hotrows.data.raw.inputs import kind_of
 from hotrows.data.raw.reading import Reading, check_present
 from hotrows.data.raw.text import Layout
@@ -34,14 +35,13 @@ from hotrows.runtime.arrow import pa
 
 _BLOCK = 1 << 20  # bytes of text that are read at once
 _MOST_TEXT = 1 << 24  # bytes of text that are read for one call; a longer line is none
-_MAGIC = 16  # bytes that tell what a file holds
 _TAIL = 1 << 14  # bytes by which a file is known again
 
 
 def open_file(path: Path, how: Reading) -> Reader | None:
     """Opens a file; None: it is not whole yet."""
     with open(path, "rb") as file:
-        start, status = file.read(_MAGIC), os.fstat(file.fileno())
+        start, status = file.read(LONGEST), os.fstat(file.fileno())
         sum_ = zlib.crc32(_tail(file, status.st_size))
     if start.startswith((*COMPRESSIONS, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ValueError(

@@ -23,7 +23,7 @@ import numpy as np
 
 from hotrows.data.columns.label import missing_labels
 from hotrows.data.rows import Room, Rows, gathered
-from hotrows.data.streams.settings import LabelState
+from hotrows.data.streams.state import LabelState
 from hotrows.runtime.units import format_bytes
 
 IDS, TIMES = "joined_ids", "joined_times"  # sections of impressions

@@ -30,11 +30,10 @@ from hotrows.engine.checkpoint.table_files import Progress
 from hotrows.ops.record import views
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.file_sums import FileSum
+from hotrows.runtime.terminal import silent
 
 
-def merge(
-    folder: Path | str, out: Path | str, progress: Progress = lambda stage, done, total: None
-) -> Path:
+def merge(folder: Path | str, out: Path | str, progress: Progress = silent) -> Path:
     """Writes the checkpoint in `folder`, with its base checkpoints, as a full one of one rank.
 
     out: a new folder, which `load` reads.

@@ -21,7 +21,8 @@ from torch import Tensor
 from hotrows.batch import Batch, by_feature, of_features, samples
 from hotrows.data.columns.of_schema import SchemaColumns
 from hotrows.data.rows import ends_of
-from hotrows.data.stored.histories import EVENTS_FILE, UserHistories
+from hotrows.data.stored.histories import EVENTS_FILE
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.checkpoint import files
 from hotrows.engine.distributed.all_or_none import together
 from hotrows.engine.distributed.job import RankLost

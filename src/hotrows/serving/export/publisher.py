@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from hotrows.data.stored.histories import UserHistories
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.changed_rows import ChangeReader, spans_of
 from hotrows.engine.distributed.all_or_none import of_rank_0, together
 from hotrows.engine.distributed.comm import any_rank

@@ -24,6 +24,7 @@ from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.losses import Calibration, Loss
 from hotrows.ops.plan import Plan
+from hotrows.runtime.terminal import silent
 from hotrows.train.loop.recommender import Recommender, Targets, check_defaults
 from hotrows.train.metrics import Metrics, better, fitted, mean_of, metrics_by
 from hotrows.train.metrics.result import no_metrics
@@ -75,7 +76,7 @@ def _logits(recommender: Recommender, batch: Batch, plan: Plan) -> Tensor:
 
 
 def evaluate(
-    recommender: Recommender, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+    recommender: Recommender, part: Part, progress: Callable[[int, int], None] = silent
 ) -> Metrics:
     """Computes metrics over all of a part of the data; collective between the recommender's ranks.
 

@@ -30,6 +30,7 @@ from hotrows.engine.checkpoint.fetch import fetched_run
 from hotrows.models import nn
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import absolute
+from hotrows.runtime.terminal import silent
 from hotrows.train.config import TrainConfig
 from hotrows.train.loop import evaluate
 from hotrows.train.loop.recommender import Recommender, ranking_of
@@ -120,10 +121,7 @@ class Predictor(Recommender):
         return vectors_of(self.embedding, self.schema, run_folder.raw_values(self.run), feature, role)
 
     def evaluate(
-        self,
-        data: Any,
-        progress: Callable[[int, int], None] = lambda done, total: None,
-        metrics: str | None = None,
+        self, data: Any, progress: Callable[[int, int], None] = silent, metrics: str | None = None
     ) -> Metrics:
         """Computes metrics over a `Part` of prepared data, or over raw rows, as `predict` takes them.
 

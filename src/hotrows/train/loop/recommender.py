@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hotrows import losses, models
 from hotrows.batch import Batch
-from hotrows.data.stored.histories import UserHistories
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Calibration, Loss

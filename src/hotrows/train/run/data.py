@@ -17,8 +17,8 @@ from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader
 from hotrows.data.columns.label import missing_labels
 from hotrows.data.description import row_counts
-from hotrows.data.stored.histories import UserHistories
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.engine.planning.crosses import append_crosses
 from hotrows.losses import Loss

@@ -39,7 +39,7 @@ from hotrows.data import EncodedData, Encoder, open_source
 from hotrows.data.encode.encoder import stored_values
 from hotrows.data.encode.vocabulary import Values
 from hotrows.data.stored.encoded import copy_manifest
-from hotrows.data.stored.histories import UserHistories
+from hotrows.data.stored.user_histories import UserHistories
 from hotrows.engine import checkpoint
 from hotrows.engine.checkpoint.manifest import bases
 from hotrows.engine.distributed.all_or_none import together

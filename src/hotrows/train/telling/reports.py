@@ -22,10 +22,6 @@ from hotrows.train.telling.metrics_log import METRICS, Listener, MetricsLog
 from hotrows.train.telling.progress import Meter, Progress, SlowestStep
 
 
-def _show_nothing(now: Progress) -> None:
-    """Stands where no progress is shown."""
-
-
 class Reports:
     """Reports of a run, made of what its steps and evaluations give.
 
@@ -34,8 +30,8 @@ class Reports:
 
     def __init__(self, steps: StepTrainer, progress: Callable[[Progress], None] | None) -> None:
         self._steps, self._meter = steps, Meter(steps.ranks, steps.embedding.device)
-        self._progress: Callable[[Progress], None] = progress or _show_nothing
-        self._display: Callable[[Progress], None] = _show_nothing
+        self._progress: Callable[[Progress], None] = progress or terminal.silent
+        self._display: Callable[[Progress], None] = terminal.silent
 
     @contextmanager
     def opened(
@@ -47,7 +43,7 @@ class Reports:
         """
         state, rank = self._steps.state, self._steps.ranks.rank
         file = METRICS if rank == 0 else f"ranks/rank-{rank}.jsonl"
-        if rank or (verbose is None and self._progress is not _show_nothing):
+        if rank or (verbose is None and self._progress is not terminal.silent):
             verbose = False
         log = MetricsLog(run, state.step, state.evaluated_at, file, listeners)
         with closing(log) as self._log, display(verbose) as self._display:
@@ -158,7 +154,7 @@ def display(verbose: bool | None) -> Iterator[Callable[[Progress], None]]:
     evaluations and no bar; False: nowhere.
     """
     if not (terminal.is_watched() if verbose is None else verbose):
-        yield lambda now: None
+        yield terminal.silent
         return
     with terminal.bar() as progress:
         yield shown_by(progress)

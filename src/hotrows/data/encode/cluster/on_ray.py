@@ -44,7 +44,7 @@ from hotrows.data.encode.encoder import Encoder, owners_of
 from hotrows.data.encode.passes import Executor, Job, Totals
 from hotrows.data.encode.split import SharedChecks, Sharing
 from hotrows.data.encode.vocabulary import Counts, IdCounts, Values
-from hotrows.data.raw.inputs import RayBlock, RayInput
+from hotrows.data.raw.tables import RayBlock, RayInput
 from hotrows.data.stored.encoded import Extremes
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shards import Tally, Written, no_tally, rows_per_shard, written_of

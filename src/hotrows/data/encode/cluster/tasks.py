@@ -31,8 +31,8 @@ from hotrows.data.encode.passes import encode as encode_rows
 from hotrows.data.encode.split import SharedChecks, Sharing, Split
 from hotrows.data.encode.vocabulary import Counts, IdCounts, open_values
 from hotrows.data.raw.cells import table_cells
-from hotrows.data.raw.inputs import table_of
 from hotrows.data.raw.reading import Reading
+from hotrows.data.raw.tables import table_of
 from hotrows.data.raw.values import RawIds, hash_values, mix64
 from hotrows.data.rows import RawRows, Room, Rows, gathered, narrowed
 from hotrows.data.stored.encoded import Extremes
@@ -110,6 +110,7 @@ class Surveyed:
 
 
 def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
+    """Surveys a block before its samples have numbers: how many it has, and of which labels."""
     sharing, rows = work.sharing({}), 0
     try:
         for columns in _columns(work, place, block, work.reading(features=False)):
