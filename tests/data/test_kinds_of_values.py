@@ -315,7 +315,23 @@ def test_a_mark_is_more_than_what_the_schema_says(tmp_path):
         closing(FolderSource(tmp_path, schema)) as source,
         pytest.raises(ValueError, match="x.csv has the"),
     ):
-        source.read(100, 0.0)
+        source.read(100, 0.0).columns(Reading(schema, 1))
+
+
+@pytest.mark.parametrize("text", ["0,\u00e4\n", "0,a\n0,\u00e9\u20ac\n"])
+def test_a_file_of_utf8_under_a_schema_of_another_encoding_is_warned_of(tmp_path, caplog, text):
+    """Values were unknown without a word: a server's files are UTF-8, the first export was latin-1."""
+    schema = dataclasses.replace(SCHEMA, encoding="latin-1")
+    (tmp_path / "stream").mkdir()
+    names = ("late.csv", "stream/streamed.csv", "right.csv")
+    for name, encoding in zip(names, ("utf-8", "utf-8", "cp1252"), strict=True):
+        (tmp_path / name).write_bytes(HEADER + text.encode(encoding))
+    read(tmp_path / "late.csv", schema)
+    read(tmp_path / "right.csv", schema)
+    with closing(FolderSource(tmp_path / "stream", schema)) as source:
+        source.read(100, 0.0).columns(Reading(schema, 1))
+    for name, message in zip(names[:2], caplog.messages, strict=True):
+        assert f"{name} is read as" in message and "seems to be UTF-8" in message
 
 
 def test_utf16_without_a_mark_needs_its_name(tmp_path):

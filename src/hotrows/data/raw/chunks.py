@@ -7,8 +7,10 @@ byte order mark; both are found by its first bytes. Chunks are read ahead on a t
 from __future__ import annotations
 
 import codecs
+import logging
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise
@@ -20,6 +22,7 @@ from hotrows.data.raw.files import BLOCKS, File
 from hotrows.engine.pipeline.prefetch import prefetch
 from hotrows.runtime.arrow import pa
 
+log = logging.getLogger("hotrows")
 CHUNK_BYTES = 8 << 20
 MAX_BYTES = (1 << 31) - 1
 COMPRESSIONS = {
@@ -39,6 +42,7 @@ _ENCODINGS = {  # by the byte order mark; that of UTF-16 begins that of UTF-32
 }
 _MODULES = {"gzip": "gzip", "bz2": "bz2", "xz": "lzma"}
 LONGEST = 16  # bytes that tell what a file holds
+_SEEMS_UTF8: set[str] = set()  # files that were warned of
 
 
 @dataclass(frozen=True)
@@ -203,12 +207,28 @@ def recoded(text: bytes, name: str, encoding: str) -> bytes:
     """Whole lines of an encoding as UTF-8."""
     if encoding == "utf-8":
         return text
+    _look_for_utf8(text, name, encoding)
     try:
         return text.decode(encoding).encode()
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{name} has lines that are no {encoding} ({error.reason}); correct them"
         ) from error
+
+
+def _look_for_utf8(text: bytes, name: str, encoding: str) -> None:
+    """Warns once of a file of 8-bit text that seems to be UTF-8: it hardly ever is by chance."""
+    if name in _SEEMS_UTF8 or text.isascii():
+        return
+    with suppress(UnicodeDecodeError):
+        as_utf8 = codecs.getincrementaldecoder("utf-8")().decode(text)
+        letter = next((x for x in as_utf8 if not x.isascii()), "?")
+        becomes = letter.encode().decode(encoding)
+        _SEEMS_UTF8.add(name)
+        log.warning(
+            f"{name} is read as {encoding}, but seems to be UTF-8: {letter!r} becomes {becomes!r}; write "
+            f"it in the encoding of the schema, or change that"
+        )
 
 
 def _problem_of_utf8(name: str, text: bytearray, first_line: int) -> tuple[int, str] | None:
@@ -273,7 +293,7 @@ def _decoded(stream: Any, name: str, encoding: str) -> Any:
             f"'utf-16-le' or 'utf-16-be', or write it again, as UTF-8"
         )
     resumed, encoding = _Resumed(start, stream), marked or encoding
-    return resumed if encoding in ("", "utf-8") else _Transcoded(resumed, encoding)
+    return resumed if encoding in ("", "utf-8") else _Transcoded(resumed, name, encoding)
 
 
 class _Resumed:
@@ -291,14 +311,15 @@ class _Resumed:
 
 
 class _Transcoded:
-    """A stream of UTF-16 or UTF-32 as UTF-8."""
+    """A stream of another encoding as UTF-8."""
 
-    def __init__(self, stream: Any, encoding: str) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, name: str, encoding: str) -> None:
+        self._stream, self._name, self._encoding = stream, name, encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
 
     def read(self, size: int) -> bytes:
         while block := self._stream.read(size):
+            _look_for_utf8(block, self._name, self._encoding)
             if text := self._decoder.decode(block):
                 return text.encode()
         return self._decoder.decode(b"", final=True).encode()
