@@ -104,6 +104,29 @@ def boosting() -> list[list[str]]:
     return table
 
 
+def larger() -> list[list[str]]:
+    """AUC, log loss and seconds of the default and of one epoch, means of the same seeds, and peers."""
+    table = []
+    for name, arms in at("boosting/larger").items():
+        seeds = sorted(arms["ours"].keys() & arms["once"].keys())
+        means = {
+            figure: [mean([arms[arm][seed][figure] for seed in seeds]) for arm in ("ours", "once")]
+            for figure in ("auc", "log_loss", "cpu_seconds")
+        }
+        peers = [next((run["auc"] for run in arms.get(peer, {}).values()), None) for peer in BOOSTERS]
+        table.append(
+            [
+                name,
+                f"{arms['ours'][seeds[0]]['rows']:,}",
+                *(f"{auc:.4f}" for auc in means["auc"]),
+                *(f"{auc:.4f}" if auc else "" for auc in peers),
+                *(f"{loss:.4f}" for loss in means["log_loss"]),
+                *(f"{seconds:.0f}" for seconds in means["cpu_seconds"]),
+            ]
+        )
+    return table
+
+
 def click_log() -> list[list[str]]:
     """AUC, log loss and seconds of each arm, by samples; last those of numbers only."""
     rows, found = [], at("click_log")
@@ -195,6 +218,13 @@ TABLES = [
         "| CPU seconds: CatBoost | default",
         boosting,
         (Origin("boosting", "benchmarks.boosting"),),
+    ),
+    Table(
+        "larger",
+        "data | samples | default | one epoch | LightGBM | CatBoost | log loss: default | one epoch "
+        "| CPU seconds: default | one epoch",
+        larger,
+        (Origin("boosting/larger", "benchmarks.boosting --larger"),),
     ),
     Table("definitions", "library: layer | how its definition differs", definitions),
     Table(
