@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from hotrows.engine.checkpoint import fetch
 from hotrows.engine.distributed import process_group
 from hotrows.train import Callback, Trainer
 from hotrows.train.loop import batch_shares
@@ -48,6 +49,24 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(data, tmp_path, pa
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert placing(tmp_path / "b") == {"2": ([1, 2], 4)}
     assert len(paces) == 4 and all(min(of_ranks) > 0 for of_ranks in paces)
+
+
+def test_a_resumed_run_at_a_url_goes_by_the_copy_of_the_first_rank(data, tmp_path, paces, monkeypatch):
+    """A copy of another rank may be from before a file was sent."""
+
+    def without(place, rank, scratch):
+        run = fetch.opened(place, rank, scratch)
+        for name in ("placing", "choices", "checkpoints") if rank else ():
+            (run / f"{name}.json").unlink()
+        return run
+
+    how = {"shares": "auto", "checkpoint_every": 3}
+    fit(data, tmp_path / "a", 2, **how)
+    url = f"file://{tmp_path}/b"
+    fit(data, url, 2, tmp_path / "disks", kill=7, **how)
+    monkeypatch.setattr("hotrows.train.loop.trainer.run_copy", without)
+    fit(data, url, 2, tmp_path / "disks", **how)
+    assert content(tmp_path / "a") == content(tmp_path / "b") and len(paces) == 4
 
 
 def test_other_ranks_and_other_machines_are_measured_again(data, tmp_path, paces, monkeypatch):

@@ -7,6 +7,7 @@ state, and the schedule's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from hotrows.data.encode.vocabulary import Values
 from hotrows.data.raw.values import RawIds
 from hotrows.engine import checkpoint
 from hotrows.engine.checkpoint import key_state
+from hotrows.engine.checkpoint.fetch import FOLDER
 from hotrows.engine.checkpoint.manifest import chain, naming
 from hotrows.engine.checkpoint.run_lock import RunLock
+from hotrows.engine.distributed.all_or_none import of_rank_0
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.keys.partitions import row_ids
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -90,11 +93,12 @@ class RunCheckpoints:
     def resume(self) -> None:
         """Reads the last checkpoint; where there is none yet, the run begins anew."""
         steps = self._steps
-        if checkpoint.pointed(self._run) is None:  # it was stopped before its first one
+        pointer = of_rank_0(steps.ranks, partial(checkpoint.pointed, self._run))
+        if pointer is None:  # it was stopped before its first one
             steps.cached_tables.restore(None)
             self.first_values()
             return
-        folder = checkpoint.folder_of(self._run, "last")
+        folder = self._run / FOLDER / pointer.last
         stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.fingerprint)
         with naming(folder):
             steps.state = self.saved = RunState.from_json(stored.fields)
