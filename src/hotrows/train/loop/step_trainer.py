@@ -227,18 +227,21 @@ class StepTrainer:
         self.state = dataclasses.replace(self.state, calibration=stored)
 
     def train_on(
-        self, events: EventStream | None, scored: Callable[[Tensor, Batch], None]
+        self,
+        events: EventStream | None,
+        scored: Callable[[Tensor, Batch], None],
+        is_due: Callable[[], bool],
     ) -> StreamBatches:
         """Takes the batches of a stream in place of those of the data.
 
         events: None on ranks other than the first. scored: called with the logits of samples before they
-        are trained on.
+        are trained on. is_due: whether a checkpoint is, by the clock of the first rank.
         """
         batches: StreamBatches
-        if events is None or self.ranks.num_ranks > 1:
-            batches = DealtStream(events, self.state, self.config.steps, self.ranks)
+        if self.ranks.num_ranks > 1:
+            batches = DealtStream(events, self.state, self.config.steps, is_due, self.ranks)
         else:
-            batches = StreamBatches(events, self.state, self.config.steps)
+            batches = StreamBatches(events, self.state, self.config.steps, is_due)
         self.batches, self.step = batches, self._plain_step  # batches of a stream differ in size
         self._plain_step.scored = scored
         return batches
