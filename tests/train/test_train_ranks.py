@@ -20,6 +20,7 @@ from hotrows.optim import Adagrad, LazyAdam
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run
 from hotrows.train.config import TrainConfig
+from hotrows.train.loop import batch_shares
 from hotrows.train.loop.step import Step
 from hotrows.train.telling import metrics_log
 from tests.support import pretend_ranks
@@ -107,10 +108,13 @@ def test_a_run_on_ranks_finds_what_one_rank_finds(encoded, alone, tmp_path, num_
     ],
     ids=str,
 )
-def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, changes):
+def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(batch_shares, "_STEPS", 4)
+    monkeypatch.setattr(batch_shares, "by_speed", lambda paces: (1, 3))
     config = dataclasses.replace(CONFIG, **changes)
     trainers, results = fit(encoded, config, tmp_path / "run", 2)
     assert_like(trainers, results, alone)
+    assert trainers[1].steps.placing.shares == ((1, 3) if config.shares == "auto" else ())
 
 
 def test_a_run_that_exchanged_in_two_stages_is_read_and_goes_on(encoded, tmp_path, caplog):
