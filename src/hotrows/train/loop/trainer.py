@@ -131,7 +131,7 @@ class Trainer:
                 run_folder.compare_environment(self.run)
         else:
             run_folder.make_way_for_store(self.config, self.run, self.ranks)
-        reading = partial(run_folder.read_placing, self.run, self.ranks.num_ranks)
+        reading = partial(run_folder.read_placing, self.run, self.ranks.num_ranks, self.config)
         known = of_rank_0(self.ranks, reading) if begun else None  # copies of a run at a URL may differ
 
         def place(choose: ChooseSharding) -> ShardingPlan:
