@@ -201,6 +201,7 @@ class StepTrainer:
             padded=self._pads,
             arrived=batches.arrived,
             num_known=batches.num_left(self.state),
+            first=0 if self._runner is None else self._runner.num_trained,
         )
         batches.on_arrival(self._runner.wake)
         return self._runner
