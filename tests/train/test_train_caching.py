@@ -105,7 +105,7 @@ def test_rows_in_a_file_are_read_in_the_packs_that_they_were_written_in(encoded,
 
 
 def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
-    Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
+    Trainer(encoded, in_file(tmp_path / "store", plan_depth=0), tmp_path / "run").fit()
     lines = metrics_log.read_metrics(tmp_path / "run")
     steps = [line for line in lines if line["kind"] == "train"]
     assert all(0 <= line["hit_rate"] <= 1 for line in steps)
