@@ -186,7 +186,6 @@ class StepTrainer:
         trace: whether the runner notes when each stage ran.
         """
         batches = self.batches
-        future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
         check_defaults()
@@ -194,7 +193,7 @@ class StepTrainer:
         self._runner = stages.start(
             self.embedding,
             batches.after(self.state),
-            future,
+            batches.again(self.state),
             plan_depth=self.config.plan_depth,
             trace=trace,
             signals=signals,

@@ -194,7 +194,8 @@ def _load_by_keys(
         )
     # The key of each id, then and now
     old = {name: _of_run(name, then[name], keys, old_values) for name in now if name in then}
-    new = {name: _of_values(name, f, new_values) for name, f in now.items() if f.dynamic is None}
+    counted = now.keys() - data.schema.dynamic_vocabularies
+    new = {name: _of_values(name, now[name], new_values) for name in counted}
     first = {name: torch.from_numpy(old[name][1]) for name in embedding.dynamic.vocabularies}
     begun = embedding.dynamic.keys.begin_with(first)
     new |= {name: (ids.numpy(), of_ids.numpy()) for name, (ids, of_ids) in begun.items()}
