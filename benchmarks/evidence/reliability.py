@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.evidence.records import Origin, Table, at
-from benchmarks.harness import RESULTS
 from benchmarks.machines import goodput, seconds_of_10_gb
 
-# Until notices are measured by themselves, those that were noted with the preemptions.
-NOTICES, OF_NOTICES = "preemptions/notices", ()
-if (RESULTS / "machines-notices.json").exists():
-    NOTICES = "machines-notices/result"
-    OF_NOTICES = (Origin("machines-notices/conditions", "benchmarks.machines --parts notices"),)
 FAMILIES = {
     "memory": "up to the bounds, rows in memory",
     "file": "up to the bounds, a file, checkpoints, crashes",
@@ -35,7 +29,7 @@ def machines() -> list[list[str]]:
     """Runs at URLs on machines that share no disk: what was wanted, and what was measured."""
     m = at("machines/result")
     job = m["job_seconds_url"] / m["job_seconds_folder"]
-    p, n = at("preemptions/result"), at(NOTICES)
+    p, n = at("preemptions/result"), at("machines-notices/result")
     assert p["equal_bits"]
     taken = f"{p['checkpoints_lost']} of {p['preemptions']}"
     notices = f"{n['notices_answered_in_time']} of {n['notices']}"
@@ -92,7 +86,7 @@ TABLES = [
         (
             Origin("machines/conditions", "benchmarks.machines"),
             Origin("preemptions/conditions", "benchmarks.preemptions"),
-            *OF_NOTICES,
+            Origin("machines-notices/conditions", "benchmarks.machines --parts notices"),
         ),
     ),
     Table("fuzz", "damaged files | inputs", fuzz, (Origin("fuzz/runs/-1", "tests.fuzz"),)),
