@@ -75,8 +75,7 @@ def main() -> None:
         for part in args.parts.split(",") if args.parts else parts:
             result |= parts[part]()
     if not args.parts:
-        lost = result["resume_seconds_of_10_gb"] + result["notice_seconds"]
-        result["goodput_one_preemption_an_hour"] = round(3600 / (3600 + lost), 4)
+        result["goodput_one_preemption_an_hour"] = round(goodput(result), 4)
     load = [round(value, 1) for value in (*begun, *os.getloadavg())]
     print(json.dumps(result, indent=2))
     name = "-".join(["machines", *filter(None, args.parts.split(","))])
@@ -234,14 +233,24 @@ def resume(folder: Path, url: str) -> dict:
     ended(start(folder, f"{url}/resumed", "before", steps=60))
     ranks = ended(start(folder, f"{url}/resumed", "after", steps=80, resume=True))
     seconds, begin = (max(rank[k] for rank in ranks) for k in ("first_step_after", "met_after"))
-    times = 10e9 / sum(rank["own_bytes"] for rank in ranks)
-    return {
+    result = {
         "resume_seconds": round(seconds, 1),
         "of_these_to_start": round(begin, 1),
-        "resume_seconds_of_10_gb": round(begin + times * (seconds - begin), 1),
         "own_megabytes": [round(rank["own_bytes"] / 1e6, 1) for rank in ranks],
         "fetched_of_own": [round(rank["fetched_bytes"] / rank["own_bytes"], 3) for rank in ranks],
     }
+    return result | {"resume_seconds_of_10_gb": round(seconds_of_10_gb(result), 1)}
+
+
+def seconds_of_10_gb(result: dict) -> float:
+    """The seconds until the first step of a run with 10 GB of rows, by those of a smaller one."""
+    begin, times = result["of_these_to_start"], 10_000 / sum(result["own_megabytes"])
+    return begin + times * (result["resume_seconds"] - begin)
+
+
+def goodput(result: dict) -> float:
+    """The part of an hour with one preemption that trains what is kept, with 10 GB of rows."""
+    return 3600 / (3600 + seconds_of_10_gb(result) + result["notice_seconds"])
 
 
 def data(folder: Path, url: str, rounds: int) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.evidence.records import Origin, Table, at
+from benchmarks.machines import goodput, seconds_of_10_gb
 
 FAMILIES = {
     "memory": "up to the bounds, rows in memory",
@@ -27,17 +28,14 @@ def faults() -> list[list[str]]:
 def machines() -> list[list[str]]:
     """Runs at URLs on machines that share no disk: what was wanted, and what was measured."""
     m = at("machines/result")
-    times = 10_000 / sum(m["own_megabytes"])  # as many rows as 10 GB
-    first_step = m["of_these_to_start"] + times * (m["resume_seconds"] - m["of_these_to_start"])
-    goodput = 3600 / (3600 + first_step + m["notice_seconds"])
     job = m["job_seconds_url"] / m["job_seconds_folder"]
-    p, n = at("preemptions/result"), at("preemptions/notices")
+    p, n = at("preemptions/result"), at("machines-notices/result")
     assert p["equal_bits"]
     taken = f"{p['checkpoints_lost']} of {p['preemptions']}"
     notices = f"{n['notices_answered_in_time']} of {n['notices']}"
     return [
-        ["first step after a loss, 10 GB of rows, extrapolated", "60 s", f"{first_step:.0f} s"],
-        ["of an hour with a preemption, the part that is kept, 10 GB", "0.9", f"{goodput:.2f}"],
+        ["first step after a loss, 10 GB of rows, extrapolated", "60 s", f"{seconds_of_10_gb(m):.0f} s"],
+        ["of an hour with a preemption, the part that is kept, 10 GB", "0.9", f"{goodput(m):.2f}"],
         ["preemptions by a published trace, 4, 3 and 1 ranks: checkpoints lost", "0", taken],
         ["bits at their end, beside an undisturbed run of as many ranks", "equal", "equal"],
         [
@@ -88,6 +86,7 @@ TABLES = [
         (
             Origin("machines/conditions", "benchmarks.machines"),
             Origin("preemptions/conditions", "benchmarks.preemptions"),
+            Origin("machines-notices/conditions", "benchmarks.machines --parts notices"),
         ),
     ),
     Table("fuzz", "damaged files | inputs", fuzz, (Origin("fuzz/runs/-1", "tests.fuzz"),)),

@@ -185,6 +185,7 @@ def test_help_lists_every_setting_in_its_group(hotrows, command):
         for name in names:
             if SETTINGS[name].option_name and name not in left_out:
                 assert f"  {SETTINGS[name].option_name} " in options[title], name
+    assert ("--shares" in told) == (command == "train")  # tune measured equal ones whatever they were
     assert "--embedding-lr" in options["Optimisation"] and "--schema" in options["Data and run"]
     assert "-h, --help" in options["Options"]
 

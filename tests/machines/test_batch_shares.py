@@ -1,19 +1,16 @@
 """Unequal machines: shares of a batch by speed, which a resumed run has again."""
 
 import dataclasses
-import itertools
 import json
-import os
-import socket
-import time
+import threading
 
 import pytest
 
-from hotrows.engine.distributed import process_group
-from hotrows.train import Callback, Trainer
-from hotrows.train.loop import batch_shares
+from hotrows.engine.checkpoint import fetch
+from hotrows.engine.distributed import in_process
+from hotrows.train import Trainer
+from hotrows.train.loop import batch_shares, step
 from tests.machines.runs import CONFIG, content, fit
-from tests.support.forked import Forked
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 
@@ -50,6 +47,24 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(data, tmp_path, pa
     assert len(paces) == 4 and all(min(of_ranks) > 0 for of_ranks in paces)
 
 
+def test_a_resumed_run_at_a_url_goes_by_the_copy_of_the_first_rank(data, tmp_path, paces, monkeypatch):
+    """A copy of another rank may be from before a file was sent."""
+
+    def without(place, rank, scratch):
+        run = fetch.opened(place, rank, scratch)
+        for name in ("placing", "choices", "checkpoints") if rank else ():
+            (run / f"{name}.json").unlink()
+        return run
+
+    how = {"shares": "auto", "checkpoint_every": 3}
+    fit(data, tmp_path / "a", 2, **how)
+    url = f"file://{tmp_path}/b"
+    fit(data, url, 2, tmp_path / "disks", kill=7, **how)
+    monkeypatch.setattr("hotrows.train.loop.trainer.run_copy", without)
+    fit(data, url, 2, tmp_path / "disks", **how)
+    assert content(tmp_path / "a") == content(tmp_path / "b") and len(paces) == 4
+
+
 def test_other_ranks_and_other_machines_are_measured_again(data, tmp_path, paces, monkeypatch):
     run, how = tmp_path / "run", {"shares": "auto", "checkpoint_every": 3, "epochs": 3}
     fit(data, run, 2, kill=7, **how)
@@ -71,32 +86,39 @@ def test_shares_of_another_number_of_ranks_are_refused_once_and_told_later(data,
     assert "shares=1,2 are of 2 ranks, and there are 3: shares are equal" in caplog.text
 
 
-def works(say, rank, port, data, run):
-    """One rank of two, the first of which takes twice as long for each of its samples."""
-    job = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in job.items()}})
-    batch_shares._STEPS, seconds = 6, (0.004, 0.002)[rank]  # so long that exchanges hardly count
-    config = dataclasses.replace(CONFIG, shares="auto", steps=12, evaluate_every=100)
-    trainer, ends = Trainer(data, config, run, ranks=process_group.start(60)), []
-    trainer.model.register_forward_pre_hook(lambda _, inputs: time.sleep(seconds * len(inputs[1])))
+class Clock(threading.local):
+    """The seconds of a rank: those of its samples, and those in which it waits for others."""
 
-    class Watch(Callback):
-        def on_step_end(self, trainer, progress):
-            ends.append(time.monotonic())
+    now = 0.0
 
-    trainer.fit(callbacks=[Watch()])
-    steps = [end - begin for begin, end in itertools.pairwise(ends)]
-    say(min(steps[:5]) / min(steps[6:]))
+    def perf_counter(self):
+        return self.now
 
 
-def test_ranks_of_unequal_speed_gain(data, tmp_path):
-    """At 1 : 2 a step takes two thirds of the time, and what ranks exchange."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [Forked(works, k, port, data.path, tmp_path / "run", listens=True) for k in (0, 1)]
-    ratios = [rank.hear() for rank in ranks]
-    assert [rank.end(60) for rank in ranks] == [0, 0], [rank.error for rank in ranks]
-    shares, _ = placing(tmp_path / "run")["2"]
-    assert 0.28 < shares[0] / sum(shares) < 0.4, shares
-    assert min(ratios) >= 1.4, ratios
+def test_ranks_of_unequal_speed_have_shares_by_it(data, tmp_path, monkeypatch):
+    """The first of two takes twice as long for a sample."""
+    clock, swap, sizes = Clock(), in_process._Meeting.swap, {0: [], 1: []}
+
+    def waiting(meeting, channel, rank, kind, value):
+        swapped = swap(meeting, channel, rank, kind, (value, clock.now))
+        clock.now = max(now for _, now in swapped)
+        return [value for value, _ in swapped]
+
+    def work(ranks):
+        def compute(_, inputs):
+            if trainer.model.training:
+                sizes[ranks.rank].append(len(inputs[1]))
+            clock.now += (0.004, 0.002)[ranks.rank] * len(inputs[1])
+
+        config = dataclasses.replace(CONFIG, shares="auto", steps=6)
+        trainer = Trainer(data, config, tmp_path / "run", ranks=ranks)
+        trainer.model.register_forward_pre_hook(compute)
+        trainer.fit()
+
+    monkeypatch.setattr(batch_shares, "_STEPS", 4)
+    monkeypatch.setattr(in_process._Meeting, "swap", waiting)
+    for module in (step, in_process):
+        monkeypatch.setattr(module, "time", clock)
+    in_process.run(work, 2)
+    assert placing(tmp_path / "run") == {"2": ([333, 667], 4)}
+    assert sizes == {0: [64] * 4 + [42] * 2, 1: [64] * 4 + [86] * 2}

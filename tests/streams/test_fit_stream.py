@@ -19,12 +19,13 @@ from hotrows.data.streams.folder import FolderSource
 from hotrows.data.streams.line_log import read_lines
 from hotrows.dynamic import Dynamic
 from hotrows.engine.distributed.comm import OneRank
+from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.losses import Calibration, Loss
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
 from hotrows.train import Callback, Trainer
 from hotrows.train.config import TrainConfig
-from hotrows.train.loop.evaluate import metrics_of, scaling
+from hotrows.train.loop.evaluate import metrics_of, of_all_ranks, scaling
 from hotrows.train.loop.recommender import Targets
 from hotrows.train.loop.scored_window import ScoredWindow
 from hotrows.train.run.data import RunBatches
@@ -308,9 +309,42 @@ def test_a_window_waits_for_a_label_that_no_sample_has_but_not_for_ever():
     window, held = ScoredWindow(steps, 6, {}), []
     for _ in range(30):
         window.add(torch.zeros(4, 2), SimpleNamespace(groups=None))
+        window.end_batch(4)
         assert window.close() is None
         held.append(len(window.tensors().get("logits", ())))
     assert max(held) == 44 and 0 in held
+
+
+def test_ranks_gather_their_window_once_one_of_them_has_each_label(monkeypatch):
+    """They gathered it at every step until then."""
+    gathered = []
+
+    def of_all(*args):
+        gathered.append(of_all_ranks(*args))
+        return gathered[-1]
+
+    def work(ranks):
+        recommender = SimpleNamespace(
+            labels=("click", "buy"), tasks=("click", "buy"), ranking=(), base_logits=[None, None],
+            calibration=Calibration({"click": Loss(), "buy": Loss()}),
+        )  # fmt: skip
+        steps = SimpleNamespace(recommender=recommender, ranks=ranks, calibrate=lambda calibration: None)
+        window, closed = ScoredWindow(steps, 5, {}), []
+        for step in range(3):
+            num = 2 + ranks.rank  # of five samples
+            labels = torch.arange(num)[:, None] % 2 + torch.zeros(1, 2)
+            weights = torch.tensor([[1.0, float(step == ranks.rank == 1)]] * num)
+            recommender.targets = partial(lambda kept, batch: kept, Targets(labels, weights))
+            window.add(torch.full((num, 2), 10.0 * step + ranks.rank), SimpleNamespace(groups=None))
+            window.end_batch(5)
+            closed.append(window.close())
+        return closed
+
+    monkeypatch.setattr("hotrows.train.loop.scored_window.of_all_ranks", of_all)
+    for closed in on_threads(work, 2):
+        assert [metrics and metrics.samples for metrics in closed] == [None, 10, None]
+    logits, _, _ = gathered[0]
+    assert len(gathered) == 2 and logits[:, 0].tolist() == [0, 0, 1, 1, 1, 10, 10, 11, 11, 11]
 
 
 @pytest.mark.parametrize("base", [-1.0, None])
@@ -331,6 +365,7 @@ def test_a_window_takes_up_the_scale_that_fitted_the_one_before_it_if_that_is_be
         labels = (torch.rand(4000, generator=draw) < logits.sigmoid()).float()
         recommender.targets = lambda batch, labels=labels: Targets(labels)
         window.add(too_sure * (logits + 1) - 1, SimpleNamespace(groups=None))
+        window.end_batch(4000)
         before, metrics = recommender.calibration.scales[0][0], window.close()
         assert metrics.scale == before or before == 1  # it is scored before it changes anything
         stored = window.tensors()
@@ -409,6 +444,7 @@ def test_predictions_that_are_no_numbers_end_the_run_before_they_are_saved(data,
 def test_what_cannot_train_on_a_stream_says_so(data, folder, tmp_path, whole):
     for changes, why in (
         ({"evaluate_every": 5}, "leave out evaluate_every"),
+        ({"shares": "auto"}, "leave --shares out"),
         ({"checkpoint_every": 5}, "say in the schema which column it is"),
     ):
         stream = dataclasses.replace(DRAINED, lateness=5.0)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -29,6 +28,7 @@ from hotrows.serving.export.publisher import Publisher
 from hotrows.serving.version import version_at
 from hotrows.train import Callback, Trainer, load_run
 from hotrows.train.config import TrainConfig
+from hotrows.train.loop.stream_run import batches_after
 from hotrows.train.telling.metrics_log import read_metrics
 from tests.support.bundles import expected_logits, furthest, known_program
 from tests.support.forked import Forked
@@ -249,13 +249,13 @@ class Each(Callback):
         self.publisher.wait()
 
 
-def of_ranks(keyed, place, num_ranks, steps=None, every="1b"):
+def of_ranks(keyed, place, num_ranks, steps=None):
     """A run on impressions and late clicks that is published."""
     data, folder = keyed
     config = dataclasses.replace(CONFIG, batch_size=32, checkpoint_every=3, steps=steps)
     train(
         data, f"folder:{folder / 'shown'}", place / "run", num_ranks, JOINED, config,
-        callbacks=lambda: Each.of(Publisher(place / "to", every)), labels=f"folder:{folder / 'clicks'}",
+        callbacks=lambda: Each.of(Publisher(place / "to", "1b")), labels=f"folder:{folder / 'clicks'}",
     )  # fmt: skip
 
 
@@ -315,8 +315,8 @@ def test_what_two_ranks_publish_has_the_changed_rows_and_keys_of_both(published)
 
 @pytest.mark.parametrize("sharding", ["columns", "replicated"])
 def test_a_run_that_goes_on_on_other_ranks_publishes_what_differs(keyed, published, tmp_path, sharding):
-    for name in ("run", "to"):
-        shutil.copytree(published / "2" / name, tmp_path / name)
+    of_ranks(keyed, tmp_path, 2, steps=5)
+    assert [line.step for line in batches_after(tmp_path / "run", 0)] == [1, 2, 3, 4, 5]
     for number in chain.look(tmp_path / "to").deltas[2:]:  # of which nothing is known any more
         chain.delta_path(tmp_path / "to", number).unlink()
     data, folder = keyed

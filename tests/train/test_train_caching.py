@@ -18,6 +18,7 @@ from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.storage.file_store import FileStore
 from hotrows.train import Interrupted, Trainer
 from hotrows.train.config import TrainConfig
+from hotrows.train.loop.step_trainer import StepTrainer
 from hotrows.train.telling import metrics_log
 from tests.support import forked
 from tests.support.choice import everything
@@ -104,7 +105,7 @@ def test_rows_in_a_file_are_read_in_the_packs_that_they_were_written_in(encoded,
 
 
 def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
-    Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
+    Trainer(encoded, in_file(tmp_path / "store", plan_depth=0), tmp_path / "run").fit()
     lines = metrics_log.read_metrics(tmp_path / "run")
     steps = [line for line in lines if line["kind"] == "train"]
     assert all(0 <= line["hit_rate"] <= 1 for line in steps)
@@ -295,3 +296,16 @@ def test_a_second_runner_of_one_trainer_finds_next_uses_anew(encoded, tmp_path, 
         assert num_steps == steps.batches.total_steps, epoch
     assert all(group.host_slots.hinted for group in steps.cached_tables.groups)
     steps.cached_tables.close()
+
+
+@pytest.mark.parametrize("fast_memory", [None, 1600])
+def test_batches_go_on_being_numbered_where_they_begin_anew(encoded, fast_memory):
+    """As with other shares of the ranks: a timeline had two batches of each number."""
+    steps, numbers = StepTrainer(encoded, dataclasses.replace(SMALL, fast_memory=fast_memory)), []
+    for until in (2, 4):
+        steps.batches.share((), until)
+        with closing(steps.start()) as runner:
+            for work in runner:
+                steps.train(work)
+                numbers.append(work.number)
+    assert numbers == [0, 1, 2, 3]

@@ -20,6 +20,7 @@ from hotrows.optim import Adagrad, LazyAdam
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run
 from hotrows.train.config import TrainConfig
+from hotrows.train.loop import batch_shares
 from hotrows.train.loop.step import Step
 from hotrows.train.telling import metrics_log
 from tests.support import pretend_ranks
@@ -107,19 +108,22 @@ def test_a_run_on_ranks_finds_what_one_rank_finds(encoded, alone, tmp_path, num_
     ],
     ids=str,
 )
-def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, changes):
+def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(batch_shares, "_STEPS", 4)
+    monkeypatch.setattr(batch_shares, "by_speed", lambda paces: (1, 3))
     config = dataclasses.replace(CONFIG, **changes)
     trainers, results = fit(encoded, config, tmp_path / "run", 2)
     assert_like(trainers, results, alone)
+    assert trainers[1].steps.placing.shares == ((1, 3) if config.shares == "auto" else ())
 
 
-def test_a_run_that_exchanged_in_two_stages_is_read_and_goes_on(encoded, tmp_path, caplog):
-    """Earlier versions had a setting for it, and noted their choice with the placing."""
+def test_a_run_with_choices_that_no_version_makes_now_is_read_and_goes_on(encoded, tmp_path, caplog):
+    """Earlier versions exchanged in two stages, and noted that and micro-batches with the placing."""
     config = dataclasses.replace(CONFIG, steps=3)
     fit(encoded, config, tmp_path / "run", 2)
     changes = {
         "config.json": {"exchange": "two_stages"},
-        "placing.json": {"2": {"stages": 2, "micro_batches": 1}},
+        "placing.json": {"2": {"stages": 2, "micro_batches": 4}},
     }
     for name, more in changes.items():
         fields = json.loads((tmp_path / "run" / name).read_text())
@@ -129,6 +133,10 @@ def test_a_run_that_exchanged_in_two_stages_is_read_and_goes_on(encoded, tmp_pat
         (tmp_path / "run" / name).write_text(json.dumps(fields))
     fit(encoded, dataclasses.replace(CONFIG, steps=4), tmp_path / "run", 2, resume=True)
     assert "exchange='two_stages' is no longer a setting: all-to-alls go in one stage" in caplog.text
+    assert caplog.text.count("an earlier version chose 4 micro-batches") == 1
+    caplog.clear()
+    fit(encoded, dataclasses.replace(CONFIG, micro_batches=4), tmp_path / "run", 2, resume=True)
+    assert "an earlier version" not in caplog.text
 
 
 def test_micro_batches_on_one_rank(encoded, alone, tmp_path):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hotrows.tools.tuning.tune import Tuned
 
 # About the life of a run, not about how fast its steps are.
-_NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
+_NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every", "shares")
 _METRICS = ("auc", "logloss", "gauc", "rmse", "mae", "r2", "poisson_deviance", "mrr", "ndcg")
 _GOAL = Name(lambda: ("speed", *_METRICS), "ndcg@K|hit@K", lambda text: "@" in text)
 

@@ -132,25 +132,26 @@ def start(
     padded: bool = False,
     arrived: Arrived | None = None,
     num_known: int = 0,
+    first: int = 0,
 ) -> Serial | Overlapped:
     """A runner that hands out `StagedBatch`es, planned and their rows in place, ready to be trained.
 
     future, padded, arrived, num_known: see `training_stages`. plan_depth: batches planned beyond those
     that move rows; 0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of
-    all ranks come with every plan.
+    all ranks come with every plan. first: the number of the first batch; a cache has its own.
 
     Between ranks, each brings batches of its own, as many as it has: one that has no more continues
     with empty ones until none has any, so that all end together.
     """
     stages = training_stages(embedding, batches, future, signals, padded, arrived, num_known)
-    first = embedding.cached_tables.num_planned
+    cached_tables, has_ranks = embedding.cached_tables, embedding.ranks.num_ranks > 1
+    if cached_tables:
+        first = cached_tables.num_planned
+        plan_depth += cached_tables.caching.in_flight if has_ranks and plan_depth else 0
     if plan_depth == 0:
         return Serial(stages, first, trace)
-    has_ranks = embedding.ranks.num_ranks > 1
-    if has_ranks and embedding.cached_tables:
-        plan_depth += embedding.cached_tables.caching.in_flight
     runner = Overlapped(stages, first, trace, plan_depth, lockstep=has_ranks)
-    if embedding.cached_tables:
+    if cached_tables:
         embedding.packed.memory.paused = partial(runner.paused, trained=False)
     return runner
 

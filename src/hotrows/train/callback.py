@@ -130,18 +130,20 @@ class RunControl:
     """Requests to end a run, or to write a checkpoint: of callbacks, of Ctrl-C, and of file stores.
 
     Those of a rank go to all with the next batch that is planned, so that all act at one step; a rank
-    that trains by itself acts at once. is_interrupted: whether Ctrl-C was pressed.
+    that trains by itself acts at once. is_interrupted: whether Ctrl-C was pressed. has_ended: whether
+    `stop` was called, and all ranks know it.
     """
 
     def __init__(self, ranks: Ranks, cached_tables: CachedTables, every: int | None) -> None:
         self._ranks = ranks
         self._is_alone, self._cached_tables, self._every = ranks.num_ranks == 1, cached_tables, every
-        self._stop_called = self._all_stop = self._checkpoint_requested = False
+        self._stop_called = self.has_ended = self._checkpoint_requested = False
         self.is_interrupted: Callable[[], bool] = lambda: False
         self.noticed_at: Callable[[], float | None] = lambda: None
 
     def stop(self) -> None:
         self._stop_called = True
+        self.has_ended |= self._is_alone
 
     def request_checkpoint(self) -> None:
         self._checkpoint_requested = True
@@ -162,13 +164,8 @@ class RunControl:
         and stop."""
         if signals & RankSignals.STOP:
             raise StopRequested
-        self._all_stop |= bool(signals & RankSignals.FINISH)
+        self.has_ended |= bool(signals & RankSignals.FINISH)
         self._checkpoint_requested |= bool(signals & RankSignals.CHECKPOINT)
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the run ends here: `stop` was called, and all ranks know it."""
-        return self._all_stop or (self._stop_called and self._is_alone)
 
     def seconds_left(self, notice: float | None) -> float | None:
         """Collective: the seconds until the first of the machines is taken away, which were `notice` when

@@ -66,7 +66,7 @@ class Encoder:
         num_unknown = {name: features[0].num_unknown for name, features in readers.items()}
         rows = {
             name: FIRST_UNKNOWN + num_unknown[name] + len(values[name])
-            if first.dynamic is None
+            if name not in schema.dynamic_vocabularies
             else schema.rows_of(first.name)
             for name, (first, *_) in readers.items()
         }

@@ -240,9 +240,7 @@ def _write_records(folder: Path, snapshot: Snapshot) -> _Written:
 
 
 def _bytes_of(records: Tensor) -> Iterator[memoryview]:
-    """The bytes of all records; those on a device, or with gaps, are copied a chunk at a time."""
-    if records.device.type == "cpu" and records.is_contiguous():
-        return iter([bytes_of(records)])
+    """The bytes of all records; a chunk at a time, those on a device, or with gaps, are copied."""
     chunks = records.split(max(files.CHUNK // max(records.shape[1], 1), 1))
     return (bytes_of(chunk.cpu().contiguous()) for chunk in chunks)
 

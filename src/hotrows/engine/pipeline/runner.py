@@ -48,6 +48,11 @@ class _Runner:
         self._done = [first] * len(stages)
         self._trained_since = 0.0
 
+    @property
+    def num_trained(self) -> int:
+        """The number of the next batch to train."""
+        return self._done[self.train]
+
     def __iter__(self) -> Iterator[Work]:
         return self
 

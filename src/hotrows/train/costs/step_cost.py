@@ -274,6 +274,8 @@ def cost_in_parts(
     smaller (docs/evidence/papers.md, the ablation where the wire is fastest).
     """
     num, cost = step.micro_batches, step_cost(machine, loads, placements, num_ranks, step)
+    if num == 1:
+        return cost
     part = dataclasses.replace(step, batch_size=max(step.batch_size // num, num_ranks))
     of_part = step_cost(machine, loads, placements, num_ranks, part)
     more = 1 + _MORE_WORK * (num - 1) * machine.on_host

@@ -223,23 +223,24 @@ def _gather(samples: Evaluated, num_samples: int, ranks: Ranks, parts: tuple[int
     """The samples of all ranks in the order of the part, so that sums have one order; collective."""
     if ranks.num_ranks == 1:
         return samples
-    share = Share(num_samples, EVALUATION_BATCH, ranks.rank, ranks.num_ranks, parts)
-    return of_all_ranks(samples, torch.as_tensor(share.among(0, num_samples)), ranks)
+    shares = [
+        Share(num_samples, EVALUATION_BATCH, p, ranks.num_ranks, parts) for p in range(ranks.num_ranks)
+    ]
+    places = [torch.as_tensor(share.among(0, num_samples)) for share in shares]
+    return of_all_ranks(samples, list(map(len, places)), torch.cat(places).argsort(), ranks)
 
 
-def of_all_ranks(samples: Evaluated, places: Tensor, ranks: Ranks) -> Evaluated:
-    """Collective: the samples of all ranks, in host memory, by their places, [n] of this rank's; those of
-    equal places rank by rank."""
-    sizes = ranks.all_gather(torch.tensor(len(places))).wait().tolist()
+def of_all_ranks(samples: Evaluated, sizes: Sequence[int], order: Tensor, ranks: Ranks) -> Evaluated:
+    """Collective: the samples of all ranks, in host memory. sizes: of each rank's; order: of the samples,
+    [sum(sizes)], numbered rank by rank."""
 
     def gathered(values: Tensor) -> Tensor:
         padded = torch.zeros(max(sizes), *values.shape[1:], dtype=values.dtype)
         padded[: len(values)] = values
         by_rank = ranks.all_gather(padded).wait()  # [P, most, ...]
-        return torch.cat([padded[:size] for padded, size in zip(by_rank, sizes, strict=True)])
+        return torch.cat([padded[:size] for padded, size in zip(by_rank, sizes, strict=True)])[order]
 
-    order = gathered(places).argsort(stable=True)
     logits, targets, groups = samples
-    weights = None if targets.weights is None else gathered(targets.weights)[order]
-    of_all = Targets(gathered(targets.labels)[order], weights)
-    return gathered(logits)[order], of_all, None if groups is None else gathered(groups)[order]
+    weights = None if targets.weights is None else gathered(targets.weights)
+    of_all = Targets(gathered(targets.labels), weights)
+    return gathered(logits), of_all, None if groups is None else gathered(groups)

@@ -19,6 +19,7 @@ from hotrows.train.loop.evaluate import (
 from hotrows.train.loop.recommender import Targets
 from hotrows.train.loop.step_trainer import StepTrainer
 from hotrows.train.metrics import Metrics
+from hotrows.train.run.stream_batches import shares_of
 
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
@@ -32,17 +33,22 @@ class ScoredWindow:
 
     def __init__(self, steps: StepTrainer, size: int, stored: Mapping[str, Tensor]) -> None:
         self._steps, self._recommender, self._size = steps, steps.recommender, size
-        self._pieces: list[Evaluated] = []
-        self._batches: list[int] = []  # of each piece
-        self._num_checked = self._num_batches = self._num_samples = 0
+        self._begin()
         proposed = stored["proposed"].tolist() if "proposed" in stored else ()  # first: no scale
         self._proposed = self._recommender.calibration.with_scales(proposed)
         if "labels" in stored:
-            mine = slice(None if steps.ranks.rank == 0 else 0)  # of another rank: none
+            num, others = len(stored["labels"]), steps.ranks.num_ranks - 1
+            mine = slice(0 if steps.ranks.rank else num)
             of_rank = {name: stored[name][mine] for name in _PARTS if name in stored}
             targets = Targets(of_rank["labels"], of_rank.get("weights"))
             self._append((of_rank["logits"], targets, of_rank.get("groups")))
-            self.end_batch(len(stored["labels"]))
+            self._note_sizes([num, *[0] * others])
+
+    def _begin(self) -> None:
+        self._pieces: list[Evaluated] = []
+        self._sizes: list[list[int]] = []  # by batch, of the samples of each rank
+        self._has_label = torch.tensor(False)
+        self._num_checked = self._num_samples = 0
 
     def add(self, logits: Tensor, batch: Batch) -> None:
         targets = self._recommender.targets(batch)
@@ -52,12 +58,18 @@ class ScoredWindow:
 
     def _append(self, piece: Evaluated) -> None:
         self._pieces.append(piece)
-        self._batches.append(self._num_batches)
+        _, targets, _ = piece
+        has_label = torch.tensor(True) if targets.weights is None else (targets.weights > 0).any(0)
+        self._has_label = self._has_label | has_label  # [T], or one of all
 
     def end_batch(self, size: int) -> None:
         """Says that all of a batch is added, which has so many samples on all ranks."""
-        self._num_batches += 1
-        self._num_samples += size
+        shares = shares_of(size, self._steps.ranks.num_ranks)
+        self._note_sizes([end - first for first, end in shares])
+
+    def _note_sizes(self, of_ranks: list[int]) -> None:
+        self._sizes.append(of_ranks)
+        self._num_samples += sum(of_ranks)
 
     @property
     def is_full(self) -> bool:
@@ -74,16 +86,15 @@ class ScoredWindow:
         From here on predictions are calibrated by what fitted the window before, if this one shows it to
         be better; each fits the next proposal.
         """
-        if not self._pieces:
+        if not self._sizes:
+            return None
+        of_ranks = self._steps.ranks.all_gather(self._has_label.cpu()).wait()
+        if not of_ranks.any(0).all():  # a label is lacking
+            if self._num_samples >= _MOST_WINDOWS * self._size:
+                self._begin()
             return None
         samples = self._of_all()
-        logits, targets, _ = samples
-        lacks_label = targets.weights is not None and not (targets.weights > 0).any(0).all()
-        if lacks_label and len(logits) < _MOST_WINDOWS * self._size:
-            return None
-        self._pieces, self._batches, self._num_checked, self._num_samples = [], [], 0, 0
-        if lacks_label:
-            return None
+        self._begin()
         metrics = metrics_of(self._recommender, [samples])
         calibration, self._proposed = recalibrated(self._recommender, [samples], self._proposed)
         self._steps.calibrate(calibration)
@@ -92,7 +103,7 @@ class ScoredWindow:
     def tensors(self) -> dict[str, Tensor]:
         """The window so far, for a checkpoint."""
         proposed = torch.tensor(self._proposed.scales, dtype=torch.float64)
-        if not self._pieces:
+        if not self._sizes:
             return {"proposed": proposed}
         logits, targets, groups = self._of_all()
         parts = zip(_PARTS, (logits, targets.labels, targets.weights, groups), strict=True)
@@ -100,9 +111,10 @@ class ScoredWindow:
 
     def _of_all(self) -> Evaluated:
         """Collective: the samples of all ranks on the host, in the order of the stream."""
-        sizes = torch.tensor([len(logits) for logits, _, _ in self._pieces])
-        batches = torch.tensor(self._batches).repeat_interleave(sizes)
-        return of_all_ranks(joined(list(map(_on_host, self._pieces))), batches, self._steps.ranks)
+        sizes = torch.tensor(self._sizes)  # [batches, P]
+        batches = torch.arange(len(sizes)).repeat(sizes.shape[1]).repeat_interleave(sizes.T.flatten())
+        order, mine = batches.argsort(stable=True), joined(list(map(_on_host, self._pieces)))
+        return of_all_ranks(mine, sizes.sum(0).tolist(), order, self._steps.ranks)
 
 
 def _on_host(piece: Evaluated) -> Evaluated:

@@ -186,7 +186,6 @@ class StepTrainer:
         trace: whether the runner notes when each stage ran.
         """
         batches = self.batches
-        future = batches.again(self.state) if self.cached_tables else None
         if self.config.clip_rows:
             self.embedding.count_squares()
         check_defaults()
@@ -194,13 +193,14 @@ class StepTrainer:
         self._runner = stages.start(
             self.embedding,
             batches.after(self.state),
-            future,
+            batches.again(self.state),
             plan_depth=self.config.plan_depth,
             trace=trace,
             signals=signals,
             padded=self._pads,
             arrived=batches.arrived,
             num_known=batches.num_left(self.state),
+            first=0 if self._runner is None else self._runner.num_trained,
         )
         batches.on_arrival(self._runner.wake)
         return self._runner
@@ -227,18 +227,21 @@ class StepTrainer:
         self.state = dataclasses.replace(self.state, calibration=stored)
 
     def train_on(
-        self, events: EventStream | None, scored: Callable[[Tensor, Batch], None]
+        self,
+        events: EventStream | None,
+        scored: Callable[[Tensor, Batch], None],
+        is_due: Callable[[], bool],
     ) -> StreamBatches:
         """Takes the batches of a stream in place of those of the data.
 
         events: None on ranks other than the first. scored: called with the logits of samples before they
-        are trained on.
+        are trained on. is_due: whether a checkpoint is, by the clock of the first rank.
         """
         batches: StreamBatches
-        if events is None or self.ranks.num_ranks > 1:
-            batches = DealtStream(events, self.state, self.config.steps, self.ranks)
+        if self.ranks.num_ranks > 1:
+            batches = DealtStream(events, self.state, self.config.steps, is_due, self.ranks)
         else:
-            batches = StreamBatches(events, self.state, self.config.steps)
+            batches = StreamBatches(events, self.state, self.config.steps, is_due)
         self.batches, self.step = batches, self._plain_step  # batches of a stream differ in size
         self._plain_step.scored = scored
         return batches

@@ -83,7 +83,7 @@ class StreamRun(Callback):
         self.window = ScoredWindow(steps, self._config.window, window or {})
         self.alarm: Alarm | None = None
         self.last: Metrics | None = None
-        self._saved_at = time.monotonic()
+        self._saved, self._saved_at = steps.state, time.monotonic()
         self._alarmed_at: float | None = None  # the last arrival that an alarm of idleness was about
         self._opened, self._sizes = ExitStack(), dict[int, int]()
         self._events: EventStream | None = None  # of the first rank
@@ -91,7 +91,7 @@ class StreamRun(Callback):
         self._files: tuple[BatchLog | DeadLetters, ...] = ()
         opening = partial(self._open, run, source, repeat, window or {}, labels)
         together(steps.ranks, opening if steps.ranks.rank == 0 else lambda: None)
-        self._batches = steps.train_on(self._events, self.window.add)
+        self._batches = steps.train_on(self._events, self.window.add, self._checkpoint_is_due)
 
     def _open(
         self,
@@ -155,12 +155,10 @@ class StreamRun(Callback):
         return {**self.window.tensors(), **added}
 
     def on_idle(self, trainer: Any) -> None:
-        """Sounds the alarm of idleness, and requests the checkpoint that is due."""
+        """Sounds the alarm of idleness."""
         limit = self._config.alarm_idle
         if limit is not None and any_rank(self._steps.ranks, self._is_idle(limit)):
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
-        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
-            self._request_checkpoint(trainer)
 
     def _is_idle(self, limit: float) -> bool:
         """True on the rank that reads if no event came for so many seconds, once for each time."""
@@ -182,24 +180,22 @@ class StreamRun(Callback):
                 f"repeated: the stream has other events now, and what comes of them is another model"
             )
             self._sizes = {}
-        if self._steps.recommender.device.on_host:
-            self._check_finite()
         if self.window.is_full:
             self.close_window(trainer)
-        self._request_checkpoint(trainer)
+        elif self._steps.recommender.device.on_host:
+            self._check_finite()
 
-    def _request_checkpoint(self, trainer: Any) -> None:
-        """Requests one, where the last is old by the clock of any rank."""
+    def _checkpoint_is_due(self) -> bool:
+        """True if the state is not saved, and the last that was is old."""
         seconds, age = self._config.checkpoint_seconds, time.monotonic() - self._saved_at
-        if seconds is not None and any_rank(self._steps.ranks, age > seconds):
-            trainer.request_checkpoint()
+        return seconds is not None and age > seconds and self._steps.state != self._saved
 
     def on_checkpoint(self, trainer: Any) -> None:
         """Makes durable what was written about the events of the checkpoint."""
         self._check_finite()
         for file in self._files:
             file.sync()
-        self._saved_at = time.monotonic()
+        self._saved, self._saved_at = self._steps.state, time.monotonic()
 
     def validate(self, trainer: Any) -> None:
         """Closes the window at the end of the run; the state knows of it."""
@@ -313,6 +309,8 @@ def _check(steps: StepTrainer, stream: StreamConfig, has_labels: bool) -> None:
             f"events are encoded by the vocabularies of prepared data, and {steps.data.path} has none: "
             f"prepare it (`hotrows prepare`), be it a small sample where features are dynamic"
         )
+    if config.shares not in (None, "equal"):
+        raise ValueError("shares of ranks are for prepared data: leave --shares out on a stream")
     if config.cuda_graph:
         raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
     if config.evaluate_every is not None:

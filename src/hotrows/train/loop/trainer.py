@@ -124,15 +124,15 @@ class Trainer:
 
     def _open(self, resume: bool) -> None:
         """Makes or reads all that is trained, and begins a new run; the folder is locked."""
-        begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
+        begun = of_rank_0(self.ranks, partial(run_folder.check, self.run, resume))  # nobody writes it now
         if begun:
             together(self.ranks, partial(run_folder.check_same, self.run, self.config, self.data))
             if self.is_first:
                 run_folder.compare_environment(self.run)
         else:
             run_folder.make_way_for_store(self.config, self.run, self.ranks)
-        known = run_folder.read_placing(self.run, self.ranks.num_ranks) if begun else None
-        self.ranks.barrier()  # all have looked before the first one writes
+        reading = partial(run_folder.read_placing, self.run, self.ranks.num_ranks, self.config)
+        known = of_rank_0(self.ranks, reading) if begun else None  # copies of a run at a URL may differ
 
         def place(choose: ChooseSharding) -> ShardingPlan:
             """As this run has dealt its tables before on as many ranks, else chosen now."""
@@ -150,7 +150,8 @@ class Trainer:
         self._control = _control_of(self)
         self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
-            self.steps.use_linear_paths(run_folder.read_choices(self.run))
+            choices = of_rank_0(self.ranks, partial(run_folder.read_choices, self.run))
+            self.steps.use_linear_paths(choices)
             self.checkpoints.resume()
         else:
             self.checkpoints.writer.check_room()

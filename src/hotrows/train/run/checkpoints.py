@@ -7,6 +7,7 @@ state, and the schedule's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from hotrows.data.encode.vocabulary import Values
 from hotrows.data.raw.values import RawIds
 from hotrows.engine import checkpoint
 from hotrows.engine.checkpoint import key_state
+from hotrows.engine.checkpoint.fetch import FOLDER
 from hotrows.engine.checkpoint.manifest import chain, naming
 from hotrows.engine.checkpoint.run_lock import RunLock
+from hotrows.engine.distributed.all_or_none import of_rank_0
 from hotrows.engine.embedding import Embedding
 from hotrows.engine.keys.partitions import row_ids
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
@@ -90,11 +93,12 @@ class RunCheckpoints:
     def resume(self) -> None:
         """Reads the last checkpoint; where there is none yet, the run begins anew."""
         steps = self._steps
-        if checkpoint.pointed(self._run) is None:  # it was stopped before its first one
+        pointer = of_rank_0(steps.ranks, partial(checkpoint.pointed, self._run))
+        if pointer is None:  # it was stopped before its first one
             steps.cached_tables.restore(None)
             self.first_values()
             return
-        folder = checkpoint.folder_of(self._run, "last")
+        folder = self._run / FOLDER / pointer.last
         stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.fingerprint)
         with naming(folder):
             steps.state = self.saved = RunState.from_json(stored.fields)
@@ -190,7 +194,8 @@ def _load_by_keys(
         )
     # The key of each id, then and now
     old = {name: _of_run(name, then[name], keys, old_values) for name in now if name in then}
-    new = {name: _of_values(name, f, new_values) for name, f in now.items() if f.dynamic is None}
+    counted = now.keys() - data.schema.dynamic_vocabularies
+    new = {name: _of_values(name, now[name], new_values) for name in counted}
     first = {name: torch.from_numpy(old[name][1]) for name in embedding.dynamic.vocabularies}
     begun = embedding.dynamic.keys.begin_with(first)
     new |= {name: (ids.numpy(), of_ids.numpy()) for name, (ids, of_ids) in begun.items()}

@@ -72,7 +72,7 @@ class RunBatches:
 
     def share(self, shares: tuple[int, ...], until: int) -> None:
         """Gives each rank such a share of the batches to come; until: see `until`."""
-        raise ValueError("shares of ranks are for prepared data: leave --shares out on a stream")
+        raise NotImplementedError
 
     def on_arrival(self, wake: Callable[[], None]) -> None:
         """wake: called, on any thread, when a batch has arrived that was waited for."""

@@ -373,14 +373,20 @@ def read_choices(run: Path) -> dict[str, str]:
         return value_of(dict[str, str], read_json(path), "a choice")
 
 
-def read_placing(run: Path, num_ranks: int) -> ShardingPlan | None:
-    """How the run deals its tables over so many ranks; None: it has never had as many."""
+def read_placing(run: Path, num_ranks: int, config: TrainConfig | None = None) -> ShardingPlan | None:
+    """How the run deals its tables over so many ranks; None: it has never had as many. config: of a
+    training, which warns of choices that it does not go on with."""
     path = run / _PLACING
     fields = read_json(path).get(str(num_ranks)) if path.exists() else None
     with _JSON.naming(path):
         if fields is not None:
-            for gone in ("stages", "micro_batches"):  # of earlier versions
-                fields.pop(gone, None)
+            fields.pop("stages", None)  # of earlier versions
+            chosen = fields.pop("micro_batches", 1)
+            if config is not None and chosen not in (1, config.micro_batches):
+                log.warning(
+                    f"an earlier version chose {chosen} micro-batches for {run}, which now has "
+                    f"{config.micro_batches}: --micro-batches {chosen} goes on as before"
+                )
         return None if fields is None else build(ShardingPlan, fields)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, samples
+from hotrows.data.stored.order import Share
 from hotrows.data.streams import CutBatch, EventStream
 from hotrows.engine.distributed.all_or_none import of_rank_0
 from hotrows.engine.distributed.comm import Ranks
@@ -33,19 +34,29 @@ class StreamBatches(RunBatches):
     """The batches of `events`, from the step `state.step` on, up to `steps` in all (None: no bound).
 
     trained: the last batch that was trained, as it was cut; held: the impressions behind it whose labels
-    are to come.
+    are to come. is_due: whether a checkpoint is, by the clock of the rank that reads.
     """
 
     known_steps, epoch_steps = 0, sys.maxsize
 
-    def __init__(self, events: EventStream, state: RunState, steps: int | None) -> None:
-        self._events, self._limit = events, steps or sys.maxsize
+    def __init__(
+        self, events: EventStream | None, state: RunState, steps: int | None, is_due: Callable[[], bool]
+    ) -> None:
+        self._source, self._limit, self._is_due = events, steps or sys.maxsize, is_due
         self.total_steps = self._limit  # until `wait` has seen the end
         self._first_step = state.step
         self._taken: deque[CutBatch] = deque()  # and not trained
         self.trained: CutBatch | None = None
-        self.histories, self.held = events.histories, events.held
-        self.arrived = lambda: events.has_arrived or self._next_step >= self._limit
+        self.histories, self.held = (events.histories, events.held) if events else (None, None)
+        self.arrived = self._has_arrived
+
+    @property
+    def _events(self) -> EventStream:
+        assert self._source is not None, "another rank reads"
+        return self._source
+
+    def _has_arrived(self) -> bool:
+        return self._events.has_arrived or self._next_step >= self._limit
 
     @property
     def _next_step(self) -> int:
@@ -57,7 +68,10 @@ class StreamBatches(RunBatches):
         wake()  # a batch may have come before
 
     def wait(self, seconds: float, requests: Any) -> bool:
-        if not self._taken and not self._events.wait(seconds):
+        has_come = bool(self._taken) or self._events.wait(seconds)
+        if self._is_due():
+            requests.request_checkpoint()
+        if not has_come:
             return False
         self.total_steps = min(self._limit, self._next_step) if self._events.has_ended else self._limit
         return True
@@ -82,18 +96,21 @@ class DealtStream(StreamBatches):
     """This rank's share of the batches of a stream, which rank 0 reads; events: None on other ranks."""
 
     def __init__(
-        self, events: EventStream | None, state: RunState, steps: int | None, ranks: Ranks
+        self,
+        events: EventStream | None,
+        state: RunState,
+        steps: int | None,
+        is_due: Callable[[], bool],
+        ranks: Ranks,
     ) -> None:
-        self._source, self._limit = events, steps or sys.maxsize
+        super().__init__(events, state, steps, is_due)
         self._turns, self._shares = ranks, ranks.channel("events")
-        self.total_steps, self._first_step = self._limit, state.step
-        self._taken = deque()
-        self.trained = None
-        self.histories, self.held = (events.histories, events.held) if events else (None, None)
         self._num_cut = self._num_taken = self._num_trained = 0
         self._has_ended = False
         self._wake: Callable[[], None] = lambda: None
-        self.arrived = lambda: self._num_taken < self._num_cut or self._is_last
+
+    def _has_arrived(self) -> bool:
+        return self._num_taken < self._num_cut or self._is_last
 
     @property
     def _next_step(self) -> int:
@@ -110,20 +127,22 @@ class DealtStream(StreamBatches):
 
     def wait(self, seconds: float, requests: Any) -> bool:
         """Collective: a turn of all ranks."""
-        state, events = [0, 0, 0], self._source
+        state, events = [0, 0, 0, 0], self._source
         if events is not None:
             if self._num_trained == self._num_cut:
                 events.wait(seconds)
             has_arrived, has_ended, num_cut = events.has_arrived, events.has_ended, events.num_cut
             has_failed = has_arrived and not has_ended and num_cut == self._num_trained
-            state = [num_cut, has_ended, has_failed]
+            state = [num_cut, has_ended, has_failed, self._is_due()]
         of_ranks = self._turns.all_gather(torch.tensor([*state, int(requests.signals())])).wait()
-        self._num_cut, has_ended, has_failed, _ = of_ranks[0].tolist()
+        self._num_cut, has_ended, has_failed, is_due, _ = of_ranks[0].tolist()
         self._has_ended = bool(has_ended)
         self._wake()
         if has_failed:
             of_rank_0(self._turns, lambda: events and events.take())
-        for signals in of_ranks[:, 3].tolist():
+        if is_due:
+            requests.request_checkpoint()
+        for signals in of_ranks[:, 4].tolist():
             requests.hear(signals)
         last = self._first_step + self._num_cut if has_ended else self._limit
         self.total_steps = min(self._limit, last)
@@ -139,12 +158,12 @@ class DealtStream(StreamBatches):
 
     def _share_of_next(self) -> CutBatch:
         """Collective: this rank's share of the next batch."""
-        messages, cut, num_ranks = [b""], None, self._shares.num_ranks
+        messages, cut = [b""], None
         if self._source is not None:
             cut = self._source.take()
-            shares = [_share(cut, rank, num_ranks) for rank in range(num_ranks)]
-            cut = dataclasses.replace(cut, batch=shares[0])
-            messages += [_packed(dataclasses.replace(cut, batch=share)) for share in shares[1:]]
+            bounds = shares_of(cut.size, self._shares.num_ranks)
+            shares = [dataclasses.replace(cut, batch=samples(cut.batch, *of_rank)) for of_rank in bounds]
+            cut, messages = shares[0], [b"", *map(_packed, shares[1:])]
         message = from_first(self._shares, messages if cut else ())
         return cut or _unpacked(message)
 
@@ -153,9 +172,9 @@ class DealtStream(StreamBatches):
         return super().advance(state)
 
 
-def _share(cut: CutBatch, rank: int, num_ranks: int) -> Batch:
-    """The samples of a batch that a rank trains on, as `Loader` deals those of prepared data."""
-    return samples(cut.batch, cut.size * rank // num_ranks, cut.size * (rank + 1) // num_ranks)
+def shares_of(size: int, num_ranks: int) -> list[tuple[int, int]]:
+    """The samples of each rank in a batch, first and end, as `Loader` deals those of prepared data."""
+    return [Share(size, size, rank, num_ranks).of_batch(0) for rank in range(num_ranks)]
 
 
 def _packed(cut: CutBatch) -> bytes:
