@@ -46,6 +46,7 @@ struct Network {
       layer.w.words.resize(words_of<F>(in) * P);
       F::narrow(turned.data(), in, P, false, layer.w, layer.w.words.data());
       for (float x : turned) wrong += x * 0.0f;
+      for (float x : layer.bias) wrong += x * 0.0f;
       std::fill(layer.w.sums.begin(), layer.w.sums.end(), 0);  // its events mean what they are
       parameters += in * out + out;
       layers.push_back(std::move(layer));

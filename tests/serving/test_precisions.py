@@ -35,10 +35,15 @@ def lists_of(random, dim):
     return Lists(*(random.normal(size=(n, dim)).astype("f4") for n in sizes), LENGTHS, SAMPLES)
 
 
-def layer_of(random, dim, hidden, precision, activation="sigmoid", normalize=False, plain=False):
+def layer_of(
+    random, dim, hidden, precision, activation="sigmoid", normalize=False, plain=False, without=None
+):
+    """without: the number of a parameter whose last value is NaN."""
     options = {"sizes": list(hidden), "activation": activation, "scale": 0.25, "normalize": normalize}
     sizes = TargetAttentionLayer.sizes(options, dim)
     parameters = [(random.normal(size=n) / max(n, 1) ** 0.25).astype("f4") for n in sizes]
+    if without is not None:
+        parameters[without][-1] = np.nan
     return TargetAttentionLayer(options, dim, parameters, precision, plain), parameters
 
 
@@ -137,6 +142,7 @@ def scores(layer_parameters, hidden, dim, lists, precision, activation):
             by = np.float32(1) if is_last else factor
             if precision == "int8":
                 (w, of_w), share = codes(w * by), np.float32(1 / 255)
+                wrong = wrong + ((of_w * 0).sum() + (b * by * 0).sum())
                 events = np.nan_to_num((sigmoid(x, 255) + ROUNDER) - ROUNDER)
                 x = fma((events @ w.T).astype("f4") * share, of_w, b * by)
                 continue
@@ -173,6 +179,17 @@ def test_scores_have_the_bits_of_their_definition(dim, precision, activation, le
         expected = scores(parameters, hidden, dim, lists, precision, activation)
     np.testing.assert_array_equal(layer.weights(lists), expected)
     assert np.isfinite(expected).mean() > 0.8 and np.isnan(expected).any()
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_a_parameter_that_is_no_number_leaves_no_score(precision, number, level):
+    random, hidden, dim = np.random.default_rng(1), (5, 3), 3
+    lists, plain = lists_of(random, dim), level == "plain"
+    layer, parameters = layer_of(random, dim, hidden, precision, plain=plain, without=number)
+    expected = scores(parameters, hidden, dim, lists, precision, "sigmoid")
+    np.testing.assert_array_equal(layer.weights(lists), expected)
+    assert np.isnan(expected).all()
 
 
 @pytest.mark.parametrize("kind", ["augru", "augru_code", "agru"])
