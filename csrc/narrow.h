@@ -26,12 +26,12 @@ inline Bits load_words(const uint32_t* from) {
 }
 inline void store_words(uint32_t* to, Bits x) { std::memcpy(to, &x, sizeof x); }
 
-// a * b + c, rounded once, also where no instruction does.
+// a * b + c, rounded once, also where no instruction does: a product and sum in double would round twice.
 inline Vec fma_once(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__) || defined(__FMA__)
   return fma(a, b, c);
 #else
-  for (int64_t l = 0; l < kLanes; ++l) c[l] = static_cast<float>(static_cast<double>(a[l]) * b[l] + c[l]);
+  for (int64_t l = 0; l < kLanes; ++l) c[l] = std::fma(a[l], b[l], c[l]);
   return c;
 #endif
 }

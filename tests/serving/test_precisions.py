@@ -74,7 +74,14 @@ def rounded(x):
 
 
 def fma(a, b, c):
-    return (a.astype(float) * b + c).astype("f4")
+    """a b + c, rounded once: the sum in float64 is rounded to odd, so that the float32 is the nearest one."""
+    product = a.astype(float) * b  # exact
+    total = product + c
+    of_c = total - product
+    lost = (product - (total - of_c)) + (c - of_c)
+    is_even = np.ascontiguousarray(total).view(np.int64) % 2 == 0
+    odd = np.nextafter(total, np.copysign(np.inf, lost))
+    return np.where((np.abs(lost) > 0) & is_even, odd, total).astype("f4")
 
 
 def sigmoid(u, size):
@@ -179,6 +186,21 @@ def test_scores_have_the_bits_of_their_definition(dim, precision, activation, le
         expected = scores(parameters, hidden, dim, lists, precision, activation)
     np.testing.assert_array_equal(layer.weights(lists), expected)
     assert np.isfinite(expected).mean() > 0.8 and np.isnan(expected).any()
+
+
+def test_a_sum_just_above_a_tie_is_rounded_up(level):
+    """In float64 1 + 2^-24 (1 + 2^-30) is the tie 1 + 2^-24, and rounding that again gives 1."""
+    options = {"sizes": [1], "activation": "sigmoid", "scale": 1.0, "normalize": False}
+    code = 55  # of the sigmoid, times 127 for the code of its weight, over 255; the weight over 127
+    hidden, weight = np.log(code / (255 - code)), np.float32(2.763488e-07)
+    parameters = [np.array(x, "f4") for x in ([0, 0, 0, 0], [hidden], [weight], [1])]
+    lists = Lists(*np.zeros((2, 1, 1), "f4"), np.array([1]), np.array([1]))
+    layer = TargetAttentionLayer(options, 1, parameters, "int8", level == "plain")
+    above = np.float32(1 + 2**-23)
+    assert layer.weights(lists) == above
+    share = np.float32(code * 127) * np.float32(1 / 255)
+    assert fma(share, weight / np.float32(127), np.float32(1)) == above
+    assert np.float32(float(share) * float(weight / np.float32(127)) + 1) == 1, "or it is no such case"
 
 
 @pytest.mark.parametrize("number", range(6))
