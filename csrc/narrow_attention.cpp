@@ -1,6 +1,6 @@
 // Target attention (target_attention.cpp) forward, with products of 16 or 8 bits (narrow.h): events in lanes, a tile
 // of them through all layers. Scores have the bits of their definition at every level of instructions; the softmax and
-// the sums of keys are float32, as ever.
+// the sums of keys are float32.
 #include "codes.h"
 #include "narrow.h"
 #include "target_projection.h"
@@ -20,20 +20,25 @@ struct Layer {
   Floats bias;
 };
 
+// The table has the sigmoid of u / 2; tanh x = 2 sigmoid(2 x) - 1.
+inline float factor_of(TargetActivation activation) {
+  return activation == TargetActivation::sigmoid ? 2 : activation == TargetActivation::tanh ? 4 : 1;
+}
+
 template <class F>
 struct Network {
   using Format = F;
   std::vector<Layer> layers;  // behind the first
   std::vector<const float*> slopes;
   TargetActivation activation;
-  float scale, factor, wrong = 0;  // factor: of what a sigmoid reads; wrong: NaN if a parameter is
+  float scale, factor, wrong = 0;  // factor: of what the activation reads; wrong: NaN if a parameter is
   bool normalized;
   SigmoidTable table{F::size_of_sigmoid()};
 
   Network(const int64_t* sizes, int64_t count, const float* parameters, const float* of_slopes, int64_t kind,
           float scale, bool normalized)
       : activation(static_cast<TargetActivation>(kind)), scale(scale),
-        factor(activation == TargetActivation::sigmoid ? 2 : 1), normalized(normalized) {
+        factor(factor_of(activation)), normalized(normalized) {
     for (int64_t l = 0; l < count; ++l) {
       const int64_t in = sizes[l], out = l + 1 < count ? sizes[l + 1] : 1, P = padded(out);
       const float by = l + 1 < count ? factor : 1.0f;
@@ -83,7 +88,7 @@ void activate(const Network<F>& net, const float* slopes, int64_t out, const flo
   if constexpr (F::kPer == 2) {  // others have no bounds that 8 bits could share
     const auto join = [](const Vec* x) { return F::join(x); };
     if (net.activation == TargetActivation::relu) each([](Vec x, auto) { return x < 0.0f ? Vec{} : x; }, join);
-    if (net.activation == TargetActivation::tanh) each([](Vec x, auto) { return hotrows::tanh(x); }, join);
+    if (net.activation == TargetActivation::tanh) each([&](Vec u, auto) { return sigmoid(u) * 2.0f - 1.0f; }, join);
     if (net.activation == TargetActivation::none) each([](Vec x, auto) { return x; }, join);
     if (net.activation == TargetActivation::prelu)
       each([&](Vec x, int64_t o) { return x > 0.0f ? x : x * slopes[o]; }, join);

@@ -99,6 +99,8 @@ def sigmoid(u, size):
 def activated(x, activation, slopes):
     if activation == "sigmoid":
         return sigmoid(x, 1)
+    if activation == "tanh":
+        return sigmoid(x, 1) * 2 - 1
     if activation == "relu":
         return np.where(x < 0, np.float32(0), x)
     (slope,) = slopes if activation == "prelu" else [1]
@@ -128,7 +130,7 @@ def codes(x):
 def scores(layer_parameters, hidden, dim, lists, precision, activation):
     """[N']: the scores of all keys, times 0.25."""
     weight, bias, *others = layer_parameters
-    weight, factor = weight.reshape(hidden[0], 4, dim), np.float32(2 if activation == "sigmoid" else 1)
+    weight, factor = weight.reshape(hidden[0], 4, dim), np.float32({"sigmoid": 2, "tanh": 4}.get(activation, 1))
     of_query, of_key, of_product = weight[:, 0] + weight[:, 2], weight[:, 1] - weight[:, 2], weight[:, 3]
     slopes = others[2 * len(hidden) :]
     ends, parts = LENGTHS.cumsum(), []
@@ -164,6 +166,7 @@ KINDS = [
     ("bfloat16", "sigmoid"),
     ("bfloat16", "prelu"),
     ("bfloat16", "relu"),
+    ("bfloat16", "tanh"),
     ("bfloat16", "none"),
     ("int8", "sigmoid"),
 ]
