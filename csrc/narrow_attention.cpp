@@ -106,7 +106,7 @@ struct Attention {
   void lay(int64_t r, Scratch& t) const {
     const int64_t size = lists.size(r), W = words_of<F>(s.D);
     lay_in_lanes(keys + lists.offsets[r] * s.D, size, s.D, t.laid);
-    t.keys.resize(W * padded(size)), t.scales.assign(padded(size) + kTile, 1.0f), t.request = r;
+    t.keys.resize(W * padded(size)), t.scales.resize(padded(size)), t.request = r;
     for (int64_t n = 0; n < size; n += kTile) {
       const int64_t columns = std::min(kTile, padded(size - n));
       F::narrow(&t.laid[n * s.D], s.D, columns, true, t.events, &t.keys[n * W]);
@@ -162,7 +162,7 @@ struct Attention {
     if (t.request != r) lay(r, t);
     for (; count > 0; --count, ++b) {
       float *of = weights + lists.at(r, b), out[kTile];
-      const float wrong = first_layer(b, t);
+      const float wrong = size > 0 ? first_layer(b, t) : 0.0f;
       for (int64_t n = 0; n < size; n += kTile) {
         size - n > kLanes ? scores<2>(n, wrong, t, out) : scores<1>(n, wrong, t, out);
         std::copy_n(out, std::min(kTile, size - n), of + n);
@@ -173,15 +173,7 @@ struct Attention {
   }
 
   void forward(float* weights, float* sums) const {
-    struct Block {
-      int64_t r, b, count;
-    };
-    std::vector<Block> blocks;
-    for (int64_t r = 0; r < lists.R; ++r) {
-      lists.check(r);
-      for (int64_t b = lists.first(r), end = lists.first(r + 1); b < end; b += kAtOnce)
-        blocks.push_back({r, b, std::min(kAtOnce, end - b)});
-    }
+    const std::vector<SampleBlock> blocks = blocks_of(lists, kAtOnce);
     int64_t widest = 1;
     for (const Layer& layer : net.layers) widest = std::max(widest, layer.in);
 #pragma omp parallel
