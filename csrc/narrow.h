@@ -36,7 +36,7 @@ inline Vec fma_once(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// The largest magnitude that a column of codes of 8 bits may have without a scale of its own: below, it is zero.
+// Smaller magnitudes are zero: those of biases, and a column of codes of 8 bits that has no larger one.
 constexpr float kLeast = 7.8886090522101181e-31f;  // 2^-100
 
 // Zero where a float32 is too small for exact sums, and one kind of NaN.

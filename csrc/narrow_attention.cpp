@@ -1,6 +1,6 @@
 // Target attention (target_attention.cpp) forward, with products of 16 or 8 bits (narrow.h): events in lanes, a tile
-// of them through all layers. Scores have the bits of their definition at every level of instructions; the softmax and
-// the sums of keys are float32.
+// of them through all layers. Scores are bit-identical at every level of instructions. The softmax and the sums of keys
+// are float32, and are not.
 #include "codes.h"
 #include "narrow.h"
 #include "target_projection.h"

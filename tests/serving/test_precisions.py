@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hotrows.cli import publishing
+from hotrows.cli import main, publishing
 from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.runtime import native
 from hotrows.serving import Scorer
@@ -297,6 +297,16 @@ def test_auto_keeps_float32_where_scores_would_be_too_far(din_run, din_bundle, t
     monkeypatch.setattr(held_out, "_PREDICTION", dict.fromkeys(("float32", "bfloat16", "int8"), 1e-9))
     out, rows = export(din_run, tmp_path / "out", format="onnx", precision="auto"), raw_rows(50)
     assert Scorer(out).logits(rows).tobytes() == Scorer(din_bundle).logits(rows).tobytes()
+
+
+@pytest.mark.slow
+def test_errors_of_a_regression_are_in_standard_deviations(clicks_encoded, tmp_path, capsys):
+    options = {"model": "din", "model_options": SMALL["din"], "loss": "squared", "linear_paths": "plain"}
+    Trainer(clicks_encoded, TrainConfig(steps=2, batch_size=32, **options), tmp_path / "run").fit()
+    to = str(tmp_path / "out")
+    main(["export", str(tmp_path / "run"), "--out", to, "--format", "onnx", "--precision", "auto"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "predictions differ" in line]
+    assert len(lines) == 2 and all(" in standard deviations, their mean by " in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -24,17 +24,14 @@ publish_options = with_options(
         precision={"type": click.Choice(["float32", "bfloat16", "int8"])},
     ),
 )
-SECTION = {
-    "Publishing": (
-        *("publish", "publish_every", "publish_table_dtype", "publish_shared", "publish_precision"),
-    )
-}
+_NAMES = ("publish", "publish_every", "publish_table_dtype", "publish_shared", "publish_precision")
+SECTION = {"Publishing": _NAMES}
 
 
 def publishers(options: dict[str, Any]) -> list[Any]:
     """Takes the options of publishing out of those of the command; returns the callback that publishes,
     where there is something to publish to."""
-    to, every, dtype, shared, precision = (options.pop(name) for name in SECTION["Publishing"])
+    to, every, dtype, shared, precision = (options.pop(name) for name in _NAMES)
     if to is None:
         return []
     from hotrows.serving.export.publisher import Publisher

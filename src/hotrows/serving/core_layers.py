@@ -73,8 +73,8 @@ class Lists:
 class TargetAttentionLayer:
     """`models.nn.TargetAttention` of lists.
 
-    precision: of its products, one of `bundle.PRECISIONS`; int8 is for sigmoids, whose range is known,
-    and means bfloat16 behind all else. plain: without the instructions for it.
+    precision: of its products, one of `bundle.PRECISIONS`; int8 needs the range of a sigmoid, and means
+    bfloat16 with any other activation. plain: without the instructions for it.
     """
 
     def __init__(

@@ -63,9 +63,9 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
     """Scores the first held-out rows of the data of `run` by the bundle in `folder` with each precision.
 
     Returns by precision the part, its rows, the largest differences from float32, of predictions, of the
-    AUC and of the mean prediction as a share of it, and whether it holds: whether they are within their
-    bounds. Empty where no layer may have another precision, where the data is not there any more, or has
-    no such rows.
+    AUC (None without one) and of the mean prediction as a share of it, and whether it holds: whether they
+    are within their bounds. Empty where no layer may have another precision, where the data is not there
+    any more, or has no such rows.
     """
     (name, part), scorer = _held_out(run), Scorer(folder)
     if part is None or not any(layer.can_be_narrow for layer in scorer.bundle.core_layers):
@@ -88,7 +88,7 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
         shares = np.where(probabilities, before.mean(0), np.maximum(np.abs(before.mean(0)), units))
         error = {
             "prediction": float((np.abs(now - before) / units).max()),
-            "auc": max((abs(x - y) for x, y in aucs), default=0.0),
+            "auc": max((abs(x - y) for x, y in aucs), default=None),
             "mean": float(np.abs(means / shares).max()),
         }
         bounds = {"prediction": _PREDICTION[precision], "auc": _AUC, "mean": _MEAN}
@@ -96,7 +96,7 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
             "part": name,
             "rows": len(logits),
             **error,
-            "holds": all(error[key] <= bound for key, bound in bounds.items()),
+            "holds": all((error[key] or 0.0) <= bound for key, bound in bounds.items()),
         }
     return errors
 
