@@ -74,7 +74,7 @@ def rounded(x):
 
 
 def fma(a, b, c):
-    """a b + c, rounded once: the sum in float64 is rounded to odd, so that the float32 is the nearest one."""
+    """a b + c, rounded once: the sum in float64 is rounded to odd, so the float32 is the nearest one."""
     product = a.astype(float) * b  # exact
     total = product + c
     of_c = total - product
@@ -130,7 +130,8 @@ def codes(x):
 def scores(layer_parameters, hidden, dim, lists, precision, activation):
     """[N']: the scores of all keys, times 0.25."""
     weight, bias, *others = layer_parameters
-    weight, factor = weight.reshape(hidden[0], 4, dim), np.float32({"sigmoid": 2, "tanh": 4}.get(activation, 1))
+    weight = weight.reshape(hidden[0], 4, dim)
+    factor = np.float32({"sigmoid": 2, "tanh": 4}.get(activation, 1))
     of_query, of_key, of_product = weight[:, 0] + weight[:, 2], weight[:, 1] - weight[:, 2], weight[:, 3]
     slopes = others[2 * len(hidden) :]
     ends, parts = LENGTHS.cumsum(), []
