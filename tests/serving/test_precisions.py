@@ -332,8 +332,15 @@ def test_a_model_without_attention_in_the_core_is_refused(clicks_encoded, tmp_pa
 
 
 def test_a_command_that_goes_on_publishes_in_the_precision(tmp_path):
-    words = publishing.words([Publisher(tmp_path, precision="int8")])
-    assert words[words.index("--publish-precision") + 1] == "int8"
+    words = publishing.words([Publisher(tmp_path, precision="int8", shared=["a", "b"])])
+    expected = {
+        "": tmp_path,
+        "-every": "30s",
+        "-dtype": "float32",
+        "-shared": "a,b",
+        "-precision": "int8",
+    }
+    assert words == [word for name, x in expected.items() for word in (f"--publish{name}", str(x))]
 
 
 @pytest.mark.slow

@@ -41,17 +41,11 @@ def publishers(options: dict[str, Any]) -> list[Any]:
 
 def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
-    values = [
-        (o.to, o.every, o.form.table_dtype, ",".join(o.form.shared), o.form.precision)
-        for o in callbacks
-        if hasattr(o, "form")
-    ]
-    options = (
-        "--publish",
-        "--publish-every",
-        "--publish-dtype",
-        "--publish-shared",
-        "--publish-precision",
-    )
-    pairs = [pair for row in values for pair in zip(options, row, strict=True) if pair[1] != ""]
-    return [str(word) for pair in pairs for word in pair]
+    options: list[str] = []
+    for one in (callback for callback in callbacks if hasattr(callback, "form")):
+        form, shared = one.form, ",".join(one.form.shared)
+        values = {"": one.to, "every": one.every, "dtype": form.table_dtype, "shared": shared}
+        values["precision"] = form.precision
+        for name, value in values.items():
+            options += [f"--publish-{name}".rstrip("-"), str(value)] if value != "" else []
+    return options

@@ -133,15 +133,13 @@ def dice_reference(
 def dice_sums_reference(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    if weight is not None:
-        of_weight = grad @ dice_reference(x, mean, rstd, alpha)
-        sums = dice_sums_reference(grad.outer(weight), x, mean, rstd, alpha)
-        return torch.cat([sums, of_weight[None]])
+    by_weight = [] if weight is None else [grad @ dice_reference(x, mean, rstd, alpha)]
+    grad = grad if weight is None else grad.outer(weight)
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)
     by_alpha = grad * x * (1 - p)
-    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])  # [3, H]
+    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0), *by_weight])
 
 
 def dice_to_x_reference(

@@ -92,20 +92,15 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
             "mean": float(np.abs(means / shares).max()),
         }
         bounds = {"prediction": _PREDICTION[precision], "auc": _AUC, "mean": _MEAN}
-        errors[precision] = {
-            "part": name,
-            "rows": len(logits),
-            **error,
-            "holds": all((error[key] or 0.0) <= bound for key, bound in bounds.items()),
-        }
+        holds = all((error[key] or 0.0) <= bound for key, bound in bounds.items())
+        errors[precision] = {"part": name, "rows": len(logits), **error, "holds": holds}
     return errors
 
 
 def smallest(errors: Mapping[str, Mapping[str, Any]]) -> str:
     """The precision of fewest bits that holds, of those that `compare_precisions` returns."""
-    return next(
-        (name for name in reversed(PRECISIONS) if name in errors and errors[name]["holds"]), "float32"
-    )
+    holding = [name for name in PRECISIONS if name in errors and errors[name]["holds"]]
+    return holding[-1] if holding else "float32"
 
 
 def _held_out(run: Path) -> tuple[str, Part | None]:
