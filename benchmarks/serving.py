@@ -184,7 +184,7 @@ def ways_of(bundle: Path, requests: list) -> dict:
             of_precision = dataclasses.replace(core.bundle, precision=precision)
             model = open_core(of_precision, core.version.program.content(), 1)
             ways[f"core, {precision}"] = by(core, core=model)
-    if "din-" not in str(bundle):
+    if bundle.parent.name.startswith(("dien-", "hstu-")):
         ways["core of known users"] = by(Scorer(bundle, user_cache=1 << 30))
     return ways
 

@@ -54,6 +54,22 @@ struct SharedLists {
   }
 };
 
+// Samples b .. b + count - 1 of request r.
+struct SampleBlock {
+  int64_t r, b, count;
+};
+
+// All samples with lists of `least` elements or more, at most `most` of a request together.
+inline std::vector<SampleBlock> blocks_of(const SharedLists& lists, int64_t most, int64_t least = 0) {
+  std::vector<SampleBlock> blocks;
+  for (int64_t r = 0; r < lists.R; ++r) {
+    lists.check(r);
+    for (int64_t b = lists.first(r), end = lists.first(r + 1); lists.size(r) >= least && b < end; b += most)
+      blocks.push_back({r, b, std::min(most, end - b)});
+  }
+  return blocks;
+}
+
 // Calls run(b) for every sample, chunks in parallel.
 template <class Run>
 void each_sample(const int64_t* offsets, int64_t B, Run run) {

@@ -6,6 +6,8 @@
 // The sums over i have one order, that of the inputs.
 #pragma once
 
+#include <type_traits>
+
 #include "matrix.h"
 
 namespace hotrows {
@@ -15,6 +17,23 @@ constexpr int64_t kMostOutputs = 10;  // of 32 registers 20 hold sums
 #else
 constexpr int64_t kMostOutputs = 5;
 #endif
+
+// run(n) with n, from 1 to MOST, as a constant.
+template <int MOST, class Run>
+inline void with_constant(int64_t n, Run run) {
+  if constexpr (MOST > 1)
+    if (n < MOST) return with_constant<MOST - 1>(n, run);
+  run(std::integral_constant<int, MOST>());
+}
+
+// Cuts the outputs from `o` to `end` into blocks of about equal size: run(first output, outputs, a constant).
+template <class Run>
+inline void each_block(int64_t o, int64_t end, Run run) {
+  for (int64_t blocks = (end - o + kMostOutputs - 1) / kMostOutputs, n; blocks > 0; --blocks, o += n) {
+    n = (end - o + blocks - 1) / blocks;
+    with_constant<kMostOutputs>(n, [&](auto outputs) { run(o, outputs); });
+  }
+}
 
 template <int REGISTERS, int OUTPUTS>
 __attribute__((noinline)) void rows_block(const float* x, int64_t in, const float* w, int64_t w_stride,
@@ -41,24 +60,12 @@ __attribute__((noinline)) void rows_block(const float* x, int64_t in, const floa
     for (int r = 0; r < REGISTERS; ++r) store_full(y + o * TILE + r * kLanes, sums[o][r]);
 }
 
-// A block of `outputs`, from 1 to kMostOutputs.
-template <int REGISTERS, int OUTPUTS = kMostOutputs>
-inline void rows_block_of(int64_t outputs, const float* x, int64_t in, const float* w, int64_t w_stride,
-                          const float* bias, float* y) {
-  if constexpr (OUTPUTS > 1)
-    if (outputs < OUTPUTS) return rows_block_of<REGISTERS, OUTPUTS - 1>(outputs, x, in, w, w_stride, bias, y);
-  rows_block<REGISTERS, OUTPUTS>(x, in, w, w_stride, bias, y);
-}
-
-// In blocks of about equal size.
 template <int REGISTERS>
 inline void rows_of(const float* x, int64_t in, const float* w, int64_t w_stride, const float* bias, int64_t out,
                     float* y) {
-  for (int64_t blocks = (out + kMostOutputs - 1) / kMostOutputs, o = 0; blocks > 0; --blocks) {
-    const int64_t outputs = (out - o + blocks - 1) / blocks;
-    rows_block_of<REGISTERS>(outputs, x, in, w + o, w_stride, bias + o, y + o * REGISTERS * kLanes);
-    o += outputs;
-  }
+  each_block(0, out, [&](int64_t o, auto outputs) {
+    rows_block<REGISTERS, outputs>(x, in, w + o, w_stride, bias + o, y + o * REGISTERS * kLanes);
+  });
 }
 
 // [L, D] keys as [D, TILE] of each tile of two registers, end to end, the last one of one register where that is

@@ -70,7 +70,7 @@ struct Narrow {
     s.words.resize(words_of<Bfloat16>(c.H) * TILE);
     Columns of;
     Bfloat16::narrow(h, c.H, TILE, false, of, s.words.data());
-    hotrows::product<Bfloat16, CODE, REGISTERS>(s.words.data(), c.H, c.narrow, first, first, o, end, y);
+    hotrows::product<Bfloat16, CODE, REGISTERS>(s.words.data(), c.H, c.narrow, first, nullptr, o, end, y);
   }
   void sigmoids(float* y, int64_t n) const {
     for (int64_t i = 0; i < n; i += kLanes) store_full(y + i, sigmoid(load_full(y + i) * 2.0f));
@@ -111,13 +111,7 @@ void run(const Cells& c, const float* parts, int64_t L, const float* attention, 
 // Of all samples; TWO and ONE: steps in so many registers.
 template <class TWO, class ONE>
 void run_all(const Cells& c, const SharedLists& lists, const float* attention, float* out) {
-  struct Block {
-    int64_t r, b, count;
-  };
-  std::vector<Block> blocks;
-  for (int64_t r = 0; r < lists.R; ++r)
-    for (int64_t b = lists.first(r), end = lists.first(r + 1); b < end; b += 2 * kLanes)
-      blocks.push_back({r, b, std::min(2 * kLanes, end - b)});
+  const std::vector<SampleBlock> blocks = blocks_of(lists, 2 * kLanes);
 #pragma omp parallel
   {
     Scratch scratch;

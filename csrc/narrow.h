@@ -26,19 +26,17 @@ inline Bits load_words(const uint32_t* from) {
 }
 inline void store_words(uint32_t* to, Bits x) { std::memcpy(to, &x, sizeof x); }
 
-// a * b + c, rounded once, also where no instruction does.
+// a * b + c, rounded once, also where no instruction does: a product and sum in double would round twice.
 inline Vec fma_once(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__) || defined(__FMA__)
   return fma(a, b, c);
 #else
-  for (int64_t l = 0; l < kLanes; ++l) c[l] = static_cast<float>(static_cast<double>(a[l]) * b[l] + c[l]);
+  for (int64_t l = 0; l < kLanes; ++l) c[l] = std::fma(a[l], b[l], c[l]);
   return c;
 #endif
 }
 
-constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, whose low bits stand last
-
-// The largest magnitude that a column of codes of 8 bits may have without a scale of its own: below, it is zero.
+// Smaller magnitudes are zero: those of biases, and a column of codes of 8 bits that has no larger one.
 constexpr float kLeast = 7.8886090522101181e-31f;  // 2^-100
 
 // Zero where a float32 is too small for exact sums, and one kind of NaN.
@@ -101,6 +99,14 @@ struct Columns {
   int64_t stride;  // between rows of words
 };
 
+#if defined(__AVX512F__)
+// What instructions read: words as they are.
+struct AsWords {
+  static Bits open(Bits w) { return w; }
+  static Bits weight(uint32_t w) { return Bits{} + w; }
+};
+#endif
+
 struct Bfloat16 {
   static constexpr int64_t kPer = 2;
   using Sum = Vec;
@@ -121,7 +127,7 @@ struct Bfloat16 {
   }
   static double size_of_sigmoid() { return 1; }
   static Sum begin(const Columns&, const float* bias, int64_t o) { return spread(bias[o]); }
-  static Vec end(Sum sum, const Columns&, const float*, int64_t, Vec) { return sum; }
+  static Vec end(Sum sum, const Columns&, const float*, int64_t, const float*) { return sum; }
 
   struct Plain {
     struct Open {
@@ -132,9 +138,7 @@ struct Bfloat16 {
     static Sum add(Sum sum, Open e, Open w) { return fma(e.even, w.even, fma(e.odd, w.odd, sum)); }
   };
 #if defined(__AVX512F__)
-  struct Native {
-    static Bits open(Bits w) { return w; }
-    static Bits weight(uint32_t w) { return Bits{} + w; }
+  struct Native : AsWords {
     static Sum add(Sum sum, Bits e, Bits w) {
       asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(e), "v"(w));
       return sum;
@@ -183,8 +187,8 @@ struct Int8 {
   }
   static double size_of_sigmoid() { return 255; }
   static Sum begin(const Columns& w, const float*, int64_t o) { return Ints{} + w.sums[o]; }
-  static Vec end(Sum sum, const Columns& w, const float* bias, int64_t o, Vec scale) {
-    return fma_once(__builtin_convertvector(sum, Vec) * scale, spread(w.scales[o]), spread(bias[o]));
+  static Vec end(Sum sum, const Columns& w, const float* bias, int64_t o, const float* scales) {
+    return fma_once(__builtin_convertvector(sum, Vec) * load_full(scales), spread(w.scales[o]), spread(bias[o]));
   }
 
   struct Plain {
@@ -207,9 +211,7 @@ struct Int8 {
     }
   };
 #if defined(__AVX512F__)
-  struct Native {
-    static Bits open(Bits w) { return w; }
-    static Bits weight(uint32_t w) { return Bits{} + w; }
+  struct Native : AsWords {
     static Sum add(Sum sum, Bits e, Bits w) {
       asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(e), "v"(w));
       return sum;
@@ -223,7 +225,7 @@ inline int64_t words_of(int64_t n) {
   return (n + F::kPer - 1) / F::kPer;
 }
 
-// y: [outputs, TILE] of x: [words, TILE]; scales: of events.
+// Outputs o .. o + OUTPUTS - 1 of y: [.., TILE], of x: [words, TILE]; scales: of events, for Int8.
 template <class F, class CODE, int REGISTERS, int OUTPUTS>
 __attribute__((noinline)) void block(const uint32_t* x, int64_t words, const Columns& of, int64_t o,
                                      const float* bias, const float* scales, float* y) {
@@ -247,27 +249,16 @@ __attribute__((noinline)) void block(const uint32_t* x, int64_t words, const Col
 #pragma GCC unroll 2
     for (int r = 0; r < REGISTERS; ++r)
       store_full(y + (o + k) * REGISTERS * kLanes + r * kLanes,
-                 F::end(sums[k][r], of, bias, o + k, load_full(scales + r * kLanes)));
-}
-
-template <class F, class CODE, int REGISTERS, int OUTPUTS = kMostOutputs>
-inline void block_of(int64_t outputs, const uint32_t* x, int64_t words, const Columns& of, int64_t o, const float* bias,
-                     const float* scales, float* y) {
-  if constexpr (OUTPUTS > 1)
-    if (outputs < OUTPUTS)
-      return block_of<F, CODE, REGISTERS, OUTPUTS - 1>(outputs, x, words, of, o, bias, scales, y);
-  block<F, CODE, REGISTERS, OUTPUTS>(x, words, of, o, bias, scales, y);
+                 F::end(sums[k][r], of, bias, o + k, scales + r * kLanes));
 }
 
 // The outputs from `o` to `end`.
 template <class F, class CODE, int REGISTERS>
 inline void product(const uint32_t* x, int64_t in, const Columns& of, const float* bias, const float* scales, int64_t o,
                     int64_t end, float* y) {
-  for (int64_t blocks = (end - o + kMostOutputs - 1) / kMostOutputs; blocks > 0; --blocks) {
-    const int64_t outputs = (end - o + blocks - 1) / blocks;
-    block_of<F, CODE, REGISTERS>(outputs, x, words_of<F>(in), of, o, bias, scales, y);
-    o += outputs;
-  }
+  each_block(o, end, [&](int64_t first, auto outputs) {
+    block<F, CODE, REGISTERS, outputs>(x, words_of<F>(in), of, first, bias, scales, y);
+  });
 }
 
 // Whether this processor has the instructions, and they compute as the plain path: of a pair the odd one first.

@@ -1,6 +1,6 @@
 // Target attention (target_attention.cpp) forward, with products of 16 or 8 bits (narrow.h): events in lanes, a tile
-// of them through all layers. Scores have the bits of their definition at every level of instructions; the softmax and
-// the sums of keys are float32, as ever.
+// of them through all layers. Scores are bit-identical at every level of instructions. The softmax and the sums of keys
+// are float32, and are not.
 #include "codes.h"
 #include "narrow.h"
 #include "target_projection.h"
@@ -20,20 +20,25 @@ struct Layer {
   Floats bias;
 };
 
+// The table has the sigmoid of u / 2; tanh x = 2 sigmoid(2 x) - 1.
+inline float factor_of(TargetActivation activation) {
+  return activation == TargetActivation::sigmoid ? 2 : activation == TargetActivation::tanh ? 4 : 1;
+}
+
 template <class F>
 struct Network {
   using Format = F;
   std::vector<Layer> layers;  // behind the first
   std::vector<const float*> slopes;
   TargetActivation activation;
-  float scale, factor, wrong = 0;  // factor: of what a sigmoid reads; wrong: NaN if a parameter is
+  float scale, factor, wrong = 0;  // factor: of what the activation reads; wrong: NaN if a parameter is
   bool normalized;
   SigmoidTable table{F::size_of_sigmoid()};
 
   Network(const int64_t* sizes, int64_t count, const float* parameters, const float* of_slopes, int64_t kind,
           float scale, bool normalized)
       : activation(static_cast<TargetActivation>(kind)), scale(scale),
-        factor(activation == TargetActivation::sigmoid ? 2 : 1), normalized(normalized) {
+        factor(factor_of(activation)), normalized(normalized) {
     for (int64_t l = 0; l < count; ++l) {
       const int64_t in = sizes[l], out = l + 1 < count ? sizes[l + 1] : 1, P = padded(out);
       const float by = l + 1 < count ? factor : 1.0f;
@@ -46,6 +51,7 @@ struct Network {
       layer.w.words.resize(words_of<F>(in) * P);
       F::narrow(turned.data(), in, P, false, layer.w, layer.w.words.data());
       for (float x : turned) wrong += x * 0.0f;
+      for (float x : layer.bias) wrong += x * 0.0f;
       std::fill(layer.w.sums.begin(), layer.w.sums.end(), 0);  // its events mean what they are
       parameters += in * out + out;
       layers.push_back(std::move(layer));
@@ -82,7 +88,7 @@ void activate(const Network<F>& net, const float* slopes, int64_t out, const flo
   if constexpr (F::kPer == 2) {  // others have no bounds that 8 bits could share
     const auto join = [](const Vec* x) { return F::join(x); };
     if (net.activation == TargetActivation::relu) each([](Vec x, auto) { return x < 0.0f ? Vec{} : x; }, join);
-    if (net.activation == TargetActivation::tanh) each([](Vec x, auto) { return hotrows::tanh(x); }, join);
+    if (net.activation == TargetActivation::tanh) each([&](Vec u, auto) { return sigmoid(u) * 2.0f - 1.0f; }, join);
     if (net.activation == TargetActivation::none) each([](Vec x, auto) { return x; }, join);
     if (net.activation == TargetActivation::prelu)
       each([&](Vec x, int64_t o) { return x > 0.0f ? x : x * slopes[o]; }, join);
@@ -100,7 +106,7 @@ struct Attention {
   void lay(int64_t r, Scratch& t) const {
     const int64_t size = lists.size(r), W = words_of<F>(s.D);
     lay_in_lanes(keys + lists.offsets[r] * s.D, size, s.D, t.laid);
-    t.keys.resize(W * padded(size)), t.scales.assign(padded(size) + kTile, 1.0f), t.request = r;
+    t.keys.resize(W * padded(size)), t.scales.resize(padded(size)), t.request = r;
     for (int64_t n = 0; n < size; n += kTile) {
       const int64_t columns = std::min(kTile, padded(size - n));
       F::narrow(&t.laid[n * s.D], s.D, columns, true, t.events, &t.keys[n * W]);
@@ -156,7 +162,7 @@ struct Attention {
     if (t.request != r) lay(r, t);
     for (; count > 0; --count, ++b) {
       float *of = weights + lists.at(r, b), out[kTile];
-      const float wrong = first_layer(b, t);
+      const float wrong = size > 0 ? first_layer(b, t) : 0.0f;
       for (int64_t n = 0; n < size; n += kTile) {
         size - n > kLanes ? scores<2>(n, wrong, t, out) : scores<1>(n, wrong, t, out);
         std::copy_n(out, std::min(kTile, size - n), of + n);
@@ -167,15 +173,7 @@ struct Attention {
   }
 
   void forward(float* weights, float* sums) const {
-    struct Block {
-      int64_t r, b, count;
-    };
-    std::vector<Block> blocks;
-    for (int64_t r = 0; r < lists.R; ++r) {
-      lists.check(r);
-      for (int64_t b = lists.first(r), end = lists.first(r + 1); b < end; b += kAtOnce)
-        blocks.push_back({r, b, std::min(kAtOnce, end - b)});
-    }
+    const std::vector<SampleBlock> blocks = blocks_of(lists, kAtOnce);
     int64_t widest = 1;
     for (const Layer& layer : net.layers) widest = std::max(widest, layer.in);
 #pragma omp parallel

@@ -265,13 +265,7 @@ void forward(const Attention& a, float* weights, float* out) {
   const Chunks chunks{a.lists.ends, a.lists.R};
   if (kChecks) chunks.check_all();
   // Long lists: blocks of a few samples, so that those of a single request are for all threads.
-  struct Block {
-    int64_t r, b, count;
-  };
-  std::vector<Block> blocks;
-  for (int64_t r = 0; r < a.lists.R; ++r)
-    for (int64_t b = a.lists.first(r), end = a.lists.first(r + 1); a.lists.size(r) >= kLong && b < end; b += kAtOnce)
-      blocks.push_back({r, b, std::min(kAtOnce, end - b)});
+  const std::vector<SampleBlock> blocks = blocks_of(a.lists, kAtOnce, kLong);
 #pragma omp parallel
   {
     Tile tile(a.s, a.net);

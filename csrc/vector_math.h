@@ -25,6 +25,8 @@ inline Vec lower(Vec a, Vec b) {
 #endif
 }
 
+constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, whose low bits stand last
+
 // e^x = power * (1 + rest), with power = 2^n and 1 + rest = e^r, |r| <= ln(2) / 2.
 struct Exponential {
   Vec power, rest;
@@ -34,9 +36,8 @@ inline Vec within(float lowest, Vec x, float highest) { return lower(spread(high
 
 // e^r by the polynomial of Cephes' expf (Moshier). 2^n must be a normal number: x from -87 to 88.
 inline Exponential exponential(Vec x) {
-  const Vec rounder = spread(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  const Vec shifted = fma(x, spread(1.44269504088896341f), rounder);
-  const Vec n = shifted - rounder;
+  const Vec shifted = fma(x, spread(1.44269504088896341f), spread(kRounder));
+  const Vec n = shifted - kRounder;
   Vec r = fma(n, spread(-0.693359375f), x);
   r = fma(n, spread(2.12194440e-4f), r);
   Vec p = spread(1.9875691500e-4f);

@@ -11,7 +11,7 @@ from hotrows.ops.layers import dice as ops
 from hotrows.ops.layers.prelu import prelu_backward, prelu_backward_reference
 from tests.support import pretend
 
-SHAPES = [(1, 1), (2, 17), (64, 16), (65, 3), (3000, 40)]
+SHAPES = [(1, 1), (2, 17), (64, 16), (65, 3), (3000, 40), (1037, 36), (70, 511)]
 
 
 def plain_dice(x, alpha, eps=1e-9):
@@ -21,25 +21,32 @@ def plain_dice(x, alpha, eps=1e-9):
     return p * x + alpha * (1 - p) * x
 
 
-def backward(sums_of, to_x, grad, x, *statistics, of_batch):
-    """Gradients of x and alpha, in two passes."""
-    sums = sums_of(grad, x, *statistics)
-    return to_x(grad, x, *statistics, sums[:2], len(x) if of_batch else 0), sums[2]
+def backward(sums_of, to_x, grad, x, *statistics, of_batch, weight=None):
+    """Gradients of x and alpha, and of the weight of a layer behind it, in two passes."""
+    sums = sums_of(grad, x, *statistics, weight)
+    grad_x = to_x(grad, x, *statistics, sums[:2], len(x) if of_batch else 0, weight=weight)
+    return grad_x, *sums[2:]
 
 
+@pytest.mark.parametrize("is_before_one", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_native_dice_equals_the_reference(shape):
-    x, grad, alpha = 3 * torch.randn(shape) + 1, torch.randn(shape), torch.randn(shape[1])
+def test_native_dice_equals_the_reference(shape, is_before_one):
+    """is_before_one: a layer of one output behind it is part of it."""
+    x, alpha = 3 * torch.randn(shape) + 1, torch.randn(shape[1])
+    grad, weight = torch.randn(shape[0]), torch.randn(shape[1])
+    if not is_before_one:
+        grad, weight = torch.randn(shape), None
     mean, var = ops.moments(x)
     for got, expected in zip((mean, var), ops.moments_reference(x.double()), strict=True):
         assert_close(got, expected.float(), rtol=1e-5, atol=1e-6)
     arguments = (x, mean, (var + 1e-9).rsqrt(), alpha)
-    assert_close(ops.dice(*arguments), ops.dice_reference(*arguments), rtol=1e-5, atol=1e-5)
+    wide = [None if t is None else t.double() for t in (*arguments, weight)]
+    expected = ops.dice_reference(*wide).float()
+    assert_close(ops.dice(*arguments, weight), expected, rtol=1e-5, atol=1e-5 * shape[1] ** 0.5)
     for of_batch in (True, False):
-        got = backward(ops.dice_sums, ops.dice_to_x, grad, *arguments, of_batch=of_batch)
-        wide = [t.double() for t in (grad, *arguments)]
+        got = backward(ops.dice_sums, ops.dice_to_x, grad, *arguments, of_batch=of_batch, weight=weight)
         references = ops.dice_sums_reference, ops.dice_to_x_reference
-        expected = backward(*references, *wide, of_batch=of_batch)
+        expected = backward(*references, grad.double(), *wide[:-1], of_batch=of_batch, weight=wide[-1])
         for one, two in zip(got, expected, strict=True):
             scale = two.abs().max()
             assert_close(one / scale, (two / scale).float(), rtol=1e-4, atol=1e-5)
@@ -128,6 +135,8 @@ def test_the_number_of_threads_changes_no_bit(threads):
                 var,
                 ops.dice(*arguments),
                 *backward(ops.dice_sums, ops.dice_to_x, grad, *arguments, of_batch=True),
+                ops.dice(*arguments, alpha),
+                ops.dice_sums(grad[:, 0], *arguments, alpha),
                 *prelu_backward(grad, x, alpha)[:2],
             ]
         )

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import itertools
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,23 @@ def test_values_and_gradients_are_those_of_the_layers_in_float64(dim, hidden, ac
 
 
 @pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("hidden", [(36,), (5,), (80,), (6, 4)], ids=str)
+def test_dice_has_the_values_and_gradients_of_the_layers_in_float64(hidden, is_training):
+    torch.manual_seed(0)
+    for starts, normalize in ((EACH, False), (SHARED, True)):
+        layer = TargetAttention(16, hidden, "dice", normalize).train(is_training)
+        torch.nn.init.normal_(layer.activation.alpha)
+        layer.activation.running_mean.uniform_()
+        plain, data = copy.deepcopy(layer).double(), inputs(16, LENGTHS, starts)
+        assert (layer._last_behind_dice(data[0]) is not None) == (len(hidden) == 1)
+        assert plain._last_behind_dice(data[0].double()) is None
+        assert_near(run(layer, *data), run(plain, *data))
+        for name, average in layer.named_buffers():
+            assert_close(average.double(), plain.get_buffer(name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [5000], [1] * 300], ids=lambda x: f"{x[:2]}")
 def test_no_list_empty_lists_one_event_and_a_long_one(lengths):
     layer = TargetAttention(8, (6, 4))
@@ -122,13 +140,15 @@ def test_the_number_of_threads_changes_no_bit(threads):
 def test_hooks_and_dice_see_every_layer():
     data = inputs(4, [2, 3])
     assert not TargetAttention(4, (5, 3), "dice")._is_one_function(*data)
-    layer, seen = TargetAttention(4, (5, 3)), []
-    expected = layer(*data)
-    handle = layer.get_submodule("rest").register_forward_hook(lambda *arguments: seen.append(arguments))
-    assert_close(layer(*data), expected)
-    assert len(seen) == 1
-    handle.remove()
-    assert layer._is_one_function(*data)
+    layers = TargetAttention(4, (5, 3)), TargetAttention(4, (5,), "dice")
+    for layer, name in itertools.product(layers, ("rest", "rest.layers.0")):
+        expected, seen = layer(*data), []
+        hooked = layer.get_submodule(name)
+        handle = hooked.register_forward_hook(lambda *arguments, seen=seen: seen.append(arguments))
+        assert_close(layer(*data), expected)
+        assert len(seen) == 1
+        handle.remove()
+    assert layers[0]._is_one_function(*data)
 
 
 def test_narrow_vectors_are_computed_in_float32():

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hotrows.cli import publishing
+from hotrows.cli import main, publishing
 from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.runtime import native
 from hotrows.serving import Scorer
@@ -35,10 +35,15 @@ def lists_of(random, dim):
     return Lists(*(random.normal(size=(n, dim)).astype("f4") for n in sizes), LENGTHS, SAMPLES)
 
 
-def layer_of(random, dim, hidden, precision, activation="sigmoid", normalize=False, plain=False):
+def layer_of(
+    random, dim, hidden, precision, activation="sigmoid", normalize=False, plain=False, without=None
+):
+    """without: the number of a parameter whose last value is NaN."""
     options = {"sizes": list(hidden), "activation": activation, "scale": 0.25, "normalize": normalize}
     sizes = TargetAttentionLayer.sizes(options, dim)
     parameters = [(random.normal(size=n) / max(n, 1) ** 0.25).astype("f4") for n in sizes]
+    if without is not None:
+        parameters[without][-1] = np.nan
     return TargetAttentionLayer(options, dim, parameters, precision, plain), parameters
 
 
@@ -69,7 +74,14 @@ def rounded(x):
 
 
 def fma(a, b, c):
-    return (a.astype(float) * b + c).astype("f4")
+    """a b + c, rounded once: the sum in float64 is rounded to odd, so the float32 is the nearest one."""
+    product = a.astype(float) * b  # exact
+    total = product + c
+    of_c = total - product
+    lost = (product - (total - of_c)) + (c - of_c)
+    is_even = np.ascontiguousarray(total).view(np.int64) % 2 == 0
+    odd = np.nextafter(total, np.copysign(np.inf, lost))
+    return np.where((np.abs(lost) > 0) & is_even, odd, total).astype("f4")
 
 
 def sigmoid(u, size):
@@ -87,6 +99,8 @@ def sigmoid(u, size):
 def activated(x, activation, slopes):
     if activation == "sigmoid":
         return sigmoid(x, 1)
+    if activation == "tanh":
+        return sigmoid(x, 1) * 2 - 1
     if activation == "relu":
         return np.where(x < 0, np.float32(0), x)
     (slope,) = slopes if activation == "prelu" else [1]
@@ -116,7 +130,8 @@ def codes(x):
 def scores(layer_parameters, hidden, dim, lists, precision, activation):
     """[N']: the scores of all keys, times 0.25."""
     weight, bias, *others = layer_parameters
-    weight, factor = weight.reshape(hidden[0], 4, dim), np.float32(2 if activation == "sigmoid" else 1)
+    weight = weight.reshape(hidden[0], 4, dim)
+    factor = np.float32({"sigmoid": 2, "tanh": 4}.get(activation, 1))
     of_query, of_key, of_product = weight[:, 0] + weight[:, 2], weight[:, 1] - weight[:, 2], weight[:, 3]
     slopes = others[2 * len(hidden) :]
     ends, parts = LENGTHS.cumsum(), []
@@ -137,6 +152,7 @@ def scores(layer_parameters, hidden, dim, lists, precision, activation):
             by = np.float32(1) if is_last else factor
             if precision == "int8":
                 (w, of_w), share = codes(w * by), np.float32(1 / 255)
+                wrong = wrong + ((of_w * 0).sum() + (b * by * 0).sum())
                 events = np.nan_to_num((sigmoid(x, 255) + ROUNDER) - ROUNDER)
                 x = fma((events @ w.T).astype("f4") * share, of_w, b * by)
                 continue
@@ -151,6 +167,7 @@ KINDS = [
     ("bfloat16", "sigmoid"),
     ("bfloat16", "prelu"),
     ("bfloat16", "relu"),
+    ("bfloat16", "tanh"),
     ("bfloat16", "none"),
     ("int8", "sigmoid"),
 ]
@@ -173,6 +190,32 @@ def test_scores_have_the_bits_of_their_definition(dim, precision, activation, le
         expected = scores(parameters, hidden, dim, lists, precision, activation)
     np.testing.assert_array_equal(layer.weights(lists), expected)
     assert np.isfinite(expected).mean() > 0.8 and np.isnan(expected).any()
+
+
+def test_a_sum_just_above_a_tie_is_rounded_up(level):
+    """In float64 1 + 2^-24 (1 + 2^-30) is the tie 1 + 2^-24, and rounding that again gives 1."""
+    options = {"sizes": [1], "activation": "sigmoid", "scale": 1.0, "normalize": False}
+    code = 55  # of the sigmoid, times 127 for the code of its weight, over 255; the weight over 127
+    hidden, weight = np.log(code / (255 - code)), np.float32(2.763488e-07)
+    parameters = [np.array(x, "f4") for x in ([0, 0, 0, 0], [hidden], [weight], [1])]
+    lists = Lists(*np.zeros((2, 1, 1), "f4"), np.array([1]), np.array([1]))
+    layer = TargetAttentionLayer(options, 1, parameters, "int8", level == "plain")
+    above = np.float32(1 + 2**-23)
+    assert layer.weights(lists) == above
+    share = np.float32(code * 127) * np.float32(1 / 255)
+    assert fma(share, weight / np.float32(127), np.float32(1)) == above
+    assert np.float32(float(share) * float(weight / np.float32(127)) + 1) == 1, "or it is no such case"
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_a_parameter_that_is_no_number_leaves_no_score(precision, number, level):
+    random, hidden, dim = np.random.default_rng(1), (5, 3), 3
+    lists, plain = lists_of(random, dim), level == "plain"
+    layer, parameters = layer_of(random, dim, hidden, precision, plain=plain, without=number)
+    expected = scores(parameters, hidden, dim, lists, precision, "sigmoid")
+    np.testing.assert_array_equal(layer.weights(lists), expected)
+    assert np.isnan(expected).all()
 
 
 @pytest.mark.parametrize("kind", ["augru", "augru_code", "agru"])
@@ -257,6 +300,16 @@ def test_auto_keeps_float32_where_scores_would_be_too_far(din_run, din_bundle, t
     assert Scorer(out).logits(rows).tobytes() == Scorer(din_bundle).logits(rows).tobytes()
 
 
+@pytest.mark.slow
+def test_errors_of_a_regression_are_in_standard_deviations(clicks_encoded, tmp_path, capsys):
+    options = {"model": "din", "model_options": SMALL["din"], "loss": "squared", "linear_paths": "plain"}
+    Trainer(clicks_encoded, TrainConfig(steps=2, batch_size=32, **options), tmp_path / "run").fit()
+    to = str(tmp_path / "out")
+    main(["export", str(tmp_path / "run"), "--out", to, "--format", "onnx", "--precision", "auto"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "predictions differ" in line]
+    assert len(lines) == 2 and all(" in standard deviations, their mean by " in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -279,8 +332,15 @@ def test_a_model_without_attention_in_the_core_is_refused(clicks_encoded, tmp_pa
 
 
 def test_a_command_that_goes_on_publishes_in_the_precision(tmp_path):
-    words = publishing.words([Publisher(tmp_path, precision="int8")])
-    assert words[words.index("--publish-precision") + 1] == "int8"
+    words = publishing.words([Publisher(tmp_path, precision="int8", shared=["a", "b"])])
+    expected = {
+        "": tmp_path,
+        "-every": "30s",
+        "-dtype": "float32",
+        "-shared": "a,b",
+        "-precision": "int8",
+    }
+    assert words == [word for name, x in expected.items() for word in (f"--publish{name}", str(x))]
 
 
 @pytest.mark.slow

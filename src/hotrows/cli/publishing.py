@@ -24,17 +24,14 @@ publish_options = with_options(
         precision={"type": click.Choice(["float32", "bfloat16", "int8"])},
     ),
 )
-SECTION = {
-    "Publishing": (
-        *("publish", "publish_every", "publish_table_dtype", "publish_shared", "publish_precision"),
-    )
-}
+_NAMES = ("publish", "publish_every", "publish_table_dtype", "publish_shared", "publish_precision")
+SECTION = {"Publishing": _NAMES}
 
 
 def publishers(options: dict[str, Any]) -> list[Any]:
     """Takes the options of publishing out of those of the command; returns the callback that publishes,
     where there is something to publish to."""
-    to, every, dtype, shared, precision = (options.pop(name) for name in SECTION["Publishing"])
+    to, every, dtype, shared, precision = (options.pop(name) for name in _NAMES)
     if to is None:
         return []
     from hotrows.serving.export.publisher import Publisher
@@ -44,17 +41,11 @@ def publishers(options: dict[str, Any]) -> list[Any]:
 
 def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
-    values = [
-        (o.to, o.every, o.form.table_dtype, ",".join(o.form.shared), o.form.precision)
-        for o in callbacks
-        if hasattr(o, "form")
-    ]
-    options = (
-        "--publish",
-        "--publish-every",
-        "--publish-dtype",
-        "--publish-shared",
-        "--publish-precision",
-    )
-    pairs = [pair for row in values for pair in zip(options, row, strict=True) if pair[1] != ""]
-    return [str(word) for pair in pairs for word in pair]
+    options: list[str] = []
+    for one in (callback for callback in callbacks if hasattr(callback, "form")):
+        form, shared = one.form, ",".join(one.form.shared)
+        values = {"": one.to, "every": one.every, "dtype": form.table_dtype, "shared": shared}
+        values["precision"] = form.precision
+        for name, value in values.items():
+            options += [f"--publish-{name}".rstrip("-"), str(value)] if value != "" else []
+    return options

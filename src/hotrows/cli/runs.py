@@ -230,10 +230,13 @@ def _print_precisions(out: Path, wanted: str) -> None:
     if wanted == "float32":
         return
     fields = json.loads((out / "export.json").read_text())
+    links = (loss["prediction"] for loss in fields["losses"].values())
+    units = dict.fromkeys("probability" if link == "sigmoid" else "standard deviations" for link in links)
     for name, error in list(fields["precisions"].items())[1:]:
+        auc = "" if error["auc"] is None else f"AUC by {error['auc']:.2g}, "
         click.echo(
-            f"{name}: {error['part']} predictions differ by at most {error['prediction']:.2g}, AUC by "
-            f"{error['auc']:.2g}, their mean by {error['mean']:.2%} ({error['rows']:,} rows): "
+            f"{name}: {error['part']} predictions differ by at most {error['prediction']:.2g} in "
+            f"{' or '.join(units)}, {auc}their mean by {error['mean']:.2%} ({error['rows']:,} rows): "
             f"{'holds' if error['holds'] else 'too far'}"
         )
     if not fields["precisions"]:

@@ -73,8 +73,8 @@ class Lists:
 class TargetAttentionLayer:
     """`models.nn.TargetAttention` of lists.
 
-    precision: of its products, one of `bundle.PRECISIONS`; int8 is for sigmoids, whose range is known,
-    and means bfloat16 behind all else. plain: without the instructions for it.
+    precision: of its products, one of `bundle.PRECISIONS`; int8 needs the range of a sigmoid, and means
+    bfloat16 with any other activation. plain: without the instructions for it.
     """
 
     def __init__(
@@ -135,9 +135,7 @@ class EvolvingInterestLayer:
         self._dim, self._kind = dim, _KINDS_OF_GRUS[options["evolution"]]
         self._after, self._sums = options["reset"] == "after", options["sums"]
         self._extraction, self._evolving = parameters[:4], parameters[4:8]
-        self._query = [
-            p.reshape(-1, dim) for p in parameters[8:11]
-        ]  # weight, and where there are, bias, slope
+        self._query = [p.reshape(-1, dim) for p in parameters[8:11]]  # weight, maybe bias and slope
         attention, others = options["attention"], parameters[11:]
         self._attention = None
         if attention:
@@ -206,10 +204,8 @@ class TransducedInterestLayer:
 
     def __call__(self, lists: Lists, keys: np.ndarray | None = None) -> np.ndarray:
         """[B, D]: the state of each query behind its list. keys: as `of_lists` makes them."""
-        state = lists.queries
-        for layer, of_layer in zip(
-            self._layers, self.of_lists(lists) if keys is None else keys, strict=True
-        ):
+        state, keys = lists.queries, self.of_lists(lists) if keys is None else keys
+        for layer, of_layer in zip(self._layers, keys, strict=True):
             state = layer.behind(lists, state, of_layer)
         return state
 
@@ -327,10 +323,8 @@ def _of_lists(
 ) -> np.ndarray:
     """What a layer makes of lists alone, in the same bits with a cache and without."""
     offsets, missing = lists.places[1], np.ones(len(lists.lengths), bool)
-    keys = {
-        int(r): key_of(layer, lists.keys[offsets[r] : offsets[r + 1]])
-        for r in np.flatnonzero(lists.samples > 1)
-    }
+    shared = np.flatnonzero(lists.samples > 1).tolist()
+    keys = {r: key_of(layer, lists.keys[offsets[r] : offsets[r + 1]]) for r in shared}
     parts = cache.find(keys)
     missing[list(parts)] = False
     if missing.any():
@@ -347,7 +341,8 @@ def _layers(bundle: Bundle, values: Mapping[str, np.ndarray]) -> dict[str, Calla
     dims = {table.name: table.dim for table in bundle.tables}
     layers: dict[str, Callable[[Lists], np.ndarray]] = {}
     for layer in bundle.core_layers:
-        widths = [_width(reads, dims) for reads in (layer.targets, layer.sequences)]
+        reads = layer.targets, layer.sequences
+        widths = [sum(dims.get(table, 0) for _, table in which) for which in reads]
         if layer.kind not in KINDS or widths[0] != widths[1]:
             raise ValueError(
                 f"{bundle.path} has the layer {layer.name!r}, which this version of hotrows does not "
@@ -364,10 +359,6 @@ def _layers(bundle: Bundle, values: Mapping[str, np.ndarray]) -> dict[str, Calla
         how = (bundle.precision,) if layer.can_be_narrow else ()
         layers[layer.name] = kind(layer.options, dim, of_layer, *how)
     return layers
-
-
-def _width(reads: Sequence[tuple[str, str]], dims: Mapping[str, int]) -> int:
-    return sum(dims.get(table, 0) for _, table in reads)
 
 
 KINDS: dict[str, type[TargetAttentionLayer | EvolvingInterestLayer | TransducedInterestLayer]] = {

@@ -97,9 +97,9 @@ def _of_version(follower: Follower) -> Iterator[str]:
 
 
 def _of_cache(cache: UserCache) -> Iterator[str]:
-    text = "Users' lists of which what layers make was kept."
+    text = "Users' lists whose layer outputs were in the cache."
     yield from _single("user_cache_hits_total", "counter", text, cache.hits)
-    text = "Users' lists of which it was computed."
+    text = "Users' lists whose layer outputs were computed."
     yield from _single("user_cache_misses_total", "counter", text, cache.misses)
     yield from _single("user_cache_bytes", "gauge", "Memory of what is kept.", cache.num_bytes)
     age, idle = cache.ages()

@@ -46,14 +46,15 @@ class Dice(OverRanks, nn.Module):
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """real: [1] int64 on a GPU, how many of the rows count in training, the first ones; None: all."""
+    def forward(self, x: Tensor, real: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """real: [1] int64 on a GPU, how many of the rows count in training, the first ones; None: all.
+        weight: [H], of a layer of one output behind it: returns its product with the values, [M]."""
         if x.dim() != 2 or x.shape[1] != len(self.alpha):
             raise ValueError(f"Dice needs [M, {len(self.alpha)}] values, not {list(x.shape)}")
         wide = x.to(self.alpha.dtype)
         num_rows, mean, rstd = self._remembered(wide.detach(), real)
         ranks = self.ranks if self.training else None
-        return _Dice.apply(wide, mean, rstd, self.alpha, num_rows, ranks, real).to(x.dtype)
+        return _Dice.apply(wide, mean, rstd, self.alpha, num_rows, ranks, real, weight).to(x.dtype)
 
     def _remembered(self, x: Tensor, real: Tensor | None) -> tuple[int, Tensor, Tensor]:
         """Number of rows, mean and 1 / sqrt(var + eps); running averages move in training."""
@@ -80,18 +81,18 @@ class _Dice(torch.autograd.Function):
     """num_rows: those of all ranks whose statistics mean and rstd are; 0: they are averages."""
 
     @staticmethod
-    def forward(ctx, x, mean, rstd, alpha, num_rows, ranks, real):
+    def forward(ctx, x, mean, rstd, alpha, num_rows, ranks, real, weight):
         ctx.num_rows, ctx.ranks, ctx.real = num_rows, ranks, real if ranks is None else None
         # Running averages change in place before the way back: what was used is kept.
-        ctx.save_for_backward(x, mean if num_rows else mean.clone(), rstd, alpha)
-        return ops.dice(x, mean, rstd, alpha)
+        ctx.save_for_backward(x, mean if num_rows else mean.clone(), rstd, alpha, weight)
+        return ops.dice(x, mean, rstd, alpha, weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        x, mean, rstd, alpha = ctx.saved_tensors
+        x, mean, rstd, alpha, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        sums = ops.dice_sums(grad, x, mean, rstd, alpha)
+        sums = ops.dice_sums(grad, x, mean, rstd, alpha, weight)
         of_all = summed(sums[:2], ctx.ranks) if ctx.num_rows else sums[:2]
-        grad_x = ops.dice_to_x(grad, x, mean, rstd, alpha, of_all, ctx.num_rows, ctx.real)
-        return grad_x, None, None, sums[2], None, None, None
+        grad_x = ops.dice_to_x(grad, x, mean, rstd, alpha, of_all, ctx.num_rows, ctx.real, weight)
+        return grad_x, None, None, sums[2], None, None, None, None if weight is None else sums[3]

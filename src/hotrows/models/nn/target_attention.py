@@ -42,7 +42,8 @@ class TargetAttention(nn.Module):
 
     Nothing is padded. On the native core all of it is one function (`ops.attention.target_attention`) but
     with Dice: a batch holds one number for each key. Elsewhere layers follow one another, and the first
-    never builds its input (`ops.attention.target_projection`); a batch then holds [N, H] values.
+    never builds its input (`ops.attention.target_projection`); a batch then holds [N, H] values. Dice of
+    a single hidden layer and the last layer are one function there, too.
 
     >>> attention = TargetAttention(dim=8)
     >>> attention(torch.zeros(2, 8), torch.zeros(5, 8), torch.tensor([0, 2, 5])).shape
@@ -83,9 +84,12 @@ class TargetAttention(nn.Module):
 
     def _scores(self, first: Tensor, offsets: Lists | SharedLists) -> Tensor:
         """first: what the first layer makes of each key, [N, H]."""
-        real = num_real(offsets)
-        first = activated(first, self.activation, real)
-        scores = widened(self.get_submodule("rest")(first, real)).flatten()  # [N]
+        real, last = num_real(offsets), self._last_behind_dice(first)
+        if real is None and last is not None:
+            scores = self.activation(first, weight=last.weight[0].contiguous()) + last.bias
+        else:
+            first = activated(first, self.activation, real)
+            scores = widened(self.get_submodule("rest")(first, real)).flatten()  # [N]
         scores = scores if self.scale == 1 else scores * self.scale
         return softmax_jagged(scores, offsets) if self.normalize else scores
 
@@ -95,8 +99,19 @@ class TargetAttention(nn.Module):
             not isinstance(offsets, PaddedLists)
             and not isinstance(self.activation, Dice)
             and takes(widened(queries), widened(keys), *self.parameters())
-            and not any(module._forward_hooks or module._forward_pre_hooks for module in self.children())
+            and not self._has_hooks()
         )
+
+    def _last_behind_dice(self, first: Tensor) -> nn.Linear | None:
+        """The last layer where Dice of the first stands before it: on the native core one function."""
+        layers = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        if not isinstance(self.activation, Dice) or len(layers) > 1 or self._has_hooks():
+            return None
+        return layers[0] if takes(first, *self.parameters()) else None
+
+    def _has_hooks(self) -> bool:
+        layers = [module for child in self.children() for module in child.modules()]
+        return any(module._forward_hooks or module._forward_pre_hooks for module in layers)
 
     def _at_once(
         self, queries: Tensor, keys: Tensor, offsets: Lists | SharedLists, pooled: bool

@@ -53,44 +53,51 @@ def zero_behind(real: Tensor, values: Tensor) -> Tensor:
     return torch.where(counts[:, None], values, 0)
 
 
-def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
-    """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H]."""
-    if not takes(x, mean, rstd, alpha):
-        return dice_reference(x, mean, rstd, alpha)
+def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, weight: Tensor | None = None) -> Tensor:
+    """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H].
+
+    weight: [H], contiguous, of a layer of one output behind it, which is returned then: [M].
+    """
+    if not takes(x, mean, rstd, alpha, weight):
+        return dice_reference(x, mean, rstd, alpha, weight)
     x, alpha = x.contiguous(), alpha.contiguous()
-    out = torch.empty_like(x)
-    call("dice", x, mean, rstd, alpha, *x.shape, out)
+    out = torch.empty_like(x) if weight is None else x.new_empty(len(x))
+    call("dice", x, mean, rstd, alpha, weight, *x.shape, out)
     return out
 
 
-def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+def dice_sums(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, weight: Tensor | None = None
+) -> Tensor:
     """The first pass of the way back: sums over the rows of dz, of dz z, and alpha's gradient: [3, H].
 
-    z = (x - mean) rstd, and dz is what the loss changes by with z.
+    z = (x - mean) rstd, and dz is what the loss changes by with z. weight: as in `dice`; its gradient is
+    the fourth row then, and grad [M].
     """
-    if not takes(grad, x, mean, rstd, alpha):
-        return dice_sums_reference(grad, x, mean, rstd, alpha)
+    if not takes(grad, x, mean, rstd, alpha, weight):
+        return dice_sums_reference(grad, x, mean, rstd, alpha, weight)
     grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
-    sums = x.new_empty(3, x.shape[1])
-    call("dice_sums", grad, x, mean, rstd, alpha, *x.shape, sums)
+    sums = x.new_empty(3 if weight is None else 4, x.shape[1])
+    call("dice_sums", grad, x, mean, rstd, alpha, weight, *x.shape, sums)
     return sums
 
 
 def dice_to_x(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int,
-    real: Tensor | None = None,
+    real: Tensor | None = None, weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The second pass: the gradient of x, [M, H].
 
     sums: [2, H], of dz and of dz z over the num_rows rows whose statistics mean and rstd are: those of
     x, and maybe of other ranks. num_rows = 0: they are none of theirs, and nothing flows through them.
     real: as in `moments_remembered`; it then stands for num_rows, and rows that do not count get 0.
+    weight: as in `dice_sums`.
     """
-    if not takes(grad, x, mean, rstd, alpha, sums):
-        return dice_to_x_reference(grad, x, mean, rstd, alpha, sums, num_rows, real)
+    if not takes(grad, x, mean, rstd, alpha, sums, weight):
+        return dice_to_x_reference(grad, x, mean, rstd, alpha, sums, num_rows, real, weight)
     grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
     grad_x = torch.empty_like(x)
-    call("dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
+    call("dice_to_x", grad, x, mean, rstd, alpha, weight, sums, *x.shape, num_rows, grad_x)
     return grad_x
 
 
@@ -115,23 +122,31 @@ def _of_the_first(
     return mean, (var + eps).rsqrt()
 
 
-def dice_reference(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+def dice_reference(
+    x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, weight: Tensor | None = None
+) -> Tensor:
     p = torch.sigmoid((x - mean) * rstd)
-    return x * (p + alpha * (1 - p))
+    y = x * (p + alpha * (1 - p))
+    return y if weight is None else y @ weight
 
 
-def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+def dice_sums_reference(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    by_weight = [] if weight is None else [grad @ dice_reference(x, mean, rstd, alpha)]
+    grad = grad if weight is None else grad.outer(weight)
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)
     by_alpha = grad * x * (1 - p)
-    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])  # [3, H]
+    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0), *by_weight])
 
 
 def dice_to_x_reference(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int,
-    real: Tensor | None = None,
+    real: Tensor | None = None, weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
+    grad = grad if weight is None else grad.outer(weight)
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)

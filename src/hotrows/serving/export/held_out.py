@@ -63,9 +63,9 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
     """Scores the first held-out rows of the data of `run` by the bundle in `folder` with each precision.
 
     Returns by precision the part, its rows, the largest differences from float32, of predictions, of the
-    AUC and of the mean prediction as a share of it, and whether it holds: whether they are within their
-    bounds. Empty where no layer may have another precision, where the data is not there any more, or has
-    no such rows.
+    AUC (None without one) and of the mean prediction as a share of it, and whether it holds: whether they
+    are within their bounds. Empty where no layer may have another precision, where the data is not there
+    any more, or has no such rows.
     """
     (name, part), scorer = _held_out(run), Scorer(folder)
     if part is None or not any(layer.can_be_narrow for layer in scorer.bundle.core_layers):
@@ -88,24 +88,19 @@ def compare_precisions(folder: Path, recommender: Recommender, run: Path) -> dic
         shares = np.where(probabilities, before.mean(0), np.maximum(np.abs(before.mean(0)), units))
         error = {
             "prediction": float((np.abs(now - before) / units).max()),
-            "auc": max((abs(x - y) for x, y in aucs), default=0.0),
+            "auc": max((abs(x - y) for x, y in aucs), default=None),
             "mean": float(np.abs(means / shares).max()),
         }
         bounds = {"prediction": _PREDICTION[precision], "auc": _AUC, "mean": _MEAN}
-        errors[precision] = {
-            "part": name,
-            "rows": len(logits),
-            **error,
-            "holds": all(error[key] <= bound for key, bound in bounds.items()),
-        }
+        holds = all((error[key] or 0.0) <= bound for key, bound in bounds.items())
+        errors[precision] = {"part": name, "rows": len(logits), **error, "holds": holds}
     return errors
 
 
 def smallest(errors: Mapping[str, Mapping[str, Any]]) -> str:
     """The precision of fewest bits that holds, of those that `compare_precisions` returns."""
-    return next(
-        (name for name in reversed(PRECISIONS) if name in errors and errors[name]["holds"]), "float32"
-    )
+    holding = [name for name in PRECISIONS if name in errors and errors[name]["holds"]]
+    return holding[-1] if holding else "float32"
 
 
 def _held_out(run: Path) -> tuple[str, Part | None]:
