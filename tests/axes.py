@@ -41,7 +41,7 @@ ANSWERED = {
     "host or device": ("runtime/device.py", "runtime/native.py", "ops/"),
     "one rank or several": ("engine/distributed/job.py",),
 }
-MOST = 197
+MOST = 192
 
 
 def conditions(tree: ast.AST) -> Iterator[ast.expr]:
