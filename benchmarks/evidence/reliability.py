@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.model_checker.rules import RULES
+
 from benchmarks.evidence.records import Origin, Table, at
 from benchmarks.machines import goodput, seconds_of_10_gb
 
@@ -72,6 +74,12 @@ def families() -> list[list[str]]:
     ]
 
 
+def rules() -> list[list[str]]:
+    """The rules of the model, and how long the shortest schedule is that goes wrong without each."""
+    events = at("model_checker/events_without_rule")
+    return [[f"`{rule.name}`", rule.text, rule.fault, str(events[rule.name])] for rule in RULES]
+
+
 TABLES = [
     Table(
         "faults",
@@ -96,4 +104,5 @@ TABLES = [
         families,
         (Origin("model_checker/runs/-1", "tests.model_checker"),),
     ),
+    Table("rules", "rule | what it says | without it | events of the shortest counter-example", rules),
 ]

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +155,23 @@ def test_two_ranks_share_one_copy_and_train_as_from_a_folder(prepared, url, tmp_
 
 def reads(data, expected):
     assert labels(data, epochs=1, order="shards:1") == expected
+
+
+def test_a_shard_on_its_way_has_its_room_though_nobody_wants_it_any_more(
+    prepared, url, largest, monkeypatch
+):
+    """A reader that went on to others while two came had four in a room of three."""
+    faulty = make_faulty(url, monkeypatch)
+    part, go_on = EncodedData.open(url, 3 * largest).parts["train"], threading.Event()
+    get = faulty._system.get_file
+    faulty.get_file = lambda *a: (go_on.wait(30), get(*a))[1]
+    copies, (a, b, c, d) = part.copies, part.shards[:4]
+    copies.ahead("train", [a, b])
+    while copies._underway != {a.file, b.file}:
+        time.sleep(0.001)
+    copies.ahead("train", [c, d])
+    assert copies._names() == {c.file}
+    go_on.set()
 
 
 def test_processes_read_by_the_same_bounded_copies(prepared, url, largest):

@@ -87,7 +87,7 @@ def test_a_batch_that_came_before_anyone_listened_wakes_who_trains(encoder):
     with EventStream(Listed([event(1)], ends=False), encoder, 1) as stream:
         assert stream.wait(60)
         woken = []
-        StreamBatches(stream, RunState(), None).on_arrival(lambda: woken.append(True))
+        StreamBatches(stream, RunState(), None, lambda: False).on_arrival(lambda: woken.append(True))
         assert woken
 
 

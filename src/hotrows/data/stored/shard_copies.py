@@ -69,6 +69,7 @@ class ShardCopies:
         self._wanted: dict[str, list[Shard]] = {}  # by reader, in the order in which it reads them
         self._tried: set[str] = set()  # of these, by a thread
         self._failed: set[str] = set()
+        self._underway: set[str] = set()  # a thread fetches them, also if nobody wants them any more
         self._num_threads = 0
         self._rows: dict[tuple[str, SchemaColumns], Rows | RequestRows] = {}
         self._known: set[tuple[str, int, int]] = set()  # files whose bytes are as they were written
@@ -88,10 +89,11 @@ class ShardCopies:
             self._begin()
         with self._guard:
             self._wanted.pop(reader, None)
-            room = self._room - sum(self.sizes[name] for name in self._names())
+            taken = self._names() | self._underway
+            room = self._room - sum(self.sizes[name] for name in taken)
             chosen: list[Shard] = []
             for shard in shards:
-                room -= self.sizes[shard.file]
+                room -= 0 if shard.file in taken else self.sizes[shard.file]
                 if chosen and room < 0:
                     break
                 chosen.append(shard)
@@ -159,12 +161,15 @@ class ShardCopies:
                     self._num_threads -= 1
                     return
                 self._tried.add(shard.file)
+                self._underway.add(shard.file)
             try:
                 self.bring(shard, patience=0.0)
             except Held:
                 continue  # another process fetches it
             except (OSError, ValueError):  # who reads it fetches it again, and says why not
                 self._failed.add(shard.file)
+            finally:
+                self._underway.discard(shard.file)
 
     def _stop(self) -> None:
         self._is_stopped = True
