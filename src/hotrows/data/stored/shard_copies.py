@@ -102,7 +102,7 @@ class ShardCopies:
                 key: rows for key, rows in self._rows.items()
                 if key[0] in names or (self.folder / key[0]).exists()
             }  # fmt: skip
-            self._tried = {*self._failed}
+            self._tried = self._failed | self._underway
             missing = min(_THREADS, len(chosen)) - self._num_threads
             self._num_threads += max(missing, 0)
         for shard in chosen:
