@@ -150,7 +150,12 @@ PARTS = {
     "boosting": Part(
         "boosting",
         60,
-        ("boosting --arms ours --again", "boosting --arms lightgbm catboost --seeds 0 --again"),
+        (
+            "boosting --larger --arms ours once --seeds 1 2 --again",
+            "boosting --larger --arms lightgbm --seeds 1 --again",
+            "boosting --arms ours --again",
+            "boosting --arms lightgbm catboost --seeds 0 --again",
+        ),
         ("train", "models"),
         is_long=True,
     ),
