@@ -123,10 +123,14 @@ def clocks_of(seconds: np.ndarray, zone: str) -> np.ndarray:
 
 def value_at(array: Any, row: int) -> Any:
     """A value for messages; a number where it is a time or duration beyond those of Python."""
+    value = array[row]
     try:
-        return array[row].as_py()
+        return value.as_py()
+    except UnicodeDecodeError:
+        text = value.value if isinstance(value, pa.DictionaryScalar) else value
+        return bytes(text.as_buffer()).decode(errors="backslashreplace")
     except (ValueError, OverflowError):
-        return array[row].value
+        return value.value
 
 
 def is_list(kind: Any) -> bool:

@@ -96,7 +96,8 @@ class TypedFileInput(File):
     def groups(self) -> Groups:
         """The file, opened: checked, and with the columns that its path holds as `key=value`."""
         opened = open_typed_file(self, self.kind)
-        schema, inside = opened.schema, set(opened.schema.names)
+        with explained(f"{self.name} is damaged"):
+            schema, inside = opened.schema, set(opened.schema.names)
         for name in by_path(self, inside):
             schema = schema.append(pa.field(name, pa.string()))
 
