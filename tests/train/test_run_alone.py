@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hotrows.engine import checkpoint
-from hotrows.engine.checkpoint import files, run_lock, write, writer
+from hotrows.engine.checkpoint import files, pointer, run_lock, write, writer
 from hotrows.engine.distributed.in_process import run as on_threads
 from hotrows.train import Trainer
 from hotrows.train.config import TrainConfig
@@ -145,14 +145,14 @@ def test_a_folder_that_is_gone_ends_the_run_in_words(encoded, whole, tmp_path, c
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("before", ["its folder", "its first file"])
+@pytest.mark.parametrize("before", ["its folder", "its first file", "its check"])
 def test_a_folder_that_goes_while_a_checkpoint_is_written_is_no_full_disk(
     encoded, tmp_path, monkeypatch, background, before
 ):
-    run, write_file, part_of = tmp_path / "run", files.write_file, write.part_of
+    run, write_file, part_of, verify = tmp_path / "run", files.write_file, write.part_of, pointer.verify
 
     def go(folder, now):
-        if (folder.name, now) == ("step-10.part", before) and run.exists():
+        if (folder.name.removesuffix(".part"), now) == ("step-10", before) and run.exists():
             run.rename(tmp_path / "moved")
 
     def writing(path, parts):
@@ -163,8 +163,13 @@ def test_a_folder_that_goes_while_a_checkpoint_is_written_is_no_full_disk(
         go(part_of(path), "its folder")
         return part_of(path)
 
+    def checking(path, expected):
+        go(path.parent, "its check")
+        return verify(path, expected)
+
     monkeypatch.setattr(files, "write_file", writing)
     monkeypatch.setattr(write, "part_of", naming)
+    monkeypatch.setattr(pointer, "verify", checking)
     config = dataclasses.replace(CONFIG, background_checkpoints=background)
     with pytest.raises(ValueError, match="was deleted or moved while it was written"):
         Trainer(encoded, config, run).fit()

@@ -272,8 +272,8 @@ class Writer:
             on_first(ranks, lambda: point_to(name, manifest))
             if self._uploads is not None:
                 self._uploads.add(name)
-        except OSError:
-            self._lock.check()  # a folder that was deleted is no full disk
+        except (OSError, ValueError):
+            self._lock.check()  # a folder that was deleted is no full disk, and no damaged checkpoint
             raise
         self._last = name if self._increments else None
         cached_tables = self.embedding.cached_tables
