@@ -42,6 +42,13 @@ class Event:
         return max(1e3 * (end.time - self.time), 1e-6)
 
 
+class _HostGenerator(torch.Generator):
+    """The generator of a pretended device; a class, for modules of PyTorch name it in annotations."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls)
+
+
 @contextmanager
 def gpu_of_benchmarks():
     """A pretended GPU with what only benchmarks ask of one."""
@@ -60,8 +67,7 @@ def gpu_of_benchmarks():
                 stack.enter_context(mock.patch.object(place, name, locks[name]))
         move = "hotrows.ops.triton.copy_rows.move"
         stack.enter_context(mock.patch(move, lambda *of: ops.copy_rows(*of[:4])))
-        make = torch.Generator  # the device's is that of the host
-        stack.enter_context(mock.patch.object(torch, "Generator", lambda device="cpu": make()))
+        stack.enter_context(mock.patch.object(torch, "Generator", _HostGenerator))
         stack.enter_context(mock.patch.object(timing, "page_locked", _page_locked(device)))
         stack.enter_context(mock.patch.object(timing, "_FLUSH_BYTES", 1 << 10))
         on_host = workloads.zipf_stream  # drawn on the device, by a generator of the device
