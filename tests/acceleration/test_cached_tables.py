@@ -6,6 +6,7 @@ import io
 import pickle
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -224,11 +225,33 @@ def write_by_method(weight):
     weight.mul_(2).add_(1)
 
 
+def write_while_reading(weight):
+    weight.data.sub_(weight.data.mean())
+
+
+def write_by_two_names(weight):
+    one, other = weight.data, weight.detach()
+    one.mul_(0.5)
+    other[3] = weight.data[3] + one[4]
+    one[2] = weight.square().sum()
+
+
+def write_by_numpy(weight):
+    np.random.default_rng(0).shuffle(weight.detach().numpy())  # NumPy counts no versions
+
+
+def write_before_new_data(weight):
+    before = weight.data
+    weight.data = torch.full(weight.shape, 0.125)
+    before.fill_(7)
+
+
 @pytest.mark.parametrize(
     "write",
     [
         write_copy, write_init, write_data, write_new_data, write_detached_row, write_item,
-        write_out, write_by_method,
+        write_out, write_by_method, write_while_reading, write_by_two_names, write_by_numpy,
+        write_before_new_data,
     ],
 )  # fmt: skip
 def test_what_users_write_to_weights_is_kept(write):

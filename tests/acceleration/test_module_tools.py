@@ -101,6 +101,8 @@ def test_a_trace_is_that_of_the_plain_model():
     model, optimizer = make(True)
     train(model, optimizer, 2)
     traced = torch.jit.trace(model, torch.zeros(4, 2, dtype=torch.int64))
+    plain = torch.jit.trace(copy.deepcopy(model), torch.zeros(4, 2, dtype=torch.int64))
+    assert len(list(traced.graph.nodes())) == len(list(plain.graph.nodes()))  # no step is traced
     ids = torch.stack([torch.arange(300), torch.arange(300) % 50], 1)
     torch.testing.assert_close(traced(ids), copy.deepcopy(model)(ids))
 
@@ -121,3 +123,22 @@ def test_what_cannot_read_a_model_names_restore(way):
     args = (torch.zeros(4, 2, dtype=torch.int64),) if way == "trace" else ()
     with pytest.raises(RuntimeError, match=r"hotrows\.restore\(model\) first"):
         getattr(torch.jit, way)(model, *args)
+
+
+def test_parametrized_weights_are_not_computed():
+    """A read of a weight is a step of spectral_norm: training ended elsewhere than in plain PyTorch."""
+    model = Model()
+    for module in (model.a, model.top):
+        nn.utils.parametrizations.spectral_norm(module)
+    before = copy.deepcopy(model.state_dict())
+    hotrows.accelerate(model, torch.optim.Adam(model.parameters()), always=True)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fast_memory": "20KiB"}], ids=["memory", "cache"])
+def test_a_table_does_not_become_another_parameter(settings):
+    model, _ = make(True, **settings)
+    with pytest.raises(RuntimeError, match=r"table a\.weight cannot become another parameter"):
+        nn.Embedding.from_pretrained(model.a.weight)
+    copied = nn.Embedding.from_pretrained(model.a.weight.detach().clone())
+    assert torch.equal(copied.weight, copy.deepcopy(model).a.weight)

@@ -63,7 +63,7 @@ class EmbeddingWeight:
     """
 
     names: tuple[str, ...]
-    weight: nn.Parameter
+    weight: nn.Parameter | None
     optimizer: Optimizer | None
     rule: Rule | str
     why_in_memory: str = ""
@@ -159,7 +159,8 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
     modules: dict[int, list[nn.Embedding | nn.EmbeddingBag]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            key = id(module.weight)
+            weight = module._parameters.get("weight")
+            key = id(module if weight is None else weight)  # of a parametrized one, which is computed
             names.setdefault(key, []).append(f"{path}.weight" if path else "weight")
             modules.setdefault(key, []).append(module)
     settings = {
@@ -170,7 +171,7 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
     }
     embeddings = []
     for key, users in modules.items():
-        weight: nn.Parameter = users[0].weight  # type: ignore[assignment]
+        weight = users[0]._parameters.get("weight")
         optimizer, group = settings.get(key, (None, {}))
         rule: Rule | str = _why_plain(weight, optimizer, is_only=len(modules) == 1)
         if not rule and optimizer is not None:
@@ -189,8 +190,10 @@ def _forecast(embeddings: Sequence[EmbeddingWeight]) -> Forecast | None:
     )
 
 
-def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool) -> str:
+def _why_plain(weight: nn.Parameter | None, optimizer: Optimizer | None, is_only: bool) -> str:
     """The reason why a weight stays plain PyTorch under any optimizer; "" where there is none."""
+    if weight is None:
+        return "its weight is computed at every read: parametrized, or pruned"
     if type(weight) not in CLASSES:
         return f"its weight is a {type(weight).__name__}, not a plain parameter"
     if not weight.requires_grad:

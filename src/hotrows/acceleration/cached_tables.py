@@ -6,6 +6,7 @@ The parameter of a cached table has the shape of the table, and no memory.
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -103,8 +104,7 @@ class CachedTable(RowTable):
         group: CachedTableGroup,
     ) -> None:  # fmt: skip
         self._is_stored = self._has_states = False
-        # Copies that users see through views, and each view with its version when it was handed out.
-        self._watched: list[tuple[Tensor, list[tuple[Tensor, int]]]] = []
+        self._shown: tuple[Tensor, int] | None = None  # the copy that users see, its checksum
         self._shape, self._place = weight.shape, weight.device
         super().__init__(names, weight, rule, optimizer)
         self.group = group
@@ -120,6 +120,7 @@ class CachedTable(RowTable):
         super().adopt_weight()
         if self._is_stored:
             self._check_values(self.values)
+            self._shown = None
             self.write_weights(self.values)
             self.release_states()
 
@@ -225,20 +226,32 @@ class CachedTable(RowTable):
 
     @exclusive
     def write_weights(self, values: Tensor) -> None:
-        self._watched.clear()
+        shown, self._shown = self._shown, None
         self.catch_up()
-        self.moments.settle()
+        self.before_write()
         self._write_all(values, None, None)
+        if shown is not None:
+            self.show(shown[0].copy_(values))
 
-    def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
-        self._watched.append((copy, [(view, view._version) for view in views]))
+    @exclusive
+    def shown(self) -> Tensor:
+        return self.caught_up() if self._shown is None else self._shown[0].detach()
+
+    @exclusive
+    def show(self, copy: Tensor) -> None:
+        if self._shown is None:
+            copy = copy.detach()
+            self._shown = copy, _checksum(copy)
 
     @exclusive
     def collect_writes(self) -> None:
-        watched, self._watched = self._watched, []
-        for copy, views in watched:
-            if any(view._version != version for view, version in views):
-                self.write_weights(copy)
+        self.store_writes()
+        self._shown = None
+
+    @exclusive
+    def store_writes(self) -> None:
+        if self._shown is not None and _checksum(self._shown[0]) != self._shown[1]:
+            self.write_weights(self._shown[0])
 
     def present_squares(self) -> float:
         total = 0.0
@@ -251,7 +264,7 @@ class CachedTable(RowTable):
 
     def _read_all(self, select: Callable[[RecordViews], Tensor], out: Tensor | None = None) -> Tensor:
         """[R, D]: one part of all records, up to date. out: where it goes, if not to a new tensor."""
-        self.collect_writes()
+        self.store_writes()
         out = self.values.new_empty(self._shape) if out is None else out
         with self.group.paused():
             for begin, end in self._chunks():
@@ -298,6 +311,11 @@ class CachedTable(RowTable):
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for begin, end in chunks(len(self.values), CHUNK_ROWS):
             yield self.first_row + begin, self.first_row + end
+
+
+def _checksum(weights: Tensor) -> int:
+    """A number that changes with the weights: writes through an array of NumPy count no version."""
+    return zlib.adler32(weights.cpu().contiguous().numpy())
 
 
 # ---- the stores

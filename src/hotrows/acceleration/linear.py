@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ _PLAIN_TYPES = (Tensor, nn.Parameter)
 def gains(model: nn.Module) -> bool:
     """True if the rule names another path than PyTorch's own for a layer of the model."""
     linears = (module for module in model.modules() if isinstance(module, nn.Linear))
-    return any(_paths(layer.weight.shape) != Paths() for layer in linears)
+    # Reading a parametrized weight computes it: spectral_norm would make a step of its power iteration.
+    return any(_paths((layer.out_features, layer.in_features)) != Paths() for layer in linears)
 
 
 def swap_products(graph: Graph) -> int:
@@ -74,6 +76,6 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def _paths(shape: torch.Size) -> Paths:
+def _paths(shape: Sequence[int]) -> Paths:
     num_outputs, num_inputs = map(int, shape)
     return paths_of(num_inputs, num_outputs, torch.float32)

@@ -55,6 +55,7 @@ class Moments:
     @exclusive
     def open(self) -> Moment:
         """Opens the present moment."""
+        self._table.store_writes()
         moment = self.present() or Moment(self._table, self._table.history.now)
         self._open.add(moment)
         return moment

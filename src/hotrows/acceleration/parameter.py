@@ -11,6 +11,7 @@ Every operation of PyTorch on it goes through `__torch_function__`:
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -143,9 +144,14 @@ def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
                 f"torch.jit.trace cannot read it; hotrows.restore(model) first"
             )
         return _read_copies(func, args, kwargs, parameters)
-    for parameter in parameters:
-        parameter.table.catch_up()
-        parameter.table.before_write()
+    trace = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # or the trace would replay the steps that rows have missed
+    try:
+        for parameter in parameters:
+            parameter.table.catch_up()
+            parameter.table.before_write()
+    finally:
+        torch._C._set_tracing_state(trace)
     with NO_TORCH_FUNCTION():
         return func(*args, **kwargs)
 
@@ -153,8 +159,8 @@ def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableParameter]) -> Any:
     """Runs plain PyTorch on copies of the tables that are behind a cache.
 
-    A copy that it writes is stored. A copy that is part of the result is checked before the next
-    lookup, since users may write it, too.
+    A copy that it writes is stored. Until the next lookup or step, users who read the weight again see
+    a copy that was part of a result, and what they write to it is stored.
     """
     first = parameters[0]
     frozen = not torch.is_grad_enabled() or not first.requires_grad
@@ -167,7 +173,7 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
             if parameter.table.group is None:
                 parameter.table.catch_up()
             elif id(parameter) not in copies:
-                copy = parameter.table.caught_up()
+                copy = parameter.table.shown()
                 if torch.is_grad_enabled() and parameter.requires_grad:
                     copy = (
                         copy.requires_grad_()
@@ -181,17 +187,14 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
             return copies[id(value)][1] if id(value) in copies else value
 
         result = func(*mapped(copied, args), **mapped(copied, kwargs))
-        results = list(tensors_in(result))
+        results = [x for x in tensors_in(result) if type(x) in (Tensor, nn.Parameter)]
+        memories = {x.untyped_storage().data_ptr() for x in results}
         is_fused = getattr(func, "__name__", "").startswith("_fused_")  # which counts no version
-        # Store copies that were written, and watch those that users can still write.
         for (parameter, copy), version in zip(copies.values(), versions, strict=True):
-            memory = copy.untyped_storage().data_ptr()
-            results = [x for x in results if type(x) in (Tensor, nn.Parameter)]
-            views = [x for x in results if x.untyped_storage().data_ptr() == memory]
             if copy._version != version or is_fused:
                 parameter.table.write_weights(copy)
-            if views:
-                parameter.table.watch_copy(copy, [*views, copy])
+            if copy.untyped_storage().data_ptr() in memories:
+                parameter.table.show(copy)
     for parameter, copy in copies.values():
         if result is copy:
             return parameter
@@ -273,6 +276,20 @@ def _share_memory(parameter: TableParameter) -> Any:
         f"table {parameter.table.names[0]} cannot be shared with other processes, which would "
         f"not see the steps that its rows have yet to make; hotrows.restore(model) first"
     )
+
+
+@handles(Tensor.detach)
+def _detach(parameter: TableParameter) -> Any:
+    """Names the table in a call of nn.Parameter, whose own refusal speaks of `__torch_dispatch__`."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code is nn.Parameter.__new__.__code__:
+            raise RuntimeError(
+                f"table {parameter.table.names[0]} cannot become another parameter, which would not see "
+                f"the steps that its rows have yet to make: give nn.Parameter a copy, "
+                f"weight.detach().clone(), or call hotrows.restore(model) first"
+            )
+    return NotImplemented
 
 
 def _edges(inputs: Any) -> list[Any]:

@@ -11,7 +11,7 @@ the methods under "memory of the rows".
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -96,6 +96,7 @@ class RowTable:
 
         rule: of the present settings, or why there is none. Returns whether anything was taken over.
         """
+        self.store_writes()
         entry = self.optimizer.state.get(self.weight)
         is_own = entry is self.entry
         has_rule = isinstance(rule, str) or (rule.kind, rule.states) == (self.rule.kind, self.rule.states)
@@ -244,11 +245,18 @@ class RowTable:
         self.moments.settle()
         self.values.copy_(values)
 
-    def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
-        """Watches a copy of a cached weight, [R, D], which users see through `views` and may write."""
+    def shown(self) -> Tensor:
+        """[R, D]: the copy of a cached weight that users see."""
+        return self.caught_up()
+
+    def show(self, copy: Tensor) -> None:
+        """Remembers the copy of a cached weight that users see, and may write."""
+
+    def store_writes(self) -> None:
+        """Stores what users have written to the copy that they see."""
 
     def collect_writes(self) -> None:
-        """Stores what users have written to watched copies."""
+        """Stores what users have written to the copy that they see, and forgets the copy."""
 
     def make_plain(self) -> None:
         """Puts the weight and its states into plain tensors and dictionaries; rows are up to date."""
