@@ -55,7 +55,10 @@ class _Checked:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            _check(self.kind, field, getattr(self, field.name))
+            value = getattr(self, field.name)
+            if getattr(value, "shape", None) == ():  # a number of NumPy, such as that of a grid
+                object.__setattr__(self, field.name, value := value.item())
+            _check(self.kind, field, value)
 
 
 def _check(kind: str, field: dataclasses.Field, value: Any) -> None:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from hotrows import cli
+from hotrows import cli, optim
 from hotrows.train.config import SETTINGS, TrainConfig
 
 
@@ -52,6 +52,7 @@ def test_sizes_and_numbers_of_numpy_are_kept_as_numbers():
     )
     assert config == TrainConfig(batch_size=64, dense_lr=0.5, shuffle=False, fast_memory=2 << 30)
     assert TrainConfig.from_json(config.to_json()) == config
+    assert type(optim.Adagrad(lr=np.float32(0.5)).lr) is float
     with pytest.raises(ValueError, match="a size must be a number of bytes .*, not '2 Gigs'"):
         TrainConfig(fast_memory="2 Gigs")
 

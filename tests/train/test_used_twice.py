@@ -240,16 +240,25 @@ def test_a_fit_that_has_ended_may_be_called_again_and_one_under_way_may_not(enco
 
 
 @pytest.mark.parametrize(
-    "callback, message",
+    "callbacks, message",
     [
-        (At, "must be objects of hotrows.Callback, not <class"),
-        (lambda trainer: None, "must be objects of hotrows.Callback, not <function"),
-        (Callback(), "Callback has none of the methods that training calls"),
+        ([At], "must be objects of hotrows.Callback, not <class"),
+        ([lambda trainer: None], "must be objects of hotrows.Callback, not <function"),
+        ([Callback()], "Callback has none of the methods that training calls"),
+        (Callback(), "callbacks must be a list of hotrows.Callback objects, not <"),
     ],
 )
-def test_a_callback_that_nothing_calls_is_refused(encoded, tmp_path, callback, message):
+def test_a_callback_that_nothing_calls_is_refused(encoded, tmp_path, callbacks, message):
     with pytest.raises(ValueError, match=message):
-        Trainer(encoded, SHORT, tmp_path / "run").fit(callbacks=[callback])
+        Trainer(encoded, SHORT, tmp_path / "run").fit(callbacks=callbacks)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_fit_without_gradients_is_refused(encoded, tmp_path, context):
+    """It ended in "element 0 of tensors does not require grad"."""
+    trainer = Trainer(encoded, SHORT, tmp_path / "run")
+    with context(), pytest.raises(ValueError, match=r"call fit outside of torch\.no_grad"):
+        trainer.fit()
 
 
 # ---- random numbers

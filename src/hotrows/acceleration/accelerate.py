@@ -48,6 +48,7 @@ Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
 _NOT_UPDATED = "none of the optimizers given updates it"
+_COMPUTED = "its weight is computed at every read: parametrized, or pruned"
 _ASIDE = "the forecast expects PyTorch to be faster"
 _NOT_COMPILED = "an accelerated model is captured by hotrows; hotrows.restore(model) first"
 _HANDLERS = (gradient_ops, l2_terms, lookup_handlers)  # what they handle is registered by their import
@@ -63,7 +64,7 @@ class EmbeddingWeight:
     """
 
     names: tuple[str, ...]
-    weight: nn.Parameter | None
+    weight: nn.Parameter
     optimizer: Optimizer | None
     rule: Rule | str
     why_in_memory: str = ""
@@ -171,9 +172,11 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
     }
     embeddings = []
     for key, users in modules.items():
-        weight = users[0]._parameters.get("weight")
+        parameter = users[0]._parameters.get("weight")
+        weight = nn.Parameter(torch.empty(0)) if parameter is None else parameter
         optimizer, group = settings.get(key, (None, {}))
         rule: Rule | str = _why_plain(weight, optimizer, is_only=len(modules) == 1)
+        rule = _COMPUTED if parameter is None else rule
         if not rule and optimizer is not None:
             rule = rule_of(optimizer, group, weight, any(user.sparse for user in users))
         why = why_not_cached(users, weight, rule) if isinstance(rule, Rule) else ""
@@ -190,10 +193,8 @@ def _forecast(embeddings: Sequence[EmbeddingWeight]) -> Forecast | None:
     )
 
 
-def _why_plain(weight: nn.Parameter | None, optimizer: Optimizer | None, is_only: bool) -> str:
+def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool) -> str:
     """The reason why a weight stays plain PyTorch under any optimizer; "" where there is none."""
-    if weight is None:
-        return "its weight is computed at every read: parametrized, or pruned"
     if type(weight) not in CLASSES:
         return f"its weight is a {type(weight).__name__}, not a plain parameter"
     if not weight.requires_grad:

@@ -315,7 +315,7 @@ class CachedTable(RowTable):
 
 def _checksum(weights: Tensor) -> int:
     """A number that changes with the weights: writes through an array of NumPy count no version."""
-    return zlib.adler32(weights.cpu().contiguous().numpy())
+    return zlib.crc32(weights.cpu().contiguous().numpy().data)
 
 
 # ---- the stores

@@ -76,7 +76,7 @@ def explain(model: nn.Module, *example: Any, **kwargs: Any) -> Explanation:
 
 
 def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and "weight" in module._parameters
 
 
 def _weight_of(table: str) -> str:

@@ -145,13 +145,13 @@ def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
             )
         return _read_copies(func, args, kwargs, parameters)
     trace = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # or the trace would replay the steps that rows have missed
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # no missed step is traced
     try:
         for parameter in parameters:
             parameter.table.catch_up()
             parameter.table.before_write()
     finally:
-        torch._C._set_tracing_state(trace)
+        torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
     with NO_TORCH_FUNCTION():
         return func(*args, **kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,6 +113,8 @@ class Callback:
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises ValueError for what training would never call."""
     known = [name for name in vars(Callback) if name.startswith("on_")]
+    if not isinstance(callbacks, Iterable):
+        raise ValueError(f"callbacks must be a list of hotrows.Callback objects, not {callbacks!r}")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ValueError(f"callbacks must be objects of hotrows.Callback, not {callback!r}")

@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hotrows.data import EncodedData
 from hotrows.data.streams import EventSource, StreamConfig
 from hotrows.engine.checkpoint.fetch import opened as run_copy
@@ -420,7 +422,9 @@ def _end(trainer: Trainer, callback: Callback, _: Any, error: BaseException | No
 
 
 def _check_samples(trainer: Trainer) -> None:
-    """Raises ValueError for samples that cannot be trained on, or not by this loss."""
+    """Raises ValueError for samples that cannot be trained on, not here, or not by this loss."""
+    if not torch.is_grad_enabled():
+        raise ValueError("PyTorch records no gradients here: call fit outside of torch.no_grad()")
     if not trainer.reports.epoch_steps:
         raise ValueError(f"{trainer.data.path} has no samples: train on a stream (--stream, fit_stream)")
     is_of_streams = any(loss.is_of_streams for loss in trainer.steps.recommender.losses)
