@@ -149,7 +149,7 @@ class CachedTableGroup:
                 "state that you saved"
             ) from self.error
         for table in self.tables:
-            table.collect_writes()
+            table.store_writes(forget=True)
 
     def _insert(self, rows: Tensor) -> Tensor | None:
         """Brings rows into slots [U]; None where there are more than slots."""

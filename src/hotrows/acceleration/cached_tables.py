@@ -214,7 +214,10 @@ class CachedTable(RowTable):
 
     @exclusive
     def caught_up(self) -> Tensor:
-        """[R, D]: a copy of the present weight."""
+        """[R, D]: a copy of the present weight, the one that users see if there is one."""
+        self.store_writes()
+        if self._shown is not None:
+            return self._shown[0].detach()
         return self._read_all(lambda records: records.weights)
 
     @exclusive
@@ -234,24 +237,16 @@ class CachedTable(RowTable):
             self.show(shown[0].copy_(values))
 
     @exclusive
-    def shown(self) -> Tensor:
-        return self.caught_up() if self._shown is None else self._shown[0].detach()
-
-    @exclusive
     def show(self, copy: Tensor) -> None:
         if self._shown is None:
             copy = copy.detach()
             self._shown = copy, _checksum(copy)
 
     @exclusive
-    def collect_writes(self) -> None:
-        self.store_writes()
-        self._shown = None
-
-    @exclusive
-    def store_writes(self) -> None:
+    def store_writes(self, forget: bool = False) -> None:
         if self._shown is not None and _checksum(self._shown[0]) != self._shown[1]:
             self.write_weights(self._shown[0])
+        self._shown = None if forget else self._shown
 
     def present_squares(self) -> float:
         total = 0.0

@@ -173,7 +173,7 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, parameters: list[TableP
             if parameter.table.group is None:
                 parameter.table.catch_up()
             elif id(parameter) not in copies:
-                copy = parameter.table.shown()
+                copy = parameter.table.caught_up()
                 if torch.is_grad_enabled() and parameter.requires_grad:
                     copy = (
                         copy.requires_grad_()

@@ -119,8 +119,7 @@ class RowTable:
     @exclusive
     def adopt_states(self) -> None:
         """Takes over the optimizer's present states: every row has made all steps."""
-        state = self.optimizer.state.get(self.weight)
-        values = {} if state is None else dict(state)
+        values = {} if (state := self.optimizer.state.get(self.weight)) is None else dict(state)
         self.states, self._shared, now = divided(values, self.rule)
         self.join(StepHistory(now))
         self._by_optimizer = []
@@ -245,18 +244,11 @@ class RowTable:
         self.moments.settle()
         self.values.copy_(values)
 
-    def shown(self) -> Tensor:
-        """[R, D]: the copy of a cached weight that users see."""
-        return self.caught_up()
-
     def show(self, copy: Tensor) -> None:
         """Remembers the copy of a cached weight that users see, and may write."""
 
-    def store_writes(self) -> None:
-        """Stores what users have written to the copy that they see."""
-
-    def collect_writes(self) -> None:
-        """Stores what users have written to the copy that they see, and forgets the copy."""
+    def store_writes(self, forget: bool = False) -> None:
+        """Stores what users have written to the copy that they see. forget: they see it no longer."""
 
     def make_plain(self) -> None:
         """Puts the weight and its states into plain tensors and dictionaries; rows are up to date."""
