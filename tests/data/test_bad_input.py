@@ -96,11 +96,13 @@ def test_a_header_counts_as_a_line(tmp_path):
     assert "raw line 3, column 'price'" in refused(tmp_path, HEADED)
 
 
-def test_a_header_without_a_column(tmp_path):
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_a_header_without_a_column(tmp_path, delimiter):
+    """Without the delimiter in the schema, all columns were missing, and it asked for the delimiter."""
     write(tmp_path / "raw", [("label", "price", "item"), ("0", "1", "x")], ",")
-    message = refused(tmp_path, HEADED)
+    message = refused(tmp_path, dataclasses.replace(HEADED, delimiter=delimiter))
     assert "raw line 1: the header lacks the columns ['user']" in message
-    assert "'label', 'price', 'item'" in message
+    assert "'label', 'price', 'item'; correct the schema" in message
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
@@ -116,7 +118,7 @@ def test_a_delimiter_that_the_schema_does_not_say_is_found_from_the_header(tmp_p
 
 
 def test_a_delimiter_that_gives_other_columns_is_named(tmp_path):
-    write(tmp_path / "raw", [("label", "price", "visitor", "item"), GOOD], ",")
+    write(tmp_path / "raw", [("clicked", "cost", "visitor", "thing"), GOOD], ",")
     said = r"Is the delimiter '\t'? Write delimiter=',' in the schema"
     assert refused(tmp_path, dataclasses.replace(SCHEMA, columns=None)).endswith(said)
 
@@ -148,6 +150,15 @@ def test_a_header_without_a_label(tmp_path):
     message = refused(tmp_path, HEADED)
     assert "the header lacks the columns ['label']" in message
     assert message.endswith("; training needs the label, and `hotrows predict` does not")
+
+
+def test_quotes_between_tabs_are_named(tmp_path):
+    """R writes them. The header was said to be missing, and a draft had a column '"user"'."""
+    names = [f'"{name}"' for name in SCHEMA.columns]
+    write(tmp_path / "raw", [names, *[(str(n % 2), str(n), '"u"', f'"{n % 3}"') for n in range(9)]])
+    said = "double quotes between tabs are part of names and values"
+    assert said in refused(tmp_path, dataclasses.replace(SCHEMA, columns=None))
+    assert said in str(draft_schema(tmp_path / "raw").notes)
 
 
 def test_a_header_that_has_some_columns_raises_no_doubt_about_the_delimiter(tmp_path):

@@ -326,6 +326,41 @@ def test_another_label_that_some_rows_lack_is_no_feature_either():
     assert draft_schema(frame).schema.features == FEATURES
 
 
+MOMENTS = [datetime.time(13, 5), datetime.time(9)] * 30
+KINDS_OF_ARROW = {
+    "uuid": pa.array([b"x" * 16, b"y" * 16] * 30, pa.uuid()),
+    "time of day": pa.array(MOMENTS, pa.time64("us")),
+    "times in lists": pa.array([[x] for x in MOMENTS], pa.list_(pa.time64("us"))),
+    "duration": pa.array([1, 2] * 30, pa.duration("s")),
+    "prices in lists": pa.array([[decimal.Decimal("1.50")]] * 60),
+    "categories of intervals": pd.cut(pd.Series(range(60)), 4),
+    "categories of polars": pl.Series(["a", "b"] * 30, dtype=pl.Categorical),
+    "enum of polars": pl.Series(["a", "b"] * 30, dtype=pl.Enum(["b", "a"])),
+    "bytes": pa.array([b"a", b"\xff"] * 30, pa.binary_view()),
+    "run ends": pa.RunEndEncodedArray.from_arrays([20, 60], ["a", "b"]),
+    "views of lists": pa.array([[1, 2], [3]] * 30, pa.list_view(pa.int64())),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ARROW)
+def test_a_draft_reads_what_prepare_reads_and_leaves_out_the_rest(tmp_path, kind):
+    """Drafts had ids of intervals and UUIDs, which `prepare` refused; categories of Polars ended in an
+    error of Arrow."""
+    rows = {"x": KINDS_OF_ARROW[kind], "u": [1, 2, 3] * 20, "click": [0, 1] * 30}
+    frame = pl.DataFrame(rows) if isinstance(rows["x"], pl.Series) else rows
+    draft = draft_schema(frame, label="click")
+    assert_prepares(tmp_path, frame, draft.schema)
+    is_read = kind in ("categories of polars", "enum of polars", "bytes")
+    assert is_read == any(feature.name == "x" for feature in draft.schema.features)
+
+
+def test_of_several_files_a_draft_names_the_one_it_looked_at(tmp_path):
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for file in files:
+        file.write_text("click,u\n" + "0,1\n1,2\n0,3\n" * 5)
+    assert f"of 2 files only {files[0]} is looked at" in draft_schema(tmp_path).notes
+
+
 @pytest.mark.parametrize(
     ("columns", "label", "message"),
     [

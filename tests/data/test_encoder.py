@@ -45,6 +45,13 @@ def test_the_label_may_be_absent_and_values_unknown(tmp_path, folder):
     assert batch.ids.view(2, -1).tolist() == [[3, 2], [2, 4]]
 
 
+def test_a_label_that_is_empty_is_to_be_left_out_with_its_column(tmp_path, folder):
+    """It said to leave out the rows, which are to be predicted."""
+    raw = write(tmp_path / "test", [("", "3", "ann", "new")])
+    with pytest.raises(ValueError, match="leave out the column 'label' to predict rows without labels"):
+        next(Encoder.open(folder).encode(raw))
+
+
 def test_columns_are_found_by_name(tmp_path):
     raw = write(tmp_path / "raw", [("label", "price", "user"), (0, 1, "a"), (1, 3, "b")], ",")
     prepare([raw], HEADED, tmp_path / "enc", split="fraction:1,0,0")

@@ -259,6 +259,7 @@ def test_a_data_set_of_hugging_face(tmp_path, expected):
         ({"user": ["a"], "price": [1, 2]}, r"must have equal lengths, not \{'user': 1, 'price': 2\}"),
         ({"user": [[3], 3]}, "column 'user' is no column of values: "),
         ({"user": ["a", 3]}, "column 'user' mixes text and numbers; convert it to text"),
+        ({"user": [2**63, -5]}, "column 'user' has whole numbers beyond int64; convert it to text"),
         ({"user": [2**70, 5]}, "column 'user' has whole numbers beyond int64; convert it to text"),
         ({"train": TABLE, "test": TABLE}, r"found one of data sets \(train, test\): .* and test="),
         (object(), "expected paths, an Arrow table, .*, not object"),
@@ -267,6 +268,17 @@ def test_a_data_set_of_hugging_face(tmp_path, expected):
 def test_a_dict_of_other_things_is_refused_in_a_line(columns, message):
     with pytest.raises(ValueError, match=message):
         draft_schema(columns)
+
+
+def test_hashes_of_64_bits_are_read_from_lists_as_from_arrays():
+    """Requests in JSON were refused, whose rows trained as uint64."""
+    columns = {"user": [2**64 - 1, 5, None], "seen": [[5, 2**63], [], None]}
+    assert as_table(columns).to_pydict() == columns
+
+
+def test_a_time_that_is_missing_in_a_list_is_so_as_in_a_frame():
+    times = [pd.Timestamp("2024-03-01"), pd.NaT]
+    assert as_table({"at": times}) == as_table({"at": [times[0], None]})
 
 
 @pytest.mark.parametrize(

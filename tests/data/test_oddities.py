@@ -143,6 +143,25 @@ def test_another_value_in_every_row(warned):
     assert re.match(said, line)
 
 
+@pytest.mark.parametrize(
+    ("cells", "is_said"),
+    [
+        (["[1, 2]", "[]"], True),
+        (["['a', 'b']|['c']"], True),
+        (["1,2,3", "4,5"], True),
+        (["N1 N2"], True),
+        (["1", "4"], False),
+        (["1,2|3,4"], False),
+        (["big red|sale"], False),
+        (["Toy Story (1995)|Heat (1995)"], False),
+    ],
+)
+def test_lists_in_text_that_are_no_lists_of_the_schema(warned, cells, is_said):
+    """Each became one id, without a word."""
+    lines = warned(table(seen=(cells * ROWS)[:ROWS]))
+    assert [line.startswith("'seen' has values such as ") for line in lines] == [True] * is_said
+
+
 def test_values_below_0_under_log(warned):
     prices = np.arange(ROWS) - 2.5
     (line,) = warned(table(price=prices, age=prices))

@@ -72,7 +72,8 @@ class LabelColumns:
             first = _bad(label, int(places[0]))
             if absent[first.row]:
                 rows = f"leave rows without it out (of a frame: frame.dropna(subset=[{column!r}]))"
-                first = replace(first, remedy=rows)
+                alone = f"leave out the column {column!r} to predict rows without labels"
+                first = replace(first, remedy=rows if cells.how.for_training else alone)
             yield first
 
     def encode(self, raw: RawRows, arrays: Arrays, threads: int) -> None:

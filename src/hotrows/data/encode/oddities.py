@@ -6,6 +6,7 @@ of every part, so that they cost little and bounded memory.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -13,12 +14,13 @@ from datetime import datetime, timezone
 import numpy as np
 
 from hotrows.data.columns.of_schema import SchemaColumns
+from hotrows.data.encode.vocabulary import open_values
 from hotrows.data.raw.list_order import NEWEST_FIRST, are_newest_first
 from hotrows.data.raw.values import UNIX, mix64
 from hotrows.data.rows import Rows
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
-from hotrows.schema import Schema, vocabulary_of
+from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
 
 _CELLS, _MOST_ROWS, _LEAST_ROWS = 4_000_000, 1 << 15, 1 << 11  # of a sample
 _BLOCKS = 16
@@ -28,6 +30,9 @@ _EARLIEST, _LATEST = 1990, 2100  # years of the times of samples
 _NAMED = 10  # columns that one line names
 _TOLD = 0.99  # share of the rarer label that values tell, or AUC, from which on that is said
 _OF_EACH = 20  # rows of each label from which on that is looked for
+_LOOKED_AT = 200  # values of lists
+_IN_BRACKETS = re.compile(r"^[\[({]|[\]}]$")
+_CUT = re.compile(rf"{_IN_BRACKETS.pattern}|\S[,;|\t ]+\S")
 _SEEN = 5  # rows of a value from which on it counts by itself
 
 
@@ -40,6 +45,7 @@ def oddities(data: EncodedData) -> Iterator[str]:
         yield from _row_numbers(data)
         yield from _tell_the_label(data.schema, samples["train"])
         yield from _newest_first(data.parts["train"].columns, samples["train"])
+        yield from _uncut_lists(data, samples["train"])
     yield from _extremes(data)
     for name in ("validation", "test"):
         if name in samples and "train" in samples:
@@ -154,6 +160,25 @@ def _newest_first(columns: SchemaColumns, rows: Rows) -> Iterator[str]:
         bounds = rows.bounds[column.name].astype(np.int64)
         if are_newest_first(rows.values(f"ids/{column.name}"), bounds - bounds[0]):
             yield f"{column.name!r}: {NEWEST_FIRST}"
+
+
+def _uncut_lists(data: EncodedData, rows: Rows) -> Iterator[str]:
+    """Lists whose values look like lists: in brackets, or with a separator if no list has two values."""
+    for column in data.parts["train"].columns.ids:
+        stored = data.vocabularies.get(vocabulary_of(column.feature))
+        if not column.is_list or stored is None:
+            continue
+        ranks = rows.values(f"ids/{column.name}").astype(np.int64) - FIRST_UNKNOWN
+        ranks = ranks[ranks >= column.feature.num_unknown][:_LOOKED_AT] - column.feature.num_unknown
+        values = open_values(data.path / stored.file)
+        texts = [values.value(int(rank)).decode("utf-8", "replace") for rank in ranks]
+        are_single = np.diff(rows.bounds[column.name].astype(np.int64)).max(initial=0) < 2
+        lists = [text for text in texts if (_CUT if are_single else _IN_BRACKETS).search(text)]
+        if 2 * len(lists) > len(texts):
+            yield (
+                f"{column.name!r} has values such as {lists[0][:40]!r}, one id each: are they lists? "
+                f"Write lists in text as a|b, without brackets, or set the schema's separator"
+            )
 
 
 def _extremes(data: EncodedData) -> Iterator[str]:

@@ -133,6 +133,17 @@ def value_at(array: Any, row: int) -> Any:
         return value.value
 
 
+def decoded(array: Any) -> Any:
+    """The values of an array, without a dictionary; Arrow decodes none of views, which Polars writes."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    kind, is_view, _ = str(array.type.value_type).partition("_view")
+    if is_view:
+        words = array.dictionary.cast(pa.type_for_alias(kind))
+        array = pa.DictionaryArray.from_arrays(array.indices, words)
+    return array.dictionary_decode()
+
+
 def is_list(kind: Any) -> bool:
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
@@ -145,9 +156,9 @@ def is_text(kind: Any) -> bool:
 
 
 def is_of_text(kind: Any) -> bool:
-    """True of text, and of dictionaries of it; of words that are views Arrow decodes none."""
+    """True of text, and of dictionaries of it."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return is_text(kind) or str(kind) == "string_view"
+    return is_text(kind) or str(kind) in ("string_view", "binary_view")
 
 
 def is_number(kind: Any) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hotrows.data.raw import values
 from hotrows.data.raw.arrow_arrays import (
+    decoded,
     first_line,
     has_many_texts,
     is_list,
@@ -176,9 +177,7 @@ class Cells:
         array = None if self.fields is not None else self.batch.column(column)
         if array is None or is_of_text(array.type):
             return show(self._single(column).value(row))
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        value = value_at(array, row)
+        value = value_at(decoded(array), row)
         return "nothing" if value is None else show(str(value).encode())
 
     def raise_first(self, problems: Sequence[Bad | None]) -> None:
@@ -267,13 +266,12 @@ class Cells:
         if pa.types.is_float16(kind):  # which Arrow does not calculate with
             array = array.cast(pa.float32())
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
+        self._check_exact(array, kind, column, _IDS)
         try:
-            integers = array.cast(pa.int64())
+            return array.cast(pa.int64())
         except pa.ArrowInvalid:
             what = "use it as Dense, or with transform='bucket'"
             raise self._unfit(column, _IDS, what) from None
-        self._check_exact(array, kind, column, _IDS)
-        return integers
 
     def _check_exact(self, array: Any, kind: Any, column: str, expected: str) -> None:
         """Refuses floats so large that whole numbers near them have no float of their own."""
@@ -332,8 +330,7 @@ class Cells:
         if array.type != pa.float64():
             if is_of_text(array.type):
                 return values.parse_numbers(self._single(column), self.how.threads, self.how.marks)
-            if pa.types.is_dictionary(array.type):
-                array = array.dictionary_decode()
+            array = decoded(array)
             kind = array.type
             if pa.types.is_boolean(kind):
                 array = array.cast(pa.int8())
@@ -357,9 +354,7 @@ def cells_of(batch: Any, name: str, first_row: int, how: Reading, unit: str = "r
     if how.kept != ():
         names = batch.schema.names if how.kept is None else how.kept
         columns = {name: batch.column(name) for name in names}
-        is_coded = pa.types.is_dictionary
-        plain = {n: c.dictionary_decode() if is_coded(c.type) else c for n, c in columns.items()}
-        kept = pa.table(plain)
+        kept = pa.table({name: decoded(column) for name, column in columns.items()})
     return Cells(batch, name, first_row, how, batch.num_rows, unit, kept=kept)
 
 

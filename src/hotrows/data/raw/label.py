@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hotrows.data.raw.clues import LABELS, RATINGS, plain
 from hotrows.data.raw.kinds import quantiles
+from hotrows.data.raw.reading import shortened
 from hotrows.data.raw.sampled_rows import Column
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Label
@@ -25,8 +26,9 @@ def label_of(columns: Sequence[Column], wanted: str | None, source: str, notes: 
     names = [column.name for column in columns]
     if wanted is not None:
         if wanted not in names:
+            seen = "; ".join([f"; it has {shortened(names)}", *notes])
             raise ValueError(
-                f"{source} has no column {wanted!r} for a label{did_you_mean(wanted, names)}"
+                f"{source} has no column {wanted!r} for a label{did_you_mean(wanted, names) or seen}"
             )
         return _declared(columns[names.index(wanted)], source, notes)
     by_name = {plain(column.name): column for column in reversed(columns) if is_target(column)}

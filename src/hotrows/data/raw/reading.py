@@ -86,6 +86,11 @@ def with_article(words: str) -> str:
     return f"{'an' if words[:1] in tuple('aeioAEIO') else 'a'} {words}"
 
 
+QUOTED_BETWEEN_TABS = (
+    "double quotes between tabs are part of names and values: write the file without, or with commas"
+)
+
+
 def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]:
     """Returns the columns to read that are among `names`, in the schema's order, and those to keep.
 
@@ -99,7 +104,7 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
             if name == how.by:
                 what = "join by" if how.histories == "lines" else "split by"
             raise ValueError(
-                f"{where} has no column {name!r} to {what}; it has {_shortened(list(names))}"
+                f"{where} has no column {name!r} to {what}; it has {shortened(list(names))}"
                 f"{did_you_mean(name, names)}"
             )
     # So must those that the schema asks for: all to train, one feature to predict.
@@ -123,22 +128,23 @@ def check_present(how: Reading, where: str, names: tuple[str, ...]) -> list[str]
         hint = hint if is_unread else remedy
         if set(absent) <= {column_of(label) for label in schema.labels}:
             hint = "; training needs the label, and `hotrows predict` does not"
-        advice = did_you_mean(absent[0], names) or hint
+        is_quoted = names[:1] and names[0].startswith('"')
+        advice = f"; {QUOTED_BETWEEN_TABS}" if is_quoted else did_you_mean(absent[0], names) or hint
         raise ValueError(
-            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} reads; "
-            f"it has {_shortened(list(names))}{advice}"
+            f"{where} lacks the columns [{shortened(absent)}] that schema {schema.name!r} reads; "
+            f"it has {shortened(list(names))}{advice}"
         )
     # A feature that is absent is missing in every row; not a history, which makes predictions.
     if not for_training and how.histories == "lists":
         check_histories(schema, where, names)
     if lost := sorted(features & set(absent)):
-        log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
+        log.warning(f"{where} lacks the columns [{shortened(lost)}]: their values count as missing")
     # No column that is read may be there twice.
     columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
     counts = Counter(names)
     twice = sorted(name for name in columns if counts[name] > 1)
     if twice:
-        raise ValueError(f"{where} names the columns [{_shortened(twice)}] twice; rename one")
+        raise ValueError(f"{where} names the columns [{shortened(twice)}] twice; rename one")
     return [column for column in columns if column in counts]
 
 
@@ -152,7 +158,7 @@ def check_histories(schema: Schema, where: str, names: Collection[str]) -> None:
         )
 
 
-def _shortened(names: list[str]) -> str:
+def shortened(names: list[str]) -> str:
     quoted = [repr(name) for name in names[:12]]  # several letters for one that is not printable
     shown = ", ".join(name if len(name) <= 42 else f"{name[:41]}..." for name in quoted)
     return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

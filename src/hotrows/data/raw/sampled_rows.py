@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow_arrays import is_list
+from hotrows.data.raw.arrow_arrays import decoded, has_many_texts, is_list
 from hotrows.data.raw.chunks import Chunk, first_chunk, sampled_lines
 from hotrows.data.raw.files import BLOCKS
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
+from hotrows.data.raw.reading import QUOTED_BETWEEN_TABS
 from hotrows.data.raw.text import UNCLOSED, Layout, check_line_ends, cut_line, error_of_line
 from hotrows.data.raw.values import MACHINE, Marks, plain_number, time_of
 from hotrows.runtime.arrow import pa
@@ -33,6 +34,7 @@ _CHUNK_BYTES = 16 << 20
 _LONGEST = 24  # characters of an example
 _PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm or libfm
 _ONE = re.compile(rb"\d+:1(\.0*)?")
+_QUOTED = re.compile(rb'".*"')
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,10 @@ def sampled_rows_of(
         else:
             rows = _of_table(source)
         if rows.num_rows:
-            marks = Marks(decimal, thousands)
-            return replace(rows, columns=tuple(replace(c, marks=marks) for c in rows.columns))
+            only = f"of {len(inputs):,} files only {rows.name} is looked at"
+            marks, notes = Marks(decimal, thousands), (only,) if len(inputs) > 1 else ()
+            columns = tuple(replace(c, marks=marks) for c in rows.columns)
+            return replace(rows, columns=columns, notes=(*rows.notes, *notes))
     raise ValueError(f"{inputs[0].name} has no rows to draft a schema from")
 
 
@@ -159,6 +163,8 @@ def _of_text(file: TextInput) -> SampledRows:
     # Take names from the header, if there is one.
     has_header, why = _has_header(table)
     notes += why
+    if delimiter == "\t" and any(_QUOTED.fullmatch(x) for line in table[:_SNIFFED] for x in line):
+        notes.append(QUOTED_BETWEEN_TABS)
     names = [f"column_{i + 1}" for i in range(num_fields)]
     if has_header:
         stored = [_text(name).removeprefix("\ufeff") for name in table.pop(0)]
@@ -288,9 +294,7 @@ def _of_table(source: TypedInput) -> SampledRows:
 
 
 def _of_array(name: str, array: Any) -> Column:
-    types, array = pa.types, array.combine_chunks()
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    types, array = pa.types, decoded(array.combine_chunks())
     kind = array.type
     if types.is_boolean(kind):
         return Column(name, "boolean", array.to_pylist())
@@ -305,7 +309,7 @@ def _of_array(name: str, array: Any) -> Column:
         ticks = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
         return Column(name, "time", ticks.to_pylist())
     if is_list(kind):
-        if types.is_nested(kind.value_type):
+        if has_many_texts(kind.value_type):
             return Column(name, "other", [])
         lengths = pa.compute.list_value_length(array).to_pylist()
         widths = set(lengths) - {None}
@@ -315,7 +319,7 @@ def _of_array(name: str, array: Any) -> Column:
         if types.is_floating(kind.value_type) and any(y and y % 1 > 0 for x in lists for y in x or ()):
             return Column(name, "other", [])
         return Column(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
-    if types.is_nested(kind) or types.is_duration(kind):
+    if has_many_texts(kind):
         return Column(name, "other", [])
     words = (_text(x) if isinstance(x, bytes) else x if x is None else str(x) for x in array.to_pylist())
     return Column(name, "text", [word or None for word in words])

@@ -131,8 +131,11 @@ def _column_array(column: Any) -> Any:
     values = np.asarray(column) if is_foreign else column
     try:
         return pa.array(values)
-    except pa.ArrowException:
-        return pa.array(values, from_pandas=True)  # NaN among text is missing, as in a frame
+    except OverflowError:  # such as hashes of 64 bits
+        is_of_lists = any(hasattr(value, "__len__") for value in values)
+        return pa.array(values, pa.list_(pa.uint64()) if is_of_lists else pa.uint64())
+    except (pa.ArrowException, ValueError):
+        return pa.array(values, from_pandas=True)  # NaN among text, or NaT, is missing, as in a frame
 
 
 def _why_unread(column: Any, error: Exception, name: str) -> str:

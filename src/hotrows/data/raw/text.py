@@ -116,16 +116,16 @@ def check_line_ends(name: str, line: bytes) -> None:
 
 
 def _delimiter_of(header: bytes, how: Reading) -> str:
-    """The schema's delimiter, or, where it does not cut a header, one that gives the schema's columns."""
-    schema = how.schema
-    if schema.columns is None and len(cut_line(header, schema.delimiter)[0]) == 1:
-        features = tuple(map(schema.column_of, schema.features))
-        needed = set(how.columns if how.for_training else features)
-        for delimiter in ",\t;|":
-            fields, problem = cut_line(header, delimiter)
-            if len(fields) > 1 and problem is None and needed <= set(_header(fields)):
-                return delimiter
-    return schema.delimiter
+    """The schema's delimiter, or, where it does not cut a header, the one that gives most of the schema's
+    columns."""
+    delimiter = how.schema.delimiter
+
+    def num_columns(delimiter: str) -> int:
+        fields, problem = cut_line(header, delimiter)
+        return 0 if problem is not None else len(set(how.columns) & set(_header(fields)))
+
+    is_cut = how.schema.columns is not None or len(cut_line(header, delimiter)[0]) > 1
+    return delimiter if is_cut else max((delimiter, *",\t;|"), key=num_columns)
 
 
 def _is_quoted(delimiter: str) -> bool:
