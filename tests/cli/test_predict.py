@@ -7,7 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from hotrows.cli.predictions import predictions_to
 from hotrows.train import load_run
 from hotrows.train.run import folder as run_folder
 from tests.support import clicks
@@ -50,6 +52,20 @@ def test_all_columns_go_to_tabs_and_probabilities_alone_to_csv(hotrows, lines, e
     assert [list(row[:-1]) for row in zip(*columns, strict=True)] == lines
     assert hotrows("predict", "runs/a", "raw/train.txt", "--out", "alone.csv").code == 0
     assert rows_of("alone.csv") == (["probability"], [expected])
+
+
+def test_a_file_with_tabs_has_no_quotes_as_it_is_read(tmp_path):
+    kept = pa.table({"word": ['say "no"', '"']})
+    with predictions_to(tmp_path / "out.tsv", ["probability"], True) as write:
+        write(torch.tensor([0.5, 0.25]), kept)
+    assert (tmp_path / "out.tsv").read_text() == 'word\tprobability\nsay "no"\t0.5\n"\t0.25\n'
+    for value in ("two\tfields", "two\nlines"):
+        with (
+            pytest.raises(ValueError, match=r"a value has a tab or a line end, .* write --out FILE\.csv"),
+            predictions_to(tmp_path / "other.tsv", ["probability"], True) as write,
+        ):
+            write(torch.tensor([0.5]), pa.table({"word": [value]}))
+        assert not (tmp_path / "other.tsv").exists()
 
 
 def test_standard_output_is_csv_where_columns_are_kept(hotrows, lines, expected):

@@ -59,7 +59,10 @@ def _lines(file: TextIO) -> Write:
 
 
 def _rows(file: TextIO, names: Sequence[str], delimiter: str) -> Write:
-    writer, header = csv.writer(file, delimiter=delimiter, lineterminator="\n"), list[str]()
+    quotechar = None if delimiter == "\t" else '"'  # as `prepare` reads them
+    quoting = csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n", quotechar=quotechar, quoting=quoting)
+    header = list[str]()
 
     def write(probabilities: Tensor, kept: Any) -> None:
         if not header:
@@ -72,7 +75,12 @@ def _rows(file: TextIO, names: Sequence[str], delimiter: str) -> Write:
                     f"column {name!r} has lists, which CSV has not: write --out FILE.parquet"
                 )
         of_labels = probabilities.reshape(len(probabilities), -1).T.tolist()
-        writer.writerows(zip(*columns, *(map(_number, values) for values in of_labels), strict=True))
+        try:
+            writer.writerows(zip(*columns, *(map(_number, values) for values in of_labels), strict=True))
+        except csv.Error:
+            raise ValueError(
+                "a value has a tab or a line end, which a .tsv file has not: write --out FILE.csv"
+            ) from None
 
     return write
 
