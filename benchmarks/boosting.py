@@ -32,6 +32,7 @@ import torch
 from benchmarks import defaults_data, defaults_more, one_hot
 from benchmarks.harness import ROOT, add, conditions, environment_of, stored
 from benchmarks.peers import RECIPES, python_of
+from benchmarks.workload import DATA
 from hotrows.data import EncodedData, Loader, Part
 from hotrows.train import Trainer
 from hotrows.train.config import TrainConfig
@@ -47,6 +48,7 @@ OURS: dict[str, dict[str, Any]] = {
 }
 MADE = {**defaults_data.SETS, **defaults_more.MORE, **defaults_more.LARGER}
 SETS = [name for name in MADE if name not in defaults_more.LARGER]
+CHANCES = DATA / "boosting"  # probabilities of test parts, which `--compare` reads
 MOST_VALUES = 64  # of a list that becomes columns of 0 and 1
 
 
@@ -59,38 +61,51 @@ def main() -> None:
                 part = "larger" if name in defaults_more.LARGER else "sets"
                 done = stored(NAME).get(part, {}).get(name, {}).get(arm, {})
                 if args.again or str(seed) not in done:
-                    figures = _figures(name, arm, seed, args.raw)
+                    figures, chances = _figures(name, arm, seed, args.raw)
                     if not args.dry:
                         facts = {
                             "question": QUESTION,
                             **conditions(1),
                             "peers": RECIPES[NAME].installs[0],
                         }
+                        CHANCES.mkdir(parents=True, exist_ok=True)
+                        np.save(_file(name, arm, seed), chances.astype(np.float32))
                         add(NAME, [part, name, arm, str(seed)], figures, facts)
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {arm} {seed}: {shown}", flush=True)
 
 
-def _figures(name: str, arm: str, seed: int, raw: Path) -> dict[str, Any]:
+def _file(name: str, arm: str, seed: int | str) -> Path:
+    return CHANCES / f"{name}-{arm}-{seed}.npy"
+
+
+def _figures(name: str, arm: str, seed: int, raw: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Figures of an arm, and the probabilities of the test part."""
     data = defaults_data.load(name, seed, raw, MADE[name])
     facts = {"rows": data.parts["train"].rows, "commit": conditions(1)["commit"][:8]}
     if arm in OURS:
-        return {**_ours(data, {**OURS[arm], "seed": seed}), **facts}
-    if arm == "one-hot LR":
+        figures, chances = _ours(data, {**OURS[arm], "seed": seed})
+    elif arm == "one-hot LR":
         begin = time.process_time()
-        metrics = one_hot.fitted_by_scikit_learn(data).metrics
+        fitted = one_hot.fitted_by_scikit_learn(data)
         seconds = round(time.process_time() - begin, 2)
-        return {"auc": metrics.auc, "log_loss": metrics.log_loss, "cpu_seconds": seconds, **facts}
-    return {**_boosted(data, arm, seed), **facts}
+        figures = {"auc": fitted.metrics.auc, "log_loss": fitted.metrics.log_loss, "cpu_seconds": seconds}
+        chances = fitted.chances
+    else:
+        figures, chances = _boosted(data, arm, seed)
+    return {**figures, **facts}, chances
 
 
-def _ours(data: EncodedData, settings: dict[str, Any]) -> dict[str, Any]:
+def _ours(data: EncodedData, settings: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        result = Trainer(data, TrainConfig.from_fields(settings), Path(folder) / "run").fit()
-    seconds = round(time.process_time() - begin, 2)
+        trainer = Trainer(data, TrainConfig.from_fields(settings), Path(folder) / "run")
+        result = trainer.fit()
+        seconds = round(time.process_time() - begin, 2)
+        test = Loader(data.parts["test"], 8192, shuffle=False).batches(0)
+        chances = np.concatenate([np.asarray(of).ravel() for of in trainer.recommender.predict(test)])
     assert result.test is not None and result.validation is not None
-    return {
+    figures = {
         "auc": result.test.auc,
         "log_loss": result.test.log_loss,
         "cpu_seconds": seconds,
@@ -98,9 +113,10 @@ def _ours(data: EncodedData, settings: dict[str, Any]) -> dict[str, Any]:
         "steps": result.steps,
         "best_step": result.best_step,
     }
+    return figures, chances
 
 
-def _boosted(data: EncodedData, library: str, seed: int) -> dict[str, Any]:
+def _boosted(data: EncodedData, library: str, seed: int) -> tuple[dict[str, Any], np.ndarray]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "data.npz"
         arrays = {part: _arrays(data.parts[part]) for part in ("train", "validation", "test")}
@@ -116,7 +132,8 @@ def _boosted(data: EncodedData, library: str, seed: int) -> dict[str, Any]:
         chances = torch.from_numpy(np.load(f"{file}.{library}.npy")).double().clamp(1e-7, 1 - 1e-7)
     labels = torch.from_numpy(arrays["test"]["labels"])
     metrics = compute_metrics(chances.logit().float(), labels, None, None)
-    return {"auc": metrics.auc, "log_loss": metrics.log_loss, **json.loads(done.stdout.splitlines()[-1])}
+    figures = {"auc": metrics.auc, "log_loss": metrics.log_loss, **json.loads(done.stdout.splitlines()[-1])}
+    return figures, chances.numpy()
 
 
 def _arrays(part: Part) -> dict[str, np.ndarray]:
