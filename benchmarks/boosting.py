@@ -152,7 +152,9 @@ def _ours(data: EncodedData, settings: dict[str, Any]) -> tuple[dict[str, Any], 
         result = trainer.fit()
         seconds = round(time.process_time() - begin, 2)
         test = Loader(data.parts["test"], 8192, shuffle=False).batches(0)
-        chances = np.concatenate([np.asarray(of).ravel() for of in trainer.recommender.predict(test)])
+        chances = np.concatenate(
+            [np.asarray(scores).ravel() for scores in trainer.recommender.predict(test)]
+        )
     assert result.test is not None and result.validation is not None
     figures = {
         "auc": result.test.auc,

@@ -17,7 +17,9 @@ def test_the_error_of_a_difference_is_that_of_a_bootstrap(is_one_test):
     labels = (rng.random(2000) < 0.3).astype(int)
     first, second = labels + rng.normal(0, 1, (2, 2000)) + rng.normal(0, 1, 2000)
     drawn = rng.integers(0, 2000, (200, 2000))
-    apart = [auc_of(first[of], labels[of]) - auc_of(second[of], labels[of]) for of in drawn]
+    apart = [
+        auc_of(first[chosen], labels[chosen]) - auc_of(second[chosen], labels[chosen]) for chosen in drawn
+    ]
     figures = difference([first] * 2, [second] * 2, [labels] * 2, is_one_test)
     assert figures["auc"] == pytest.approx(auc_of(first, labels) - auc_of(second, labels), abs=1e-5)
     assert figures["error"] * (1 if is_one_test else 2**0.5) == pytest.approx(np.std(apart), rel=0.15)
