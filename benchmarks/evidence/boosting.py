@@ -10,7 +10,6 @@ from benchmarks.boosting import PEERS, half_of
 from benchmarks.evidence.records import at, mean, signed
 
 FEW_POSITIVES = 500  # of a test part, below which a set is shown and not counted
-STEADY = 0.004  # deviation of AUC over seeds
 NEAR = 1.01  # times the best log loss
 
 
@@ -95,8 +94,7 @@ class Half:
         counts = [*map(self.how_often, ("below", "above")), self.near]
         below, above, near = (f"{count} ({count / len(self.sets):.0%})" for count in counts)
         most = max(one.figures["log_loss"] for one in self.sets)
-        steady = sum(one.deviation <= STEADY for one in self.sets)
-        cells = (below, above, signed(mean(self.apart)), near, f"{most:.3f}x", str(steady))
+        cells = (below, above, signed(mean(self.apart)), near, f"{most:.3f}x")
         return [self.name, str(len(self.sets)), *cells]
 
 
