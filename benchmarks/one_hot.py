@@ -22,6 +22,7 @@ class Fitted(NamedTuple):
     metrics: Metrics
     strength: float
     aucs: dict[float, float]  # on the test part, of every strength
+    chances: np.ndarray  # of the test part
 
 
 class Design(NamedTuple):
@@ -78,7 +79,8 @@ def _chosen(logits: dict[float, list[Tensor]], validation: Design, test: Design)
     """logits: of the validation and of the test part, by strength, of which the first wins a tie."""
     strength = min(logits, key=lambda strength: _loss(logits[strength][0], validation))
     metrics = {strength: _metrics(of_test, test) for strength, (_, of_test) in logits.items()}
-    return Fitted(metrics[strength], strength, {strength: m.auc for strength, m in metrics.items()})
+    aucs = {strength: m.auc for strength, m in metrics.items()}
+    return Fitted(metrics[strength], strength, aucs, logits[strength][1].sigmoid().numpy())
 
 
 def _designs(data: EncodedData) -> tuple[list[Design], int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.boosting import half_of
-from benchmarks.evidence.claims import BOOSTERS
+from benchmarks.evidence.boosting import boosting, halves
 from benchmarks.evidence.records import Origin, Table, at, mean, signed, thousands
 from benchmarks.models import FIGURES
 from benchmarks.models import half as half_interval
@@ -86,22 +85,6 @@ def short_videos() -> list[list[str]]:
         cells = [f"{mean([of_seed[name][figure] for of_seed in known]):.4f}" for figure in FIGURES]
         rows.append([f"*{name}*", *cells, *[""] * len(FIGURES)])
     return rows
-
-
-def boosting() -> list[list[str]]:
-    """Mean AUC of the default over seeds; on seed 0 AUC of each peer, and the default less the best."""
-    table, sets = [], at("boosting/sets")
-    for name in sorted(sets, key=lambda name: (half_of(name), name)):
-        ours = sets[name]["ours"]
-        peers = {peer: sets[name][peer]["0"] for peer in BOOSTERS if "0" in sets[name].get(peer, {})}
-        auc = mean(run["auc"] for run in ours.values())
-        row = [name, half_of(name), f"{ours['0']['rows']:,}", f"{auc:.4f}"]
-        row += [f"{peers[peer]['auc']:.4f}" if peer in peers else "" for peer in BOOSTERS]
-        above = ours["0"]["auc"] - max(run["auc"] for run in peers.values())
-        row += [signed(above) if len(peers) == len(BOOSTERS) else ""]
-        took = [run["cpu_seconds"] for run in (peers.get("catboost"), ours["0"]) if run]
-        table.append([*row, *[""] * (2 - len(took)), *(f"{seconds:.1f}" for seconds in took)])
-    return table
 
 
 def larger() -> list[list[str]]:
@@ -216,10 +199,15 @@ TABLES = [
     ),
     Table(
         "boosting",
-        "data | half | samples | default | LightGBM | CatBoost | less the best "
-        "| CPU seconds: CatBoost | default",
+        "data | half | samples | default | LR | LightGBM | CatBoost | less the best | significant "
+        "| log loss | seeds | CPU seconds: CatBoost | default",
         boosting,
         (Origin("boosting", "benchmarks.boosting"),),
+    ),
+    Table(
+        "halves",
+        "half | sets that count | below the best | above | mean difference | log loss ≤ 1.01x | most",
+        halves,
     ),
     Table(
         "larger",
