@@ -20,6 +20,11 @@ if all(map(importlib.util.find_spec, ("jaxtyping", "beartype"))):
     from tests.support import shapes
 
     shapes.install()
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("busy", deadline=None)  # a machine may have other work
+    settings.load_profile("busy")
 
 
 def pytest_addoption(parser):

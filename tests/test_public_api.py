@@ -102,7 +102,7 @@ def paths_of(public) -> list[tuple[str, str, str]]:
     """(function, parameter, annotation) of the paths that a public class or function takes."""
     functions = {"": public} if inspect.isfunction(public) else {}
     if inspect.isclass(public):
-        members = inspect.getmembers(public, lambda member: inspect.isroutine(member))
+        members = inspect.getmembers(public, callable)
         functions = {f".{name}": f for name, f in members if name == "__init__" or name[0] != "_"}
         if dataclasses.is_dataclass(public):  # made by functions that open what a path names
             del functions[".__init__"]

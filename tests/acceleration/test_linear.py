@@ -93,7 +93,7 @@ def test_gradients_of_gradients_and_frozen_layers():
     assert_close(results[1], results[0])
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 @pytest.mark.parametrize("case", ["autocast", "vmap", "jvp", "float64", "subclass", "empty"])
 def test_what_is_more_than_a_product_is_pytorchs_own(case):
     class Own(torch.Tensor):

@@ -95,7 +95,7 @@ def test_forward_keeps_its_signature():
     assert fast.forward.__doc__ == plain.forward.__doc__
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_trace_is_that_of_the_plain_model():
     """It ended in "Cannot insert a Tensor that requires grad as a constant", and a table's numbers."""
     model, optimizer = make(True)
@@ -116,7 +116,7 @@ def test_an_exported_program_has_the_present_rows():
     torch.testing.assert_close(program.module()(ids), copy.deepcopy(model)(ids))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("way", ["script", "trace"])
 def test_what_cannot_read_a_model_names_restore(way):
     model, _ = make(True, fast_memory="20KiB")
