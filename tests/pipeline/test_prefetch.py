@@ -98,7 +98,7 @@ def test_a_thread_that_cannot_start_is_one_error():
 import threading
 from hotrows.engine.pipeline.prefetch import Queue, prefetch
 def start(*arguments): raise RuntimeError("can't start new thread")
-threading._start_new_thread = start
+threading.Thread.start = start
 try: prefetch([1, 2], 1)
 except RuntimeError as error: print(error)
 """

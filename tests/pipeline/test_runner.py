@@ -239,15 +239,15 @@ def test_no_thread_waits_for_a_batch_that_has_not_come():
 
 def test_lanes_that_have_started_end_where_another_cannot(monkeypatch):
     """They went on with stores that their owner closed."""
-    start, left = threading._start_new_thread, [1]
+    start, left = threading.Thread.start, [1]
 
-    def start_one(*arguments):
+    def start_one(thread):
         if not left:
             raise RuntimeError("can't start new thread")
         left.pop()
-        return start(*arguments)
+        return start(thread)
 
-    monkeypatch.setattr(threading, "_start_new_thread", start_one)
+    monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         Overlapped(Log(5).stages)
     assert no_threads()

@@ -27,7 +27,7 @@ _OF_PROBABILITIES = ("auc", "log_loss", "calibration")
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Metrics:  # noqa: PLW1641 (dataclass writes it)
     """The quality of predictions; see `hotrows.train.metrics`.
 
     nan: `auc` where all labels are equal, `calibration` where their mean is 0, `gauc` where no group
@@ -64,6 +64,10 @@ class Metrics:
     decides: str = "auc"
     ranking: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, Metrics] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields are equal; nan equals nan here, whatever Python does."""
+        return isinstance(other, Metrics) and self.to_json() == other.to_json()
 
     def value(self, name: str) -> float:
         """The metric of this name; nan where it was not computed."""
