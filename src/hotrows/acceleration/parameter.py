@@ -51,6 +51,11 @@ def capturing() -> Iterator[None]:
         CAPTURING.is_on = before
 
 
+@torch._dynamo.assume_constant_result  # dynamo of PyTorch 2.10 reads the class's value of a thread-local
+def _is_capturing() -> bool:
+    return CAPTURING.is_on
+
+
 class TableParameter(nn.Parameter):
     """The weight of a table: see the module.
 
@@ -64,7 +69,7 @@ class TableParameter(nn.Parameter):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if torch.compiler.is_dynamo_compiling():
-            if not CAPTURING.is_on:
+            if not _is_capturing():
                 torch._dynamo.graph_break()
             with NO_TORCH_FUNCTION():
                 return func(*args, **kwargs)
