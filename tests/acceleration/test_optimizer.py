@@ -230,6 +230,9 @@ RESETS = {
 @pytest.mark.parametrize("name", ["momentum", "adagrad", "adam", "rmsprop", "amsgrad"])
 @pytest.mark.parametrize("reset", RESETS)
 def test_states_may_be_read_and_changed_between_steps(name, reset):
+    if name == "adagrad" and torch.__version__ < "2.13" and reset not in ("write", "assign", "read"):
+        pytest.skip("this Adagrad of PyTorch makes its state once")
+
     def run(model, optimizer):
         train(model, optimizer, steps=3)
         entry = optimizer.state[model.shared.weight]

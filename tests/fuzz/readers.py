@@ -350,7 +350,9 @@ def _typed(choose: random.Random, kind: pa.DataType, rows: int, numbers: pa.Arra
         return pa.array([choose.choice([b"abc", b"\xff\0x", None]) for _ in range(rows)], kind)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([choose.choice([b"\xff", b"", b"1", None]) for _ in range(rows)], kind)
-    return numbers.cast(kind) if kind.id != pa.string_view().id else numbers.cast(pa.string()).cast(kind)
+    if kind == pa.string_view():  # a cast makes views that crash pyarrow 22 when it compresses
+        return pa.array(numbers.cast(pa.string()).to_pylist(), kind)
+    return numbers.cast(kind)
 
 
 def _nested(choose: random.Random, kind: pa.DataType) -> Any:
