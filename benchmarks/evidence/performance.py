@@ -22,6 +22,8 @@ WHOLE = (
     "many-tables-adagrad",
 )
 HISTORIES = ("din-dim16", "dien-dim16")
+THEN = ("then", "now", "now, known users")
+PRECISE = ("movielens", "taobao_userbehavior", "short_videos")
 
 
 def embedding() -> list[list[str]]:
@@ -319,6 +321,31 @@ def served_load() -> list[list[str]]:
     ]
 
 
+def served_then() -> list[list[str]]:
+    return [
+        [
+            model,
+            *("" if (f := arms.get(name)) is None else str(f["scored_per_second"]) for name in THEN),
+            *("" if (f := arms.get(name)) is None else f"{f['times']:.2f}x" for name in THEN[1:]),
+        ]
+        for model, arms in at("serving_then/medians").items()
+    ]
+
+
+def precise() -> list[list[str]]:
+    """By model and precision: largest differences, of probabilities by set."""
+    sets = [at(f"precisions/sets/{name}") for name in PRECISE]
+    rows = []
+    for model in sets[0]:
+        ways = sets[0][model]["differences"]
+        for way in ways if ways.get("int8") != ways.get("bfloat16") else [*ways][:2]:
+            cells = [found[model]["differences"][way] for found in sets]
+            worst = [max(cell[key] for cell in cells) for key in ("auc", "mean")]
+            predictions = [f"{cell['prediction']:.3g}" for cell in cells]
+            rows.append([model, way, *predictions, f"{worst[0]:.1g}", f"{100 * worst[1]:.1g} %"])
+    return rows
+
+
 def fresh() -> list[list[str]]:
     return [
         [f"{int(rate):,}", str(f["p50_s"]), str(f["p90_s"]), str(f["p99_s"])]
@@ -442,6 +469,18 @@ TABLES = [
         "model | way | p50, ms | p99, ms | largest difference",
         served_ways,
         of("benchmarks.serving core", "serving_core"),
+    ),
+    Table(
+        "precisions",
+        "model | precision | MovieLens | Taobao | short videos | AUC, worst | mean, worst",
+        precise,
+        of("benchmarks.precisions", "precisions"),
+    ),
+    Table(
+        "then",
+        "16 connections, scored a second | `4f1ff9fd` | now | known users | faster | faster, known users",
+        served_then,
+        of("benchmarks.serving_load then", "serving_then"),
     ),
     Table(
         "load",
