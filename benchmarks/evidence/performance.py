@@ -22,6 +22,15 @@ WHOLE = (
     "many-tables-adagrad",
 )
 HISTORIES = ("din-dim16", "dien-dim16")
+SHARES = (
+    "products",
+    "layers over lists",
+    "interactions",
+    "element by element",
+    "embedding",
+    "optimizer",
+    "rest",
+)
 THEN = ("then", "now", "now, known users")
 PRECISE = ("movielens", "taobao_userbehavior", "short_videos")
 
@@ -61,6 +70,17 @@ def floors() -> list[list[str]]:
             f"{m['ratio']:.2f}",
         ]
         for name, m in at("floors/models").items()
+    ]
+
+
+def shares() -> list[list[str]]:
+    """Of each model, at both commits: milliseconds of a step, and percent of each kind of work."""
+    commits = {"then": f"`{at('shares/commit_then')[:8]}`", "now": "now"}
+    return [
+        [name, commit, f"{cases[when]['ms']:.1f}"]
+        + [f"{100 * max(cases[when][kind], 0.0) / cases[when]['ms']:.0f}" for kind in SHARES]
+        for name, cases in at("shares/models").items()
+        for when, commit in commits.items()
     ]
 
 
@@ -381,6 +401,12 @@ TABLES = [
         "model | batch | thousand samples/s | step, ms | floor, ms | step over floor",
         floors,
         of("benchmarks.floors", "floors"),
+    ),
+    Table(
+        "shares",
+        f"model | commit | step, ms | {' | '.join(f'{kind}, %' for kind in SHARES)}",
+        shares,
+        of("benchmarks.shares", "shares"),
     ),
     Table(
         "losses",
