@@ -3,6 +3,7 @@
     python -m benchmarks.serving make FOLDER deepfm         once
     python -m benchmarks.serving_load FOLDER                half a minute
     python -m benchmarks.serving_load FOLDER beside         two minutes
+    python -m benchmarks.serving_load FOLDER then --tree TREE --bundles FOLDER      three minutes
 
 A DeepFM of `benchmarks.serving`, one user and 100 candidates a request, as JSON. Connections that stay
 open send one request after the other, 6 s each: 1, 4 and 16 of them; then 64 at a server where 8 requests
@@ -11,12 +12,17 @@ may wait, and once more with every fourth body hostile. Server and clients share
 `beside`: one connection sends requests of 10 candidates, alone, and beside 300 connections that send half
 a header and a client that sends the largest legal bodies of JSON one after the other, from a process of
 its own; five times in turn.
+
+`then`: 16 connections, at a server of this tree and at one of another commit's, which has a built core
+and made its own bundles with its `benchmarks.serving make`; three times in turn. Each connection asks for
+one user, of HSTU also with a cache of users.
 """
 
 import argparse
 import http.client
 import json
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -24,14 +30,16 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import conditions, write
+from benchmarks.harness import ROOT, conditions, write
 from benchmarks.serving import request_of
 
-SECONDS, CANDIDATES = 6, 100
+SECONDS, CANDIDATES, MOST_TO_START = 5, 100, 60
+COMPARED, TURNS, CACHE = ("deepfm", "din-1000", "hstu-1000"), 3, ("--user-cache", "256MiB")
 IDLE, REPEATS, FEW = 300, 5, 10
 HOSTILE = (b"", b"{", b"[" * 100_000, b'{"rows": 7}', b'[{"C0": {}}]', b"\xff\xfe", b'[{"no": 1}]', b"[]")
 
@@ -47,18 +55,61 @@ def main(folder: Path) -> None:
     write("serving_load", {"candidates": CANDIDATES, "note": note, "figures": figures, **conditions(1)})
 
 
-def under_load(bundle: Path, connections: int, waiting: int, hostile: int) -> dict:
+def then(folder: Path, tree: Path, bundles: Path) -> None:
+    figures: dict[str, dict[str, list[dict]]] = {}
+    for turn in range(TURNS):
+        for model in COMPARED:
+            arms = {"then": (bundles, tree, ()), "now": (folder, ROOT, ())}
+            arms |= {"now, known users": (folder, ROOT, CACHE)} if model == "hstu-1000" else {}
+            for name, (place, code, options) in list(arms.items())[:: 1 if turn % 2 else -1]:
+                run = under_load(place / model / "float32", 16, 256, 0, code, options)
+                figures.setdefault(model, {}).setdefault(name, []).append(run)
+                print(model, name, run, flush=True)
+    rates = {
+        m: {n: [r["scored_per_second"] for r in runs] for n, runs in figures[m].items()} for m in figures
+    }
+    medians = {
+        model: {
+            name: {
+                "scored_per_second": float(np.median(rate)),
+                "p99_ms": float(np.median([run["p99_ms"] for run in figures[model][name]])),
+                "times": round(float(np.median(np.divide(rate, arms["then"]))), 2),
+            }
+            for name, rate in arms.items()
+        }
+        for model, arms in rates.items()
+    }
+    print(json.dumps(medians, indent=1))
+    command = ["git", "-C", str(tree), "rev-parse", "HEAD"]
+    commit = subprocess.check_output(command, text=True).strip()
+    load = {"candidates": CANDIDATES, "connections": 16, "load_average": os.getloadavg()}
+    runs = {"medians": medians, "runs": figures}
+    write("serving_then", {**load, "commit_then": commit, **runs, **conditions(1)})
+
+
+def under_load(
+    bundle: Path,
+    connections: int,
+    waiting: int,
+    hostile: int,
+    tree: Path = ROOT,
+    options: Sequence[str] = (),
+) -> dict:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "hotrows", "serve", str(bundle), "--port", str(port)]
-    server = subprocess.Popen([*command, "--most-waiting", str(waiting)], stderr=subprocess.DEVNULL)
+    command += ["--most-waiting", str(waiting), *options]
+    code = os.environ | {"PYTHONPATH": str(tree / "src")}
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=code)
     try:
         wait_for(port)
         statuses, seconds = Counter[int](), list[float]()
         end = time.monotonic() + SECONDS
         clients = [
-            threading.Thread(target=send, args=(port, number, end, statuses, seconds, hostile))
+            threading.Thread(
+                target=send, args=(port, number, end, statuses, seconds, hostile, bundle.parent.name)
+            )
             for number in range(connections)
         ]
         for client in clients:
@@ -109,7 +160,7 @@ def small_requests(bundle: Path, is_beside: bool) -> dict:
             sender.start()
         time.sleep(2)
         statuses, seconds = Counter[int](), list[float]()
-        send(port, 0, time.monotonic() + SECONDS, statuses, seconds, 0, FEW)
+        send(port, 0, time.monotonic() + SECONDS, statuses, seconds, 0, candidates=FEW)
         memory = peak_memory(server.pid)
         if is_beside:
             sender.kill()
@@ -151,13 +202,14 @@ def send(
     statuses: Counter,
     seconds: list[float],
     hostile: int,
+    model: str = "deepfm",
     candidates: int = CANDIDATES,
 ) -> None:
     """Sends requests until `end`; of those that are scored, it notes the seconds.
 
     hostile: every how many-th body is one of HOSTILE; 0: none.
     """
-    table, shared = request_of("deepfm", number)
+    table, shared = request_of(model, number)
     rows = table.slice(0, candidates).to_pylist()
     body = json.dumps({"rows": rows, "shared": shared}).encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -184,6 +236,7 @@ def metric(port: int, name: str) -> float:
 
 
 def wait_for(port: int) -> None:
+    end = time.monotonic() + MOST_TO_START
     while True:
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -191,12 +244,19 @@ def wait_for(port: int) -> None:
             assert connection.getresponse().status == 200
             return
         except OSError:
+            if time.monotonic() > end:
+                raise
             time.sleep(0.1)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("what", nargs="?", choices=("load", "beside"), default="load")
+    parser.add_argument("what", nargs="?", choices=("load", "beside", "then"), default="load")
+    parser.add_argument("--tree", type=Path, help="of another commit")
+    parser.add_argument("--bundles", type=Path, help="of that tree")
     given = parser.parse_args()
-    {"load": main, "beside": beside}[given.what](given.folder)
+    if given.what == "then":
+        then(given.folder, given.tree, given.bundles)
+    else:
+        {"load": main, "beside": beside}[given.what](given.folder)

@@ -22,6 +22,17 @@ WHOLE = (
     "many-tables-adagrad",
 )
 HISTORIES = ("din-dim16", "dien-dim16")
+SHARES = (
+    "products",
+    "layers over lists",
+    "interactions",
+    "element by element",
+    "embedding",
+    "optimizer",
+    "rest",
+)
+THEN = ("then", "now", "now, known users")
+PRECISE = ("movielens", "taobao_userbehavior", "short_videos")
 
 
 def embedding() -> list[list[str]]:
@@ -59,6 +70,17 @@ def floors() -> list[list[str]]:
             f"{m['ratio']:.2f}",
         ]
         for name, m in at("floors/models").items()
+    ]
+
+
+def shares() -> list[list[str]]:
+    """Of each model, at both commits: milliseconds of a step, and percent of each kind of work."""
+    commits = {"then": f"`{at('shares/commit_then')[:8]}`", "now": "now"}
+    return [
+        [name, commit, f"{cases[when]['ms']:.1f}"]
+        + [f"{100 * max(cases[when][kind], 0.0) / cases[when]['ms']:.0f}" for kind in SHARES]
+        for name, cases in at("shares/models").items()
+        for when, commit in commits.items()
     ]
 
 
@@ -319,6 +341,31 @@ def served_load() -> list[list[str]]:
     ]
 
 
+def served_then() -> list[list[str]]:
+    return [
+        [
+            model,
+            *("" if (f := arms.get(name)) is None else str(f["scored_per_second"]) for name in THEN),
+            *("" if (f := arms.get(name)) is None else f"{f['times']:.2f}x" for name in THEN[1:]),
+        ]
+        for model, arms in at("serving_then/medians").items()
+    ]
+
+
+def precise() -> list[list[str]]:
+    """By model and precision: largest differences, of probabilities by set."""
+    sets = [at(f"precisions/sets/{name}") for name in PRECISE]
+    rows = []
+    for model in sets[0]:
+        ways = sets[0][model]["differences"]
+        for way in ways if ways.get("int8") != ways.get("bfloat16") else [*ways][:2]:
+            cells = [found[model]["differences"][way] for found in sets]
+            worst = [max(cell[key] for cell in cells) for key in ("auc", "mean")]
+            predictions = [f"{cell['prediction']:.3g}" for cell in cells]
+            rows.append([model, way, *predictions, f"{worst[0]:.1g}", f"{100 * worst[1]:.1g} %"])
+    return rows
+
+
 def fresh() -> list[list[str]]:
     return [
         [f"{int(rate):,}", str(f["p50_s"]), str(f["p90_s"]), str(f["p99_s"])]
@@ -354,6 +401,12 @@ TABLES = [
         "model | batch | thousand samples/s | step, ms | floor, ms | step over floor",
         floors,
         of("benchmarks.floors", "floors"),
+    ),
+    Table(
+        "shares",
+        f"model | commit | step, ms | {' | '.join(f'{kind}, %' for kind in SHARES)}",
+        shares,
+        of("benchmarks.shares", "shares"),
     ),
     Table(
         "losses",
@@ -442,6 +495,18 @@ TABLES = [
         "model | way | p50, ms | p99, ms | largest difference",
         served_ways,
         of("benchmarks.serving core", "serving_core"),
+    ),
+    Table(
+        "precisions",
+        "model | precision | MovieLens | Taobao | short videos | AUC, worst | mean, worst",
+        precise,
+        of("benchmarks.precisions", "precisions"),
+    ),
+    Table(
+        "then",
+        "16 connections, scored a second | `4f1ff9fd` | now | known users | faster | faster, known users",
+        served_then,
+        of("benchmarks.serving_load then", "serving_then"),
     ),
     Table(
         "load",
