@@ -12,6 +12,7 @@ from hotrows.data import EncodedData, ValueRates, describe, prepare
 from hotrows.data.datasets import schemas
 from hotrows.data.encode.oddities import row_hashes
 from hotrows.data.rows import Rows
+from hotrows.dynamic import Dynamic
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import sample
 
@@ -160,6 +161,13 @@ def test_lists_in_text_that_are_no_lists_of_the_schema(warned, cells, is_said):
     """Each became one id, without a word."""
     lines = warned(table(seen=(cells * ROWS)[:ROWS]))
     assert [line.startswith("'seen' has values such as ") for line in lines] == [True] * is_said
+
+
+@pytest.mark.parametrize("feature", [Sparse("seen", many=True), Sequence("seen")])
+def test_lists_of_dynamic_ids_are_keys_whose_text_is_nowhere(warned, feature):
+    dynamic = dataclasses.replace(feature, dynamic=Dynamic())
+    schema = dataclasses.replace(SCHEMA, features=(Dense("price"), dynamic))
+    assert warned(table(seen=["1,2", "3,4"] * (ROWS // 2)), schema) == []
 
 
 def test_values_below_0_under_log(warned):

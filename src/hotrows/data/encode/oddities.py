@@ -169,8 +169,9 @@ def _uncut_lists(data: EncodedData, rows: Rows) -> Iterator[str]:
         if not column.is_list or stored is None:
             continue
         ranks = rows.values(f"ids/{column.name}").astype(np.int64) - FIRST_UNKNOWN
-        ranks = ranks[ranks >= column.feature.num_unknown][:_LOOKED_AT] - column.feature.num_unknown
+        ranks = ranks[ranks >= column.feature.num_unknown] - column.feature.num_unknown
         values = open_values(data.path / stored.file)
+        ranks = ranks[ranks < values.num_distinct][:_LOOKED_AT]  # dynamic ids are keys
         texts = [values.value(int(rank)).decode("utf-8", "replace") for rank in ranks]
         are_single = np.diff(rows.bounds[column.name].astype(np.int64)).max(initial=0) < 2
         lists = [text for text in texts if (_CUT if are_single else _IN_BRACKETS).search(text)]
