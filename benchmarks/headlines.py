@@ -155,6 +155,7 @@ PARTS = {
             "boosting --larger --arms lightgbm --seeds 1 --again",
             "boosting --arms ours --again",
             "boosting --arms lightgbm catboost --seeds 0 --again",
+            "boosting --compare",
         ),
         ("train", "models"),
         is_long=True,
