@@ -135,7 +135,15 @@ def test_a_first_output_is_finite_also_without_any_click(name):
 
 
 def test_a_loss_reads_as_it_is_written():
-    for text in ("log_loss", "focal:2", "huber:0.5", "weighted:20", "bpr:4"):
+    for text in (
+        "log_loss",
+        "focal:2",
+        "huber:0.5",
+        "weighted:20",
+        "bpr:4",
+        "squared:79000",
+        "huber:2:0.1",
+    ):
         assert str(losses.parse(text)) == text
     assert str(losses.parse("huber")) == "huber:1"
     assert losses.parse_by_label("rating=squared, click=focal:3") == {
@@ -148,7 +156,10 @@ def test_a_loss_reads_as_it_is_written():
     ("text", "message"),
     [
         ("hinge", "a loss must be one of log_loss, soft, .*, not 'hinge'"),
-        ("squared:2", "the loss squared takes no number"),
+        ("soft:2", "the loss soft takes no number"),
+        ("squared:2:3", "the loss squared takes unit"),
+        ("huber:2:3:4", "the loss huber takes delta and unit"),
+        ("huber:2:0", "the unit of the loss huber must be a number above 0"),
         ("huber:-1", "the delta of the loss huber must be a number above 0"),
         ("huber:nan", "must be a number above 0"),
         ("focal:", "the gamma of the loss focal must be a number above 0"),
@@ -160,6 +171,22 @@ def test_a_loss_reads_as_it_is_written():
 def test_what_is_no_loss_is_refused_in_a_line(text, message):
     with pytest.raises(ValueError, match=message):
         losses.parse_by_label(text)
+
+
+@pytest.mark.parametrize("text", ["squared:50", "huber:100:50", "huber:25:50"])
+def test_a_unit_changes_what_the_model_puts_out_and_not_what_is_least(text):
+    loss, labels = losses.parse(text), torch.tensor([-40.0, 0.0, 700.0, 900.0, 1000.0])
+    plain = losses.parse(text.removesuffix(":50"))
+    predictions = torch.randn(5) * 1e3
+    outputs = (predictions / 50).requires_grad_()
+    assert torch.allclose(loss.predictions(outputs), predictions)
+    assert loss.first_output(500.0) == 10 and plain.first_output(500.0) == 500
+    gradient, of_plain = (
+        torch.autograd.grad(kind(z, labels), z)[0]
+        for kind, z in ((loss, outputs), (plain, predictions.requires_grad_()))
+    )
+    assert torch.allclose(gradient / gradient[0], of_plain / of_plain[0], rtol=1e-4)
+    assert gradient.abs().max() <= of_plain.abs().max()
 
 
 @pytest.mark.parametrize("text", ["auc", "hit", "ndcg@0", "mrr@3", "ndcg@", ""])
@@ -182,7 +209,10 @@ def test_ranges_of_labels():
 
 
 ALL = losses.Calibration(
-    {name: losses.parse(name) for name in ("focal:2", "weighted:12.3456789", "poisson", "squared", "bpr")}
+    {
+        name: losses.parse(name)
+        for name in ("focal:2", "weighted:12.3456789", "poisson", "squared:30", "bpr")
+    }
 )
 SCALED = ALL.with_scales([(0.4, -1.5), (2.0, 0.25), (1.0, 0.0), (1.0, 0.5), (3.0, 0.0)])
 

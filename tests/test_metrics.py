@@ -254,10 +254,6 @@ def test_numbers_that_are_worse_than_their_mean_are_said():
     (said,) = shortcomings(regression_metrics(ratings.flip(0).double(), ratings, None, "rmse"))
     assert said.startswith("R2 -3.0000 is below 0, that of the mean of the labels")
     assert not list(shortcomings(regression_metrics(ratings.double() + 0.1, ratings, None, "rmse")))
-    prices = torch.arange(5) * 1e5 + 1e6  # R2 .02 was no warning, and -.01 said to train fewer epochs
-    means = (prices.mean() + (prices - prices.mean()) / 100).double()
-    (said,) = shortcomings(regression_metrics(means, prices, None, "rmse"))
-    assert "labels with a standard deviation of 141,421" in said
 
 
 def test_of_labels_that_are_all_equal_nothing_is_said():

@@ -6,15 +6,16 @@
     weighted:10  0 or 1       sigmoid(z')   auc                how many samples a 1 counts for
     focal:2      0 or 1       sigmoid(z")   auc                exponent of 1 - p
     fake_negative 0 or 1      sigmoid(z)    auc
-    squared      any number   z             rmse
-    huber:1      any number   z             mae                error from which on it is linear
+    squared      any number   z             rmse               unit of labels
+    huber:1      any number   z             mae                error from which on it is linear; unit
     poisson      at least 0   exp(z)        poisson_deviance
     bpr:16       any number   z, an order   ndcg@10            partners of a sample
 
-z is the output of the model for a sample, and z' = z - log(10), which makes probabilities of a model
-that was trained as if there were ten times as many ones. Focal loss is that of Lin et al. (ICCV 2017),
-and z" makes probabilities of its outputs as Charoenphakdee et al. (CVPR 2021) do. BPR is that of Rendle
-et al. (UAI 2009), and fake_negative that of Ktena et al. (RecSys 2019), for labels that come late.
+z is the output of the model for a sample, times the unit of labels, and z' = z - log(10), which makes
+probabilities of a model that was trained as if there were ten times as many ones. Focal loss is that of
+Lin et al. (ICCV 2017), and z" makes probabilities of its outputs as Charoenphakdee et al. (CVPR 2021)
+do. BPR is that of Rendle et al. (UAI 2009), and fake_negative that of Ktena et al. (RecSys 2019), for
+labels that come late.
 
     loss = parse("huber:2")
     loss(outputs, labels, weights)      # a scalar to minimize
@@ -122,7 +123,7 @@ class Loss:
         return outputs if (self.scale, self.shift) == (1, 0) else outputs * self.scale + self.shift
 
     def unbiased(self, outputs: Array) -> Array:
-        """Outputs as those of a loss that does not change the odds."""
+        """Outputs as those of a loss that changes neither the odds nor the unit of labels."""
         return outputs
 
     def predictions(self, outputs: Array) -> Array:
@@ -151,7 +152,8 @@ class Loss:
 
     def __str__(self) -> str:
         numbers = [repr(float(getattr(self, field.name))) for field in _numbers(self)]
-        return ":".join([self.name, *(number.removesuffix(".0") for number in numbers)])
+        text = ":".join([self.name, *(number.removesuffix(".0") for number in numbers)])
+        return text.removesuffix(":1") if getattr(self, "unit", 0) == 1 else text
 
 
 @dataclass(frozen=True)
@@ -248,32 +250,48 @@ class FakeNegative(Loss):
 
 
 @dataclass(frozen=True)
-class Squared(Loss):
-    """(z - y)^2."""
+class OfNumbers(Loss):
+    """A loss of the labels divided by `unit`: learning rates are for numbers that deviate by about 1."""
 
-    name = "squared"
+    unit: float = dataclasses.field(default=1.0, kw_only=True, repr=False)
     labels = ANY_NUMBER
     link = "identity"
-    decides = "rmse"
 
-    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return (outputs - labels).square()
+    def unbiased(self, outputs: Array) -> Array:
+        return outputs * self.unit if self.unit != 1 else outputs
+
+    def first_output(self, mean: float) -> float:
+        return mean / self.unit
 
 
 @dataclass(frozen=True)
-class Huber(Loss):
-    """(z - y)^2 / 2 up to an error of delta, linear beyond."""
+class Squared(OfNumbers):
+    """(z - y / unit)^2."""
+
+    name = "squared"
+    decides = "rmse"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - labels / self.unit).square()
+
+
+@dataclass(frozen=True)
+class Huber(OfNumbers):
+    """e^2 / 2 up to an error e = z - y / unit of d = delta / unit, linear beyond.
+
+    With a unit it is divided by d < 1: beyond, the gradient is 1, for which learning rates are.
+    """
 
     delta: float = 1.0
     name = "huber"
-    labels = ANY_NUMBER
-    link = "identity"
     decides = "mae"
 
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         from torch.nn import functional
 
-        return functional.huber_loss(outputs, labels, reduction="none", delta=self.delta)
+        targets, delta = labels / self.unit, self.delta / self.unit
+        errors = functional.huber_loss(outputs, targets, reduction="none", delta=delta)
+        return errors if self.unit == 1 else errors / min(delta, 1)
 
 
 @dataclass(frozen=True)
@@ -401,8 +419,9 @@ class Calibration:
 
 
 def _numbers(loss: Loss | type[Loss]) -> list[dataclasses.Field]:
-    """The fields of a loss that its text states."""
-    return [field for field in dataclasses.fields(loss) if not field.kw_only]
+    """The fields of a loss that its text states, in its order."""
+    fields = dataclasses.fields(loss)
+    return [field for field in fields if not field.kw_only] + [f for f in fields if f.name == "unit"]
 
 
 _KINDS: dict[str, type[Loss]] = {
@@ -417,11 +436,20 @@ def parse_by_label(text: str) -> dict[str, Loss]:
     >>> parse_by_label('rating=squared,click=focal')
     {'rating': Squared(), 'click': Focal(gamma=2.0)}
     """
+    return {label: parse(loss) for label, loss in texts_by_label(text).items()}
+
+
+def texts_by_label(text: str) -> dict[str, str]:
+    """The text of each loss that `parse_by_label` reads.
+
+    >>> texts_by_label('huber:2')
+    {'': 'huber:2'}
+    """
     pairs = [word.rpartition("=") for word in text.split(",")]
-    losses = {label.strip(): parse(loss.strip()) for label, _, loss in pairs}
-    if len(losses) < len(pairs) or ("" in losses and len(losses) > 1):
+    texts = {label.strip(): loss.strip() for label, _, loss in pairs}
+    if len(texts) < len(pairs) or ("" in texts and len(texts) > 1):
         raise ValueError(f"give one loss, or one for each label (rating=squared,click=focal): {text!r}")
-    return losses
+    return texts
 
 
 def check_grouped(schema: str, losses: Mapping[str, str | None], group: str | None) -> None:
@@ -454,21 +482,30 @@ def parse(text: str) -> Loss:
     >>> parse('huber:2')
     Huber(delta=2.0)
     """
-    name, colon, number = text.partition(":")
+    name, *numbers = text.split(":")
     kind = _KINDS.get(name)
     if kind is None:
         raise ValueError(f"a loss must be one of {', '.join(NAMES)}, not {text[:60]!r}")
-    if not colon:
-        return kind()
-    fields = _numbers(kind)
-    if not fields:
-        raise ValueError(f"the loss {name} takes no number: {text[:60]!r}")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= _FLOAT32:
-        raise ValueError(
-            f"the {fields[0].name} of the loss {name} must be a number above 0: {text[:60]!r}"
-        )
-    return dataclasses.replace(kind(), **{fields[0].name: value})
+    fields = [field.name for field in _numbers(kind)]
+    if len(numbers) > len(fields):
+        known = " and ".join(fields) or "no number"
+        raise ValueError(f"the loss {name} takes {known}: {text[:60]!r}")
+    values = dict[str, float]()
+    for field, number in zip(fields, numbers, strict=False):
+        try:
+            values[field] = float(number)
+        except ValueError:
+            values[field] = math.nan
+        if not 0 < values[field] <= _FLOAT32:
+            raise ValueError(f"the {field} of the loss {name} must be a number above 0: {text[:60]!r}")
+    return dataclasses.replace(kind(), **values)
+
+
+def is_open(text: str) -> bool:
+    """True if the text of a loss leaves out the unit of its labels, which then follows from the data.
+
+    >>> is_open('huber:2'), is_open('huber:2:1'), is_open('focal')
+    (True, False, False)
+    """
+    names = [field.name for field in _numbers(type(parse(text)))]
+    return "unit" in names[text.count(":") :]

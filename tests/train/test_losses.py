@@ -141,6 +141,40 @@ def test_the_loss_of_the_configuration_takes_precedence(rated, tmp_path):
     assert load_run(tmp_path / "run").losses == (losses.Huber(2.0),)
 
 
+def priced(folder, times, loss="squared"):
+    """The ratings times a number, as prices are."""
+    rows = table()
+    prices = pa.array(rows["rating"].to_numpy() * times)
+    rows = rows.set_column(rows.schema.get_field_index("rating"), "rating", prices)
+    return data.prepare(rows, schema("rating", loss), folder, split="fraction:0.7,0.1,0.2")
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber:1"])
+@pytest.mark.parametrize("times", [1e-4, 1.0, 250.0, 1e7])
+def test_labels_of_any_unit_are_learned_alike(rated, times, loss, tmp_path):
+    """The learning rates are for numbers that deviate by about 1; R2 was 0 for prices of millions."""
+    result = Trainer(priced(tmp_path / "enc", times, loss), CONFIG, tmp_path / "run").fit()
+    assert result.test.r2 > 0.3
+    (stored,) = load_run(tmp_path / "run").calibration.stored().values()
+    unit = losses.parse(stored.loss).unit
+    assert unit == (1 if times == 1 else pytest.approx(1.1 * times, rel=0.05))
+
+
+def test_a_run_on_prices_resumes_and_begins_others_in_its_unit(tmp_path, caplog):
+    encoded, config = priced(tmp_path / "enc", 1000.0), dataclasses.replace(CONFIG, checkpoint_every=5)
+    whole = Trainer(encoded, config, tmp_path / "whole")
+    whole.fit()
+    Trainer(encoded, dataclasses.replace(config, epochs=1), tmp_path / "stopped").fit()
+    Trainer(encoded, config, tmp_path / "stopped", resume=True).fit()
+    assert same_bits(tmp_path / "whole", tmp_path / "stopped")
+    later = dataclasses.replace(config, start_from=str(tmp_path / "whole"))
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        trainer = Trainer(priced(tmp_path / "cheaper", 500.0), later, tmp_path / "later")
+    assert trainer.config.loss == whole.config.loss and "was learned by" not in caplog.text
+    given = Trainer(encoded, dataclasses.replace(config, loss="squared:1"), tmp_path / "given")
+    assert given.config.loss == "squared:1"
+
+
 def test_several_labels_each_have_a_loss(tmp_path):
     both = Schema(FEATURES, (Label("rating", loss="squared"), "click"), group="user")
     rows = table()

@@ -59,11 +59,9 @@ def _lines(file: TextIO) -> Write:
 
 
 def _rows(file: TextIO, names: Sequence[str], delimiter: str) -> Write:
-    quotechar = None if delimiter == "\t" else '"'  # as `prepare` reads them
-    quoting = csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE
-    writer = csv.writer(
-        file, delimiter=delimiter, lineterminator="\n", quotechar=quotechar, quoting=quoting
-    )
+    # Between tabs nothing is quoted, as `prepare` reads them.
+    quotes: dict[str, Any] = {} if delimiter == "," else {"quotechar": None, "quoting": csv.QUOTE_NONE}
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n", **quotes)
     header = list[str]()
 
     def write(probabilities: Tensor, kept: Any) -> None:

@@ -11,7 +11,6 @@ from hotrows.train.metrics.result import Metrics, word_of
 _ABOVE_BASE = 1.001  # times the log loss of the base rate: more is no chance
 _MISCALIBRATED = 2.0  # times too high or too low
 _RIGHT, _BENT = 1.1, 0.1  # times at most; distance within bins, of the rarer label's rate
-_NOTHING, _WIDE = 0.1, 30.0  # R2 below; standard deviations of labels that the rates do not reach
 # Training begins at the mean of the labels: what is worse than that has learned too much by heart.
 _TRAIN_LESS = "train fewer epochs, with lower learning rates or more weight decay"
 
@@ -39,13 +38,7 @@ def shortcomings(metrics: Metrics) -> Iterator[str]:
             f"{metrics.ungrouped:,.0f} of {metrics.samples:,} samples have no group, and do not count in "
             f"metrics within groups"
         )
-    spread = metrics.rmse / math.sqrt(1 - metrics.r2) if metrics.r2 < 1 else 0.0
-    if metrics.r2 < _NOTHING and spread > _WIDE and math.isnan(metrics.poisson_deviance):
-        yield (
-            f"R2 {metrics.r2:.4f}: the model has learned little of labels with a standard deviation of "
-            f"{spread:,.0f}, as the learning rates are for one of about 1: divide the labels by it"
-        )
-    elif metrics.r2 < 0:
+    if metrics.r2 < 0:
         yield (
             f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: "
             f"{_TRAIN_LESS}"

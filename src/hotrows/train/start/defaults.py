@@ -8,7 +8,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hotrows import models, optim
+import numpy as np
+
+from hotrows import losses, models, optim
 from hotrows.data import EncodedData
 from hotrows.engine.distributed.all_or_none import together
 from hotrows.engine.distributed.comm import Ranks
@@ -30,6 +32,8 @@ _LEAST_BATCH, _STEPS, _SMALL_STEPS = 64, 500, 125  # steps of an epoch; a small 
 # Features up to which L2 terms stand as they are, the rate of weights of single features follows their
 # number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
+_SAMPLE = 16, 1024  # blocks and rows of each, of which the deviation of labels is taken
+_NEAR = 3.0  # a deviation that is at most so many times 1, or 1 of it, is near 1
 _OF_A_RANK = {
     "device",
     "store",
@@ -77,6 +81,7 @@ def settle(
         model_options=config.model_options
         if isinstance(own_model, Model)
         else _options(config, model, kind, is_small, data),
+        loss=_loss(config, _learned(config, kind, own_model, data), data),
         epochs=epochs,
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
@@ -111,6 +116,49 @@ def _options(
         earlier = run_folder.read_config(local(config.start_from)) if is_open else config
         first = earlier.model_options if earlier.model == model else {}
     return {**first, **config.model_options}
+
+
+def _learned(
+    config: TrainConfig, kind: type[Model], own_model: str | type[Model] | Model | None, data: EncodedData
+) -> list[str]:
+    """The labels that the model learns."""
+    if isinstance(own_model, Model) and own_model.labels is not None:
+        return list(own_model.labels)
+    names = [label.name for label in data.schema.labels]
+    if "labels" in inspect.signature(kind).parameters:
+        return list(config.model_options.get("labels") or names)
+    return [config.label or names[0]]
+
+
+def _loss(config: TrainConfig, learned: list[str], data: EncodedData) -> str | None:
+    """The config's losses, with a unit for labels that deviate by much more or less than 1: that of the
+    run that this one begins with, or the deviation."""
+    known = {label.name: label.loss or losses.Loss.name for label in data.schema.labels}
+    said = losses.texts_by_label(config.loss) if config.loss else {}
+    texts = {
+        name: said.get(name) or said.get("") or known.get(name, losses.Loss.name) for name in learned
+    }
+    if not any(map(losses.is_open, texts.values())):
+        return config.loss
+    earlier = run_folder.read_config(local(config.start_from)).loss if config.start_from else None
+    before = losses.parse_by_label(earlier) if earlier else {}
+    train = data.parts["train"]
+    labels = train.sample(*_SAMPLE).arrays["labels"] if train.rows else np.zeros(1)
+    deviations = dict(
+        zip(known, np.nanstd(labels.reshape(-1, len(known)), 0, float).tolist(), strict=True)
+    )
+    chosen = {name: losses.parse(text) for name, text in texts.items()}
+    for name, loss in chosen.items():
+        if not isinstance(loss, losses.OfNumbers) or not losses.is_open(texts[name]):
+            continue
+        other, deviation = before.get(name) or before.get(""), deviations.get(name) or 1.0
+        near = 1.0 if 1 / _NEAR < deviation < _NEAR else float(f"{deviation:.2g}")
+        unit = other.unit if isinstance(other, losses.OfNumbers) else near
+        chosen[name] = dataclasses.replace(loss, unit=unit)
+    if all(str(chosen[name]) == str(losses.parse(texts[name])) for name in learned):
+        return config.loss
+    single = str(chosen[learned[0]])
+    return single if len(learned) == 1 else ",".join(f"{name}={loss}" for name, loss in chosen.items())
 
 
 def _num_training_samples(data: EncodedData) -> int:
