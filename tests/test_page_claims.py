@@ -64,7 +64,8 @@ def test_the_first_page_has_the_figures_of_models_of_other_libraries():
         "FuxiCTR": "fuxictr",
     }.items():
         tables = [quoted(f"accelerate-{sizes}-{library}") for sizes in ("criteo", "461")]
-        gains = [max(arm["ratio"] for arm in found["arms"].values()) for found in tables]
+        arms = (arm for found in tables for arm in found["arms"].items())
+        gains = [arm["ratio"] for name, arm in arms if name.endswith("+hotrows")]
         said = numbers("README.md", rf"\| {name} \| (\d+) \| ([\d.]+) \|")
         assert said == [round(gains[0]), round(gains[1], 1)], name
         dates = list(dict.fromkeys(found["date"][:10] for found in tables))
