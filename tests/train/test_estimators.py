@@ -16,7 +16,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from hotrows import Callback, Classifier, Dense, Label, Regressor, Schema, Sparse, load_run
+from hotrows import Callback, Classifier, Dense, Label, Regressor, Schema, Sparse, load_run, losses
 from hotrows.models import LR
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -345,7 +345,8 @@ def test_the_loss_of_a_schema_is_learned():
     """It gave way to the loss of all numbers, without a word."""
     schema = Schema((Sparse("x"),), Label("y", loss="huber:2"))
     model = Regressor("lr", schema=schema, steps=1).fit({"x": list("abcd") * 5}, np.arange(20.0))
-    assert [str(loss) for loss in model.predictor_.losses] == ["huber:2"]
+    (loss,) = model.predictor_.losses
+    assert isinstance(loss, losses.Huber) and (loss.delta, loss.unit) == (2, 5.9)  # of their deviation
 
 
 @pytest.mark.parametrize(
