@@ -197,6 +197,9 @@ def _differences(expected: Any, actual: Any, where: str) -> Any:
         if len(expected) != len(actual):
             yield f"{where} has {len(actual)} values, not {len(expected)}"
             return
+        if expected and all(isinstance(one, float) for one in (*expected, *actual)):
+            yield from _differences(torch.tensor(expected), torch.tensor(actual), where)  # of one scale
+            return
         for place, (one, other) in enumerate(zip(expected, actual, strict=True)):
             yield from _differences(one, other, f"{where}[{place}]")
     elif isinstance(expected, float):
