@@ -40,7 +40,7 @@ from hotrows.train import Trainer
 from hotrows.train.config import TrainConfig
 from hotrows.train.metrics import compute_metrics
 
-NAME, QUESTION = "boosting", __doc__.splitlines()[0]
+NAME, LARGER, QUESTION = "boosting", "boosting-larger", __doc__.splitlines()[0]
 PEERS = ("one-hot LR", "lightgbm", "catboost")
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -65,14 +65,14 @@ def main() -> None:
     for name in args.sets:
         for seed in args.seeds:
             for arm in args.arms:
-                part = "larger" if name in defaults_more.LARGER else "sets"
-                done = stored(NAME).get(part, {}).get(name, {}).get(arm, {})
+                file = LARGER if name in defaults_more.LARGER else NAME
+                done = stored(file).get("sets", {}).get(name, {}).get(arm, {})
                 if args.again or str(seed) not in done:
                     figures, chances = _figures(name, arm, seed, args.raw)
                     if not args.dry:
                         CHANCES.mkdir(parents=True, exist_ok=True)
                         np.save(_file(name, arm, seed), chances.astype(np.float32))
-                        add(NAME, [part, name, arm, str(seed)], figures, _facts())
+                        add(file, ["sets", name, arm, str(seed)], figures, _facts())
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {arm} {seed}: {shown}", flush=True)
 

@@ -149,13 +149,21 @@ PARTS = {
     "machines": Part("machines/conditions", 8, ("machines",), RELIABLE),
     "boosting": Part(
         "boosting",
-        60,
+        30,
         (
-            "boosting --larger --arms ours once --seeds 1 2 --again",
-            "boosting --larger --arms lightgbm --seeds 1 --again",
             "boosting --arms ours --again",
             "boosting --arms lightgbm catboost --seeds 0 --again",
             "boosting --compare",
+        ),
+        ("train", "models"),
+        is_long=True,
+    ),
+    "boosting-larger": Part(
+        "boosting-larger",
+        30,
+        (
+            "boosting --larger --arms ours once --seeds 1 2 --again",
+            "boosting --larger --arms lightgbm --seeds 1 --again",
         ),
         ("train", "models"),
         is_long=True,

@@ -18,11 +18,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(hotrows.__file__).parent
 FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 KERNELS = PACKAGE / "ops" / "triton"
-MOST_LINES = 85_737  # of src; it rises only in a commit whose message names the issue that needs them
+MOST_LINES = 85_757  # of src; it rises only in a commit whose message names the issue that needs them
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {
     "losses.py": "all losses, each a few lines, and the one value that makes predictions of outputs",
+    "acceleration/table.py:RowTable": "the one face of a table, in memory or behind a cache",
     "train/estimator.py:Estimator": "the protocol of scikit-learn is one: parameters, fit, files, copies",
     "engine/embedding.py:Embedding": "the one face of all rows: each verb of a step is a short method",
 }

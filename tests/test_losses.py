@@ -145,7 +145,7 @@ def test_a_loss_reads_as_it_is_written():
         "huber:2:0.1",
     ):
         assert str(losses.parse(text)) == text
-    assert str(losses.parse("huber")) == "huber:1"
+    assert (str(losses.parse("huber")), losses.parse("huber").text) == ("huber:1", "huber:1:1")
     assert losses.parse_by_label("rating=squared, click=focal:3") == {
         "rating": losses.Squared(),
         "click": losses.Focal(3.0),

@@ -35,7 +35,7 @@ FOLDERS = {"tutorials", "reference", "api", "explanation", "evidence", "decision
 # One is read at a time: they grow in number, and their words are not counted.
 RECORDS = r"(?:decisions/\d{4}|good_first_issues/\d\d)-[a-z0-9-]+\.md"
 # Written words: without code, tables that a command writes, and targets of links.
-MOST_PAGES, MOST_WORDS = 52, 40_878
+MOST_PAGES, MOST_WORDS = 52, 40_903
 NUMBERS_OF_A_SENTENCE = 3  # in guides and tutorials
 
 

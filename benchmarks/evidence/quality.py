@@ -91,7 +91,7 @@ def larger() -> list[list[str]]:
     """AUC, log loss and seconds of the default and of one epoch, means of the same seeds; LightGBM, and
     the default less it, on its seed."""
     table = []
-    for name, arms in at("boosting/larger").items():
+    for name, arms in at("boosting-larger/sets").items():
         seeds = sorted(arms["ours"].keys() & arms["once"].keys())
         means = {
             figure: [mean([arms[arm][seed][figure] for seed in seeds]) for arm in ("ours", "once")]
@@ -214,7 +214,7 @@ TABLES = [
         "data | samples | default | one epoch | LightGBM | less LightGBM | log loss: default | one epoch "
         "| CPU seconds: default | one epoch",
         larger,
-        (Origin("boosting/larger", "benchmarks.boosting --larger"),),
+        (Origin("boosting-larger", "benchmarks.boosting --larger"),),
     ),
     Table("definitions", "library: layer | how its definition differs", definitions),
     Table(

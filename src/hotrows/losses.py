@@ -150,10 +150,15 @@ class Loss:
         rate = min(max(mean, _LEAST_RATE), 1 - _LEAST_RATE)
         return math.log(rate / (1 - rate))
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """What `parse` reads as this loss, with all of its numbers."""
         numbers = [repr(float(getattr(self, field.name))) for field in _numbers(self)]
-        text = ":".join([self.name, *(number.removesuffix(".0") for number in numbers)])
-        return text.removesuffix(":1") if getattr(self, "unit", 0) == 1 else text
+        return ":".join([self.name, *(number.removesuffix(".0") for number in numbers)])
+
+    def __str__(self) -> str:
+        """The text, without a unit of 1."""
+        return self.text.removesuffix(":1") if getattr(self, "unit", 0) == 1 else self.text
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import math
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from hotrows.train.config import TrainConfig
 from hotrows.train.loop.recommender import Recommender
 from hotrows.train.metrics import Metrics
 from hotrows.train.run import data as run_data
+from hotrows.train.start.defaults import settle
 from tests.support.runs import same_bits
 
 CONFIG = TrainConfig(
@@ -173,6 +175,44 @@ def test_a_run_on_prices_resumes_and_begins_others_in_its_unit(tmp_path, caplog)
     assert trainer.config.loss == whole.config.loss and "was learned by" not in caplog.text
     given = Trainer(encoded, dataclasses.replace(config, loss="squared:1"), tmp_path / "given")
     assert given.config.loss == "squared:1"
+
+
+@pytest.mark.parametrize(
+    ("labels", "prices", "loss"),
+    [
+        (("price", "click"), [100.0, 300.0, 200.0, 400.0], "price=squared:110,click=log_loss"),
+        (("price", "click"), [None] * 4, "price=squared:1,click=log_loss"),
+        (("price", "click"), [7.0] * 4, "price=squared:1,click=log_loss"),
+        (("price,euro", "click"), [100.0, 300.0, 200.0, 400.0], None),
+    ],
+)
+def test_units_of_several_labels(labels, prices, loss, tmp_path):
+    """Of no prices, equal ones, or none at all there is none, nor in a text that a comma would part."""
+    of_all = Schema((Sparse("user"),), (Label(labels[0], loss="squared"), labels[1]))
+    rows = pa.table(
+        {
+            "user": ["a", "b"] * (len(prices) // 2),
+            labels[0]: pa.array(prices, pa.float64()),
+            labels[1]: [0, 1] * (len(prices) // 2),
+        },
+        pa.schema([("user", pa.string()), (labels[0], pa.float64()), (labels[1], pa.int64())]),
+    )
+    encoded = data.prepare(rows, of_all, tmp_path / "enc", split="fraction:1,0,0")
+    assert settle(TrainConfig(model="mmoe"), encoded).loss == loss
+
+
+@pytest.mark.parametrize("again", [None, "squared", "squared:1100"])
+def test_a_run_goes_on_in_its_unit_where_the_one_that_it_began_with_is_gone(tmp_path, again):
+    first, config = priced(tmp_path / "enc", 1000.0), dataclasses.replace(CONFIG, epochs=1)
+    Trainer(first, config, tmp_path / "first").fit()
+    cheaper = priced(tmp_path / "cheaper", 500.0)
+    later = dataclasses.replace(config, start_from=str(tmp_path / "first"))
+    Trainer(cheaper, later, tmp_path / "run").fit()
+    shutil.rmtree(tmp_path / "first")
+    on = dataclasses.replace(later, epochs=2, loss=again)
+    resumed = Trainer(cheaper, on, tmp_path / "run", resume=True)
+    assert resumed.config.loss == "squared:1100"
+    resumed.fit()
 
 
 def test_several_labels_each_have_a_loss(tmp_path):

@@ -119,7 +119,8 @@ class RowTable:
     @exclusive
     def adopt_states(self) -> None:
         """Takes over the optimizer's present states: every row has made all steps."""
-        values = {} if (state := self.optimizer.state.get(self.weight)) is None else dict(state)
+        state = self.optimizer.state.get(self.weight)
+        values = {} if state is None else dict(state)
         self.states, self._shared, now = divided(values, self.rule)
         self.join(StepHistory(now))
         self._by_optimizer = []

@@ -12,6 +12,7 @@ import numpy as np
 
 from hotrows import losses, models, optim
 from hotrows.data import EncodedData
+from hotrows.data.columns.label import missing_labels
 from hotrows.engine.distributed.all_or_none import together
 from hotrows.engine.distributed.comm import Ranks
 from hotrows.models.model import Model
@@ -47,11 +48,15 @@ _OF_A_RANK = {
 
 
 def settle(
-    config: TrainConfig, data: EncodedData, own_model: str | type[Model] | Model | None = None
+    config: TrainConfig,
+    data: EncodedData,
+    own_model: str | type[Model] | Model | None = None,
+    resumed: Path | None = None,
 ) -> TrainConfig:
     """Fills in what the config leaves open, for a training on these data.
 
     own_model: the model itself, if it is not found by its name; an object has its options.
+    resumed: the run that goes on, if there is one.
     """
     # What holds for all models.
     num_samples = _num_training_samples(data)
@@ -81,7 +86,7 @@ def settle(
         model_options=config.model_options
         if isinstance(own_model, Model)
         else _options(config, model, kind, is_small, data),
-        loss=_loss(config, _learned(config, kind, own_model, data), data),
+        loss=_loss(config, _learned(config, kind, own_model, data), data, resumed),
         epochs=epochs,
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
@@ -130,35 +135,41 @@ def _learned(
     return [config.label or names[0]]
 
 
-def _loss(config: TrainConfig, learned: list[str], data: EncodedData) -> str | None:
-    """The config's losses, with a unit for labels that deviate by much more or less than 1: that of the
-    run that this one begins with, or the deviation."""
+def _loss(config: TrainConfig, learned: list[str], data: EncodedData, resumed: Path | None) -> str | None:
+    """The config's losses, with the units of labels: those of the run that goes on, or that this one
+    begins with, else the deviations of labels where they are far from 1."""
     known = {label.name: label.loss or losses.Loss.name for label in data.schema.labels}
     said = losses.texts_by_label(config.loss) if config.loss else {}
     texts = {
         name: said.get(name) or said.get("") or known.get(name, losses.Loss.name) for name in learned
     }
-    if not any(map(losses.is_open, texts.values())):
+    has_comma = len(learned) > 1 and any("," in name for name in learned)  # which parts their losses
+    is_wrong = bool(said.keys() - {"", *learned})  # which is refused where the model is made
+    if is_wrong or has_comma or not any(map(losses.is_open, texts.values())):
         return config.loss
-    earlier = run_folder.read_config(local(config.start_from)).loss if config.start_from else None
+    first = resumed or config.start_from
+    earlier = run_folder.read_config(local(first)).loss if first else None
     before = losses.parse_by_label(earlier) if earlier else {}
-    train = data.parts["train"]
-    labels = train.sample(*_SAMPLE).arrays["labels"] if train.rows else np.zeros(1)
-    deviations = dict(
-        zip(known, np.nanstd(labels.reshape(-1, len(known)), 0, float).tolist(), strict=True)
-    )
     chosen = {name: losses.parse(text) for name, text in texts.items()}
     for name, loss in chosen.items():
-        if not isinstance(loss, losses.OfNumbers) or not losses.is_open(texts[name]):
-            continue
-        other, deviation = before.get(name) or before.get(""), deviations.get(name) or 1.0
-        near = 1.0 if 1 / _NEAR < deviation < _NEAR else float(f"{deviation:.2g}")
-        unit = other.unit if isinstance(other, losses.OfNumbers) else near
-        chosen[name] = dataclasses.replace(loss, unit=unit)
-    if all(str(chosen[name]) == str(losses.parse(texts[name])) for name in learned):
-        return config.loss
-    single = str(chosen[learned[0]])
-    return single if len(learned) == 1 else ",".join(f"{name}={loss}" for name, loss in chosen.items())
+        if isinstance(loss, losses.OfNumbers) and losses.is_open(texts[name]):
+            other = before.get(name) or before.get("")
+            unit = other.unit if isinstance(other, losses.OfNumbers) else _unit(data, name)
+            chosen[name] = dataclasses.replace(loss, unit=unit)
+    if len(learned) == 1:
+        return chosen[learned[0]].text
+    return ",".join(f"{name}={loss.text}" for name, loss in chosen.items())
+
+
+def _unit(data: EncodedData, label: str) -> float:
+    """The deviation of a label in a sample of the training part; 1 where it is near 1, or unknown."""
+    train, names = data.parts["train"], [label.name for label in data.schema.labels]
+    if not train.rows:
+        return 1.0
+    labels = train.sample(*_SAMPLE).arrays["labels"].reshape(-1, len(names))[:, names.index(label)]
+    present = labels[~missing_labels(labels)].astype(np.float64)
+    deviation = float(f"{present.std():.2g}") if len(present) else 0.0
+    return deviation if deviation > 0 and not 1 / _NEAR < deviation < _NEAR else 1.0
 
 
 def _num_training_samples(data: EncodedData) -> int:
@@ -299,10 +310,13 @@ def agreed(
 
     def settled() -> tuple[EncodedData, TrainConfig, TrainConfig]:
         open_config = checked(config, model)
-        if resumed is not None:
-            open_config = run_folder.with_settings_of(local(resumed), open_config)
+        begun = (
+            None if resumed is None or not (local(resumed) / "config.json").exists() else local(resumed)
+        )
+        if begun is not None:
+            open_config = run_folder.with_settings_of(begun, open_config)
         source = opened(data, open_config.data_cache)
-        return source, open_config, settle(open_config, source, model)
+        return source, open_config, settle(open_config, source, model, begun)
 
     source, open_config, filled = together(ranks, settled)
     rows = {name: part.rows for name, part in source.parts.items()}
