@@ -70,48 +70,60 @@ void replay_chunk(const P& path, int64_t now, const Behind* rows, int64_t num_ro
   }
 }
 
+// Rows of one target, between its memory and `parts`, end to end. kDim: their width, or 0: `dim` says it.
+template <int kDim, class T>
+void gather(const Target& target, const Behind* rows, int64_t num_rows, int64_t dim, T* const parts[3]) {
+  const int64_t width = kDim ? kDim : dim;
+  const size_t size = static_cast<size_t>(width) * sizeof(T);
+  for (int64_t n = 0; n < num_rows; ++n) {
+    if (n + kAhead < num_rows) prefetch_row<T>(target, rows[n + kAhead].row, width);
+    std::memcpy(parts[0] + n * width, target.weight<T>(rows[n].row), size);
+    for (int s = 0; s < 2; ++s)
+      if (const T* state = target.state<T>(s, rows[n].row)) std::memcpy(parts[1 + s] + n * width, state, size);
+  }
+}
+
+template <int kDim, class T>
+void scatter(const Target& target, const Behind* rows, int64_t num_rows, int64_t dim, T* const parts[3]) {
+  const int64_t width = kDim ? kDim : dim;
+  const size_t size = static_cast<size_t>(width) * sizeof(T);
+  for (int64_t n = 0; n < num_rows; ++n) {
+    std::memcpy(target.weight<T>(rows[n].row), parts[0] + n * width, size);
+    for (int s = 0; s < 2; ++s)
+      if (T* state = target.state<T>(s, rows[n].row)) std::memcpy(state, parts[1 + s] + n * width, size);
+    target.last(rows[n].row) = static_cast<int32_t>(target.now);
+  }
+}
+
 // Rows of one target, sorted by start; returns the change of the sum of their squares.
 template <class T, class P>
 double catch_up(const Target& target, const P& path, const Behind* rows, int64_t num_rows, int64_t dim, bool squares,
                 Scratch<T>& scratch) {
   CHECK(num_rows > 0 && num_rows * dim <= static_cast<int64_t>(scratch.parts[0].size()), num_rows, dim);
   double change = 0;
-  const auto before = [&](const T* w) {
-    if (squares) change -= sum_of_squares(w, dim);
-  };
-  const auto after = [&](const T* w, int64_t row) {
-    if (squares) change += sum_of_squares(w, dim);
-    target.last(row) = static_cast<int32_t>(target.now);
-  };
   if (path.closed(rows[0].start)) {
     for (int64_t n = 0; n < num_rows; ++n) {
       if (n + kAhead < num_rows) prefetch_row<T>(target, rows[n + kAhead].row, dim);
       T* w = target.weight<T>(rows[n].row);
-      before(w);
+      if (squares) change -= sum_of_squares(w, dim);
       path.close(rows[n].start, w, target.state<T>(0, rows[n].row), dim);
-      after(w, rows[n].row);
+      if (squares) change += sum_of_squares(w, dim);
+      target.last(rows[n].row) = static_cast<int32_t>(target.now);
     }
     return change;
   }
   T* const parts[3] = {scratch.parts[0].data(), scratch.parts[1].data(), scratch.parts[2].data()};
-  const size_t size = static_cast<size_t>(dim) * sizeof(T);
-  for (int64_t n = 0; n < num_rows; ++n) {
-    if (n + kAhead < num_rows) prefetch_row<T>(target, rows[n + kAhead].row, dim);
-    const T* w = target.weight<T>(rows[n].row);
-    before(w);
-    std::memcpy(parts[0] + n * dim, w, size);
-    for (int s = 0; s < 2; ++s)
-      if (const T* state = target.state<T>(s, rows[n].row)) std::memcpy(parts[1 + s] + n * dim, state, size);
-  }
+#define CALL(kDim) gather<kDim>(target, rows, num_rows, dim, parts)
+  HOTROWS_FOR_WIDTH(dim, CALL)
+#undef CALL
   const int64_t used = num_rows * dim, whole = (used + kGroup<T> - 1) / kGroup<T> * kGroup<T>;
   for (int k = 0; k < 3; ++k) std::fill(parts[k] + used, parts[k] + whole, T(0));
+  for (int64_t n = 0; squares && n < num_rows; ++n) change -= sum_of_squares(parts[0] + n * dim, dim);
   replay_chunk<T>(path, target.now, rows, num_rows, dim, parts);
-  for (int64_t n = 0; n < num_rows; ++n) {
-    std::memcpy(target.weight<T>(rows[n].row), parts[0] + n * dim, size);
-    for (int s = 0; s < 2; ++s)
-      if (T* state = target.state<T>(s, rows[n].row)) std::memcpy(state, parts[1 + s] + n * dim, size);
-    after(parts[0] + n * dim, rows[n].row);
-  }
+  for (int64_t n = 0; squares && n < num_rows; ++n) change += sum_of_squares(parts[0] + n * dim, dim);
+#define CALL(kDim) scatter<kDim>(target, rows, num_rows, dim, parts)
+  HOTROWS_FOR_WIDTH(dim, CALL)
+#undef CALL
   return change;
 }
 
@@ -214,19 +226,28 @@ void catch_up(const Rows& rows, int64_t dim, double* squares) {
 }
 
 template <class T, class P>
-void catch_up_all(const Target& target, int64_t dim, double* squares) {
-  if (kChecks) target.check_all(dim * static_cast<int64_t>(sizeof(T)));
-  if (target.first >= target.now) return;
-  const P path(target.steps - target.first, target.first, target.now);
-  const std::vector<Block> blocks =
-      blocks_of(1, kSweepRows, [&](int64_t) { return std::pair<int64_t, int64_t>(0, target.num_rows); });
+void catch_up_all(const Target* targets, int64_t num_targets, int64_t dim, double* squares) {
+  Paths<P> paths(num_targets);
+  int64_t work = 0;
+  for (int64_t t = 0; t < num_targets; ++t) {
+    if (kChecks) targets[t].check_all(dim * static_cast<int64_t>(sizeof(T)));
+    if (targets[t].first >= targets[t].now) continue;
+    paths.want(t, targets[t], targets[t].first);
+    work += targets[t].num_rows * dim;
+  }
+  paths.make();
+  const std::vector<Block> blocks = blocks_of(num_targets, kSweepRows, [&](int64_t t) {
+    return std::pair<int64_t, int64_t>(0, targets[t].first < targets[t].now ? targets[t].num_rows : 0);
+  });
   std::vector<double> changes(blocks.size());
-#pragma omp parallel if (target.num_rows * dim > kSmall)
+#pragma omp parallel if (work > kSmall)
   {
     Scratch<T> scratch(dim);
     std::vector<Behind> behind;
 #pragma omp for schedule(dynamic)
     for (size_t b = 0; b < blocks.size(); ++b) {
+      const Target& target = targets[blocks[b].target];
+      const P& path = paths[blocks[b].target];
       behind.clear();
       for (int64_t row = blocks[b].begin; row < blocks[b].end; ++row) {
         const int64_t start = target.start(row);
@@ -239,8 +260,48 @@ void catch_up_all(const Target& target, int64_t dim, double* squares) {
         changes[b] += catch_up<T>(target, path, behind.data() + at, std::min(size, count - at), dim, squares != nullptr, scratch);
     }
   }
-  for (int64_t row = 0; kChecks && row < target.num_rows; ++row) CHECK(target.start(row) == target.now, row);
+  for (int64_t t = 0; kChecks && t < num_targets; ++t)
+    for (int64_t row = 0; row < targets[t].num_rows; ++row) CHECK(targets[t].start(row) == targets[t].now, t, row);
   add_changes(blocks, changes, squares);
+}
+
+template <class T>
+void squares_of(const Target* targets, int64_t num_targets, int64_t dim, double* squares) {
+  const std::vector<Block> blocks = blocks_of(num_targets, kSweepRows, [&](int64_t t) {
+    return std::pair<int64_t, int64_t>(0, targets[t].num_rows);
+  });
+  std::vector<double> sums(blocks.size());
+#pragma omp parallel for schedule(static) if (static_cast<int64_t>(blocks.size()) * kSweepRows * dim > kSmall)
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const Target& target = targets[blocks[b].target];
+    if (target.weights_stride == dim * static_cast<int64_t>(sizeof(T))) {
+      sums[b] = sum_of_squares(target.weight<T>(blocks[b].begin), (blocks[b].end - blocks[b].begin) * dim);
+      continue;
+    }
+    for (int64_t row = blocks[b].begin; row < blocks[b].end; ++row) sums[b] += sum_of_squares(target.weight<T>(row), dim);
+  }
+  add_changes(blocks, sums, squares);
+}
+
+template <class T>
+void products_of(const Rows& rows, int64_t dim, const T* sums, double* squares, double* with_weights) {
+  if (kChecks) rows.check_all(dim * static_cast<int64_t>(sizeof(T)));
+  const std::vector<Block> blocks = blocks_of(rows.num_targets, kRowsOfBlock, [&](int64_t t) {
+    return std::pair<int64_t, int64_t>(rows.bounds[t], rows.bounds[t + 1]);
+  });
+  std::vector<double> of_sums(blocks.size()), of_weights(blocks.size());
+#pragma omp parallel for schedule(static) if ((rows.end() - rows.begin()) * dim > kSmall)
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const Target& target = rows.targets[blocks[b].target];
+    const int64_t end = rows.bounds[blocks[b].target + 1];
+    for (int64_t u = blocks[b].begin; u < blocks[b].end; ++u) {
+      if (u + kAhead < end) prefetch_bytes<false>(target.weight<T>(rows.slots[u + kAhead]), dim * sizeof(T));
+      of_sums[b] += sum_of_squares(sums + u * dim, dim);
+      of_weights[b] += sum_of_products(sums + u * dim, target.weight<T>(rows.slots[u]), dim);
+    }
+  }
+  add_changes(blocks, of_sums, squares);
+  add_changes(blocks, of_weights, with_weights);
 }
 
 // ---- the update of a batch --------------------------------------------------------------------------
@@ -349,9 +410,9 @@ void catch_up_any(int kind, const Rows& rows, int64_t dim, double* squares) {
 }
 
 template <class T>
-void catch_up_all_any(int kind, const Target& target, int64_t dim, double* squares) {
+void catch_up_all_any(int kind, const Target* targets, int64_t num_targets, int64_t dim, double* squares) {
   for_kind<T>(kind, [&](auto, auto path) {
-    catch_up_all<T, std::remove_pointer_t<decltype(path)>>(target, dim, squares);
+    catch_up_all<T, std::remove_pointer_t<decltype(path)>>(targets, num_targets, dim, squares);
   });
 }
 
@@ -391,10 +452,28 @@ HOTROWS_API void hotrows_deferred_catch_up(int kind, int64_t itemsize, int64_t d
   itemsize == 4 ? catch_up_any<float>(kind, rows, dim, squares) : catch_up_any<double>(kind, rows, dim, squares);
 }
 
-HOTROWS_API void hotrows_deferred_catch_up_all(int kind, int64_t itemsize, int64_t dim, const int64_t* target,
-                                               double* squares) {
-  const Target& rows = *reinterpret_cast<const Target*>(target);
-  itemsize == 4 ? catch_up_all_any<float>(kind, rows, dim, squares) : catch_up_all_any<double>(kind, rows, dim, squares);
+HOTROWS_API void hotrows_deferred_catch_up_all(int kind, int64_t itemsize, int64_t dim, const int64_t* targets,
+                                               int64_t num_targets, double* squares) {
+  const Target* rows = reinterpret_cast<const Target*>(targets);
+  itemsize == 4 ? catch_up_all_any<float>(kind, rows, num_targets, dim, squares)
+                : catch_up_all_any<double>(kind, rows, num_targets, dim, squares);
+}
+
+// squares: [T], to which the sum of each target's squared weights is added.
+HOTROWS_API void hotrows_deferred_squares(int64_t itemsize, int64_t dim, const int64_t* targets, int64_t num_targets,
+                                          double* squares) {
+  const Target* rows = reinterpret_cast<const Target*>(targets);
+  itemsize == 4 ? squares_of<float>(rows, num_targets, dim, squares) : squares_of<double>(rows, num_targets, dim, squares);
+}
+
+// sums: [U, D] of the tables' precision. squares, with_weights: [T], to which the sums of sums * sums and of
+// sums * weights are added.
+HOTROWS_API void hotrows_deferred_products(int64_t itemsize, int64_t dim, const int64_t* targets, int64_t num_targets,
+                                           const int64_t* slots, const int64_t* bounds, const void* sums,
+                                           double* squares, double* with_weights) {
+  const Rows rows{reinterpret_cast<const Target*>(targets), num_targets, slots, bounds};
+  itemsize == 4 ? products_of<float>(rows, dim, static_cast<const float*>(sums), squares, with_weights)
+                : products_of<double>(rows, dim, static_cast<const double*>(sums), squares, with_weights);
 }
 
 // weights, grad: of the tables' precision.

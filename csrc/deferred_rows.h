@@ -87,21 +87,29 @@ std::vector<Block> blocks_of(int64_t num_targets, int64_t size, Range range) {
   return blocks;
 }
 
+// The sum of one[d] * other[d], in float64.
 template <class T>
-double sum_of_squares(const T* w, int64_t dim) {
+double sum_of_products(const T* one, const T* other, int64_t dim) {
   typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
   typedef double Sums __attribute__((vector_size(64)));
   Sums sums = {};
   for (int64_t d = 0; d < dim; d += 8) {
-    Eight part = {};
-    if (d + 8 <= dim)
-      std::memcpy(&part, w + d, sizeof part);
-    else
-      for (int64_t k = 0; d + k < dim; ++k) part[k] = w[d + k];
-    const Sums wide = __builtin_convertvector(part, Sums);
-    sums += wide * wide;
+    Eight parts[2] = {};
+    const T* from[2] = {one + d, other + d};
+    for (int k = 0; k < 2; ++k) {
+      if (d + 8 <= dim)
+        std::memcpy(&parts[k], from[k], sizeof parts[k]);
+      else
+        for (int64_t i = 0; d + i < dim; ++i) parts[k][i] = from[k][i];
+    }
+    sums += __builtin_convertvector(parts[0], Sums) * __builtin_convertvector(parts[1], Sums);
   }
   return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+template <class T>
+double sum_of_squares(const T* w, int64_t dim) {
+  return sum_of_products(w, w, dim);
 }
 
 inline void add_changes(const std::vector<Block>& blocks, const std::vector<double>& changes, double* squares) {

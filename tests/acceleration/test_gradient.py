@@ -89,6 +89,98 @@ def test_a_gradient_is_read_as_memory_and_stays_one_of_rows(read, fast_memory):
     torch.testing.assert_close(fast.user.weight.detach(), plain.user.weight.detach())
 
 
+class Penalized(nn.Module):
+    """Tables that are looked up together; the loss has the squares of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, 8) for rows in (300, 1, 50))
+
+    def forward(self, ids):
+        return torch.cat([table(ids % table.num_embeddings) for table in self.tables], 1)
+
+    def loss(self, step):
+        penalty = sum(torch.norm(table.weight, 2) ** 2 for table in self.tables)
+        return self(torch.arange(64) * (37 + step)).square().mean() + 0.01 * penalty
+
+    def weights(self):
+        return [table.weight for table in self.tables]
+
+
+def one_stepped_alone(model, optimizer):
+    kept = [weight.grad for weight in model.weights()[1:]]
+    for weight in model.weights()[1:]:
+        weight.grad = None
+    optimizer.step()
+    model.weights()[0].grad = None
+    for weight, gradient in zip(model.weights()[1:], kept, strict=True):
+        weight.grad = gradient
+
+
+def one_written(model, optimizer):
+    with torch.no_grad():
+        model.weights()[1].mul_(3.0)
+
+
+def again(model, optimizer):
+    optimizer.zero_grad()
+    model.loss(1).backward()
+
+
+BETWEEN = {
+    "nothing": lambda model, optimizer: None,
+    "a write of one table": one_written,
+    "a write through data": lambda model, optimizer: model.weights()[2].data.fill_(0.25),
+    "a step of one table": one_stepped_alone,
+    "another loss": lambda model, optimizer: model.loss(1).backward(),
+    "zero_grad, and a loss": again,
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_norms_are_those_of_the_present_weights(between):
+    """Norms of all tables are made at once: what happens to one of them must not leave them old."""
+    seen = []
+    for accelerated in (False, True):
+        torch.manual_seed(0)
+        model = Penalized()
+        optimizer = torch.optim.Adam(model.parameters(), 0.05)
+        if accelerated:
+            hotrows.accelerate(model, optimizer, always=True)
+        for step in range(3):
+            optimizer.zero_grad()
+            model.loss(step).backward()
+            norms = [weight.grad.norm() for weight in model.weights()]
+            optimizer.step()
+        again(model, optimizer)
+        norms += [weight.grad.norm() for weight in model.weights()]
+        BETWEEN[between](model, optimizer)
+        gradients = [weight.grad for weight in model.weights() if weight.grad is not None]
+        norms += [gradient.norm() for gradient in gradients]
+        seen.append([*norms, *(gradient.to_dense() for gradient in gradients)])
+    assert len(seen[0]) >= 10
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_a_penalty_that_is_added_after_a_write_counts_with_the_weights_as_they_are():
+    seen = []
+    for accelerated in (False, True):
+        torch.manual_seed(0)
+        model = Penalized()
+        optimizer = torch.optim.Adam(model.parameters(), 0.05)
+        if accelerated:
+            hotrows.accelerate(model, optimizer, always=True)
+        one, other, _ = model.weights()
+        held = torch.square(one)  # by somebody who may yet ask for it
+        (model(torch.arange(64)).square().mean() + other.square().sum()).backward()
+        norms = [other.grad.norm(), one.grad.norm()]
+        with torch.no_grad():
+            one.mul_(5.0)
+        one.square().sum().backward()
+        seen.append([*norms, one.grad.norm(), held.sum()])
+    torch.testing.assert_close(seen[1], seen[0])
+
+
 def numpy_written(gradient):
     gradient.numpy()[:3] = 1.0
 

@@ -157,7 +157,7 @@ def test_in_float64_the_steps_of_an_optimizer_are_those_of_pytorch_to_rounding(o
         stepping.param_groups[0]["lr"] = optimizer.lr * schedule(step)
         stepping.step()
     target = Target(weights, states, last, steps.steps, steps.first, steps.now, steps.first_decay)
-    deferred.catch_up_all(optimizer.deferred, target)
+    deferred.catch_up_all(optimizer.deferred, [target])
     assert_close(weights, plain.detach(), rtol=1e-11, atol=1e-13)
 
 

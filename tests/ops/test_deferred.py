@@ -103,10 +103,40 @@ def test_one_thread_equals_two_bit_for_bit(name, threads):
         out = step_of(deferred, case, mine, read, grad, True, squares)
         for k, target in enumerate(mine):
             later = replace(target, now=75, first_decay=min(75, case.first_decay(80)))
-            deferred.catch_up_all(case.kind, later, squares[k : k + 1])
+            deferred.catch_up_all(case.kind, [later], squares[k : k + 1])
         results.append([out, squares, *values(mine)])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize("name", ["sgd momentum", "adagrad decay", "adam", "adamw l2"])
+def test_all_rows_of_several_tables_catch_up_as_those_of_each(name, dim, module):
+    case = CASES[name]
+    alone = tables(case, dim, torch.float32, sizes=(300, 0, 1, 2500))
+    together, changes = copies(alone), torch.zeros(2, 4, dtype=torch.float64)
+    before = module.sums_of_squares(alone)
+    for k, target in enumerate(alone):
+        module.catch_up_all(case.kind, [target], changes[0, k : k + 1])
+    module.catch_up_all(case.kind, together, changes[1])
+    for one, other in zip(values(alone), values(together), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(*changes)
+    assert_close(torch.tensor(module.sums_of_squares(alone)), torch.tensor(before) + changes[0].float())
+    assert module.sums_of_squares([]) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 5, 16])
+def test_products_of_gradients_and_weights_are_the_reference_s(dim, dtype):
+    targets = tables(CASES["adam"], dim, dtype)
+    read = read_of(targets)
+    sums = torch.randn(len(read.slots), dim, dtype=dtype)
+    fast = deferred.products(targets, read.slots, read.bounds, sums)
+    slow = reference_deferred.products(targets, read.slots, read.bounds, sums)
+    assert_close(torch.tensor(fast), torch.stack(slow).float(), rtol=1e-5, atol=1e-5)
+    assert_close(deferred.sums_of_squares(targets), reference_deferred.sums_of_squares(targets))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -125,7 +155,7 @@ def test_rows_never_touched_stay_untouched_without_decay(name, module):
     case = CASES[name]
     target = target_of(case, torch.randn(9, 4), 50, 60)
     before = [x.clone() for x in values([target])]
-    module.catch_up_all(case.kind, target)
+    module.catch_up_all(case.kind, [target])
     for one, other in zip(values([target]), before, strict=True):
         assert torch.equal(one, other)
 
@@ -137,7 +167,7 @@ def test_untouched_rows_follow_decay_from_the_first_step_that_decays(module):
     start = torch.randn(7, 3, dtype=torch.float64)
     target = target_of(case, start, 90, 90)
     assert target.first_decay == 30
-    module.catch_up_all("adam", target)
+    module.catch_up_all("adam", [target])
     assert target.last.tolist() == [90] * 7
     assert_close(target.weights, dense(case, start, steps), rtol=1e-12, atol=1e-14)
 
@@ -150,8 +180,8 @@ def test_no_second_moment_makes_a_weight_nan(name, v):
     fast.states[1].fill_(v)
     fast.last.fill_(100)
     slow = copies([fast])[0]
-    deferred.catch_up_all("adam", fast)
-    reference_deferred.catch_up_all("adam", slow)
+    deferred.catch_up_all("adam", [fast])
+    reference_deferred.catch_up_all("adam", [slow])
     assert fast.weights.isfinite().all()
     assert_close(fast.weights, slow.weights, rtol=1e-5, atol=1e-7)
 
@@ -161,7 +191,7 @@ def test_zero_weights_and_moments_stay_zero_and_what_is_left_of_the_squares_fade
     target = target_of(case, torch.zeros(3, 16), 400, 400)
     target.states[1].fill_(1.0)
     target.last.fill_(10)
-    deferred.catch_up_all("adam", target)
+    deferred.catch_up_all("adam", [target])
     assert not target.weights.any() and not target.states[0].any()
     assert_close(target.states[1], torch.full((3, 16), 0.999**390), rtol=1e-5, atol=0)
 
@@ -174,8 +204,8 @@ def test_adam_without_decay_leaves_out_only_steps_that_move_nothing():
     fast.last.copy_(torch.arange(20) * 19)
     slow = target_of(case, fast.weights.double(), 400, 400)
     slow = replace(slow, states=tuple(s.double() for s in fast.states), last=fast.last.clone())
-    deferred.catch_up_all("adam", fast)
-    reference_deferred.catch_up_all("adam", slow)
+    deferred.catch_up_all("adam", [fast])
+    reference_deferred.catch_up_all("adam", [slow])
     assert_close(fast.weights.double(), slow.weights, rtol=1e-5, atol=1e-7)
     assert_close(fast.states[1].double(), slow.states[1], rtol=1e-5, atol=0)
 
@@ -198,7 +228,7 @@ def test_a_frozen_table_is_looked_up_and_never_moves(module):
     target = Target(table, (), last, steps, 0, 4, 0)
     slots, bounds = torch.tensor([1, 4]), torch.tensor([0, 2])
     module.catch_up("none", [target], slots, bounds)
-    module.catch_up_all("none", target)
+    module.catch_up_all("none", [target])
     inverse = torch.tensor([1, 0, 1]).int()
     assert torch.equal(module.lookup([target], slots, bounds, inverse, None, None), table[[4, 1, 4]])
 

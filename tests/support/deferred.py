@@ -146,7 +146,7 @@ def train(module, case, start, steps, squares=None, reads=True):
             grad.to(start.dtype), one, squares,
         )  # fmt: skip
     target = moved(case, target, num_steps, num_steps)
-    module.catch_up_all(case.kind, target, squares)
+    module.catch_up_all(case.kind, [target], squares)
     return target
 
 

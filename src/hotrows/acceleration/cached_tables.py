@@ -207,7 +207,7 @@ class CachedTable(RowTable):
                 records = self.group.read(begin, end)
                 target = self.group.target_of(self, self.group.views_of(records)).until(step)
                 before = target.last.clone()
-                deferred.catch_up_all(self.rule.kind, target)
+                deferred.catch_up_all(self.rule.kind, [target])
                 moved = (target.last != before).nonzero().squeeze(1)
                 if moved.numel():
                     self.group.write(moved + begin, records[moved])
@@ -299,9 +299,9 @@ class CachedTable(RowTable):
         return records.state[:, s * dim : (s + 1) * dim]
 
     def _catch_up_copies(self, records: RecordViews) -> None:
-        if self.is_behind and (self._has_states or not self.rule.states):
+        if self.can_be_behind:
             target = self.group.target_of(self, records)
-            deferred.catch_up_all(self.rule.kind, target)
+            deferred.catch_up_all(self.rule.kind, [target])
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for begin, end in chunks(len(self.values), CHUNK_ROWS):

@@ -29,18 +29,22 @@ from torch import Tensor
 
 from hotrows import ops
 from hotrows.acceleration.exclusive import LOCK
+from hotrows.acceleration.moments import Moment, read_present
+from hotrows.acceleration.rules import BY_OPTIMIZER
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
+from hotrows.ops import deferred
 from hotrows.ops.plan import PackPlan
 
 HANDLERS: dict[Any, Callable] = {}  # of aten operations; `gradient_ops` fills it
 
 
 class PackGradient:
-    """The gradient of all vectors of a lookup: [M, D]."""
+    """The gradient of all vectors of a lookup: [M, D]. tables: of its plan; None: one that is none."""
 
-    def __init__(self, plan: TablePlan, grad: Tensor) -> None:
-        self.plan, self.grad = plan, grad
+    def __init__(self, plan: TablePlan, grad: Tensor, tables: Sequence[RowTable | None]) -> None:
+        self.plan, self.grad, self.tables = plan, grad, tables
+        self._products: dict[int, tuple[Moment, float, float]] = {}
 
     @property
     def weights(self) -> Tensor | None:
@@ -62,6 +66,26 @@ class PackGradient:
     def squares(self) -> list[float]:
         """By table, the sum of the squares of its rows' gradients."""
         return _by_table((self.sums.double() ** 2).sum(1), self.plan.bounds)
+
+    def products(self, t: int) -> tuple[float, float]:
+        """The sum of squares of table t's gradient, and of its products with the present weights.
+
+        They are made for all tables of the lookup that have multiples of their weight, and hold as long
+        as the present moment is the same: a norm of all gradients asks for one after the other.
+        """
+        table = self.tables[t]
+        assert table is not None
+        if t not in self._products or self._products[t][0] is not table.moments.open():
+            asked = [
+                (k, x) for k, x in enumerate(self.tables) if x is not None and (k == t or x.multiples)
+            ]
+            moments = read_present([x for _, x in asked])
+            targets = [self.plan.targets[k] if x is None else x.target for k, x in enumerate(self.tables)]
+            plan = self.plan
+            squares, dots = deferred.products(targets, plan.pack.slots, plan.bounds, self.sums)
+            for (k, _), moment in zip(asked, moments, strict=True):
+                self._products[k] = moment, squares[k], dots[k]
+        return self._products[t][1:]
 
 
 @dataclass(frozen=True)
@@ -94,6 +118,18 @@ class TableGradient:
     def squares(self) -> float:
         """The sum of squared gradients."""
         return self.factor**2 * self.pack.squares[self.table]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if the rows of its lookup are steps of a rule, and none is behind a cache."""
+        table = self.pack.tables[self.table]
+        return table is not None and table.group is None and table.rule.kind != BY_OPTIMIZER
+
+    @property
+    def products(self) -> tuple[float, float]:
+        """The sum of squared gradients, and of their products with the present weights."""
+        squares, with_weights = self.pack.products(self.table)
+        return self.factor**2 * squares, self.factor * with_weights
 
 
 @dataclass(eq=False)
@@ -262,6 +298,12 @@ class RowGradient(torch.Tensor):
             return float((self.to_dense().double() ** 2).sum())
         if not self.decay and len(self.parts) == 1:
             return self.parts[0].squares
+        if len(self.parts) == 1 and self.parts[0].is_in_memory:
+            squares, with_weights = self.parts[
+                0
+            ].products  # which reads the moments of all tables at once
+            total = squares + 2 * self.decay * with_weights
+            return max(total + self.decay**2 * self.table.sum_of_squares(), 0.0)
         rows, sums = self.coalesced()
         total = float((sums.double() ** 2).sum())
         if self.decay:
@@ -340,7 +382,7 @@ def gradient_of_rows(table: RowTable, rows: Tensor, sums: Tensor, decay: float =
     pack = PackPlan(rows, rows, order[:-1], order[:-1], order, rows.numel())
     bounds = torch.tensor([0, rows.numel()]).to(rows.device)
     plan = TablePlan(pack, rows, bounds, (table.target,), locations=table.locate(rows))
-    return RowGradient(table, (TableGradient(PackGradient(plan, sums), 0),), decay)
+    return RowGradient(table, (TableGradient(PackGradient(plan, sums, [table]), 0),), decay)
 
 
 def summed_by_row(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -193,7 +193,7 @@ class _LookupFunction(torch.autograd.Function):
             for grad, size in zip(grads, pack.sizes, strict=True)
         ]
         grad = torch.cat(pieces) if len(pieces) > 1 else pieces[0].contiguous()  # [M, D]
-        parts = pack.parts(PackGradient(pack.plan, grad), grads)
+        parts = pack.parts(PackGradient(pack.plan, grad, pack.tables), grads)
         results: list[Tensor | None] = [None]
         for t, (part, table) in enumerate(zip(parts, pack.tables, strict=True)):
             if part is None or not ctx.needs_input_grad[1 + t]:

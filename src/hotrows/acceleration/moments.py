@@ -31,9 +31,18 @@ class Moment:
         self._table, self._changes = table, list[Tensor]()
         self._value: float | None = None
 
+    @property
+    def is_read(self) -> bool:
+        return self._value is not None
+
     def note(self, change: Tensor) -> None:
         """Counts how the squares of rows have changed that went on from this moment."""
         self._changes.append(change)
+
+    def read_as(self, squares: float) -> None:
+        """Takes the present squares, of rows that have made the steps up to this moment or more."""
+        self._value = squares - sum(map(float, self._changes))
+        self._table, self._changes = None, []
 
     @exclusive
     def get(self) -> float:
@@ -41,8 +50,8 @@ class Moment:
             table = self._table
             table.moments.settle(before=self.step)  # for which the steps below would not count
             table.bring_all(self.step)
-            self._value = table.present_squares() - sum(map(float, self._changes))
-            self._table = None
+            self.read_as(table.present_squares())
+        assert self._value is not None
         return self._value
 
 
@@ -50,33 +59,62 @@ class Moments:
     """The moments of a table that somebody may read."""
 
     def __init__(self, table: Any) -> None:
-        self._table, self._open = table, weakref.WeakSet[Moment]()
+        self._table, self._known = table, list[weakref.ref[Moment]]()
 
     @exclusive
     def open(self) -> Moment:
-        """Opens the present moment."""
+        """Opens the present moment, which may have been read."""
         self._table.store_writes()
-        moment = self.present() or Moment(self._table, self._table.history.now)
-        self._open.add(moment)
+        now = self._table.history.now
+        alive = [moment for ref in self._known if (moment := ref()) is not None]
+        moment = next((x for x in alive if x.step == now), None) or Moment(self._table, now)
+        self._known = [weakref.ref(x) for x in alive if x is not moment and not x.is_read]
+        self._known.append(weakref.ref(moment))
         return moment
 
+    def _unread(self) -> list[Moment]:
+        alive = (ref() for ref in self._known)
+        return [moment for moment in alive if moment is not None and not moment.is_read]
+
     def present(self) -> Moment | None:
-        """The present moment, if it is open."""
-        return next((x for x in self._open if x.step == self._table.history.now), None)
+        """The present moment, if it is open and has not been read."""
+        return next((x for x in self._unread() if x.step == self._table.history.now), None)
 
     def last(self) -> Moment | None:
         """The last moment before the present; the ones before that are read now."""
-        early = sorted((x.step for x in self._open if x.step < self._table.history.now), reverse=True)
-        if len(early) > 1:
-            self.settle(before=early[0])
-        return next((x for x in self._open if early and x.step == early[0]), None)
+        now = self._table.history.now
+        early = sorted((x for x in self._unread() if x.step < now), key=lambda x: x.step)
+        for moment in early[:-1]:
+            moment.get()
+        return early[-1] if early else None
 
     def settle(self, before: float = math.inf) -> None:
         """Reads those before a step: all that are open by default."""
-        for moment in sorted(self._open, key=lambda x: x.step):
+        for moment in sorted(self._unread(), key=lambda x: x.step):
             if moment.step < before:
                 moment.get()
-                self._open.discard(moment)
+        if before == math.inf:  # the weight is about to change within a step
+            self._known = []
+
+
+def read_present(tables: Sequence[Any]) -> list[Moment]:
+    """Opens and reads the present moment of each table in one sweep.
+
+    tables: of one kind of rule, width, dtype and device, with their rows in memory.
+    """
+    moments = [table.moments.open() for table in tables]
+    unread = [n for n, moment in enumerate(moments) if not moment.is_read]
+    behind = []
+    for n in unread:
+        tables[n].moments.settle(before=moments[n].step)
+        if tables[n].can_be_behind:
+            behind.append(tables[n].target)
+    if behind:
+        deferred.catch_up_all(tables[0].rule.kind, behind)
+    squares = deferred.sums_of_squares([tables[n].target for n in unread])
+    for n, value in zip(unread, squares, strict=True):
+        moments[n].read_as(value)
+    return moments
 
 
 @contextmanager

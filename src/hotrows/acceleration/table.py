@@ -207,12 +207,17 @@ class RowTable:
         """Lets all rows that have made fewer steps make those up to `step`."""
         if self.rule.kind == BY_OPTIMIZER:  # whose moments are read before the next step
             self.catch_up()
-        elif self.is_behind and (self.has_states or not self.rule.states):
+        elif self.can_be_behind:
             self._bring_all(step)
+
+    @property
+    def can_be_behind(self) -> bool:
+        """True if some row may have steps to make, and the states to make them with."""
+        return self.is_behind and (self.has_states or not self.rule.states)
 
     def _bring_all(self, step: int) -> None:
         """A cached table has its own: also rows of its store are behind."""
-        deferred.catch_up_all(self.rule.kind, self.target.until(step))
+        deferred.catch_up_all(self.rule.kind, [self.target.until(step)])
 
     @exclusive
     def catch_up_rows(self, rows: Tensor) -> None:
@@ -270,7 +275,7 @@ class RowTable:
 
     def present_squares(self) -> float:
         """The sum of all squares, of rows as they are stored."""
-        return float(torch.linalg.vector_norm(self.values, dtype=torch.float64).square())
+        return deferred.sums_of_squares([self.target])[0]
 
     @exclusive
     def before_write(self) -> None:

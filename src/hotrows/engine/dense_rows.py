@@ -361,7 +361,7 @@ def catch_up_all(
 ) -> None:
     """Lets every one of some records make the steps that it missed; see `ops.deferred.catch_up_all`."""
     if len(records) and history.num_recorded:
-        deferred.catch_up_all(kind, _target(kind, history, records, layout), squares)
+        deferred.catch_up_all(kind, [_target(kind, history, records, layout)], squares)
 
 
 def _target(kind: str, history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]) -> Target:

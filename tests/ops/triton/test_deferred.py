@@ -1,5 +1,6 @@
 """Deferred optimizers over tables: the kernels against the reference, and against dense training."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -33,8 +34,9 @@ class Kernels:
     def catch_up(self, kind, targets, slots, bounds, squares=None):
         self._run(kernels.catch_up, kind, targets, slots, bounds, squares)
 
-    def catch_up_all(self, kind, target, squares=None):
-        self._run(kernels.catch_up, kind, [target], None, torch.tensor([0, len(target.last)]), squares)
+    def catch_up_all(self, kind, targets, squares=None):
+        bounds = torch.tensor([0, *itertools.accumulate(len(target.last) for target in targets)])
+        self._run(kernels.catch_up, kind, targets, None, bounds, squares)
 
     def update(self, kind, targets, *args):
         self._run(kernels.update, kind, targets, *args)
@@ -133,7 +135,7 @@ def test_rows_long_behind_stop_where_no_step_moves_them(name, dtype, poisoned_fr
     for state in slow.states:
         state.copy_(torch.rand_like(state) * 1e-2)
     (fast,) = copies([slow])
-    reference.catch_up_all(case.kind, slow)
+    reference.catch_up_all(case.kind, [slow])
     fast = _followed(case.kind, fast)
     fast.steps[poisoned_from:num_steps, :8] = float("nan")
     monkeypatch.setattr(kernels, "CHECK", 64)

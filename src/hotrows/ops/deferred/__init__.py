@@ -45,7 +45,17 @@ _DTYPES = (torch.float32, torch.float64)
 _TARGET = native.codes("deferred_target", *Target.LINE)
 _NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
-__all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
+__all__ = [
+    "PackedTargets",
+    "Target",
+    "catch_up",
+    "catch_up_all",
+    "lookup",
+    "pack_targets",
+    "products",
+    "sums_of_squares",
+    "update",
+]
 
 
 @dataclass(frozen=True)
@@ -102,17 +112,43 @@ def catch_up(
     native.call("deferred_catch_up", _KINDS[kind], *_tables(packed), slots, bounds, squares)
 
 
-def catch_up_all(kind: str, target: Target | PackedTargets, squares: Tensor | None = None) -> None:
-    """Brings every row of one target to `now`. squares: [1], as in `catch_up`."""
-    packed = target if isinstance(target, PackedTargets) else pack_targets([target])
-    if len(packed.targets) != 1:
-        raise ValueError(f"expected one table, not {len(packed.targets)}")
-    if kind == "none":
+def catch_up_all(
+    kind: str, targets: Sequence[Target] | PackedTargets, squares: Tensor | None = None
+) -> None:
+    """Brings every row of the targets to `now`. squares: as in `catch_up`."""
+    packed = pack_targets(targets)
+    if kind == "none" or not packed.targets:
         return
     if not packed.on_core:
-        packed.slow.catch_up_all(kind, packed.targets[0], squares)
+        packed.slow.catch_up_all(kind, packed.targets, squares)
         return
-    native.call("deferred_catch_up_all", _KINDS[kind], *_tables(packed)[:3], squares)
+    native.call("deferred_catch_up_all", _KINDS[kind], *_tables(packed), squares)
+
+
+def sums_of_squares(targets: Sequence[Target] | PackedTargets) -> list[float]:
+    """By target, the sum of its squared weights, of every row as it is stored."""
+    packed = pack_targets(targets)
+    if not packed.targets or not packed.on_core:
+        return reference.sums_of_squares(packed.targets)
+    squares = torch.zeros(len(packed.targets), dtype=torch.float64)
+    native.call("deferred_squares", *_tables(packed), squares)
+    return squares.tolist()
+
+
+def products(
+    targets: Sequence[Target] | PackedTargets, slots: Tensor, bounds: Tensor, sums: Tensor
+) -> list[list[float]]:
+    """By target, the sum of sums * sums, and of sums * weights: of rows [U, D] and as they are stored.
+
+    slots, bounds: as in `catch_up`. The targets must not be empty.
+    """
+    packed = pack_targets(targets)
+    if not packed.on_core:
+        return [x.cpu().tolist() for x in reference.products(packed.targets, slots, bounds, sums)]
+    both = torch.zeros(2, len(packed.targets), dtype=torch.float64)
+    sums = sums.to(packed.targets[0].weights.dtype).contiguous()
+    native.call("deferred_products", *_tables(packed), slots, bounds, sums, *both)
+    return both.tolist()
 
 
 def update(

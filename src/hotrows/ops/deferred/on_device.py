@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,10 +34,10 @@ def catch_up(kind: str, targets: Sequence[Target], *reads: Tensor | None) -> Non
     torch.ops.hotrows.catch_up_tables(kind, *_parts(targets), *reads)
 
 
-def catch_up_all(kind: str, target: Target, squares: Tensor | None = None) -> None:
-    bounds = torch.zeros(2, dtype=torch.int64, device=target.last.device)
-    bounds[1] = len(target.last)
-    catch_up(kind, [target], None, bounds, squares)
+def catch_up_all(kind: str, targets: Sequence[Target], squares: Tensor | None = None) -> None:
+    ends = [0, *itertools.accumulate(len(target.last) for target in targets)]
+    bounds = torch.tensor(ends).to(targets[0].last.device)
+    catch_up(kind, targets, None, bounds, squares)
 
 
 def update(kind: str, targets: Sequence[Target], *reads: Tensor | None) -> None:
@@ -87,7 +88,7 @@ class _Ops:
         targets, (slots, bounds, squares) = _targets(*args[:5]), args[5:]
         with torch.cuda.device_of(bounds):
             if slots is None and self._name == reference.__name__:
-                self._module.catch_up_all(kind, *targets, squares)
+                self._module.catch_up_all(kind, targets, squares)
                 return
             self._module.catch_up(kind, targets, slots, bounds, squares)
 

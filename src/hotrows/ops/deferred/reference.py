@@ -75,9 +75,26 @@ def catch_up(
         _catch_up(kind, target, rows, None if squares is None else squares[t])
 
 
-def catch_up_all(kind: str, target: Target, squares: Tensor | None = None) -> None:
-    rows = torch.arange(len(target.last), device=target.last.device)
-    _catch_up(kind, target, rows, None if squares is None else squares[0])
+def catch_up_all(kind: str, targets: Sequence[Target], squares: Tensor | None = None) -> None:
+    for t, target in enumerate(targets):
+        rows = torch.arange(len(target.last), device=target.last.device)
+        _catch_up(kind, target, rows, None if squares is None else squares[t])
+
+
+def sums_of_squares(targets: Sequence[Target]) -> list[float]:
+    norms = [torch.linalg.vector_norm(target.weights, dtype=torch.float64) for target in targets]
+    return torch.stack(norms).square().cpu().tolist() if norms else []
+
+
+def products(targets: Sequence[Target], slots: Tensor, bounds: Tensor, sums: Tensor) -> list[Tensor]:
+    begin, ends = int(bounds[0]), bounds - bounds[0]
+    rows = [slots[int(bounds[t]) : int(bounds[t + 1])] for t in range(len(targets))]
+    weights = torch.cat(
+        [target.weights[of_table] for target, of_table in zip(targets, rows, strict=True)]
+    )
+    sums = sums[begin : begin + len(weights)].double()
+    both = [(sums * other).sum(1) for other in (sums, weights.double())]  # [U] each
+    return [torch.cat([x.new_zeros(1), x.cumsum(0)])[ends].diff() for x in both]
 
 
 def update(

@@ -44,7 +44,7 @@ def _caught_up(
     kind: str, targets: Sequence[Target], lines: Tensor, slots: Tensor | None, bounds: Tensor,
     squares: Tensor | None,
 ) -> None:  # fmt: skip
-    num_rows = len(targets[0].last) if slots is None else slots.numel()
+    num_rows = sum(len(target.last) for target in targets) if slots is None else slots.numel()
     if not num_rows:
         return
     changes = _changes(num_rows, bounds, squares)
@@ -299,8 +299,9 @@ def _catch_up(
     b_table = _table_of(p_bounds, num_tables, num_searches, o_row)
     m_row = b_table >= 0
     p_line = p_lines + b_table * _LINE
-    b_slot = o_row
-    if p_slots is not None:
+    if p_slots is None:  # every row of the tables, laid end to end
+        b_slot = o_row - tl.load(p_bounds + b_table, mask=m_row, other=0)
+    else:
         b_slot = tl.load(p_slots + o_row, mask=m_row, other=0)
     p_last = _row_of(p_line, 5, b_slot, m_row).to(tl.pointer_type(tl.int32))
     b_last = tl.load(p_last, mask=m_row, other=0).to(tl.int64)
