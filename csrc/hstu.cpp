@@ -62,7 +62,7 @@ Rows whole(const float* from, int64_t stride, int64_t rows, int64_t width, std::
 }
 
 struct Scratch {
-  std::vector<float> keys, values, turned_keys, turned_values, queries, out, scores, grads, relative;
+  std::vector<float> keys, values, turned_keys, turned_values, queries, out, scores, shares, grads, relative;
   std::vector<float> grad_relative, grad_keys, grad_values;
 };
 
@@ -76,6 +76,7 @@ class Head {
     t.turned_keys.resize(in.D * S());
     transpose(keys, in.key_stride, L, in.D, t.turned_keys.data(), S());
     t.scores.resize(kTile * S());
+    t.shares.resize(S());
     t.relative.assign(L + kTile + 2 * kLanes, 0.0f);
     for (int64_t d = 0; d <= std::min(L, in.P - 1); ++d) t.relative[L - d] = in.bias[h * in.P + d];
   }
@@ -87,10 +88,9 @@ class Head {
       scores(tile);
       for (int64_t r = 0; r < tile.rows; ++r) {
         float* row = t.scores.data() + r * S();
-        for (int64_t n = 0; n < tile.columns; n += kLanes) {
-          const Vec s = load_full(row + n);
-          store_full(row + n, s * sigmoid(s) * in.scale());
-        }
+        sigmoid_all(row, tile.columns, t.shares.data());
+        for (int64_t n = 0; n < tile.columns; n += kLanes)
+          store_full(row + n, load_full(row + n) * load_full(&t.shares[n]) * in.scale());
         keep_reach(tile, r, row);
       }
       product({t.scores.data(), S()}, {v.at + tile.begin * v.stride, v.stride}, tile,
@@ -182,8 +182,9 @@ class Head {
   void slopes(const Tile& tile, int64_t r, float* biases) const {
     const int64_t i = tile.first + r, shift = L - place(i) + tile.begin;
     float *row = t.scores.data() + r * S(), *grads = t.grads.data() + r * S();
+    sigmoid_all(row, tile.columns, t.shares.data());
     for (int64_t n = 0; n < tile.columns; n += kLanes) {
-      const Vec s = load_full(row + n), share = sigmoid(s);
+      const Vec s = load_full(row + n), share = load_full(&t.shares[n]);
       store_full(row + n, s * share * in.scale());
       store_full(grads + n, load_full(grads + n) * in.scale() * share * (1.0f + s * (1.0f - share)));
     }

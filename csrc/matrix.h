@@ -90,6 +90,7 @@ inline void exchange(Vec (&rows)[kLanes]) {
     low[l] = l & STEP ? kLanes + l - STEP : l;
     high[l] = l & STEP ? kLanes + l : l + STEP;
   }
+#pragma GCC unroll 16
   for (int64_t r = 0; r < kLanes; ++r) {
     if (r & STEP) continue;
     const Vec a = rows[r], b = rows[r + STEP];
@@ -105,12 +106,15 @@ inline void transpose(const float* from, int64_t from_stride, int64_t rows, int6
   CHECK(to_stride >= padded(rows) && from_stride >= columns, to_stride, rows, from_stride, columns);
   for (int64_t r = 0; r < rows; r += kLanes)
     for (int64_t c = 0; c < columns; c += kLanes) {
-      Vec block[kLanes] = {};
-      for (int64_t k = 0; k < std::min(kLanes, rows - r); ++k)
-        block[k] = load(from + (r + k) * from_stride + c, columns - c);
+      Vec block[kLanes];
+      const int64_t num_rows = rows - r, num_columns = columns - c;
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kLanes; ++k)
+        block[k] = k < num_rows ? load(from + (r + k) * from_stride + c, num_columns) : Vec{};
       exchange<1>(block);
-      for (int64_t k = 0; k < std::min(kLanes, columns - c); ++k)
-        store_full(to + (c + k) * to_stride + r, block[k]);
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kLanes; ++k)
+        if (k < num_columns) store_full(to + (c + k) * to_stride + r, block[k]);
     }
 }
 
