@@ -102,7 +102,7 @@ def run(
         batches = _put(recipe.batches(dtype), place)
         training = recipe.training(model, optimizer)
         if accelerate is not None:
-            accelerate(model, training.optimizer, always=True)
+            accelerate(model, training.optimizer)
         model.train()
         torch.manual_seed(SEED)
         forward = _flat(model(*_put(recipe.arguments(model, batches[0]), place)))
