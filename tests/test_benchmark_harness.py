@@ -1,12 +1,17 @@
 """The harness of benchmarks: rounds that other programs disturbed, and results that are replaced."""
 
+import argparse
 import json
 import sys
 import time
+from typing import ClassVar
 
 import pytest
+import torch
 from benchmarks import harness, headlines
+from benchmarks.any_model import recipe, worker
 from benchmarks.harness import OURS, Arm, run, summarize, table
+from torch import nn
 
 ARMS = {"ours": Arm(OURS, "a"), "theirs": Arm(OURS, "b")}
 
@@ -134,3 +139,47 @@ def test_a_headline_that_takes_too_long_ends_with_its_processes(tmp_path):
     time.sleep(3.5)
     assert not marker.exists()
     assert headlines.ended([sys.executable, "-c", "raise SystemExit(3)"], 60) == 3
+
+
+class _Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item, self.top = nn.Embedding(300, 4), nn.Embedding(50, 4), nn.Linear(8, 1)
+
+    def forward(self, ids):
+        return self.top(torch.cat([self.user(ids[:, 0]), self.item(ids[:, 1])], 1)).squeeze(1)
+
+
+def _recipe():
+    def training(model, name):
+        optimizer = recipe.optimizer_of(model, name)
+
+        def step(ids):
+            optimizer.zero_grad()
+            model(ids).square().mean().backward()
+            optimizer.step()
+
+        return recipe.Training(optimizer, step)
+
+    ids = [torch.stack([torch.arange(64) * (k + 3) % 300, torch.arange(64) % 50], 1) for k in range(20)]
+    return recipe.Recipe(_Small, lambda dtype: ids, training, lambda model, batch: (batch,), ("adam",))
+
+
+def test_a_model_is_checked_plain_and_accelerated_and_a_wrong_step_is_seen():
+    """The check of libraries' models failed unseen, as it needs their environments; this one does not."""
+    small, options = _recipe(), argparse.Namespace(optimizers=None, device=False, quick=False)
+    right = worker.of_model(small, worker.Accelerate(packing=True), options)
+    assert right["accelerated"]["adam"]["taken"] == right["tables"] == 2
+    assert all(verdict["ok"] for verdict in right["optimizers"]["adam"].values())
+    wrong = worker.of_model(small, _Doubled(), options)
+    assert not any(verdict["ok"] for verdict in wrong["optimizers"]["adam"].values())
+
+
+class _Doubled:
+    """An acceleration whose steps are twice as long."""
+
+    tables: ClassVar[dict] = {}
+
+    def __call__(self, model, optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] *= 2
