@@ -10,14 +10,15 @@ import torch
 
 from hotrows import data
 from hotrows.dynamic import Dynamic
-from hotrows.models.effects import FOLDS, fold_of_numbers
+from hotrows.models.deepfm import DeepFM
+from hotrows.models.effects import DEPTH, FOLDS, Trees, fold_of_numbers
 from hotrows.schema import Dense, Label, Schema, Sparse
 from hotrows.serving.bundle import open_bundle
 from hotrows.serving.export import export
 from hotrows.serving.scorer import Scorer
 from hotrows.train import Trainer, load_run
 from hotrows.train.config import TrainConfig
-from hotrows.train.start import additive, effects
+from hotrows.train.start import additive, effects, trees
 from hotrows.train.start.defaults import settle
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -158,6 +159,103 @@ def test_numbers_have_effects_in_bins_with_others_and_with_ids(tmp_path):
     raw = {name: values[:50] for name, values in rows.items() if name != "late"}
     scores = Scorer(tmp_path / "bundle", trust=True).score(pa.table(raw))
     np.testing.assert_allclose(scores, load_run(tmp_path / "run").predict(raw), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def of_trees(tmp_path_factory):
+    """Raw rows, and prepared: labels follow a line, an id, and two numbers whose pair gains less."""
+    rng, num = np.random.default_rng(0), 4000
+    rows = {name: rng.normal(size=num) for name in ("price", "east", "north")}
+    rows |= {"shop": rng.integers(6, size=num), "user": rng.integers(300, size=num)}
+    z = 4 * rows["price"] + 2 * np.sign(rows["east"] * rows["north"]) + rows["shop"] - 2.5
+    late = (rng.random(num) < 1 / (1 + np.exp(-z))).astype(int)
+    dense = (Dense(name, transform="standard") for name in ("price", "east", "north"))
+    schema = Schema((Sparse("shop"), Sparse("user"), *dense), "late")
+    folder = tmp_path_factory.mktemp("of_trees")
+    enc = data.prepare(rows | {"late": late}, schema, folder, split="fraction:0.8,0.1,0.1")
+    return {name: values[:50] for name, values in rows.items()}, enc
+
+
+def test_numbers_are_in_trees_that_lack_the_fold_of_a_sample_in_training(of_trees, tmp_path, caplog):
+    enc = of_trees[1]
+    options = effects.options(enc, None)
+    assert options["effects"] == [["shop"]] and options["effect_trees"] > 20
+    caplog.set_level("INFO")
+    trainer, seen = Trainer(enc, OPEN, tmp_path / "run"), []
+    assert f"{options['effect_trees']} trees of numbers and effects" in caplog.text
+    hook = trainer.model.effects.register_forward_hook(lambda *of_call: seen.append(of_call[2]))
+    samples = effects.read(enc, ["shop", "user"], 0, 10**6)
+    folds = effects.fold_of(samples, options["effect_folds"])
+    fitted = additive.Additive(samples, folds, with_numbers=False)
+    effects._fit(fitted, trainer.model.effects)
+    (column,) = (column for column in fitted.columns if column.names == ("shop",))
+    boosted = trees.boosted(fitted, [column], options["effect_trees"])
+    by_user = {user: [] for user in samples.ids["user"].tolist()}
+    begin = fitted.of_columns([])[folds, np.arange(len(folds))]
+    for user, *loss_and_begin in zip(samples.ids["user"].tolist(), boosted.losses, begin, strict=True):
+        by_user[user].append(loss_and_begin)
+    with closing(trainer.steps.start()) as runner:
+        work = next(runner)
+        trainer.steps.train(work)
+    hook.remove()
+    batch = work.item.batch
+    users = batch.ids.view(len(batch.features), -1)[batch.features.index("user")].tolist()
+    labels, z = batch.labels.view(-1).tolist(), seen[0].sum(1).tolist()
+    for user, label, got in zip(users, labels, z, strict=True):
+        losses = [(np.log1p(np.exp((1 - 2 * label) * (got + b))), loss) for loss, b in by_user[user]]
+        assert min(abs(one - loss) for one, loss in losses) < 1e-4
+
+
+def test_trees_are_in_bundles_and_resumed_runs(of_trees, tmp_path):
+    raw, enc = of_trees
+    trainer = Trainer(enc, OPEN, tmp_path / "run")
+    trainer.fit()
+    config = dataclasses.replace(OPEN, epochs=None, evaluate_every=10)
+    config = dataclasses.replace(config, model_options=trainer.config.model_options)
+    scores = []
+    for name, steps in (("whole", (20,)), ("resumed", (10, 20))):
+        for num in steps:
+            of_part = dataclasses.replace(config, steps=num)
+            part = Trainer(enc, of_part, tmp_path / name, resume=num > steps[0])
+            part.fit()
+        scores.append(part.predict(raw))
+    np.testing.assert_array_equal(*scores)
+    export(tmp_path / "run", tmp_path / "bundle", format="pt2")
+    assert all("fold" not in table.role for table in open_bundle(tmp_path / "bundle").tables)
+    served = Scorer(tmp_path / "bundle", trust=True).score(pa.table(raw))
+    np.testing.assert_allclose(served, trainer.predict(raw), atol=1e-6)
+
+
+def test_a_layer_of_trees_sums_the_leaves_of_its_fold():
+    layer, inputs = Trees(3), torch.randn(40, 4)
+    layer.places.random_(4), layer.thresholds.normal_(), layer.values.normal_()
+    folds = torch.randint(FOLDS, (40,))
+    for fold in (folds, None):
+        for row, got in enumerate(layer(inputs, fold).squeeze(1).tolist()):
+            k, expected = FOLDS if fold is None else fold[row], 0.0
+            for tree in range(3):
+                leaf = 0
+                for level in range(tree * DEPTH, (tree + 1) * DEPTH):
+                    x = inputs[row, layer.places[k, level]]
+                    leaf = 2 * leaf + int(x >= layer.thresholds[k, level])
+                expected += layer.values[k, (tree << DEPTH) + leaf].item()
+            assert got == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("slope", [0, 2], ids=["shuffled labels", "a line"])
+def test_numbers_that_say_nothing_or_a_line_have_no_trees(slope):
+    rng = np.random.default_rng(0)
+    numbers = {name: rng.normal(size=3000) for name in "abc"}
+    chances = 1 / (1 + np.exp(slope * (numbers["a"] - numbers["b"])))
+    labels = (rng.random(3000) < chances).astype(float)
+    samples = additive.FittedSamples({}, numbers, labels, np.ones(3000))
+    assert effects.choose(samples) == {"effects": []}
+
+
+def test_trees_are_in_place_of_effects_of_numbers(of_trees):
+    options = {"effects": [["price"]], "effect_folds": ["user"], "effect_trees": 3}
+    with pytest.raises(ValueError, match="in place of effects of price"):
+        DeepFM(of_trees[1].schema, **options)
 
 
 def test_one_id_and_numbers_tell_folds(tmp_path):

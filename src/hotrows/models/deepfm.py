@@ -29,10 +29,11 @@ class DeepFM(Model):
     hidden: sizes of the deep network's hidden layers.
     crosses: features whose combinations are ids of their own, such as [["user", "item"]].
         cross_rows: buckets that the combinations of each are hashed to.
-    effects: features, and combinations of features, whose effects on the label are fitted before
-        training and added to the logit, such as [["user"], ["user", "item"], ["user", "price"]].
+    effects: id features, and combinations of them, whose effects on the label are fitted before
+        training and added to the logit, such as [["user"], ["user", "item"]].
         effect_folds: features whose ids and numbers part the training samples into folds, each left
         out of the effects of its own samples. effect_rows: buckets of a combination of ids, at most.
+        effect_trees: trees of numbers and effects that are fitted and added as well.
 
     >>> model = DeepFM(data.schema, dim=8)
     >>> sorted({table.name for table in model.tables})
@@ -53,6 +54,7 @@ class DeepFM(Model):
         effects: Sequence[Sequence[str]] = (),
         effect_folds: Sequence[str] = (),
         effect_rows: int = 100_000,
+        effect_trees: int = 0,
     ) -> None:
         super().__init__()
         tables.check(schema, "DeepFM")
@@ -64,8 +66,9 @@ class DeepFM(Model):
         )
         self.inputs = DenseInput(schema, dim)
         width = (len(schema.id_features) + len(self.crosses)) * dim + self.inputs.width
-        self.effects = Effects(schema, effects, effect_folds, effect_rows) if effects else None
-        if self.effects is not None:
+        self.effects = None
+        if effects or effect_trees:
+            self.effects = Effects(schema, effects, effect_folds, effect_rows, effect_trees)
             self.tables += self.effects.tables
             self.crosses += self.effects.crosses
             width += self.effects.num

@@ -7,6 +7,7 @@ sample gets those of the model of all.
 
 Effects of ids are rows of tables. Effects of a number's bins, and of cells of two numbers' bins, are in
 the dense part. Those of an id with a number are rows of a table, too, which have the effect in each bin.
+In place of these, trees in the dense part may read numbers and effects of ids.
 """
 
 from __future__ import annotations
@@ -27,7 +28,48 @@ from hotrows.table import Constant, Cross, Table
 EFFECT, FOLD = "effect", "fold"  # roles of tables
 FOLDS = 5
 BINS, FEW_BINS = 128, 16  # of a number at most; beside an id
+DEPTH = 5  # levels of a tree
 _ROOM = 16  # buckets for each combination that there can be
+
+
+class Trees(nn.Module):
+    """Trees whose nodes of one level all compare one input with one threshold: [B, inputs] -> [B, 1].
+
+    Of each of K + 1 models: `places` of the inputs and `thresholds`, level by level, and `values` of
+    leaves, tree by tree. Zeros until they are fitted.
+    """
+
+    places: Tensor
+    thresholds: Tensor
+    values: Tensor
+    powers: Tensor
+    first_leaves: Tensor
+
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.num = num
+        self.register_buffer("places", torch.zeros(FOLDS + 1, num * DEPTH, dtype=torch.int64))
+        self.register_buffer("thresholds", torch.zeros(FOLDS + 1, num * DEPTH))
+        self.register_buffer("values", torch.zeros(FOLDS + 1, num << DEPTH))
+        powers = 1 << torch.arange(DEPTH - 1, -1, -1)
+        self.register_buffer("powers", powers, persistent=False)
+        self.register_buffer("first_leaves", torch.arange(num) << DEPTH, persistent=False)
+
+    def forward(self, inputs: Tensor, fold: Tensor | None) -> Tensor:
+        """fold: [B], of samples in training."""
+        if fold is None:
+            is_right = inputs.index_select(1, self.places[FOLDS]) >= self.thresholds[FOLDS]
+            return self._sums(self.values[FOLDS], self._leaves(is_right))
+        is_right = inputs.gather(1, self.places[fold]) >= self.thresholds[fold]
+        first = (fold * self.values.shape[1])[:, None]
+        return self._sums(self.values.view(-1), self._leaves(is_right) + first)
+
+    def _leaves(self, is_right: Tensor) -> Tensor:
+        bits = is_right.long().view(-1, self.num, DEPTH)
+        return (bits * self.powers).sum(2) + self.first_leaves
+
+    def _sums(self, values: Tensor, leaves: Tensor) -> Tensor:
+        return values.index_select(0, leaves.view(-1)).view(-1, self.num).sum(1, keepdim=True)
 
 
 class Effects(nn.Module):
@@ -35,7 +77,8 @@ class Effects(nn.Module):
 
     effects: a list of features for each, such as [["user"], ["user", "item"], ["price", "age"]]: ids, or
     a number, alone, with another one or with an id. folds: features whose ids and numbers tell the fold
-    of a sample. rows: buckets of each combination of ids, at most.
+    of a sample. rows: buckets of each combination of ids, at most. trees: how many there are, of which
+    the sum is one effect.
     """
 
     edges: Tensor
@@ -43,7 +86,12 @@ class Effects(nn.Module):
     cells: Tensor
 
     def __init__(
-        self, schema: Schema, effects: Sequence[Sequence[str]], folds: Sequence[str], rows: int
+        self,
+        schema: Schema,
+        effects: Sequence[Sequence[str]],
+        folds: Sequence[str],
+        rows: int,
+        trees: int = 0,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
@@ -66,8 +114,12 @@ class Effects(nn.Module):
         for cross in tables.crosses_of(schema, [names for names in of_ids if len(names) > 1], rows):
             num = _ROOM * prod(schema.rows_of(name) for name in cross.features)
             crosses.append(Cross(cross.features, min(rows, num), f"{cross.name}.{EFFECT}"))
-        self._num_of_ids = len(single) + len(crosses)
-        self.num = self._num_of_ids + len(self.of_numbers) + len(self.of_bins)
+        if trees and self.numbers:
+            raise ValueError(f"effect_trees is in place of effects of {', '.join(self.numbers)}")
+        self._ids = [*single, *(cross.name for cross in crosses)]
+        self.of_ids = [*((name,) for name in single), *(cross.features for cross in crosses)]
+        self.trees = Trees(trees) if trees else None
+        self.num = len(self.of_ids) + len(self.of_numbers) + len(self.of_bins) + bool(trees)
         self.tables = (
             *(_table(f"{name}.{EFFECT}", schema.rows_of(name), name, EFFECT) for name in single),
             *(_table(cross.name, cross.rows, cross.name, EFFECT) for cross in crosses),
@@ -95,18 +147,27 @@ class Effects(nn.Module):
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         """The effects of each sample, [B, num]."""
-        effects = [vectors.stack(EFFECT).float()] if self._num_of_ids else []  # [B, .., K + 1]
-        if self.numbers:
-            effects += self._of_numbers(vectors, dense)
-        together = torch.cat(effects, 1)
-        if not self.training:
-            return together[:, :, FOLDS]
-        fold = torch.zeros(len(together), dtype=torch.int64, device=together.device)
+        fold = self._fold(vectors, dense) if self.training else None
+        effects = dense[:, :0].float()
+        if self.num > bool(self.trees):
+            parts = [vectors.stack(EFFECT, self._ids).float()] if self._ids else []  # [B, .., K + 1]
+            together = torch.cat(parts + (self._of_numbers(vectors, dense) if self.numbers else []), 1)
+            effects = together[:, :, FOLDS]
+            if fold is not None:
+                places = fold[:, None, None].expand(-1, together.shape[1], 1)
+                effects = together.gather(2, places).squeeze(2)
+        if self.trees is None:
+            return effects
+        inputs = torch.cat([dense[:, : len(self._places)].float(), effects], 1)
+        return torch.cat([effects, self.trees(inputs, fold)], 1)
+
+    def _fold(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
+        fold = torch.zeros(len(dense), dtype=torch.int64, device=dense.device)
         if self.fold is not None:
             fold = vectors[self.fold, FOLD].argmax(1)
         if self._fold_numbers:
             fold = (fold + fold_of_numbers(self._columns(dense, self._fold_numbers))) % FOLDS
-        return together.gather(2, fold[:, None, None].expand(-1, self.num, 1)).squeeze(2)
+        return fold
 
     def _of_numbers(self, vectors: LookedUpVectors, dense: Tensor) -> list[Tensor]:
         numbers = self._columns(dense, self.numbers).float()

@@ -12,6 +12,7 @@ for fold k come from model k: with residuals of samples' own folds good combinat
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ import numpy as np
 from hotrows.models.effects import BINS, FEW_BINS, FOLDS
 
 _TAUS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-_RIDGE = 10.0
+_RIDGE, _MOST_CURVED = 10.0, 12
 _ENTERS = 2.0  # standard errors of its gain that a column has
 _LARGEST = 500.0  # logit whose exponential is finite
 
@@ -95,6 +96,7 @@ class Additive:
     """The models without each fold, and the one of all samples: logits z [K + 1, N].
 
     with_numbers: numbers are to have effects, in bins of both kinds; else ids are fitted beside them.
+    kept: weights [K + 1, N] of samples, 0 of those that a model lacks.
     """
 
     def __init__(self, samples: FittedSamples, fold: np.ndarray, with_numbers: bool = True) -> None:
@@ -103,12 +105,13 @@ class Additive:
         self._signs = 1 - 2 * self._y
         num = len(fold)
         self._place, self._weights = np.arange(num), samples.weights / max(samples.weights.mean(), 1e-9)
-        self._kept = np.broadcast_to(self._weights, (FOLDS + 1, num)).copy()
-        self._kept[fold, self._place] = 0
-        rates = self._kept @ self._y / np.maximum(self._kept.sum(1), 1e-9)
+        self.kept = np.broadcast_to(self._weights, (FOLDS + 1, num)).copy()
+        self.kept[fold, self._place] = 0
+        rates = self.kept @ self._y / np.maximum(self.kept.sum(1), 1e-9)
         self.is_defined = bool(((rates > 0) & (rates < 1)).all())
         rates = np.clip(rates, 1e-6, 1 - 1e-6)
-        self.z = np.repeat(np.log(rates / (1 - rates))[:, None], num, 1)
+        self._begin = np.repeat(np.log(rates / (1 - rates))[:, None], num, 1)
+        self.z = self._begin.copy()
         self.columns: list[EffectColumn] = []
         self._slopes = np.zeros((FOLDS + 1, self._inputs.shape[1]))
 
@@ -167,7 +170,7 @@ class Additive:
         self.sweep()
 
     def _rank(self, columns: Sequence[EffectColumn]) -> None:
-        parts = self._residuals()
+        parts = self.residuals(self.z)
         for column in columns:
             column.gain = self._measured(column, parts, _TAUS)[0]
 
@@ -202,11 +205,45 @@ class Additive:
         without = z - (self._inputs * self._slopes[self._fold]).sum(1)
         return float((self._weights * (self._losses(without) - self._losses(z))).sum())
 
+    def of_columns(self, columns: Iterable[EffectColumn]) -> np.ndarray:
+        """The logits of these columns alone, [K + 1, N]."""
+        z = self._begin.copy()
+        for column in columns:
+            assert column.effects is not None
+            z += column.effects.T[:, column.codes]
+        return z
+
+    def held_out_effects(self, column: EffectColumn) -> np.ndarray:
+        """The effect of each sample by the model that lacks it, [N]."""
+        assert column.effects is not None
+        return column.effects[column.codes, self._fold]
+
+    def held_out_losses(self, z: np.ndarray) -> np.ndarray:
+        """The loss of each sample by the model that lacks it, [N], of logits [K + 1, N]."""
+        return self._weights * self._losses(self._held_out(z))
+
+    def smooth_losses(self) -> np.ndarray:
+        """`held_out_losses` with what a network learns by itself: products of the numbers that slope
+        most, and a scale of all logits."""
+        most = np.argsort(-abs(self._slopes[FOLDS]))[:_MOST_CURVED]
+        pairs = itertools.combinations_with_replacement(self._inputs[:, most].T, 2)
+        curves, z = np.stack([first * second for first, second in pairs]), self.z.copy()
+        curves -= curves.mean(1, keepdims=True)
+        for of_model, residuals, spreads in zip(z, *self.residuals(z), strict=True):
+            curvature = (curves * spreads) @ curves.T + _RIDGE * np.eye(len(curves))
+            of_model += np.linalg.solve(curvature, curves @ residuals) @ curves
+        held_out = self._held_out(z)
+        for _ in range(3):
+            p = 1 / (1 + np.exp(-held_out))
+            slope = (self._weights * (self._y - p)) @ held_out
+            held_out *= 1 + slope / ((self._weights * p * (1 - p)) @ held_out**2 + 1)
+        return self._weights * self._losses(held_out)
+
     def best_of(
         self, columns: Iterable[EffectColumn], errors: float, most: int = 1 << 20
     ) -> list[EffectColumn]:
         """Columns that would gain more than so many standard errors now, the best ones first."""
-        parts, best = self._residuals(), list[tuple[float, EffectColumn]]()
+        parts, best = self.residuals(self.z), list[tuple[float, EffectColumn]]()
         for column in columns:
             gain, in_errors = self._measured(column, parts, _TAUS[1:-1])
             if gain > 0 and in_errors > errors:
@@ -224,7 +261,7 @@ class Additive:
         before = self._before(column, self.z)
         for tau in taus:
             gain = self._weights * (before - self._losses(z + s / (h + tau)))
-            best = max(best, _with_error(gain))
+            best = max(best, with_error(gain))
         return best
 
     def _update(self, column: EffectColumn, chooses: bool = False) -> None:
@@ -232,7 +269,7 @@ class Additive:
         if column.effects is None:
             column.effects = np.zeros((column.num_values, FOLDS + 1))
         old = column.effects
-        s, h = (self._sums(column, of_models) for of_models in self._residuals())
+        s, h = (self._sums(column, of_models) for of_models in self.residuals(self.z))
         s += h * old
         if chooses:
             without = self.z - old.T[:, column.codes]
@@ -240,7 +277,7 @@ class Additive:
             column.tau = 0.0
             for tau in _TAUS:
                 changed = (s / (h + tau))[column.codes, self._fold]
-                gain, errors = _with_error(self._weights * (before - self._losses(z + changed)))
+                gain, errors = with_error(self._weights * (before - self._losses(z + changed)))
                 if gain > best[0]:
                     best, column.tau = (gain, errors), tau
             column.errors = best[1]
@@ -258,7 +295,7 @@ class Additive:
             return before
         curve = numbers[0] * numbers[-1]
         curve -= curve.mean()
-        residuals, spreads = self._residuals(z)
+        residuals, spreads = self.residuals(z)
         slopes = (residuals @ curve) / (spreads @ curve**2 + _RIDGE)
         with_curve = self._losses(self._held_out(z) + slopes[self._fold] * curve)
         return with_curve if (self._weights * (before - with_curve)).sum() > 0 else before
@@ -267,7 +304,7 @@ class Additive:
         """Newton's steps of the line in the numbers."""
         x = self._inputs
         for _ in range(steps if x.shape[1] else 0):
-            for k, (residuals, spreads) in enumerate(zip(*self._residuals(), strict=True)):
+            for k, (residuals, spreads) in enumerate(zip(*self.residuals(self.z), strict=True)):
                 slopes = self._slopes[k]
                 curvature = (x.T * spreads) @ x + _RIDGE * np.eye(len(slopes))
                 change = np.linalg.solve(curvature, residuals @ x - _RIDGE * slopes)
@@ -275,13 +312,13 @@ class Additive:
                 self.z[k] += x @ change
 
     def _center(self) -> None:
-        residuals, spreads = self._residuals()
+        residuals, spreads = self.residuals(self.z)
         self.z += (residuals.sum(1) / spreads.sum(1))[:, None]
 
-    def _residuals(self, z: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def residuals(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """y - p and p (1 - p) of each model's samples, [K + 1, N], times their weights."""
-        p = 1 / (1 + np.exp(-(self.z if z is None else z)))
-        return (self._y - p) * self._kept, p * (1 - p) * self._kept
+        p = 1 / (1 + np.exp(-z))
+        return (self._y - p) * self.kept, p * (1 - p) * self.kept
 
     def _sums(self, column: EffectColumn, of_models: np.ndarray) -> np.ndarray:
         """Sums over the samples of each code, [num_values, models]."""
@@ -299,6 +336,6 @@ class Additive:
         return np.log1p(np.exp(np.minimum(self._signs * z, _LARGEST)))
 
 
-def _with_error(gains: np.ndarray) -> tuple[float, float]:
+def with_error(gains: np.ndarray) -> tuple[float, float]:
     """The sum of gains [N], and the sum in its standard errors."""
     return float(gains.sum()), float(gains.sum() / (gains.std() * np.sqrt(len(gains)) + 1e-12))

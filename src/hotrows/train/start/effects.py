@@ -1,9 +1,9 @@
 """Effects of ids and numbers, and of combinations, on a label: fitted before training, by folds.
 
 A combination is admitted that lowers the log loss of an additive model on samples that it was fitted
-without (`additive`), and so are bins of a number. Where some are, the model that is trained gets their
-effects and those of single ids and numbers, which are not trained, and vectors of the best pairs of ids.
-The fold of a sample is a hash of its ids and numbers, so that the model finds it too.
+without (`additive`), and so are bins of a number, and trees (`trees`). Where some are, the model that is
+trained gets their effects and those of single ids and numbers, which are not trained, and vectors of the
+best pairs of ids. The fold of a sample is a hash of its ids and numbers, so that the model finds it too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from hotrows.engine.embedding import Embedding
 from hotrows.engine.planning.crosses import bucket_of
 from hotrows.models.effects import BINS, EFFECT, FEW_BINS, FOLD, FOLDS, Effects, fold_of_numbers
 from hotrows.table import Table
-from hotrows.train.start.additive import Additive, EffectColumn, FittedSamples, combination
+from hotrows.train.start.additive import Additive, EffectColumn, FittedSamples, combination, with_error
 from hotrows.train.start.pretrained import GivenRows
+from hotrows.train.start.trees import boosted
 
 # FittedSamples that combinations are chosen by, and effects are fitted on; samples times features.
 _SAMPLES, _FITTED, _CELLS = 100_000, 250_000, 5_000_000
@@ -33,7 +34,7 @@ _MOST_NUMBERS = 64  # of a schema: of more, none is looked at
 # Features whose pairs are screened; pairs that are measured each time; combinations that are admitted at
 # most; those of the first that also grow by a third feature. Standard errors of gains of each step.
 _SCREENED, _MEASURED, _MOST, _GROWING = 28, 30, 16, 4
-_ENTERS, _ADMITTED = 2.0, 3.0
+_ENTERS, _ADMITTED, _OF_TREES = 2.0, 3.0, 4.0
 _MOST_IDS = 40_000  # of a feature that is combined with a number
 _LEAST = 0.05  # of the gain of single columns that combinations have
 _LEAST_OF_NUMBERS = 0.25  # of that of ids and a line: smaller gains a network makes by itself
@@ -85,7 +86,7 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
         )
     names = [feature.name for feature in data.schema.single]
     samples = read(data, names, task, _FITTED)
-    if not set(effects.numbers) <= samples.numbers.keys():
+    if not set(effects.numbers) <= samples.numbers.keys() or (effects.trees and not samples.numbers):
         raise ValueError(f"effects of numbers need at most {_MOST_NUMBERS} of them in the schema")
     fitted = Additive(samples, fold_of(samples, effects.folds), bool(effects.numbers))
     if not fitted.is_defined:  # too few samples of a label
@@ -113,6 +114,12 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
             continue
         if column.tau:
             gains["*".join(names)] += fitted.gain_of(column)
+    if effects.trees is not None:
+        by_names = {column.names: column for column in fitted.columns}
+        of_ids = [by_names[names] for names in effects.of_ids]
+        trees = boosted(fitted, of_ids, effects.trees.num)
+        trees.fill(effects.trees)
+        gains[f"{effects.trees.num} trees of numbers and effects"] = trees.gain
     by_table = {name: [GivenRows(tables[name], *of_table)] for name, of_table in rows_of.items()}
     checkpoint.fill_tables(embedding, by_table)
     for place, name in enumerate(effects.numbers):
@@ -198,34 +205,79 @@ def read(data: EncodedData, names: Sequence[str], task: int, most: int) -> Fitte
     )
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """An additive model with the columns that it admits.
+
+    folds: features that tell folds; is_apart: samples differ in these.
+    """
+
+    model: Additive
+    admitted: list[EffectColumn]
+    folds: list[str]
+    is_apart: bool
+
+    @staticmethod
+    def of(samples: FittedSamples, with_numbers: bool, parts_numbers: bool) -> _Fit:
+        folds, is_apart = _fold_columns(samples, parts_numbers)
+        model = Additive(samples, fold_of(samples, folds), with_numbers)
+        return _Fit(model, _admit(model), folds, is_apart)
+
+    @property
+    def has_pairs_of_numbers(self) -> bool:
+        return any(column.bins and column.is_combined for column in self.admitted)
+
+    def num_trees(self) -> int:
+        """How many trees are admitted: none if numbers say little beside ids, or if trees gain little
+        beside what a network learns by itself."""
+        model = self.model
+        if not model.is_defined:
+            return 0
+        of_ids = [*model.single, *self.admitted]
+        bins = [column for column in model.columns if column.bins and column.tau]
+        of_numbers = model.line_gain() + sum(map(model.gain_of, bins))
+        if of_numbers < _LEAST * sum(map(model.gain_of, of_ids)):
+            return 0
+        trees = boosted(model, of_ids)
+        errors = with_error(model.smooth_losses() - trees.losses)[1]
+        return len(trees.values) if errors > _OF_TREES else 0
+
+
 def choose(samples: FittedSamples) -> dict[str, Any]:
     """Admits combinations one after the other, the one that gains most first.
 
-    The best pairs of few values are crossed too: they get vectors that are trained. If samples have few
-    different ids, a fold has all of those that an effect would be of, and pairs are only crossed.
+    Numbers are in pairs that are admitted, else in trees, else in bins. The best pairs of few values of
+    ids are crossed too: they get vectors that are trained. If samples have few different ids, a fold has
+    all of those that an effect would be of, and pairs are only crossed.
     """
-    for with_numbers in (True, False) if samples.numbers else (False,):
-        if not with_numbers and len(samples.ids) < 2:
+    fit, trees = None, 0
+    if samples.numbers:
+        fit = _Fit.of(samples, with_numbers=True, parts_numbers=True)
+        if not fit.has_pairs_of_numbers:
+            beside = _Fit.of(samples, with_numbers=False, parts_numbers=True)
+            if trees := beside.num_trees():
+                fit = beside
+    if fit is None or not (fit.admitted or trees):
+        if len(samples.ids) < 2:
             return {"effects": []}
-        names, is_apart = _fold_columns(samples, with_numbers)
-        model = Additive(samples, fold_of(samples, names), with_numbers)
-        if admitted := _admit(model):
-            break
-    chosen: dict[str, Any] = {"effects": []}
-    of_ids = [column for column in admitted if not column.bins]
-    if admitted:
+        fit = _Fit.of(samples, with_numbers=False, parts_numbers=False)
+    model, chosen = fit.model, dict[str, Any](effects=[])
+    of_ids = [column for column in fit.admitted if not column.bins]
+    if fit.admitted or trees:
         most = max((column.num_values for column in of_ids), default=1)
-        used = dict.fromkeys(column.names for column in (*model.single, *admitted))
+        used = dict.fromkeys(column.names for column in (*model.single, *fit.admitted))
         chosen = {
             "effects": [list(names) for names in used],
-            "effect_folds": names,
+            "effect_folds": fit.folds,
             "effect_rows": min(1 << (_ROOM * most - 1).bit_length(), _MOST_ROWS),
         }
-    elif not is_apart:
+        if trees:
+            chosen["effect_trees"] = trees
+    elif not fit.is_apart:
         fold = np.random.default_rng(0).integers(FOLDS, size=samples.num)
         of_ids = _admit(Additive(samples, fold, with_numbers=False))
     pairs = [column for column in of_ids if len(column.names) == 2]
-    if chosen["effects"]:
+    if fit.admitted or trees:
         most, least = samples.num // _SAMPLES_OF_VALUE, _CROSSED * sum(map(model.gain_of, model.single))
         pairs = [c for c in pairs if c.num_values <= most and model.gain_of(c) >= least]
     crosses = [list(column.names) for column in pairs[:_CROSSES]]
