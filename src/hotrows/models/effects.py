@@ -114,6 +114,8 @@ class Effects(nn.Module):
         for cross in tables.crosses_of(schema, [names for names in of_ids if len(names) > 1], rows):
             num = _ROOM * prod(schema.rows_of(name) for name in cross.features)
             crosses.append(Cross(cross.features, min(rows, num), f"{cross.name}.{EFFECT}"))
+        if trees < 0:
+            raise ValueError(f"effect_trees must be 0 or more, not {trees}")
         if trees and self.numbers:
             raise ValueError(f"effect_trees is in place of effects of {', '.join(self.numbers)}")
         self._ids = [*single, *(cross.name for cross in crosses)]

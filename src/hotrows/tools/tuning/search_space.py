@@ -26,7 +26,7 @@ _CHOICES: dict[str, Any] = {  # values, or arguments of `suggest_float`; rates a
     "crosses": (False, True),
     "min_count": (_AS_PREPARED, 2, 5, 10, 20),
 }
-_CROSSES = ("crosses", "effects", "cross_rows", "effect_folds", "effect_rows")  # `effects.options`
+_CROSSES = ("crosses", "effects", "effect_trees", "cross_rows", "effect_folds", "effect_rows")
 
 
 class SearchSpace:
@@ -61,7 +61,7 @@ class SearchSpace:
             "dense_lr": self._config.dense_lr is None,
             "dim": "dim" in options and "dim" not in chosen,
             "dropout": "dropout" in options and "dropout" not in chosen,
-            "crosses": any(self._crosses.get(name) for name in _CROSSES[:2] if name in options),
+            "crosses": any(self._crosses.get(name) for name in _CROSSES[:3] if name in options),
             "min_count": bool(self._raw),
         }
         return {name: _CHOICES[name] for name, is_it in is_open.items() if is_it}

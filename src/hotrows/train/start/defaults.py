@@ -34,6 +34,7 @@ _LEAST_BATCH, _STEPS, _SMALL_STEPS = 64, 500, 125  # steps of an epoch; a small 
 # number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
 _SAMPLE = 16, 1024  # blocks and rows of each, of which the deviation of labels is taken
+_FITTED = {"crosses", "effects", "effect_trees"}  # options that the data suggests
 _NEAR = 3.0  # a deviation that is at most so many times 1, or 1 of it, is near 1
 _OF_A_RANK = {
     "device",
@@ -114,7 +115,7 @@ def _options(
     """The config's options, before those of a small network, or of the run that this one begins with."""
     first = dict(kind.small or {}) if is_small else {}
     is_fitted = is_small and "effects" in inspect.signature(kind).parameters and not config.plain
-    if config.start_from is None and is_fitted and not {"crosses", "effects"} & {*config.model_options}:
+    if config.start_from is None and is_fitted and not _FITTED & {*config.model_options}:
         first = {**first, **effects.options(data, config.label)}
     elif config.start_from is not None:
         is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone

@@ -87,7 +87,7 @@ def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str |
     names = [feature.name for feature in data.schema.single]
     samples = read(data, names, task, _FITTED)
     if not set(effects.numbers) <= samples.numbers.keys() or (effects.trees and not samples.numbers):
-        raise ValueError(f"effects of numbers need at most {_MOST_NUMBERS} of them in the schema")
+        raise ValueError(f"effects of numbers need 1 to {_MOST_NUMBERS} of them in the schema")
     fitted = Additive(samples, fold_of(samples, effects.folds), bool(effects.numbers))
     if not fitted.is_defined:  # too few samples of a label
         return []
