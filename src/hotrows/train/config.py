@@ -72,7 +72,7 @@ class TrainConfig:
         "for several labels rating=squared,click=focal",
         unset="the schema's, or log_loss",
     )
-    plain: bool = setting(False, "Give a small deepfm no effects, trees and crosses that the data suggests")
+    plain: bool = setting(False, "Give a small deepfm no effects, trees or crosses that data suggests")
     start_from: str | None = setting(
         None,
         "Begin with the best checkpoint of this run; tables grow where its data was extended",

@@ -104,11 +104,10 @@ def _levels(codes: np.ndarray, s: np.ndarray, h: np.ndarray) -> tuple[np.ndarray
     levels = []
     for level in range(DEPTH):
         cell = (cells + num * _BINS * leaf).ravel()
-        gain = 0.0
         size = num * _BINS << level
         sums, weights = (np.bincount(cell, x, size).reshape(-1, num, _BINS).cumsum(2) for x in (s, h))
-        for left, under in ((sums, weights), (sums[:, :, -1:] - sums, weights[:, :, -1:] - weights)):
-            gain = gain + (left**2 / (under + _PRIOR)).sum(0)
+        others, weights_of_others = sums[:, :, -1:] - sums, weights[:, :, -1:] - weights
+        gain = (sums**2 / (weights + _PRIOR) + others**2 / (weights_of_others + _PRIOR)).sum(0)
         levels.append(divmod(int(gain.argmax()), _BINS))
         place, last = levels[-1]
         leaf = 2 * leaf + (codes[place] > last)
