@@ -103,21 +103,13 @@ class Effects(nn.Module):
             for names in effects
             if self._ids_of(names) and self._numbers_of(names)
         ]
-        for names in (*self.of_numbers, *self.of_bins):
-            if len(names) != len(set(names)) or len(names) > 2:
-                raise ValueError(f"{names}: effects are of a number, of two, or of an id and a number")
-        if not folds:
-            raise ValueError("effects need effect_folds, features whose values tell samples apart")
         self.numbers = list(dict.fromkeys(n for names in effects for n in self._numbers_of(names)))
+        self._check(trees)
         single = [name for names in of_ids if len(names) == 1 for name in names]
         crosses = []
         for cross in tables.crosses_of(schema, [names for names in of_ids if len(names) > 1], rows):
             num = _ROOM * prod(schema.rows_of(name) for name in cross.features)
             crosses.append(Cross(cross.features, min(rows, num), f"{cross.name}.{EFFECT}"))
-        if trees < 0:
-            raise ValueError(f"effect_trees must be 0 or more, not {trees}")
-        if trees and self.numbers:
-            raise ValueError(f"effect_trees is in place of effects of {', '.join(self.numbers)}")
         self._ids = [*single, *(cross.name for cross in crosses)]
         self.of_ids = [*((name,) for name in single), *(cross.features for cross in crosses)]
         self.trees = Trees(trees) if trees else None
@@ -146,6 +138,17 @@ class Effects(nn.Module):
             self.register_buffer("edges", torch.full((len(self.numbers), BINS - 1), torch.inf))
             self.register_buffer("few_bins", torch.zeros(len(self.numbers), BINS, dtype=torch.int64))
             self.register_buffer("cells", torch.zeros(sum(sizes), FOLDS + 1))
+
+    def _check(self, trees: int) -> None:
+        for names in (*self.of_numbers, *self.of_bins):
+            if len(names) != len(set(names)) or len(names) > 2:
+                raise ValueError(f"{names}: effects are of a number, of two, or of an id and a number")
+        if not self.folds:
+            raise ValueError("effects need effect_folds, features whose values tell samples apart")
+        if trees < 0:
+            raise ValueError(f"effect_trees must be 0 or more, not {trees}")
+        if trees and self.numbers:
+            raise ValueError(f"effect_trees is in place of effects of {', '.join(self.numbers)}")
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         """The effects of each sample, [B, num]."""
