@@ -252,6 +252,13 @@ def test_numbers_that_say_nothing_or_a_line_have_no_trees(slope):
     assert effects.choose(samples) == {"effects": []}
 
 
+@pytest.mark.parametrize("spread", [0, 1e-12])
+def test_numbers_that_are_all_equal_have_no_trees(spread):
+    labels, numbers = np.arange(3000) % 2.0, {"a": np.arange(3000) % 7 * spread}
+    samples = additive.FittedSamples({}, numbers, labels, np.ones(3000))
+    assert effects.choose(samples) == {"effects": []}
+
+
 def test_trees_are_in_place_of_effects_of_numbers(of_trees):
     options = {"effects": [["price"]], "effect_folds": ["user"], "effect_trees": 3}
     with pytest.raises(ValueError, match="in place of effects of price"):

@@ -227,7 +227,8 @@ class Additive:
         most, and a scale of all logits."""
         most = np.argsort(-abs(self._slopes[FOLDS]))[:_MOST_CURVED]
         pairs = itertools.combinations_with_replacement(self._inputs[:, most].T, 2)
-        curves, z = np.stack([first * second for first, second in pairs]), self.z.copy()
+        products = [first * second for first, second in pairs]
+        curves, z = np.reshape(products, (len(products), self.samples.num)), self.z.copy()
         curves -= curves.mean(1, keepdims=True)
         for of_model, residuals, spreads in zip(z, *self.residuals(z), strict=True):
             curvature = (curves * spreads) @ curves.T + _RIDGE * np.eye(len(curves))

@@ -236,7 +236,7 @@ class _Fit:
         of_ids = [*model.single, *self.admitted]
         bins = [column for column in model.columns if column.bins and column.tau]
         of_numbers = model.line_gain() + sum(map(model.gain_of, bins))
-        if of_numbers < _LEAST * sum(map(model.gain_of, of_ids)):
+        if of_numbers <= _LEAST * sum(map(model.gain_of, of_ids)):
             return 0
         trees = boosted(model, of_ids)
         errors = with_error(model.smooth_losses() - trees.losses)[1]
