@@ -180,6 +180,8 @@ def test_numbers_are_in_trees_that_lack_the_fold_of_a_sample_in_training(of_tree
     enc = of_trees[1]
     options = effects.options(enc, None)
     assert options["effects"] == [["shop"]] and options["effect_trees"] > 20
+    samples = effects.read(enc, ["shop", "user"], 0, 10**6)
+    assert effects.choose(samples, has_few=False) == {"effects": []}
     caplog.set_level("INFO")
     trainer, seen = Trainer(enc, OPEN, tmp_path / "run"), []
     assert f"{options['effect_trees']} trees of numbers and effects" in caplog.text

@@ -69,7 +69,7 @@ def options(data: EncodedData, label: str | None) -> dict[str, Any]:
     if len(names) + len(data.schema.dense) < 2 or not data.schema.labels[task].values.binary:
         return {}
     samples = read(data, names, task, _SAMPLES)
-    return choose(samples) if samples.num else {}
+    return choose(samples, data.parts["train"].rows <= _FITTED) if samples.num else {}
 
 
 def fill(embedding: Embedding, model: nn.Module, data: EncodedData, label: str | None) -> list[Gains]:
@@ -218,7 +218,7 @@ class _Fit:
     is_apart: bool
 
     @staticmethod
-    def of(samples: FittedSamples, with_numbers: bool, parts_numbers: bool) -> _Fit:
+    def from_samples(samples: FittedSamples, with_numbers: bool, parts_numbers: bool) -> _Fit:
         folds, is_apart = _fold_columns(samples, parts_numbers)
         model = Additive(samples, fold_of(samples, folds), with_numbers)
         return _Fit(model, _admit(model), folds, is_apart)
@@ -243,24 +243,25 @@ class _Fit:
         return len(trees.values) if errors > _OF_TREES else 0
 
 
-def choose(samples: FittedSamples) -> dict[str, Any]:
+def choose(samples: FittedSamples, has_few: bool = True) -> dict[str, Any]:
     """Admits combinations one after the other, the one that gains most first.
 
     Numbers are in pairs that are admitted, else in trees, else in bins. The best pairs of few values of
     ids are crossed too: they get vectors that are trained. If samples have few different ids, a fold has
-    all of those that an effect would be of, and pairs are only crossed.
+    all of those that an effect would be of, and pairs are only crossed. has_few: of so many samples that
+    a network learns what trees say, there are none.
     """
     fit, trees = None, 0
     if samples.numbers:
-        fit = _Fit.of(samples, with_numbers=True, parts_numbers=True)
-        if not fit.has_pairs_of_numbers:
-            beside = _Fit.of(samples, with_numbers=False, parts_numbers=True)
+        fit = _Fit.from_samples(samples, with_numbers=True, parts_numbers=True)
+        if has_few and not fit.has_pairs_of_numbers:
+            beside = _Fit.from_samples(samples, with_numbers=False, parts_numbers=True)
             if trees := beside.num_trees():
                 fit = beside
     if fit is None or not (fit.admitted or trees):
         if len(samples.ids) < 2:
             return {"effects": []}
-        fit = _Fit.of(samples, with_numbers=False, parts_numbers=False)
+        fit = _Fit.from_samples(samples, with_numbers=False, parts_numbers=False)
     model, chosen = fit.model, dict[str, Any](effects=[])
     of_ids = [column for column in fit.admitted if not column.bins]
     if fit.admitted or trees:

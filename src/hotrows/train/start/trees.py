@@ -21,7 +21,7 @@ from hotrows.models.effects import DEPTH, FOLDS, Trees
 from hotrows.train.start.additive import Additive, EffectColumn
 
 _BINS = 256  # of an input
-_INPUTS, _SAMPLES = 16, 10_000  # drawn for each tree, by which its levels are chosen
+_INPUTS, _SAMPLES = 16, 20_000  # drawn for each tree, by which its levels are chosen
 _RATE, _PRIOR = 0.2, 3.0
 _MOST, _PATIENCE = 100, 15  # trees; trees without a lower loss
 
