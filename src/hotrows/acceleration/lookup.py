@@ -24,9 +24,10 @@ from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_ea
 from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.errors import refuse_capture
 from hotrows.acceleration.exclusive import LOCK, keeping
-from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
+from hotrows.acceleration.gradient import RowGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of
 from hotrows.acceleration.moments import catch_up
+from hotrows.acceleration.pack_gradient import PackGradient, TableGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, read_whole
 from hotrows.acceleration.rules import BY_OPTIMIZER
 from hotrows.acceleration.table import RowTable

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration.errors import refuse_capture
 from hotrows.acceleration.exclusive import CAPTURE, exclusive
-from hotrows.acceleration.gradient import PackGradient, RowGradient
+from hotrows.acceleration.gradient import RowGradient
 from hotrows.acceleration.moments import update
+from hotrows.acceleration.pack_gradient import PackGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER, rule_of_settings
 from hotrows.acceleration.table import RowTable
