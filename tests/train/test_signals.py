@@ -20,9 +20,12 @@ def wait_for(said, caplog):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT,) * 3, (signal.SIGTERM,) * 3])
+CAUGHT = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize("numbers", [(number,) * 3 for number in CAUGHT])
 def test_each_signal_is_answered(caplog, numbers):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in CAUGHT]
     with stop_signals(lambda: "training after step 3 of 9") as requested:
         assert not requested()
         os.kill(os.getpid(), numbers[0])
@@ -33,9 +36,19 @@ def test_each_signal_is_answered(caplog, numbers):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), numbers[2])
             time.sleep(60)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in CAUGHT] == before
     assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name == "hotrows-signals"]
+
+
+def test_a_run_outlives_its_terminal_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as requested:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_that_comes_last_is_no_error(monkeypatch, capfd):

@@ -12,6 +12,7 @@ one, or idle. The new one is refused only if all others wait for the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
@@ -20,8 +21,9 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -156,7 +158,8 @@ class Connection(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal: SIGINT ends it, SIGTERM does after `drain` seconds; a second one at once.
+    """Serves until a signal: SIGINT ends it, SIGTERM or SIGHUP (a closed terminal, but under nohup) does
+    after `drain` seconds; a second one at once.
 
     end: is called at the first signal. In the end requests that were taken are answered.
     """
@@ -169,8 +172,19 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         is_first, now = self._end_at == math.inf, time.monotonic()
         self.force_exit = self.should_exit and sig == signal.SIGINT
-        self._end_at = now + self._drain if is_first and sig == signal.SIGTERM else now
+        self._end_at = now + self._drain if is_first and sig != signal.SIGINT else now
         self._end()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = signal.getsignal(signal.SIGHUP)
+        is_caught = before == signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+        with super().capture_signals():
+            if is_caught:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            yield
+        if is_caught:
+            signal.signal(signal.SIGHUP, before)
 
     async def on_tick(self, counter: int) -> bool:
         self.should_exit |= time.monotonic() >= self._end_at

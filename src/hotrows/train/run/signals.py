@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run trains: the first stops it after the step, the third ends it at once.
+"""Ctrl-C, SIGTERM, a closed terminal: the first stops a run after the step, the third ends it at once.
 
 A handler in Python runs when the main thread is back in Python, which may be minutes later while it waits
 for other ranks. So the system also writes each signal to a socket, which a thread listens to and answers.
@@ -21,7 +21,7 @@ from hotrows.runtime.background import Worker
 
 log = logging.getLogger("hotrows")
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = 130  # the exit code
 
 
@@ -41,7 +41,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether a stop was requested, by Ctrl-C or SIGTERM.
+    """Whether a stop was requested, by Ctrl-C, SIGTERM or SIGHUP.
 
     noticed_at: when the first SIGTERM came, by `time.monotonic`; None: none has.
     """
@@ -123,6 +123,8 @@ def _handled(handle: Callable[[int, Any], None], socket_: socket.socket) -> Iter
     global _undo
     socket_.setblocking(False)
     before = {number: signal.getsignal(number) for number in _NUMBERS}
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup: the run outlives its terminal
+        del before[signal.SIGHUP]
     wakeup = signal.set_wakeup_fd(socket_.fileno(), warn_on_full_buffer=False)
 
     def undo() -> None:
@@ -132,7 +134,7 @@ def _handled(handle: Callable[[int, Any], None], socket_: socket.socket) -> Iter
 
     _undo = undo
     try:
-        for number in _NUMBERS:
+        for number in before:
             signal.signal(number, handle)
         yield
     finally:
