@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from hotrows import cli
+from hotrows.runtime import native
 from hotrows.runtime.measurements import Measurement
 from tests.support.commands import SMALL
 
@@ -267,6 +268,18 @@ def test_debug_shows_the_traceback():
 def test_an_error_of_the_system_is_shown_without_its_number():
     for arguments in ((28, "no room for 9 bytes"), ("no room for 9 bytes",)):
         assert cli._message(OSError(*arguments)) == "no room for 9 bytes"
+
+
+def test_a_core_of_other_sources_is_said_in_one_line(tmp_path):
+    source, core = tmp_path / "csrc", tmp_path / "src" / "hotrows" / "_native" / "core_v3.so"
+    source.mkdir()
+    core.parent.mkdir(parents=True)
+    core.with_suffix(".id").write_text("of older functions")
+    with pytest.raises(ImportError) as raised:
+        native._check_interface(core)
+    assert "built from other sources" in cli._message(raised.value)
+    by_python = ImportError("cannot import name 'nosuch'", name="hotrows")  # needs its traceback
+    assert cli._message(by_python) is None
 
 
 def test_a_closed_pipe_is_no_error():

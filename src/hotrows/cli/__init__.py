@@ -106,7 +106,7 @@ def _message(error: Exception) -> str | None:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return f"{place}: {kind}{message[:400]} (hotrows --debug shows the traceback)"
     explained = isinstance(error, (ValueError, OSError, MemoryError, job.RankLost))
-    is_missing = isinstance(error, ImportError) and "pip install" in message
+    is_missing = isinstance(error, ImportError) and error.name is None  # in words: by hotrows itself
     return message if explained or is_missing or message.startswith("out of memory") else None
 
 
