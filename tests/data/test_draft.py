@@ -385,13 +385,24 @@ def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
     ("line", "message"),
     [
         ("1::F::1::10::48067\n", r"'::' is two bytes: write one in its place \(sed 's/::"),
-        ("1 3:0.5 7:1\n0 2:1\n", "rows has pairs of index:value, as libsvm writes them, which are not"),
+        ("1 3:0.5 7:1\n0 2:1\n", "rows has pairs of index:value, as libsvm .*, which are not read"),
         ("1 3:1 7:1\n0 7:1 9:1\n", "rows has pairs of index:value, .* unless each position is a field"),
         ("1 3:0.5 7:1\n0 3:2 9:1\n", "rows has pairs of index:value, .* and the value 1; write a col"),
+        ("1 0:3:0.5 1:7:1\n0 0:2:1 1:9:1\n", "rows has .* or field:index:value of libffm, which are not"),
+        ("2 qid:1 1:.3 2:1 # docid = 7\n", "rows has pairs of index:value, as libsvm writes them"),
+        (
+            "1 |user u7 |item i3 price:.5\n",
+            "rows has lines of Vowpal Wabbit, .*; write a column for each",
+        ),
+        ("-1 2.0 'tag|user:.5 u7 |item i3\n", "rows has lines of Vowpal Wabbit"),
+        (
+            '{"user": {"0": 3, "1": 5}, "click": {"0": 1, "1": 0}}',
+            "rows holds a whole table in one object",
+        ),
     ],
 )
 def test_layouts_that_are_often_met_are_refused_by_name(tmp_path, line, message):
-    (tmp_path / "rows").write_text(line * 9)
+    (tmp_path / "rows").write_text(line if line[0] == "{" else line * 9)
     with pytest.raises(ValueError, match=message) as refused:
         draft_schema(tmp_path / "rows")
     assert "\n" not in str(refused.value)
@@ -774,21 +785,26 @@ def test_two_times_that_say_nothing_of_the_label_are_as_they_were():
     assert "'changed' is left out: the time is 'arrival'" in draft.notes
 
 
-def test_lines_of_libfm_are_columns(tmp_path):
+@pytest.mark.parametrize("fields", [("", "", ""), ("0:", "1:", "2:")], ids=["libfm", "libffm"])
+def test_lines_of_libfm_are_columns(tmp_path, fields):
     """They were refused as those of libsvm, although each position is a field."""
-    draw = random.Random(2)
+    draw, (a, b, c) = random.Random(2).randrange, fields
     lines = [
-        f"{draw.choice((1, -1))} {draw.randrange(40)}:1 {40 + draw.randrange(30)}:1 {70 + row % 9}:1"
+        f"{draw(2) * 2 - 1} {a}{draw(40)}:1 {b}{40 + draw(30)}:1 {c}{70 + row % 9}:1"
         for row in range(ROWS)
     ]
     (tmp_path / "rows.libfm").write_text("\n".join([*lines, ""]))
     draft = draft_schema(tmp_path / "rows.libfm")
     assert draft.schema.features == (Sparse("column_2"), Sparse("column_3"), Sparse("column_4"))
     assert draft.schema.labels[0] == Label("column_1", at_least=1)
-    assert (
-        "pairs of index:1, a field at each position, as in files of libfm: ids of columns" in draft.notes
-    )
+    assert any(note.startswith("pairs of index:1, a field at each position") for note in draft.notes)
     assert_prepares(tmp_path, tmp_path / "rows.libfm", draft.schema)
+
+
+def test_text_between_pipes_is_not_of_vowpal_wabbit(tmp_path):
+    rows = "".join(f"{row % 7} |New York{row % 3} |{row % 2}\n" for row in range(ROWS))
+    (tmp_path / "rows").write_text(rows)
+    assert draft_schema(tmp_path / "rows").schema.delimiter == "|"
 
 
 def test_names_that_reading_changes_are_shown(tmp_path):

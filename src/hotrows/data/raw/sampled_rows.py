@@ -32,8 +32,11 @@ _LEAST_UNIQUE = 20  # rows from which on different values in all rows say someth
 _SNIFFED = 100  # lines that the delimiter is found from
 _CHUNK_BYTES = 16 << 20
 _LONGEST = 24  # characters of an example
-_PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm or libfm
-_ONE = re.compile(rb"\d+:1(\.0*)?")
+_PAIRS = re.compile(  # a line of libsvm, libfm or libffm, or of a ranking (LETOR)
+    rb"[-+.\d]+( +qid:\d+)?( +(\w+:)?\d+:[-+.\deE]+)+ *(#.*)?"
+)
+_ONE = re.compile(rb"(\w+:)?\d+:1(\.0*)?")
+_WABBIT = re.compile(rb"[-+.:\d]+( [-+.\d]+)* ('[^ |]*)?(\|[A-Za-z][^ |]* +[^ |][^|]*)+")
 _QUOTED = re.compile(rb'".*"')
 
 
@@ -223,12 +226,18 @@ def _delimiter(chunk: Chunk, lines: Sequence[bytes]) -> tuple[str, list[str]]:
     if all(_PAIRS.fullmatch(line) for line in lines):
         if _has_field_by_position(lines):
             return " ", [
-                "pairs of index:1, a field at each position, as in files of libfm: ids of columns"
+                "pairs of index:1, a field at each position, as in files of libfm and libffm: ids of "
+                "columns"
             ]
         raise ValueError(
-            f"{name} has pairs of index:value, as libsvm writes them, which are not read, unless each "
-            f"position is a field: always with other indices than those of the others, and the value 1; "
-            f"write a column for each index"
+            f"{name} has pairs of index:value, as libsvm writes them, or field:index:value of libffm, "
+            f"which are not read, unless each position is a field: always with other indices than those "
+            f"of the others, and the value 1; write a column for each index or field"
+        )
+    if all(_WABBIT.fullmatch(line) for line in lines):
+        raise ValueError(
+            f"{name} has lines of Vowpal Wabbit, 'label |namespace feature:value', which are not read; "
+            f"write a column for each namespace, as CSV, JSON lines or Parquet"
         )
     if not fitting:
         advice = "convert the file, or write the schema by hand"
@@ -243,11 +252,11 @@ def _delimiter(chunk: Chunk, lines: Sequence[bytes]) -> tuple[str, list[str]]:
 
 
 def _has_field_by_position(lines: Sequence[bytes]) -> bool:
-    """True if lines of index:value have equally many pairs, of value 1, and no index in two places."""
+    """True if lines of (field:)index:value have equally many, of value 1, and no index in two places."""
     rows = [line.rstrip(b" ").split(b" ")[1:] for line in lines]
     if len({*map(len, rows)}) > 1 or not all(_ONE.fullmatch(pair) for row in rows for pair in row):
         return False
-    fields = [{pair.partition(b":")[0] for pair in pairs} for pairs in zip(*rows, strict=True)]
+    fields = [{pair.rpartition(b":")[0] for pair in pairs} for pairs in zip(*rows, strict=True)]
     return sum(map(len, fields)) == len(set().union(*fields))
 
 

@@ -304,6 +304,11 @@ class JsonInput(File):
         assert chunk is not None, "its first bytes were read"
         table = table_of_lines(chunk)
         rows = limit(table.num_columns)
+        if table.num_rows == 1 and all(map(pa.types.is_nested, table.schema.types)):
+            raise ValueError(
+                f"{self.name} holds a whole table in one object of JSON; write one object per line (of a "
+                f"pandas frame: frame.to_json(path, orient='records', lines=True))"
+            )
         if table.num_rows <= rows and chunk.position >= self.size:
             return table, True
         lines = sampled_lines(self, chunk, rows)
