@@ -258,6 +258,7 @@ def test_a_data_set_of_hugging_face(tmp_path, expected):
         ({"user": 3}, "expected a dict of columns, found int for 'user'"),
         ({"user": ["a"], "price": [1, 2]}, r"must have equal lengths, not \{'user': 1, 'price': 2\}"),
         ({"user": [[3], 3]}, "column 'user' is no column of values: "),
+        ({"user": np.array([1j, 2])}, "column 'user' is no column of values: .*, found complex128"),
         ({"user": ["a", 3]}, "column 'user' mixes text and numbers; convert it to text"),
         ({"user": [2**63, -5]}, "column 'user' has whole numbers beyond int64; convert it to text"),
         ({"user": [2**70, 5]}, "column 'user' has whole numbers beyond int64; convert it to text"),
@@ -274,6 +275,13 @@ def test_hashes_of_64_bits_are_read_from_lists_as_from_arrays():
     """Requests in JSON were refused, whose rows trained as uint64."""
     columns = {"user": [2**64 - 1, 5, None], "seen": [[5, 2**63], [], None]}
     assert as_table(columns).to_pydict() == columns
+
+
+def test_sparse_columns_of_pandas_are_those_that_they_stand_for():
+    """A frame of get_dummies(sparse=True) was refused: 'Did not pass numpy.dtype object'."""
+    frame = pd.DataFrame({"user": ["a", "b", "a"], "price": [1.5, 2.0, 2.5]})
+    dummies = [pd.get_dummies(frame, columns=["user"], sparse=is_sparse) for is_sparse in (True, False)]
+    assert as_table(dummies[0]).to_pydict() == as_table(dummies[1]).to_pydict()
 
 
 def test_a_time_that_is_missing_in_a_list_is_so_as_in_a_frame():

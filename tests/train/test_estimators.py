@@ -56,7 +56,10 @@ def test_it_learns_from_a_frame_and_predicts_its_classes(frame, fitted):
     assert fitted.result_.validation.samples == pytest.approx(150, abs=5) and fitted.result_.test is None
 
 
-@pytest.mark.parametrize("kind", [pl.from_pandas, lambda frame: frame.to_dict("list")])
+@pytest.mark.parametrize(
+    "kind",
+    [pl.from_pandas, lambda frame: frame.to_dict("list"), lambda frame: frame.to_records(index=False)],
+)
 def test_frames_of_any_kind_and_a_column_for_labels_give_the_same(frame, fitted, kind):
     again = Classifier(**SMALL, epochs=3).fit(kind(frame), "answer")
     rows = frame.drop(columns="answer")
@@ -365,6 +368,29 @@ def test_the_loss_of_a_schema_is_learned():
 def test_labels_of_other_than_two_values_are_refused(frame, labels, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Classifier("lr").fit(frame, labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (lambda rows: rows.to_dict("records"), "found a list of dicts: give pandas.DataFrame(rows)"),
+        (lambda rows: iter([rows]), "expected rows, found an iterator (list_iterator)"),
+        (lambda rows: (part for part in [rows]), "or batches to `predictor_.predict`"),
+    ],
+)
+def test_what_holds_no_columns_is_refused(frame, fitted, kind, message):
+    """They ended in 'Reshape your data' and in errors of Python's types."""
+    with pytest.raises(TypeError, match=re.escape(message)):
+        fitted.predict_proba(kind(frame))
+    with pytest.raises(TypeError, match="expected batches, .* found DataFrame: raw rows are given by"):
+        list(fitted.predictor_.predict(iter([frame])))
+
+
+def test_files_are_predicted_alone_and_in_lists(frame, fitted, tmp_path):
+    frame.drop(columns="answer").to_parquet(tmp_path / "rows.parquet")
+    chances, path = fitted.predict_proba(frame), str(tmp_path / "rows.parquet")
+    assert np.array_equal(fitted.predict_proba(path), chances)
+    assert np.array_equal(fitted.predict_proba([path, path]), [*chances, *chances])
 
 
 def test_before_fit_there_is_nothing_to_predict_with(frame):

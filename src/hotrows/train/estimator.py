@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -197,11 +197,17 @@ class Estimator(ABC):
         """The predictions of the model, [N] float32."""
         predictor = self.predictor_
         of_columns = any(hasattr(X, name) for name in ("columns", "__array__", "toarray"))
-        if of_columns or isinstance(X, Mapping | list):
+        of_files = isinstance(X, list) and X and all(isinstance(path, str | Path) for path in X)
+        if of_columns or isinstance(X, Mapping) or (isinstance(X, list) and not of_files):
             X = rows_of(X)
             check_number(X, self.n_features_in_, type(self).__name__)
             (label,) = predictor.labels
             X = X.drop_columns([label]) if label in X.column_names else X
+        elif isinstance(X, Iterator) and not hasattr(X, "__arrow_c_stream__"):
+            raise TypeError(
+                f"expected rows, found an iterator ({type(X).__name__}): give a frame, or batches to "
+                f"`predictor_.predict`"
+            )
         return np.asarray(predictor.predict(X, require_columns=not allow_missing_columns))
 
     @property

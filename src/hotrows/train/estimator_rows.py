@@ -17,7 +17,9 @@ def rows_of(X: Any) -> Any:
     list of rows, and of a frame that counts them."""
     if hasattr(X, "toarray"):
         raise TypeError("expected dense rows, found a sparse matrix: give X.toarray(), or columns of ids")
-    if isinstance(X, list | tuple) or (hasattr(X, "__array__") and not hasattr(X, "__arrow_c_stream__")):
+    is_array = hasattr(X, "__array__") and not hasattr(X, "__arrow_c_stream__")
+    is_structured = isinstance(X, np.ndarray) and X.dtype.names  # as frame.to_records() has columns
+    if isinstance(X, list | tuple) or (is_array and not is_structured):
         X = _array(X)
     table = as_table(X)
     if list(getattr(X, "columns", ())) == [*range(table.num_columns)]:
@@ -28,6 +30,8 @@ def rows_of(X: Any) -> Any:
 def _array(X: Any) -> np.ndarray:
     """An array of two dimensions; messages have the words that scikit-learn's own estimators have."""
     array = np.asarray(X)
+    if array.ndim == 1 and any(isinstance(row, dict) for row in X):
+        raise TypeError("expected columns, found a list of dicts: give pandas.DataFrame(rows)")
     if array.ndim != 2:
         raise ValueError(
             f"Expected 2D array, got {array.ndim}D array instead: rows by columns. Reshape your data "

@@ -72,6 +72,8 @@ def as_table(data: Any) -> Any:
                 f"them, and to `prepare` others as validation= and test="
             )
         return _table_of_columns(data)
+    if isinstance(data, np.ndarray) and data.dtype.names:  # as frame.to_records() has them
+        return _table_of_columns({name: data[name] for name in data.dtype.names})
     if isinstance(data, np.ndarray) and data.ndim == 2:
         return _table_of_columns({f"x{number}": column for number, column in enumerate(data.T)})
     if hasattr(data, "__arrow_c_stream__"):
@@ -79,6 +81,9 @@ def as_table(data: Any) -> Any:
             return check_frame(data, pa.table(data))
         except (pa.ArrowException, TypeError, OverflowError) as error:
             if hasattr(data, "columns") and hasattr(data, "items"):
+                dtypes = data.dtypes.items()
+                if dense := {name: kind.subtype for name, kind in dtypes if hasattr(kind, "fill_value")}:
+                    return as_table(data.astype(dense))  # as of get_dummies(sparse=True)
                 _table_of_columns(dict(data.items()))  # its error names the column
             raise ValueError(
                 f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
@@ -146,7 +151,9 @@ def _why_unread(column: Any, error: Exception, name: str) -> str:
     elif str in kinds and any(issubclass(kind, Number) for kind in kinds):
         what = "mixes text and numbers"
     else:
-        return f"is no column of values: {first_line(error)}"
+        kind = str(getattr(column, "dtype", "object"))
+        of_type = "" if kind == "object" else f", found {kind}"
+        return f"is no column of values: {first_line(error)}{of_type}"
     how = f"of a pandas frame: frame[{name!r}].astype('string'); in JSON: \"7\" in place of 7"
     return f"{what}; convert it to text ({how})"
 

@@ -105,7 +105,7 @@ class Predictor(Recommender):
                 batches = self.encoder.encode(data, require_columns=require_columns)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
-        predictions = (self.predictions(logits) for _, logits in self.logits(data))
+        predictions = (self.predictions(logits) for _, logits in self.logits(map(_batch, data)))
         if is_iterator:
             return predictions
         shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
@@ -199,6 +199,15 @@ def load_run(
 
 def _are_batches(data: Any) -> bool:
     return isinstance(data, list | tuple) and len(data) > 0 and isinstance(data[0], Batch)
+
+
+def _batch(data: Any) -> Batch:
+    if not isinstance(data, Batch):
+        raise TypeError(
+            f"expected batches, such as those of Loader.batches, found {type(data).__name__}: raw rows "
+            f"are given by themselves or in a list, not by an iterator"
+        )
+    return data
 
 
 def _for_reading(config: TrainConfig, device: str) -> TrainConfig:
