@@ -381,6 +381,16 @@ def test_the_server_says_which_version_answered_and_how_old_it_is(to):
     assert 0 < staleness < 10_000
 
 
+def test_a_scorer_that_is_dropped_looks_no_more(published):
+    """Its thread stayed for ever, with all tables."""
+    scorer = Scorer.watch(published[0], every=0.01)
+    thread = scorer.follower._worker
+    assert thread.is_alive()
+    del scorer
+    gc.collect()
+    assert not thread.is_alive()
+
+
 def test_a_temporary_copy_goes_with_what_made_it(published, tmp_path):
     pytest.importorskip("fsspec")
     url = f"memory://{tmp_path.name}/temporary"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -113,14 +114,17 @@ class Scorer:
 
         every: seconds between looks for a newer one; None: only when `scorer.follower.look()` is called.
         cache: the folder for copies of what is at a URL (default: a temporary one, deleted with the
-            scorer). `close` ends the looks. how: extra_fields, require_all and user_cache, see `Scorer`.
+            scorer). `close` ends the looks, as does deleting the scorer. how: extra_fields, require_all
+            and user_cache, see `Scorer`.
         """
         follower = Follower(folder, every=every, threads=threads, trust=trust, cache=cache)
         try:
-            return cls(follower, threads=threads, memory=memory, **how)
+            scorer = cls(follower, threads=threads, memory=memory, **how)
         except BaseException:
             follower.close()
             raise
+        weakref.finalize(scorer, follower.close)
+        return scorer
 
     @property
     def version(self) -> Version:
