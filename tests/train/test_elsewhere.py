@@ -95,11 +95,13 @@ def test_a_path_stays_where_it_is(tmp_path, monkeypatch):
          r"tensors of torch.float64 on cpu by default.*call torch.set_default_dtype\(torch.float32\)"),
         (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device("cpu"),
          "tensors of torch.float32 on meta by default"),
+        (lambda: torch.set_autocast_enabled("cpu", True), lambda: torch.set_autocast_enabled("cpu", False),
+         r"autocast is on here: .* outside of torch.autocast; .*precision='bfloat16'"),
     ],
-    ids=["dtype", "device"],
+    ids=["dtype", "device", "autocast"],
 )  # fmt: skip
 def test_defaults_of_pytorch_that_models_do_not_have_are_refused(folder, tmp_path, switch, back, message):
-    """It was a RuntimeError about mat1 and mat2."""
+    """It was a RuntimeError about mat1 and mat2; under autocast the run had other weights, silently."""
     predictor, trainer = load_run(folder / "run"), Trainer(folder / "enc", short(), tmp_path / "run")
     switch()
     try:

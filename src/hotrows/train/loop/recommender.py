@@ -218,12 +218,18 @@ class Recommender:
 
 
 def check_defaults() -> None:
-    """Raises ValueError where tensors that PyTorch makes by default are none that models compute with."""
+    """Raises ValueError where PyTorch, as it is set by the caller, would not compute with the tensors that
+    models have: the settings of a run say what it computes, wherever it is called."""
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     if dtype != torch.float32 or device.type != "cpu":
         raise ValueError(
             f"PyTorch makes tensors of {dtype} on {device} by default, and models need torch.float32 on "
             f"cpu: call torch.set_default_dtype(torch.float32) and torch.set_default_device('cpu')"
+        )
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise ValueError(
+            "PyTorch's autocast is on here: train and predict outside of torch.autocast; with the setting "
+            "precision='bfloat16' (--precision bfloat16) a run trains in fewer bits"
         )
 
 
