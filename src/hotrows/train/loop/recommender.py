@@ -218,8 +218,8 @@ class Recommender:
 
 
 def check_defaults() -> None:
-    """Raises ValueError where PyTorch, as it is set by the caller, would not compute with the tensors that
-    models have: the settings of a run say what it computes, wherever it is called."""
+    """Raises ValueError where PyTorch, as it is set by the caller, would not compute as models do: the
+    settings of a run say what it computes, wherever it is called."""
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     if dtype != torch.float32 or device.type != "cpu":
         raise ValueError(
@@ -228,8 +228,8 @@ def check_defaults() -> None:
         )
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         raise ValueError(
-            "PyTorch's autocast is on here: train and predict outside of torch.autocast; with the setting "
-            "precision='bfloat16' (--precision bfloat16) a run trains in fewer bits"
+            "PyTorch's autocast is on here: train and predict outside of torch.autocast; with the "
+            "setting precision='bfloat16' (--precision bfloat16) a run trains in fewer bits"
         )
 
 
