@@ -32,6 +32,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch.fx import Graph, GraphModule, Node
 
@@ -82,18 +83,25 @@ def rewrite(
 
 
 def _intercept_data(graph_module: GraphModule) -> None:
-    """Lets `weight.data` be what it is outside of graphs, where a table brings its rows up to date first:
-    dynamo's own function for it asks no `__torch_function__`."""
-    reader = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
-    readers = [node for node in graph_module.graph.nodes if node.target is reader]
-    for node in readers:
-        node.target = _data_of
-    if readers:
+    """Lets `weight.data`, read or assigned, be what it is outside of graphs, where a table brings its
+    rows up to date first: dynamo's own functions for it ask no `__torch_function__`."""
+    own = {torch._C._autograd._get_data_attr: _data_of, Tensor.set_: _set_data_of}  # type: ignore[attr-defined]
+    replaced = [node for node in graph_module.graph.nodes if node.target in own]
+    for node in replaced:
+        node.target = own[node.target]
+        if node.target is _set_data_of:
+            for user in list(node.users):  # which takes back the version that Tensor.set_ counts
+                graph_module.graph.erase_node(user)
+    if replaced:
         graph_module.recompile()
 
 
 def _data_of(tensor: Any) -> Any:
     return tensor.data
+
+
+def _set_data_of(tensor: Any, data: Any) -> None:
+    tensor.data = data
 
 
 def _with_intercepts(forward: Callable[..., Any]) -> Callable[..., Any]:
