@@ -240,6 +240,10 @@ def write_by_numpy(weight):
     np.random.default_rng(0).shuffle(weight.detach().numpy())  # NumPy counts no versions
 
 
+def write_itself(weight):  # as model.to(device) and model.float() do, where nothing changes
+    weight.data = weight
+
+
 def write_before_new_data(weight):
     before = weight.data
     weight.data = torch.full(weight.shape, 0.125)
@@ -251,7 +255,7 @@ def write_before_new_data(weight):
     [
         write_copy, write_init, write_data, write_new_data, write_detached_row, write_item,
         write_out, write_by_method, write_while_reading, write_by_two_names, write_by_numpy,
-        write_before_new_data,
+        write_before_new_data, write_itself,
     ],
 )  # fmt: skip
 def test_what_users_write_to_weights_is_kept(write):

@@ -265,6 +265,10 @@ _HANDLERS: dict[Callable, Callable] = {}
 
 
 def _set_data(parameter: TableParameter, data: Tensor) -> None:
+    if data is parameter:  # as model.to(device) does, where nothing moves
+        return
+    if isinstance(data, TableParameter):
+        data = data.data  # its rows: the parameter itself has none behind a cache
     parameter.table.catch_up()
     parameter.table.before_write()
     with NO_TORCH_FUNCTION():
