@@ -492,6 +492,31 @@ def test_wrong_arguments():
         hotrows.accelerate(nn.DataParallel(build()[0]), optimizer, always=True)
 
 
+def follow_whole(model):
+    model.register_buffer("snapshot", model.linear[0].weight.data)
+
+
+def follow_rows(model):
+    model.head = nn.Parameter(model.linear[0].weight.data[:3])
+
+
+def follow_turned(model):
+    model.decoder = nn.Linear(ROWS, model.linear[0].weight.shape[1], bias=False)
+    model.decoder.weight.data = model.linear[0].weight.data.T
+
+
+@pytest.mark.parametrize("follow", [follow_whole, follow_rows, follow_turned])
+def test_a_table_whose_memory_another_parameter_has_stays_plain(follow):
+    """Its rows that were behind were read there, and two optimizers' steps were one."""
+    model = Model()
+    follow(model)
+    model, _ = hotrows.accelerate(model, torch.optim.Adam(model.parameters()), always=True)
+    refused = hotrows.explain(model, torch.randint(0, ROWS, (8, FIELDS))).refused
+    assert (
+        list(refused) == ["linear.0.weight"] and "give one of them a copy" in refused["linear.0.weight"]
+    )
+
+
 def test_explain_tells_what_was_packed_and_what_stays_plain():
     torch.manual_seed(0)
     model = Model()

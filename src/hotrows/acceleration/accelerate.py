@@ -38,7 +38,7 @@ from hotrows.acceleration.lookup_plan import DEVICES
 from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
 from hotrows.acceleration.parameter import CLASSES, capturing, intercept, release
 from hotrows.acceleration.report import CaptureReport
-from hotrows.acceleration.rules import Rule, rule_of
+from hotrows.acceleration.rules import SHARED, Rule, rule_of, sharing_memory
 from hotrows.acceleration.table import RowTable, TableArguments
 from hotrows.engine.caching import Caching
 from hotrows.runtime.units import parse_bytes
@@ -170,13 +170,13 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
         for group in optimizer.param_groups
         for p in group["params"]
     }
-    embeddings = []
+    embeddings, shared = [], sharing_memory(model)
     for key, users in modules.items():
         parameter = users[0]._parameters.get("weight")
         weight = nn.Parameter(torch.empty(0)) if parameter is None else parameter
         optimizer, group = settings.get(key, (None, {}))
         rule: Rule | str = _why_plain(weight, optimizer, is_only=len(modules) == 1)
-        rule = _COMPUTED if parameter is None else rule
+        rule = _COMPUTED if parameter is None else SHARED if key in shared else rule
         if not rule and optimizer is not None:
             rule = rule_of(optimizer, group, weight, any(user.sparse for user in users))
         why = why_not_cached(users, weight, rule) if isinstance(rule, Rule) else ""

@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotrows.optim import Numbers, adam_numbers, padded, sgd_numbers
 
 Group = Mapping[str, Any]
 
+SHARED = (
+    "another parameter or buffer has its memory, too: give one of them a copy, weight.detach().clone(), "
+    "or make them one parameter"
+)
 BY_OPTIMIZER = "by_optimizer"  # the kind of rule that runs the optimizer itself on the rows
 
 
@@ -54,6 +58,23 @@ def rule_of(optimizer: Optimizer, group: Group, weight: Tensor, sparse: bool) ->
     if weight.dtype not in (torch.float32, torch.float64):
         return f"its weights are {str(weight.dtype).removeprefix('torch.')}, not float32 or float64"
     return rule_of_settings(optimizer, group)
+
+
+def sharing_memory(model: nn.Module) -> set[int]:
+    """The ids of the parameters and buffers whose memory another one has, too, wholly or in part."""
+    spans = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if is_plain and tensor.numel() and not tensor.is_meta:
+            last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            begin, device = tensor.data_ptr(), str(tensor.device)
+            spans.append((device, begin, begin + (last + 1) * tensor.element_size(), id(tensor)))
+    shared, ends = set(), ("", 0, 0)  # the span so far that ends last
+    for device, begin, end, key in sorted(spans):
+        if device == ends[0] and begin < ends[1]:
+            shared |= {key, ends[2]}
+        ends = max(ends, (device, end, key))
+    return shared
 
 
 def rule_of_settings(optimizer: Optimizer, group: Group) -> Rule | str:
