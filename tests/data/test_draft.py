@@ -367,6 +367,11 @@ def test_of_several_files_a_draft_names_the_one_it_looked_at(tmp_path):
         ({"a": [1.5, 2.5, 3.5], "b": ["x", "y", "z"]}, None, "no column of the table looks like a label"),
         ({"click": [0, 1, 1]}, None, "has no column to make a feature of"),
         (
+            {"one": [7, 7, 7], "gone": pa.nulls(3), "click": [0, 1, 1]},
+            None,
+            "left out are 'one': one value in every row; 'gone': it is empty in every row",
+        ),
+        (
             {"click": [0, 1, 1], "a": [1, 2, 3]},
             "clik",
             "no column 'clik' for a label; did you mean 'click'?",

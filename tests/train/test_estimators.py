@@ -386,6 +386,15 @@ def test_what_holds_no_columns_is_refused(frame, fitted, kind, message):
         list(fitted.predictor_.predict(iter([frame])))
 
 
+@pytest.mark.parametrize("weights", [{"no": 1, "yes": 2}, "price", ["a"] * 1500])
+def test_weights_that_are_no_numbers_are_refused(frame, weights):
+    """A dict, as other libraries take for classes, was a TypeError of float()."""
+    with pytest.raises(
+        ValueError, match="expected weights, a number for each row, found (dict|str|list)"
+    ):
+        Classifier("lr").fit(frame, "answer", sample_weight=weights)
+
+
 def test_files_are_predicted_alone_and_in_lists(frame, fitted, tmp_path):
     frame.drop(columns="answer").to_parquet(tmp_path / "rows.parquet")
     chances, path = fitted.predict_proba(frame), str(tmp_path / "rows.parquet")

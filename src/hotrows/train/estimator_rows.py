@@ -96,7 +96,13 @@ def _conversion_warning() -> type[Warning]:
 
 def _weights(values: Any, num_rows: int) -> np.ndarray:
     """The weights of the rows, [N] float32."""
-    weights = np.asarray(values, np.float32)
+    try:
+        weights = np.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"expected weights, a number for each row, found {type(values).__name__}; of a column of X "
+            f"give its values, of classes np.where(y == .., 2, 1)"
+        ) from None
     if weights.shape != (num_rows,):
         raise ValueError(f"expected {num_rows:,} weights, one for each row, not {weights.shape}")
     wrong = ~(np.isfinite(weights) & (weights >= 0))

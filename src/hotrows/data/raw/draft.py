@@ -117,7 +117,11 @@ def draft_schema(
     why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
     if not features:
-        raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
+        out = "; ".join(
+            f"{name!r}: {reason}" for name, (what, reason) in why.items() if what == "left out"
+        )
+        left_out = f"; left out are {out[:300]}" if out else ""
+        raise ValueError(f"{rows.name} has no column to make a feature of, beside the label{left_out}")
     used = {column_of(feature) for feature in features} | {column_of(target)}
     notes[:0] = giveaways([by_name[name] for name in by_name if name in used], target, labels)
     used |= {drafting.time.column} if drafting.time else set()
