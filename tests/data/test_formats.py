@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import tarfile
 import zipfile
 
 import numpy as np
@@ -177,6 +178,10 @@ LINE = b'{"click": 1, "user": "a", "price": 1, "seen": []}\n'
         (b'{"user": "a", "price": 1, "seen": []}\n', r"rows lacks the columns \['click'\]"),
         (zipped(b"a", "a.csv", "b.csv"), r"expected a zip archive of one file, found 2 \(a.csv, b.csv\)"),
         (zipped(b"a", "xl/workbook.xml", "b"), r"rows is an Excel workbook, which is not read"),
+        (
+            gzip.compress(tarfile.TarInfo("dac/train.txt").tobuf() + bytes(1024), mtime=0),
+            r"rows holds a tar archive, which is not read; unpack it",
+        ),
         (
             gzip.compress(b"PAR1" + bytes(99), mtime=0),
             r"rows holds Parquet inside a compressed file; unpack it",

@@ -90,6 +90,10 @@ def content_of(file: File) -> str:
     if kind := kind_of(start):
         return kind
     content, _ = next(blocks_of(replace(file, encoding=""), 512), (b"", 0))
+    if content[257:262] == b"ustar":
+        raise ValueError(
+            f"{file.name} holds a tar archive, which is not read; unpack it, and name its files"
+        )
     if packed := kind_of(content):
         raise ValueError(f"{file.name} holds {packed} inside a compressed file; unpack it, and name that")
     if unread := next((what for magic, what in _UNREAD.items() if content.startswith(magic)), None):
