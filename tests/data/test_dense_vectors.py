@@ -150,7 +150,8 @@ def test_a_number_beyond_float16_and_columns_of_other_types_are_refused(tmp_path
     ):
         prepared({"image": [["a"], ["b"]], "click": [0, 1]}, tmp_path, half)
     with pytest.raises(
-        ValueError, match="row 0, column 'image': expected a list of 1 numbers of float16, found '1.0'"
+        ValueError,
+        match="row 0, column 'image': expected a list of 1 numbers of float16, found '1.0'; its column",
     ):
         prepared({"image": [1.0, 2.0], "click": [0, 1]}, tmp_path, half)
     with pytest.raises(ValueError, match="expected numbers, found list<.*declare Dense with a width"):

@@ -36,7 +36,8 @@ def vectors_of(array: Any, feature: Dense) -> tuple[np.ndarray, Bad | None]:
     if pa.types.is_null(array.type) or not len(array):
         return vectors, None
     if not is_of_vectors(array.type):
-        return vectors, Bad(0, column, expected)
+        remedy = f"its column has the type {first_line(array.type)}: convert it"
+        return vectors, Bad(0, column, expected, remedy)
     present = array.is_valid().to_numpy(zero_copy_only=False)
     offsets, flat = unnested(array)
     if len(wrong := np.flatnonzero(present & (np.diff(offsets) != width))):
