@@ -369,7 +369,7 @@ def test_of_several_files_a_draft_names_the_one_it_looked_at(tmp_path):
         (
             {"one": [7, 7, 7], "gone": pa.nulls(3), "click": [0, 1, 1]},
             None,
-            "left out are 'one': one value in every row; 'gone': it is empty in every row",
+            "the label; 'one' is left out: one value in every row; 'gone' is left out: it is empty",
         ),
         (
             {"click": [0, 1, 1], "a": [1, 2, 3]},

@@ -85,10 +85,10 @@ def rewrite(
 def _intercept_data(graph_module: GraphModule) -> None:
     """Lets `weight.data`, read or assigned, be what it is outside of graphs, where a table brings its
     rows up to date first: dynamo's own functions for it ask no `__torch_function__`."""
-    own = {torch._C._autograd._get_data_attr: _data_of, Tensor.set_: _set_data_of}  # type: ignore[attr-defined]
-    replaced = [node for node in graph_module.graph.nodes if node.target in own]
+    intercepted = {torch._C._autograd._get_data_attr: _data_of, Tensor.set_: _set_data_of}  # type: ignore[attr-defined]
+    replaced = [node for node in graph_module.graph.nodes if node.target in intercepted]
     for node in replaced:
-        node.target = own[node.target]
+        node.target = intercepted[node.target]
         if node.target is _set_data_of:
             for user in list(node.users):  # which takes back the version that Tensor.set_ counts
                 graph_module.graph.erase_node(user)

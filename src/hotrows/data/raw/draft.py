@@ -116,12 +116,6 @@ def draft_schema(
     why = drafting.why
     why[column_of(target)] = "label", notebook.settings(target) or "0 and 1"
     features = drafting.features([column for column in columns if column.name != column_of(target)])
-    if not features:
-        out = "; ".join(
-            f"{name!r}: {reason}" for name, (what, reason) in why.items() if what == "left out"
-        )
-        left_out = f"; left out are {out[:300]}" if out else ""
-        raise ValueError(f"{rows.name} has no column to make a feature of, beside the label{left_out}")
     used = {column_of(feature) for feature in features} | {column_of(target)}
     notes[:0] = giveaways([by_name[name] for name in by_name if name in used], target, labels)
     used |= {drafting.time.column} if drafting.time else set()
@@ -255,7 +249,7 @@ class Drafting:
         self._may_be_ids: list[str] = []
         self._names = {column.name for column in columns}
         self._labels = labels
-        self._is_all = rows.is_all
+        self._name, self._is_all = rows.name, rows.is_all
         rows_looked_at = f"each of {rows.num_rows:,} rows from all of the data"
         self._where = "every row" if rows.is_all else rows_looked_at
         self._is_guess = is_guess
@@ -266,6 +260,9 @@ class Drafting:
 
     def features(self, columns: Sequence[Column]) -> list[Feature]:
         features = [feature for column in columns for feature in self._features_of(column)]
+        if not features:
+            out = "; ".join(["", *(note for note in self.notes if " is left out" in note)])[:300]
+            raise ValueError(f"{self._name} has no column to make a feature of, beside the label{out}")
         if self._may_be_ids:
             listed = ", ".join(map(repr, self._may_be_ids))
             self.notes.append(f"{listed}: whole numbers are read as amounts, but may be ids")
