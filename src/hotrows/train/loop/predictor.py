@@ -105,7 +105,9 @@ class Predictor(Recommender):
                 batches = self.encoder.encode(data, require_columns=require_columns)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
-        predictions = (self.predictions(logits) for _, logits in self.logits(map(_batch, data)))
+            elif isinstance(data, Iterator):
+                data = map(_batch, data)
+        predictions = (self.predictions(logits) for _, logits in self.logits(data))
         if is_iterator:
             return predictions
         shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
