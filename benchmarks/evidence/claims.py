@@ -245,7 +245,7 @@ CLAIMS = (
     ),
     claim(
         "{} of {} configurations of five libraries train to equal weights under `accelerate` with every "
-        "optimizer; the others do not run in plain PyTorch, or have no tables.",
+        "optimizer; the others do not run in plain PyTorch, have no tables, or differ by rounding.",
         "benchmarks.any_model",
         "any_model/fuxictr/models/AFM",
         any_model_runs,
