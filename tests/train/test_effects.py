@@ -254,6 +254,18 @@ def test_numbers_that_say_nothing_or_a_line_have_no_trees(slope):
     assert effects.choose(samples) == {"effects": []}
 
 
+@pytest.mark.parametrize(("num", "has_trees"), [(1900, False), (2100, True)])
+def test_few_samples_have_no_trees(num, has_trees):
+    rng = np.random.default_rng(0)
+    numbers = {name: rng.normal(size=num) for name in "abc"}
+    chances = 1 / (1 + np.exp(4 * np.sign(numbers["a"] - 0.5) + 4 * np.sign(numbers["b"] * numbers["c"])))
+    labels = (rng.random(num) < chances).astype(float)
+    fit = effects._Fit.from_samples(
+        additive.FittedSamples({}, numbers, labels, np.ones(num)), with_numbers=False, parts_numbers=True
+    )
+    assert bool(fit.num_trees()) == has_trees
+
+
 @pytest.mark.parametrize("spread", [0, 1e-12])
 def test_numbers_that_are_all_equal_have_no_trees(spread):
     labels, numbers = np.arange(3000) % 2.0, {"a": np.arange(3000) % 7 * spread}

@@ -35,6 +35,7 @@ _MOST_NUMBERS = 64  # of a schema: of more, none is looked at
 # most; those of the first that also grow by a third feature. Standard errors of gains of each step.
 _SCREENED, _MEASURED, _MOST, _GROWING = 28, 30, 16, 4
 _ENTERS, _ADMITTED, _OF_TREES = 2.0, 3.0, 4.0
+_FEWEST = 2_000  # samples for trees: of fewer, those of digits made too sure a network (log loss 1.15x)
 _MOST_IDS = 40_000  # of a feature that is combined with a number
 _LEAST = 0.05  # of the gain of single columns that combinations have
 _LEAST_OF_NUMBERS = 0.25  # of that of ids and a line: smaller gains a network makes by itself
@@ -231,7 +232,7 @@ class _Fit:
         """How many trees are admitted: none if numbers say little beside ids, or if trees gain little
         beside what a network learns by itself."""
         model = self.model
-        if not model.is_defined:
+        if not model.is_defined or model.samples.num < _FEWEST:
             return 0
         of_ids = [*model.single, *self.admitted]
         bins = [column for column in model.columns if column.bins and column.tau]
