@@ -208,9 +208,15 @@ def test_one_sender_of_the_largest_bodies_holds_up_nobody(din_bundle):
     assert statuses == {413} and sorted(seconds)[len(seconds) * 9 // 10] < 0.5
 
 
+def with_terminal():
+    """Also where the tests themselves run under nohup, which ignores SIGHUP."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_that_is_to_end_says_so_and_answers_what_it_took(din_bundle, number):
-    with served(din_bundle, "--drain", "3", "--timeout", "20") as (process, port):
+    options = ("--drain", "3", "--timeout", "20")
+    with served(din_bundle, *options, preexec_fn=with_terminal) as (process, port):
         begun = socket.create_connection(("127.0.0.1", port), timeout=30)
         begun.sendall(post(ROW[:5], len(ROW)))
         process.send_signal(number)

@@ -23,6 +23,14 @@ def wait_for(said, caplog):
 CAUGHT = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
+@pytest.fixture(autouse=True)
+def with_terminal():
+    """Also where the tests themselves run under nohup, which ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("numbers", [(number,) * 3 for number in CAUGHT])
 def test_each_signal_is_answered(caplog, numbers):
     before = [signal.getsignal(number) for number in CAUGHT]
