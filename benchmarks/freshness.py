@@ -202,7 +202,7 @@ def draw(found: dict[str, dict]) -> None:
         axes.set_ylabel("seconds until a score has learnt an event")
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter("{x:g}")
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper right", bbox_to_anchor=(1, 0.85))
         figures.set_title(figure, "From append to served score", "two cores for all; dotted: the aims")
         figures.save(figure, ROOT / "docs" / "pictures" / "freshness.png")
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(hotrows.__file__).parent
 FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 KERNELS = PACKAGE / "ops" / "triton"
-MOST_LINES = 86_303
+MOST_LINES = 86_303  # of src; it rises only in a commit whose message names the issue that needs them
 # Files, classes and functions longer than `LIMITS` allows, each with the reason why one idea needs it.
 LIMITS = {"file": 450, "class": 320, "function": 60}
 LONGER: dict[str, str] = {

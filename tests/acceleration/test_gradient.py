@@ -107,6 +107,15 @@ class Penalized(nn.Module):
         return [table.weight for table in self.tables]
 
 
+def penalized(accelerated):
+    torch.manual_seed(0)
+    model = Penalized()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    if accelerated:
+        hotrows.accelerate(model, optimizer, always=True)
+    return model, optimizer
+
+
 def one_stepped_alone(model, optimizer):
     kept = [weight.grad for weight in model.weights()[1:]]
     for weight in model.weights()[1:]:
@@ -142,11 +151,7 @@ def test_norms_are_those_of_the_present_weights(between):
     """Norms of all tables are made at once: what happens to one of them must not leave them old."""
     seen = []
     for accelerated in (False, True):
-        torch.manual_seed(0)
-        model = Penalized()
-        optimizer = torch.optim.Adam(model.parameters(), 0.05)
-        if accelerated:
-            hotrows.accelerate(model, optimizer, always=True)
+        model, optimizer = penalized(accelerated)
         for step in range(3):
             optimizer.zero_grad()
             model.loss(step).backward()
@@ -165,11 +170,7 @@ def test_norms_are_those_of_the_present_weights(between):
 def test_a_penalty_that_is_added_after_a_write_counts_with_the_weights_as_they_are():
     seen = []
     for accelerated in (False, True):
-        torch.manual_seed(0)
-        model = Penalized()
-        optimizer = torch.optim.Adam(model.parameters(), 0.05)
-        if accelerated:
-            hotrows.accelerate(model, optimizer, always=True)
+        model, _ = penalized(accelerated)
         one, other, _ = model.weights()
         held = torch.square(one)  # by somebody who may yet ask for it
         (model(torch.arange(64)).square().mean() + other.square().sum()).backward()

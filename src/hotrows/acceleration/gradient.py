@@ -204,9 +204,8 @@ class RowGradient(torch.Tensor):
         if not self.decay and len(self.parts) == 1:
             return self.parts[0].squares
         if len(self.parts) == 1 and self.parts[0].is_in_memory:
-            squares, with_weights = self.parts[
-                0
-            ].products  # which reads the moments of all tables at once
+            # Before the sum of squares of this table: it reads those of all tables of the lookup at once.
+            squares, with_weights = self.parts[0].products
             total = squares + 2 * self.decay * with_weights
             return max(total + self.decay**2 * self.table.sum_of_squares(), 0.0)
         rows, sums = self.coalesced()

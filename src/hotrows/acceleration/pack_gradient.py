@@ -19,7 +19,7 @@ from hotrows.ops.plan import PackPlan
 
 
 class PackGradient:
-    """The gradient of all vectors of a lookup: [M, D]. tables: of its plan; None: one that is none."""
+    """The gradient of all vectors of a lookup: [M, D]. tables: the plan's; None: a plain weight."""
 
     def __init__(self, plan: TablePlan, grad: Tensor, tables: Sequence[RowTable | None]) -> None:
         self.plan, self.grad, self.tables = plan, grad, tables

@@ -154,7 +154,7 @@ class Effects(nn.Module):
         """The effects of each sample, [B, num]."""
         fold = self._fold(vectors, dense) if self.training else None
         effects = dense[:, :0].float()
-        if self.num > bool(self.trees):
+        if self._ids or self.numbers:
             parts = [vectors.stack(EFFECT, self._ids).float()] if self._ids else []  # [B, .., K + 1]
             together = torch.cat(parts + (self._of_numbers(vectors, dense) if self.numbers else []), 1)
             effects = together[:, :, FOLDS]

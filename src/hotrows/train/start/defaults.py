@@ -34,7 +34,7 @@ _LEAST_BATCH, _STEPS, _SMALL_STEPS = 64, 500, 125  # steps of an epoch; a small 
 # number, and that of vectors is the whole one. See docs/reference/settings.md.
 _USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
 _SAMPLE = 16, 1024  # blocks and rows of each, of which the deviation of labels is taken
-_FITTED = {"crosses", "effects", "effect_trees"}  # options that the data suggests
+_SUGGESTED = {"crosses", "effects", "effect_trees"}  # options that the data suggests
 _NEAR = 3.0  # a deviation that is at most so many times 1, or 1 of it, is near 1
 _OF_A_RANK = {
     "device",
@@ -115,7 +115,7 @@ def _options(
     """The config's options, before those of a small network, or of the run that this one begins with."""
     first = dict(kind.small or {}) if is_small else {}
     is_fitted = is_small and "effects" in inspect.signature(kind).parameters and not config.plain
-    if config.start_from is None and is_fitted and not _FITTED & {*config.model_options}:
+    if config.start_from is None and is_fitted and not _SUGGESTED & {*config.model_options}:
         first = {**first, **effects.options(data, config.label)}
     elif config.start_from is not None:
         is_open = config.row_optimizer is None  # a resumed run has its options, and may be alone
@@ -311,9 +311,9 @@ def agreed(
 
     def settled() -> tuple[EncodedData, TrainConfig, TrainConfig]:
         open_config = checked(config, model)
-        begun = (
-            None if resumed is None or not (local(resumed) / "config.json").exists() else local(resumed)
-        )
+        begun = None if resumed is None else local(resumed)
+        if begun is not None and not (begun / "config.json").exists():
+            begun = None
         if begun is not None:
             open_config = run_folder.with_settings_of(begun, open_config)
         source = opened(data, open_config.data_cache)

@@ -249,8 +249,8 @@ def choose(samples: FittedSamples, has_few: bool = True) -> dict[str, Any]:
 
     Numbers are in pairs that are admitted, else in trees, else in bins. The best pairs of few values of
     ids are crossed too: they get vectors that are trained. If samples have few different ids, a fold has
-    all of those that an effect would be of, and pairs are only crossed. has_few: of so many samples that
-    a network learns what trees say, there are none.
+    all of those that an effect would be of, and pairs are only crossed. has_few: whether there are few
+    samples; of many, a network learns by itself what trees would say, and none are fitted.
     """
     fit, trees = None, 0
     if samples.numbers:
@@ -263,7 +263,8 @@ def choose(samples: FittedSamples, has_few: bool = True) -> dict[str, Any]:
         if len(samples.ids) < 2:
             return {"effects": []}
         fit = _Fit.from_samples(samples, with_numbers=False, parts_numbers=False)
-    model, chosen = fit.model, dict[str, Any](effects=[])
+    model = fit.model
+    chosen: dict[str, Any] = {"effects": []}
     of_ids = [column for column in fit.admitted if not column.bins]
     if fit.admitted or trees:
         most = max((column.num_values for column in of_ids), default=1)
