@@ -1,0 +1,1 @@
+"""The three papers' claims beside what hotrows reaches: `python -m benchmarks.papers`."""
