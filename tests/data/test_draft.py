@@ -400,6 +400,7 @@ def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
             "rows has lines of Vowpal Wabbit, .*; write a column for each",
         ),
         ("-1 2.0 'tag|user:.5 u7 |item i3\n", "rows has lines of Vowpal Wabbit"),
+        ("1 | price:.23 age:.05 2006\n", "rows has lines of Vowpal Wabbit"),
         (
             '{"user": {"0": 3, "1": 5}, "click": {"0": 1, "1": 0}}',
             "rows holds a whole table in one object",

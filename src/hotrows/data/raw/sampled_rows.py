@@ -36,7 +36,8 @@ _PAIRS = re.compile(  # a line of libsvm, libfm or libffm, or of a ranking (LETO
     rb"[-+.\d]+( +qid:\d+)?( +(\w+:)?\d+:[-+.\deE]+)+ *(#.*)?"
 )
 _ONE = re.compile(rb"(\w+:)?\d+:1(\.0*)?")
-_WABBIT = re.compile(rb"[-+.:\d]+( [-+.\d]+)* ('[^ |]*)?(\|[A-Za-z][^ |]* +[^ |][^|]*)+")
+_FEATURES = rb"(\|([A-Za-z][^ |]*|(?=[^|]* [^ |:\d][^ |:]*:[-+.\d]))( +[^ |]+)+ *)+"  # by namespace
+_WABBIT = re.compile(rb"[-+.:\d]+( [-+.\d]+)* ('[^ |]*)?" + _FEATURES)
 _QUOTED = re.compile(rb'".*"')
 
 
@@ -312,8 +313,7 @@ def _of_array(name: str, array: Any) -> Column:
     if types.is_decimal(kind):
         array = array.cast(pa.float64(), safe=False)
     if any(test(array.type) for test in (types.is_integer, types.is_floating, types.is_null)):
-        numbers = (x if x == x else None for x in array.to_pylist())
-        return Column(name, "number", list(numbers))
+        return Column(name, "number", [x if x == x else None for x in array.to_pylist()])
     if types.is_date(kind) or types.is_timestamp(kind):
         ticks = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
         return Column(name, "time", ticks.to_pylist())
