@@ -17,13 +17,13 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from benchmarks.any_model.table import OPTIMIZERS, write_table
 from benchmarks.any_model.worker import MODULES
+from benchmarks.harness import conditions
 from benchmarks.peers import python_of
 
 ROOT = Path(__file__).parents[2]
@@ -133,8 +133,9 @@ def _is_done(record: dict[str, Any] | None, commit: str, args: argparse.Namespac
 
 def _note(library: str, record: dict[str, Any], commit: str, results: Results) -> None:
     model = record.pop("model")
-    today = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    results.add(library, model, record | {"commit": commit, "date": today})
+    now = conditions(threads=1)
+    facts = {"commit": commit, "date": now["date"], "machine": now["machine"]}
+    results.add(library, model, record | facts)
     print(f"{library}: {model}: {record.get('seconds', '')} s", flush=True)
 
 

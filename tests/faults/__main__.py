@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import click
+from benchmarks.harness import conditions
 
-from hotrows.runtime.machine import environment
 from tests.faults import commands
 from tests.faults.campaign import Campaign, record, table
 from tests.faults.kinds import KINDS
@@ -33,7 +33,7 @@ def main(minutes: float, trials: int | None, kinds: str | None, seed: int, file:
     unknown = sorted(set(chosen) - set(KINDS))
     if unknown:
         raise click.UsageError(f"no kind {unknown[0]!r}; there are {', '.join(KINDS)}")
-    now = environment()
+    now = conditions(threads=1)
     commands.preload(publishes=not {"publishing", "live"}.isdisjoint(chosen))
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(dir=_memory(), prefix="hotrows-faults-"))

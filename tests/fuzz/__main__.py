@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import conditions
+
 from hotrows.runtime.atomic_files import write_json
-from hotrows.runtime.machine import environment
 from hotrows.schema import Schema
 from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
 from tests.fuzz.case import Broken, Case
@@ -70,7 +71,7 @@ def main() -> int:
             arguments.record,
             dict.fromkeys(targets, seeds - arguments.seed),
             {"seed": arguments.seed, "minutes": round((time.monotonic() - begun) / 60, 1)}
-            | {"environment": environment(), "found": sorted(kinds)},
+            | {"environment": conditions(threads=1), "found": sorted(kinds)},
         )
     return 1 if kinds else 0
 

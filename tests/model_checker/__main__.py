@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import conditions
+
 from hotrows.runtime.atomic_files import write_json
-from hotrows.runtime.machine import environment
 from tests.model_checker import explorer
 from tests.model_checker.cases import FAMILIES, Case, distinct, random_case, small_cases
 from tests.model_checker.explorer import Explored, explore
@@ -61,7 +62,7 @@ def main() -> int:
     if (reason := explorer.missing()) is not None:
         print(reason)
         return 1
-    begun, now = time.process_time(), environment()
+    begun, now = time.process_time(), conditions(threads=1)
     rules = show_rules(in_full=arguments.rules)
     if arguments.rules:
         return 0
