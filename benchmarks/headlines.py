@@ -209,7 +209,7 @@ PARTS = {
         is_long=True,
     ),
 }
-# Figures of README.md that studies measured: their scripts stand at the git tag `studies`.
+# Figures of README.md that studies measured.
 STUDIES = ("papers-scratchpipe", "papers-fae")
 
 

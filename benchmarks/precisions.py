@@ -3,7 +3,7 @@
     python -m benchmarks.precisions [SET ...] --raw FOLDER         twenty minutes
 
 One user in eight of MovieLens-1M; a sample of Taobao, of 4,321 events; drawn short videos, whose
-generator stands at the git tag `studies`. Each model is trained by `hotrows.Trainer` with its defaults
+generator stands at an older commit. Each model is trained by `hotrows.Trainer` with its defaults
 but for the number of epochs, and taken as it stands at the end, which for Taobao is fitted too closely.
 All rows that it did not train on are scored by PyTorch and by the bundle: the largest difference of a
 probability, and the differences of the AUC and of the mean prediction, as a share of it. HSTU has one
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.defaults_data import RAW, load
+from benchmarks.evidence.records import STUDIES
 from benchmarks.harness import add, conditions, git
 from benchmarks.serving import auc_of
 from benchmarks.workload import DATA
@@ -80,7 +81,7 @@ def data_of(name: str, raw: Path) -> EncodedData:
         return datasets.prepare(datasets.BY_NAME[name], raw, folder)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{name}.py"
-        path.write_text(git("show", f"studies:benchmarks/{name}.py") or "")
+        path.write_text(git("show", f"{STUDIES}:benchmarks/{name}.py") or "")
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)

@@ -55,8 +55,13 @@ def picasso() -> list[list[str]]:
     memory = at(f"{PICASSO}/memory/arms")
     fields = at(f"{PICASSO}/fields/arms")
 
+    slower = 1 / ablation["50 MB/s"]["without interleaving of data"]["of_all"]
+
     def span(pair: tuple[float, float]) -> str:
         return f"{pair[0]:.1f} to {pair[1]:.1f}x"
+
+    def finer(pair: tuple[float, float]) -> str:
+        return f"{pair[0]:.2f} to {pair[1]:.2f}x"
 
     return [
         [
@@ -118,14 +123,14 @@ def picasso() -> list[list[str]]:
         [
             "interleaving of data gains",
             "the same",
-            span(data),
-            "a tenth is lost on a wire of 200 MB/s, which leaves nothing to hide",
+            finer(data),
+            f"CAN has little to send; a wire of 50 MB/s, W&D: {slower:.2f}x",
             command("picasso", "ablation"),
         ],
         [
             "interleaving of kernels gains",
             "the same",
-            span(groups),
+            finer(groups),
             "two cores share the work that should overlap",
             command("picasso", "ablation"),
         ],
@@ -207,7 +212,7 @@ def scratchpipe() -> list[list[str]]:
             "a window of two batches suffices",
             "a cache of 10 %, against the published window",
             span("10%", "{} as published"),
-            "a longer window fetches fewer rows",
+            "a longer window fetches fewer rows; at high locality both are near the memory's speed",
             command("scratchpipe", "medium"),
         ],
         [
@@ -236,16 +241,20 @@ def scratchpipe() -> list[list[str]]:
 
 
 def fae() -> list[list[str]]:
-    speed, batches, recipes = (at(f"{FAE}/{part}/arms") for part in ("speed", "batches", "recipes"))
+    parts = ("speed", "links", "batches", "recipes")
+    speed, links, batches, recipes = (at(f"{FAE}/{part}/arms") for part in parts)
     slow, static = "all rows in slow memory", "static cache"
 
-    def gain(arms: dict, base: str, prefix: str = "") -> str:
-        return f"{arms[prefix + base]['seconds'] / arms[f'{prefix}ours']['seconds']:.2f}x"
+    def gain(arms: dict, base: str, prefix: str = "", arm: str = "ours") -> str:
+        return f"{arms[prefix + base]['seconds'] / arms[f'{prefix}{arm}']['seconds']:.2f}x"
+
+    def most(arms: dict, base: str, prefix: str = "") -> str:
+        return f"with all rows in fast memory {gain(arms, base, prefix, 'all rows in fast memory')}"
 
     skew, share = at(f"{FAE}/skew/arms"), at(f"{FAE}/share/arms")
     accuracy = at(f"{FAE}/accuracy/arms")
     differences = least_and_most([a["more"] for a in accuracy.values()])
-    busy = speed[slow]["link_seconds"] / speed[slow]["seconds"]
+    busy, waits = (speed[arm]["link_seconds"] / speed[arm]["seconds"] for arm in (slow, static))
     mb = {arm: speed[arm]["link_mb"] for arm in (slow, static, "FAE", "ours")}
     return [
         [
@@ -269,28 +278,28 @@ def fae() -> list[list[str]]:
             "2.3 times shorter training",
             f"look-ahead against {slow}, a link of 1/57",
             f"{link_gain(slow):.2f}x",
-            "the ratio of PCIe 3.0 to a V100's memory",
+            f"the ratio of PCIe 3.0 to a V100's memory; {most(links, slow, '1/57: ')}",
             command("fae", "links"),
         ],
         [
             "1.52 times shorter training",
             "look-ahead against a static cache, a link of 1/57",
             f"{link_gain(static):.2f}x",
-            "rows move while batches train",
+            f"rows move while batches train; {most(links, static, '1/57: ')}",
             command("fae", "links"),
         ],
         [
             "2.3 times shorter training",
             f"look-ahead against {slow}, a link of 1/12",
             gain(speed, slow),
-            f"the link is busy for {percent(busy)} of the time",
+            f"the link is busy for {percent(busy)} of the time; {most(speed, slow)}",
             command("fae", "speed"),
         ],
         [
             "1.52 times shorter training",
             "look-ahead against a static cache, a link of 1/12",
             gain(speed, static),
-            "planning costs more of two cores than the waits it saves",
+            f"rows cross for {percent(waits)} of the static cache's time; {most(speed, static)}",
             command("fae", "speed"),
         ],
         [
@@ -309,9 +318,9 @@ def fae() -> list[list[str]]:
                 command("fae", "recipes"),
             ]
             for name, why in (
-                ("RMC1", "small batches; the static cache needs no thread"),
-                ("RMC2", "other programs used the cores meanwhile"),
-                ("RMC3", "the dense part decides"),
+                ("RMC1", "threads that plan and move rows take one of two cores from training"),
+                ("RMC2", "as above"),
+                ("RMC3", "as above; the dense part decides"),
             )
         ),
         [

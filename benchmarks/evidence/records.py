@@ -20,6 +20,8 @@ CORES = {  # how processors end in records, and what they are
     "family 6 model 167": "Xeon with AMX",
 }
 LINK = "../../benchmarks/results"
+STUDIES = "5cf45140"  # the last commit that has the scripts of studies
+SCRIPTS = {"benchmarks.papers": "ef3195bb"}  # of studies that ran once more, later
 
 
 @functools.cache
@@ -79,10 +81,13 @@ class Origin:
 
     @property
     def shown_command(self) -> str:
-        """The command; of a study, whose script is no longer here, with the tag that has it."""
-        path = ROOT / self.command.split()[0].replace(".", "/")
+        """The command; of a study, whose script is no longer here, with the last commit that has it."""
+        module = self.command.split()[0]
+        path = ROOT / module.replace(".", "/")
         is_here = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
-        return f"`python -m {self.command}`" if is_here else f"`{self.command}` at tag `studies`"
+        if is_here:
+            return f"`python -m {self.command}`"
+        return f"`{self.command}` at `{SCRIPTS.get(module, STUDIES)}`"
 
     @property
     def file(self) -> str:

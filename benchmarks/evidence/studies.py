@@ -1,4 +1,4 @@
-"""The second table of the index: studies that are done. Their scripts stand at the git tag `studies`."""
+"""The second table of the index: studies that are done. Their scripts stand at older commits."""
 
 from __future__ import annotations
 

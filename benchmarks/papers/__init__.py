@@ -1,1 +1,0 @@
-"""The three papers' claims beside what hotrows reaches: `python -m benchmarks.papers`."""
