@@ -171,7 +171,7 @@ def _uncut_lists(data: EncodedData, rows: Rows) -> Iterator[str]:
         ranks = rows.values(f"ids/{column.name}").astype(np.int64) - FIRST_UNKNOWN
         ranks = ranks[ranks >= column.feature.num_unknown] - column.feature.num_unknown
         values = open_values(data.path / stored.file)
-        ranks = ranks[ranks < values.num_distinct][:_LOOKED_AT]  # dynamic ids are keys
+        ranks = ranks[ranks < len(values)][:_LOOKED_AT]  # dynamic ids are keys
         texts = [values.value(int(rank)).decode("utf-8", "replace") for rank in ranks]
         are_single = np.diff(rows.bounds[column.name].astype(np.int64)).max(initial=0) < 2
         lists = [text for text in texts if (_CUT if are_single else _IN_BRACKETS).search(text)]
