@@ -307,8 +307,8 @@ def _predictions(folder: Path, raw: Path) -> list[str]:
     for saved in sorted(Path("run/checkpoints").iterdir()):
         write_json(Path("run/checkpoints.json"), {"last": saved.name, "best": saved.name, "kept": []})
         with contextlib.suppress(SystemExit):
-            cli.main(["predict", "run", str(raw), "--out", "predicted"])
-        texts.append(Path("predicted").read_text())
+            cli.main(["predict", "run", str(raw), "--out", f"of-{saved.name}"])
+        texts.append(Path(f"of-{saved.name}").read_text())  # which `predict` overwrites for nobody
     return texts
 
 
