@@ -92,6 +92,10 @@ def record(path: Path, run: dict[str, Any], counts: dict[str, Count], rules: dic
     runs, families = [], dict[str, Count]()
     if path.exists():
         before = json.loads(path.read_text())
+        # Of the same code, the trainings of a seed are the same: they would be counted twice.
+        commits = [(one["seed"], one["environment"]["commit"]) for one in before["runs"]]
+        if (run["seed"], run["environment"]["commit"]) in commits:
+            raise SystemExit(f"{path} has a run of seed {run['seed']} at this commit: choose another")
         runs = before["runs"]
         families = {name: Count(**of_family) for name, of_family in before["families"].items()}
     for name, of_family in counts.items():
