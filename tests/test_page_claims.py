@@ -24,6 +24,9 @@ LIBRARIES = ("deepctr", "rechub", "fuxictr")
 FAE_BASES = ("all rows in slow memory", "static cache")
 MEASURED = {part.source.split("/")[0] for part in headlines.PARTS.values()}
 MOST_COMMITS, MOST_CHANGED = 200, 0.2  # since a headline was measured, without a warning
+needs_history = pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository") != "false", reason="not a whole clone"
+)
 NAMES = {"TensorFlow": "tensorflow", "TorchRec": "torchrec", "FBGEMM": "fbgemm", "PyTorch": "plain-torch"}
 
 
@@ -164,19 +167,17 @@ def test_a_claim_of_the_index_can_be_measured_again(claim):
     assert files <= measured, f"benchmarks.headlines has no part for {files - measured}"
 
 
+@needs_history
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.origins[0].source)
 def test_a_study_of_the_index_names_a_commit_that_has_its_script(study):
     for origin in study.origins:
         module, commit = re.fullmatch(r"`(\S+).*` at `(\w+)`", origin.shown_command).groups()
         path = module.replace(".", "/")
-        assert git("rev-parse", "--is-shallow-repository") == "true" or git(
-            "ls-tree", "--name-only", commit, path, f"{path}.py"
-        )
+        assert git("ls-tree", "--name-only", commit, path, f"{path}.py"), module
 
 
+@needs_history
 def test_commits_of_results_are_in_the_history():
-    if git("rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("needs the whole history")
     commits = {commit[:7] for commit in git("rev-list", "HEAD").split()}
     said = re.search(r"were rebased .*?\. ", text("benchmarks/README.md"))[0]
     lost = set(re.findall(r"`(\w{8})`", said))
