@@ -401,6 +401,7 @@ def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
         ),
         ("-1 2.0 'tag|user:.5 u7 |item i3\n", "rows has lines of Vowpal Wabbit"),
         ("1 | price:.23 age:.05 2006\n", "rows has lines of Vowpal Wabbit"),
+        ("-1 0.5 | f:1 g\n", "rows has lines of Vowpal Wabbit"),
         (
             '{"user": {"0": 3, "1": 5}, "click": {"0": 1, "1": 0}}',
             "rows holds a whole table in one object",
@@ -412,6 +413,15 @@ def test_layouts_that_are_often_met_are_refused_by_name(tmp_path, line, message)
     with pytest.raises(ValueError, match=message) as refused:
         draft_schema(tmp_path / "rows")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["3 | 12:30 pm", "1 | a | b"])
+def test_text_between_pipes_is_not_taken_for_vowpal_wabbit(tmp_path, line):
+    (tmp_path / "rows").write_text(f"{line}\n" * 9)
+    try:
+        draft_schema(tmp_path / "rows")
+    except ValueError as error:  # that no column is a label, for one
+        assert "Vowpal" not in str(error)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

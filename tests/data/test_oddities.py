@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +11,10 @@ import pytest
 
 from hotrows.data import EncodedData, ValueRates, describe, prepare
 from hotrows.data.datasets import schemas
-from hotrows.data.encode.oddities import row_hashes
+from hotrows.data.encode.oddities import _uncut_lists, row_hashes
 from hotrows.data.rows import Rows
 from hotrows.dynamic import Dynamic
-from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+from hotrows.schema import FIRST_UNKNOWN, Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import sample
 
 SCHEMA = Schema(
@@ -168,6 +169,18 @@ def test_lists_of_dynamic_ids_are_keys_whose_text_is_nowhere(warned, feature):
     dynamic = dataclasses.replace(feature, dynamic=Dynamic())
     schema = dataclasses.replace(SCHEMA, features=(Dense("price"), dynamic))
     assert warned(table(seen=["1,2", "3,4"] * (ROWS // 2)), schema) == []
+
+
+@pytest.mark.parametrize("beyond", [0, 20])
+def test_ids_of_damaged_data_may_lie_beyond_the_values_that_are_kept(tmp_path, beyond):
+    """Of 40 values that were seen, 10 are kept: those of one list alone are unknown."""
+    lists = [f"({n % 10},{n % 10})" if n % 4 else f"{n}-{n}" for n in range(ROWS)]
+    feature = Sparse("seen", many=True, min_count=2)
+    schema = dataclasses.replace(SCHEMA, features=(Dense("price"), feature))
+    data = prepare(table(seen=lists), schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    ids = np.arange(FIRST_UNKNOWN + 1, FIRST_UNKNOWN + 6) + beyond
+    rows = SimpleNamespace(values=lambda _: ids, bounds={"seen": np.arange(6)})
+    assert len(list(_uncut_lists(data, rows))) == (beyond == 0)
 
 
 def test_values_below_0_under_log(warned):
