@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import itertools
 import json
 import re
 import warnings
@@ -24,6 +25,7 @@ LIBRARIES = ("deepctr", "rechub", "fuxictr")
 FAE_BASES = ("all rows in slow memory", "static cache")
 MEASURED = {part.source.split("/")[0] for part in headlines.PARTS.values()}
 MOST_COMMITS, MOST_CHANGED = 200, 0.2  # since a headline was measured, without a warning
+SMALL_TABLES = ("20,000", "100,000", "400,000")  # rows in all
 needs_history = pytest.mark.skipif(
     git("rev-parse", "--is-shallow-repository") != "false", reason="not a whole clone"
 )
@@ -72,7 +74,26 @@ def test_the_first_page_has_the_figures_of_models_of_other_libraries():
         said = numbers("README.md", rf"\| {name} \| (\d+) \| ([\d.]+) \|")
         assert said == [round(gains[0]), round(gains[1], 1)], name
         dates = list(dict.fromkeys(found["date"][:10] for found in tables))
-        assert f"one round each, {', second column '.join(dates)}." in text("README.md")
+        assert f"one or two rounds each, {', second column '.join(dates)}." in text("README.md")
+
+
+def test_the_page_of_any_model_has_the_figures_of_small_tables():
+    cells = quoted("break_even")["models"]
+    for optimizer, tables in itertools.product(("Adam", "SGD"), (4, 12, 26)):
+        said = numbers("docs/any_model.md", rf"\| {optimizer} \| {tables} \|" + r" \*?([\d.]+)\*? \|" * 3)
+        names = (
+            f"{rows} rows, {optimizer.lower()}, batch 256" for rows in ("20,000", "100,000", "400,000")
+        )
+        gains = [cells[f"{tables} tables, {name}"]["times_as_fast"] for name in names]
+        assert said == [round(gain, 1 if gain < 9.95 else None) for gain in gains]
+    slowest = min(cell["times_as_fast"] for cell in cells.values() if not cell["is_left_plain"])
+    assert numbers("docs/any_model.md", r"lets through reached ([\d.]+)") == [round(slowest, 2)]
+
+
+def test_the_page_of_requests_has_the_figures_of_eight_candidates():
+    said = r"with eight, HSTU trains ([\d.]+) times as fast, DIEN ([\d.]+) times, DIN ([\d.]+)"
+    gains = [quoted("requests")["candidates"]["8"][m]["speedup"] for m in ("hstu", "dien", "din")]
+    assert numbers("docs/requests.md", said) == [round(gain, 1) for gain in gains]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/any_model.md"])

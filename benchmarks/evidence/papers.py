@@ -124,7 +124,7 @@ def picasso() -> list[list[str]]:
             "interleaving of data gains",
             "the same",
             finer(data),
-            f"CAN has little to send; a wire of 50 MB/s, W&D: {slower:.2f}x",
+            f"CAN sends least and loses; a wire of 50 MB/s, W&D: {slower:.2f}x",
             command("picasso", "ablation"),
         ],
         [
@@ -319,8 +319,8 @@ def fae() -> list[list[str]]:
             ]
             for name, why in (
                 ("RMC1", "threads that plan and move rows take one of two cores from training"),
-                ("RMC2", "as above"),
-                ("RMC3", "as above; the dense part decides"),
+                ("RMC2", "as above, but within the spread of the rounds"),
+                ("RMC3", "the dense part decides; within the spread of the rounds"),
             )
         ),
         [
